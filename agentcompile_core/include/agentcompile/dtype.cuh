@@ -1,0 +1,98 @@
+// Element types and 16-byte vectors: float, __half and __nv_bfloat16 to and from fp32.
+//
+// Every kernel computes in fp32 and rounds (to nearest even) where its contract stores or rounds; `round_to<T>` is that
+// rounding kept in a float. For T = float all of it is the identity, so fp32 models are never rounded.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace ac {
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <class T> struct FromFloat;
+template <> struct FromFloat<float> {
+  static __device__ __forceinline__ float convert(float value) { return value; }
+};
+template <> struct FromFloat<__half> {
+  static __device__ __forceinline__ __half convert(float value) { return __float2half_rn(value); }
+};
+template <> struct FromFloat<__nv_bfloat16> {
+  static __device__ __forceinline__ __nv_bfloat16 convert(float value) { return __float2bfloat16_rn(value); }
+};
+
+template <class T> __device__ __forceinline__ T from_float(float value) { return FromFloat<T>::convert(value); }
+
+// The value a tensor of type T would hold, still as a float.
+template <class T> __device__ __forceinline__ float round_to(float value) { return to_float(from_float<T>(value)); }
+
+// Two neighbouring 16-bit elements in one 32-bit register, as the conversion instructions want them.
+template <class T> struct Pair;
+template <> struct Pair<__half> {
+  static __device__ __forceinline__ float2 unpack(unsigned int word) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&word));
+  }
+  static __device__ __forceinline__ unsigned int pack(float low, float high) {
+    const __half2 both = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned int*>(&both);
+  }
+};
+template <> struct Pair<__nv_bfloat16> {
+  static __device__ __forceinline__ float2 unpack(unsigned int word) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
+  }
+  static __device__ __forceinline__ unsigned int pack(float low, float high) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned int*>(&both);
+  }
+};
+
+// 16 bytes = 8 (16-bit types) or 4 (float) consecutive elements, moved by one instruction. The address must be a
+// multiple of 16 bytes. `load` is an ordinary coherent load; streaming loads of weights are in ptx.cuh.
+template <class T> struct Vec16 {
+  static constexpr int size = 16 / sizeof(T);
+  uint4 bits;
+
+  static __device__ __forceinline__ Vec16 load(const T* address) {
+    return Vec16{*reinterpret_cast<const uint4*>(address)};
+  }
+  static __device__ __forceinline__ Vec16 zero() { return Vec16{make_uint4(0u, 0u, 0u, 0u)}; }
+  __device__ __forceinline__ void store(T* address) const { *reinterpret_cast<uint4*>(address) = bits; }
+
+  __device__ __forceinline__ void unpack(float (&values)[size]) const {
+    unpack_word(bits.x, values, 0);
+    unpack_word(bits.y, values, 1);
+    unpack_word(bits.z, values, 2);
+    unpack_word(bits.w, values, 3);
+  }
+  static __device__ __forceinline__ Vec16 pack(const float (&values)[size]) {
+    return Vec16{make_uint4(pack_word(values, 0), pack_word(values, 1), pack_word(values, 2), pack_word(values, 3))};
+  }
+
+ private:
+  static __device__ __forceinline__ void unpack_word(unsigned int word, float (&values)[size], int index) {
+    if constexpr (sizeof(T) == 4) {
+      values[index] = *reinterpret_cast<const float*>(&word);
+    } else {
+      const float2 both = Pair<T>::unpack(word);
+      values[2 * index] = both.x;
+      values[2 * index + 1] = both.y;
+    }
+  }
+  static __device__ __forceinline__ unsigned int pack_word(const float (&values)[size], int index) {
+    if constexpr (sizeof(T) == 4) {
+      return *reinterpret_cast<const unsigned int*>(&values[index]);
+    } else {
+      return Pair<T>::pack(values[2 * index], values[2 * index + 1]);
+    }
+  }
+};
+
+// Whether a pointer may be used with Vec16.
+template <class T> __device__ __forceinline__ bool is_aligned16(const T* address) {
+  return (reinterpret_cast<unsigned long long>(address) & 15u) == 0;
+}
+
+}  // namespace ac

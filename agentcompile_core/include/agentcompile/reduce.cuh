@@ -1,0 +1,109 @@
+// Reductions over a warp and over a block. All orders are fixed, so results are bit-identical from run to run.
+//
+// Block reductions take scratch in shared memory (one entry per warp) and a barrier functor, because in some kernels only
+// a part of the block takes part (a producer warp runs beside it). Every participating thread gets the result, and the
+// scratch may be reused right after the call.
+#pragma once
+
+namespace ac {
+
+constexpr unsigned int full_warp = 0xffffffffu;
+constexpr int warp_size = 32;
+
+// Sum over `Width` neighbouring lanes (a power of two); every lane gets the result.
+template <int Width = warp_size> __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = Width / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(full_warp, value, offset);
+  return value;
+}
+
+// Maximum over `Width` neighbouring lanes; a NaN is ignored unless all are NaN (fmaxf).
+template <int Width = warp_size> __device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int offset = Width / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(full_warp, value, offset));
+  }
+  return value;
+}
+
+// The barrier of a whole block.
+struct BlockBarrier {
+  __device__ __forceinline__ void operator()() const { __syncthreads(); }
+};
+
+// Sum over `Warps` whole warps, of which this thread's is number `warp`. `scratch`: Warps floats in shared memory.
+template <int Warps, class Barrier = BlockBarrier>
+__device__ __forceinline__ float block_sum(float value, float* scratch, int warp, int lane, Barrier barrier = {}) {
+  value = warp_sum(value);
+  if constexpr (Warps == 1) return value;
+  if (lane == 0) scratch[warp] = value;
+  barrier();
+  float total = 0.0f;
+#pragma unroll
+  for (int other = 0; other < Warps; ++other) total += scratch[other];
+  barrier();
+  return total;
+}
+
+template <int Warps, class Barrier = BlockBarrier>
+__device__ __forceinline__ float block_max(float value, float* scratch, int warp, int lane, Barrier barrier = {}) {
+  value = warp_max(value);
+  if constexpr (Warps == 1) return value;
+  if (lane == 0) scratch[warp] = value;
+  barrier();
+  float largest = scratch[0];
+#pragma unroll
+  for (int other = 1; other < Warps; ++other) largest = fmaxf(largest, scratch[other]);
+  barrier();
+  return largest;
+}
+
+// (value, index) reduction for argmax: the largest value, the smallest index among equals; NaN counts as the maximum, as
+// in torch. The order is total, so any reduction tree gives the same answer.
+struct ValueIndex {
+  float value;
+  int index;
+};
+
+__device__ __forceinline__ bool is_nan(float value) { return value != value; }
+
+__device__ __forceinline__ bool precedes(ValueIndex a, ValueIndex b) {
+  const bool a_nan = is_nan(a.value);
+  const bool b_nan = is_nan(b.value);
+  if (a_nan != b_nan) return a_nan;
+  if (!a_nan && a.value != b.value) return a.value > b.value;
+  return a.index < b.index;
+}
+
+__device__ __forceinline__ ValueIndex first_maximum(ValueIndex a, ValueIndex b) { return precedes(b, a) ? b : a; }
+
+__device__ __forceinline__ ValueIndex warp_first_maximum(ValueIndex best) {
+#pragma unroll
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+    ValueIndex other;
+    other.value = __shfl_xor_sync(full_warp, best.value, offset);
+    other.index = __shfl_xor_sync(full_warp, best.index, offset);
+    best = first_maximum(best, other);
+  }
+  return best;
+}
+
+// `values`, `indices`: one entry per warp in shared memory.
+template <int Warps, class Barrier = BlockBarrier>
+__device__ __forceinline__ ValueIndex block_first_maximum(ValueIndex best, float* values, int* indices, int warp,
+                                                          int lane, Barrier barrier = {}) {
+  best = warp_first_maximum(best);
+  if constexpr (Warps == 1) return best;
+  if (lane == 0) {
+    values[warp] = best.value;
+    indices[warp] = best.index;
+  }
+  barrier();
+  best = ValueIndex{values[0], indices[0]};
+#pragma unroll
+  for (int other = 1; other < Warps; ++other) best = first_maximum(best, ValueIndex{values[other], indices[other]});
+  barrier();
+  return best;
+}
+
+}  // namespace ac
