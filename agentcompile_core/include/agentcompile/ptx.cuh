@@ -1,0 +1,272 @@
+// The only file with inline PTX. Everything that the CPU emulator must replace is declared here, once for the GPU and once
+// (under CUDA_EMU) as a call into the emulator, so that kernels compile unchanged by NVRTC, nvcc and g++.
+//
+// Architectures: cp.async, ldmatrix and mma need sm_80. Bulk copies and mbarriers need sm_90: on an older GPU they trap, so a
+// schedule that uses them must not be offered there. The programmatic-dependency calls do nothing below sm_90.
+// Pointers to shared memory are ordinary (generic) pointers everywhere.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define AC_HAS_BULK_COPY 1
+#else
+#define AC_HAS_BULK_COPY 0
+#endif
+
+namespace ac {
+// A barrier object in shared memory on which threads and bulk copies arrive. Declare it `__shared__ ac::Mbarrier full[N];`.
+using Mbarrier = unsigned long long;
+}  // namespace ac
+
+#ifdef CUDA_EMU
+
+// Declares `T* name`, the start of the block's dynamic shared memory (aligned to at least 128 bytes).
+#define AC_DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(::emu::dynamic_shared())
+
+namespace ac {
+inline void grid_dependency_wait() { ::emu::grid_dependency_wait(); }
+inline void launch_dependents() { ::emu::launch_dependents(); }
+
+inline void cp_async16(void* shared, const void* global) { ::emu::cp_async(shared, global, 16, 16); }
+inline void cp_async16_zero_fill(void* shared, const void* global, bool valid) {
+  ::emu::cp_async(shared, global, 16, valid ? 16 : 0);
+}
+inline void cp_async_commit() { ::emu::cp_async_commit(); }
+template <int PENDING>
+inline void cp_async_wait() { ::emu::cp_async_wait(PENDING); }
+
+inline void mbarrier_init(Mbarrier* barrier, int arrivals) { ::emu::mbarrier_init(barrier, arrivals); }
+inline void mbarrier_init_fence() { ::emu::mbarrier_init_fence(); }
+inline void mbarrier_arrive(Mbarrier* barrier) { ::emu::mbarrier_arrive(barrier, 0); }
+inline void mbarrier_arrive_expect_bytes(Mbarrier* barrier, unsigned bytes) { ::emu::mbarrier_arrive(barrier, bytes); }
+inline void mbarrier_wait(Mbarrier* barrier, unsigned parity) { ::emu::mbarrier_wait(barrier, parity); }
+inline void bulk_copy_to_shared(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
+  ::emu::bulk_copy(shared, global, bytes, barrier);
+}
+inline void bulk_copy_to_shared_evict_first(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
+  ::emu::bulk_copy(shared, global, bytes, barrier);
+}
+inline void bulk_prefetch_l2(const void* global, unsigned bytes) { ::emu::bulk_prefetch(global, bytes); }
+inline void async_proxy_fence() {}
+
+inline void named_barrier_sync(int id, int threads) { ::emu::named_barrier_sync(id, threads); }
+
+inline uint4 load_stream16(const void* global) {
+  ::emu::require_aligned(global, 16);
+  return *static_cast<const uint4*>(global);
+}
+template <class T>
+inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
+
+inline void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) { ::emu::ldmatrix_x4(fragment, shared_row, false); }
+inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
+  ::emu::ldmatrix_x4(fragment, shared_row, true);
+}
+inline void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  ::emu::mma_m16n8k16_f16(d, a, b);
+}
+inline void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  ::emu::mma_m16n8k16_bf16(d, a, b);
+}
+}  // namespace ac
+
+#else  // the GPU
+
+#define AC_DYNAMIC_SHARED(T, name)                                       \
+  extern __shared__ __align__(128) unsigned char ac_dynamic_shared_bytes[]; \
+  T* name = reinterpret_cast<T*>(ac_dynamic_shared_bytes)
+
+namespace ac {
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// --- programmatic dependent launch ------------------------------------------------------------------------------------------
+// Every thread of every block waits before it reads anything that an earlier kernel of the chain wrote, or writes, or exits.
+__device__ __forceinline__ void grid_dependency_wait() {
+#if AC_HAS_BULK_COPY
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel of the chain start its preamble.
+__device__ __forceinline__ void launch_dependents() {
+#if AC_HAS_BULK_COPY
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// --- cp.async: 16 bytes per thread, both addresses aligned to 16 ------------------------------------------------------------
+__device__ __forceinline__ void cp_async16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+// Writes zeros (and reads nothing) where `valid` is false.
+__device__ __forceinline__ void cp_async16_zero_fill(void* shared, const void* global, bool valid) {
+  const int source_bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(source_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most PENDING of this thread's newest groups are still in flight.
+template <int PENDING>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// --- mbarrier and 1-D bulk copies (sm_90) -----------------------------------------------------------------------------------
+__device__ __forceinline__ void mbarrier_init(Mbarrier* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Once, by the initialising thread after its last mbarrier_init and before the __syncthreads that publishes the barriers.
+__device__ __forceinline__ void mbarrier_init_fence() {
+#if AC_HAS_BULK_COPY
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
+#if AC_HAS_BULK_COPY
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#else
+  __trap();
+#endif
+}
+// Arrives once and announces `bytes` that bulk copies will deliver in this phase. Call it before issuing the copies.
+__device__ __forceinline__ void mbarrier_arrive_expect_bytes(Mbarrier* barrier, unsigned bytes) {
+#if AC_HAS_BULK_COPY
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+#else
+  __trap();
+#endif
+}
+// Waits until the phase of this parity (0 for the first phase, then 1, 0, ...) is complete: all arrivals and all bytes.
+__device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
+#if AC_HAS_BULK_COPY
+  const unsigned address = shared_address(barrier);
+  unsigned complete = 0;
+  while (!complete) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred complete;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, complete;\n\t"
+        "}"
+        : "=r"(complete)
+        : "r"(address), "r"(parity)
+        : "memory");
+  }
+#else
+  __trap();
+#endif
+}
+// One thread copies `bytes` contiguous bytes; the barrier receives them. Addresses aligned to 16, bytes a multiple of 16.
+__device__ __forceinline__ void bulk_copy_to_shared(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
+#if AC_HAS_BULK_COPY
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+#else
+  __trap();
+#endif
+}
+// The same, marking the lines as the first to leave L2: for weights, which a decode step reads once.
+__device__ __forceinline__ void bulk_copy_to_shared_evict_first(void* shared, const void* global, unsigned bytes,
+                                                                Mbarrier* barrier) {
+#if AC_HAS_BULK_COPY
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+// Asks for `bytes` (a multiple of 16) to be brought into L2. A hint: nothing waits for it, and older GPUs ignore it.
+__device__ __forceinline__ void bulk_prefetch_l2(const void* global, unsigned bytes) {
+#if AC_HAS_BULK_COPY
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+// Makes ordinary accesses to shared memory before it visible to bulk copies issued after it.
+__device__ __forceinline__ void async_proxy_fence() {
+#if AC_HAS_BULK_COPY
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Barrier `id` (1 to 15) for the first `threads` threads (a multiple of 32) that come to it.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// --- global loads -----------------------------------------------------------------------------------------------------------
+// Coherent 16-byte load that leaves L1 alone: for weights. Volatile, so that it is issued where it is written.
+__device__ __forceinline__ uint4 load_stream16(const void* global) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(global));
+  return value;
+}
+// Load (4 or 8 bytes) that is never served from a stale line: for what other blocks of the same launch wrote before a fence.
+template <class T>
+__device__ __forceinline__ T load_relaxed(const T* global) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "load_relaxed takes 4- and 8-byte types");
+  if constexpr (sizeof(T) == 4) {
+    unsigned bits;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(global) : "memory");
+    return *reinterpret_cast<T*>(&bits);
+  } else {
+    unsigned long long bits;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(global) : "memory");
+    return *reinterpret_cast<T*>(&bits);
+  }
+}
+
+// --- tensor cores -----------------------------------------------------------------------------------------------------------
+// Loads four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 (16-byte aligned).
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(shared_address(shared_row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(shared_address(shared_row))
+               : "memory");
+}
+// d += a * b for a [16 x 16] row-major and b [16 x 8] column-major fragment, accumulated in fp32.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+}  // namespace ac
+
+#endif  // CUDA_EMU
+
+namespace ac {
+// Chooses the tensor-core instruction by element type: mma_m16n8k16<__half>(d, a, b).
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+template <>
+__device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  mma_m16n8k16_f16(d, a, b);
+}
+template <>
+__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  mma_m16n8k16_bf16(d, a, b);
+}
+}  // namespace ac
