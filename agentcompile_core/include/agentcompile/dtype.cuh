@@ -90,6 +90,18 @@ template <class T> struct Vec16 {
   }
 };
 
+// One element with the interface of Vec16, for rows whose length or address does not allow vectors.
+template <class T> struct Vec1 {
+  static constexpr int size = 1;
+  T bits;
+
+  static __device__ __forceinline__ Vec1 load(const T* address) { return Vec1{*address}; }
+  static __device__ __forceinline__ Vec1 zero() { return Vec1{from_float<T>(0.0f)}; }
+  __device__ __forceinline__ void store(T* address) const { *address = bits; }
+  __device__ __forceinline__ void unpack(float (&values)[1]) const { values[0] = to_float(bits); }
+  static __device__ __forceinline__ Vec1 pack(const float (&values)[1]) { return Vec1{from_float<T>(values[0])}; }
+};
+
 // Whether a pointer may be used with Vec16.
 template <class T> __device__ __forceinline__ bool is_aligned16(const T* address) {
   return (reinterpret_cast<unsigned long long>(address) & 15u) == 0;

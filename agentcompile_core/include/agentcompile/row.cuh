@@ -1,4 +1,4 @@
-// Row operations that kernels share: the norms, in the framework's roundings. (RoPE and others are added below.)
+// Row operations that kernels share: the norms, in the framework's roundings, and their staging in shared memory.
 //
 // Let T be the tensors' type, r = rsqrt(mean(x^2) + eps) in fp32, everything else in fp32 until "T(...)" rounds it.
 //   rms           T(w * T(x r))               HuggingFace Llama, Qwen, Mistral
@@ -33,27 +33,150 @@ __device__ __forceinline__ float normalize(float x, RowStatistics row, float sca
   }
 }
 
-// 1 / sqrt(mean + eps), correctly rounded in both steps: rsqrtf's approximation would be the largest error of fp32 models.
-__device__ __forceinline__ float inverse_root(float mean, float eps) { return 1.0f / sqrtf(mean + eps); }
-
 // Statistics of a row of `columns` elements spread over `Warps` warps. `each(f)` calls f(x) for every element that this
 // thread holds, and is called once (RMS) or twice (layer: the mean first, then squared deviations, since
 // mean(x^2) - mean^2 cancels where the mean is large). `scratch`: Warps floats in shared memory.
 template <int Kind, int Warps, class Each, class Barrier = BlockBarrier>
 __device__ __forceinline__ RowStatistics row_statistics(Each each, int columns, float eps, float* scratch, int warp,
                                                         int lane, Barrier barrier = {}) {
-  const float count = static_cast<float>(columns);
+  const float per_element = 1.0f / static_cast<float>(columns);
   RowStatistics row{0.0f, 1.0f};
   if constexpr (Kind == norm_none) return row;
   if constexpr (Kind == norm_layer) {
     float sum = 0.0f;
     each([&](float x) { sum += x; });
-    row.mean = block_sum<Warps>(sum, scratch, warp, lane, barrier) / count;
+    row.mean = block_sum<Warps>(sum, scratch, warp, lane, barrier) * per_element;
   }
   float squares = 0.0f;
   each([&](float x) { squares = fmaf(x - row.mean, x - row.mean, squares); });
-  row.inverse = inverse_root(block_sum<Warps>(squares, scratch, warp, lane, barrier) / count, eps);
+  row.inverse = rsqrtf(block_sum<Warps>(squares, scratch, warp, lane, barrier) * per_element + eps);
   return row;
+}
+
+// Brings a row into shared memory, normalized on the way: the prologue of kernels that read one row many times.
+//
+// `Vector` is Vec16<T> or Vec1<T>; a row has `vectors` of them. The first `Held` vectors of each thread stay in registers
+// between the passes, so for rows up to Held * Threads vectors x is read once and never re-read; the loops over the rest are
+// not unrolled, since they should rarely run. `prefetch` loads the norm's weights and may run before the grid dependency
+// wait; `run` reads x and must come after it.
+template <int Kind, int Threads, int Held, class T, class Vector> struct RowStage {
+  static constexpr int size = Vector::size;
+  Vector scale[Held];
+  Vector shift[Held];
+
+  // `weight`, `bias`: the norm's, or null where it has none.
+  __device__ __forceinline__ void prefetch(const T* weight, const T* bias, int vectors, int thread) {
+    if constexpr (Kind != norm_none) {
+#pragma unroll
+      for (int held = 0; held < Held; ++held) load_affine(weight, bias, vectors, thread + held * Threads, held);
+    }
+  }
+
+  // Writes the row and zeros behind it up to `padded` vectors to `staged` (16-byte aligned, shared); the barrier at the end
+  // publishes it to all `Threads` threads. `scratch`: Threads / 32 floats in shared memory.
+  template <class Barrier = BlockBarrier>
+  __device__ __forceinline__ void run(const T* x, const T* weight, const T* bias, T* staged, int vectors, int padded,
+                                      float eps, float* scratch, int thread, Barrier barrier = {}) {
+    Vector row[Held];
+#pragma unroll
+    for (int held = 0; held < Held; ++held) {
+      const int index = thread + held * Threads;
+      row[held] = index < vectors ? Vector::load(x + index * size) : Vector::zero();
+    }
+#pragma unroll 1
+    for (int index = thread + Held * Threads; index < vectors; index += Threads) {
+      Vector::load(x + index * size).store(staged + index * size);
+    }
+    const auto each = [&](auto visit) {
+#pragma unroll
+      for (int held = 0; held < Held; ++held) {
+        if (thread + held * Threads < vectors) visit_vector(row[held], visit);
+      }
+#pragma unroll 1
+      for (int index = thread + Held * Threads; index < vectors; index += Threads) {
+        visit_vector(Vector::load(staged + index * size), visit);
+      }
+    };
+    const RowStatistics statistics = row_statistics<Kind, Threads / warp_size>(
+        each, vectors * size, eps, scratch, thread / warp_size, thread % warp_size, barrier);
+#pragma unroll
+    for (int held = 0; held < Held; ++held) {
+      const int index = thread + held * Threads;
+      if (index < vectors) transform(row[held], statistics, held).store(staged + index * size);
+    }
+    if constexpr (Kind != norm_none) {
+#pragma unroll 1
+      for (int index = thread + Held * Threads; index < vectors; index += Threads) {
+        load_affine(weight, bias, vectors, index, 0);
+        transform(Vector::load(staged + index * size), statistics, 0).store(staged + index * size);
+      }
+    }
+#pragma unroll 1
+    for (int index = vectors + thread; index < padded; index += Threads) Vector::zero().store(staged + index * size);
+    barrier();
+  }
+
+ private:
+  template <class Visit> static __device__ __forceinline__ void visit_vector(const Vector& vector, Visit visit) {
+    float values[size];
+    vector.unpack(values);
+#pragma unroll
+    for (int lane = 0; lane < size; ++lane) visit(values[lane]);
+  }
+
+  static __device__ __forceinline__ Vector filled(float value) {
+    float values[size];
+#pragma unroll
+    for (int lane = 0; lane < size; ++lane) values[lane] = value;
+    return Vector::pack(values);
+  }
+
+  __device__ __forceinline__ void load_affine(const T* weight, const T* bias, int vectors, int index, int held) {
+    const bool valid = index < vectors;
+    const float neutral = Kind == norm_rms_one_plus ? 0.0f : 1.0f;
+    scale[held] = valid && weight != nullptr ? Vector::load(weight + index * size) : filled(neutral);
+    if constexpr (Kind == norm_layer) {
+      shift[held] = valid && bias != nullptr ? Vector::load(bias + index * size) : Vector::zero();
+    }
+  }
+
+  __device__ __forceinline__ Vector transform(const Vector& vector, RowStatistics row, int held) const {
+    if constexpr (Kind == norm_none) {
+      return vector;
+    } else {
+      float values[size], scales[size], shifts[size];
+      vector.unpack(values);
+      scale[held].unpack(scales);
+      if constexpr (Kind == norm_layer) shift[held].unpack(shifts);
+#pragma unroll
+      for (int lane = 0; lane < size; ++lane) {
+        values[lane] = normalize<Kind, T>(values[lane], row, scales[lane], Kind == norm_layer ? shifts[lane] : 0.0f);
+      }
+      return Vector::pack(values);
+    }
+  }
+};
+
+// RoPE of one head whose first `rotary_dim` elements rotate in pairs; cos and sin are tables of rotary_dim entries, indexed
+// by the element. Layout "half": d pairs with d + rotary_dim/2 (HuggingFace's rotate_half); "interleaved": 2i with 2i + 1.
+// Products and sum are in fp32, the caller rounds once.
+struct RopePartner {
+  int index;   // the element that this one is rotated with
+  bool upper;  // whether this one is the second of the pair, which adds the partner; the first subtracts it
+};
+
+template <bool Interleaved> __device__ __forceinline__ RopePartner rope_partner(int element, int rotary_dim) {
+  if constexpr (Interleaved) {
+    return RopePartner{element ^ 1, (element & 1) != 0};
+  } else {
+    const int half = rotary_dim / 2;
+    const bool upper = element >= half;
+    return RopePartner{upper ? element - half : element + half, upper};
+  }
+}
+
+__device__ __forceinline__ float rope_rotate(float own, float partner, float cosine, float sine, bool upper) {
+  return fmaf(upper ? partner : -partner, sine, own * cosine);
 }
 
 }  // namespace ac

@@ -1,0 +1,103 @@
+"""What an advisor is asked and what it may answer. Data inside the compiler's space, never authority."""
+
+import enum
+
+from attrs import frozen
+
+from .plan import PlanSpace
+from .region import RegionSummary, Scalar, SemanticLabel
+
+
+class Risk(enum.Enum):
+    """Risks that an advisor may name; each switches on extra validation cases."""
+
+    RAGGED_TAIL = "ragged_tail"
+    MISALIGNED = "misaligned"
+    LARGE_VALUES = "large_values"
+    CANCELLATION = "cancellation"
+    LONG_REDUCTION = "long_reduction"
+    SHARED_MEMORY_RACE = "shared_memory_race"
+    REGISTER_PRESSURE = "register_pressure"
+
+
+class Diagnosis(enum.Enum):
+    """Why an advisor thinks a candidate failed or was slow."""
+
+    TOO_MANY_REGISTERS = "too_many_registers"
+    TOO_MUCH_SHARED_MEMORY = "too_much_shared_memory"
+    TOO_FEW_BLOCKS = "too_few_blocks"
+    TOO_LITTLE_IN_FLIGHT = "too_little_in_flight"
+    LATENCY_BOUND = "latency_bound"
+    AT_THE_FLOOR = "at_the_floor"
+
+
+@frozen(kw_only=True)
+class Hint:
+    """Values of one parameter, best first, for one match and implementation."""
+
+    match_id: str
+    implementation: str
+    parameter: str
+    values: tuple[Scalar, ...]
+
+
+@frozen(kw_only=True)
+class Advice:
+    """An answer: everything optional, everything checked item by item against the space."""
+
+    label: SemanticLabel | None = None
+    order: tuple[str, ...] = ()  # implementations, best first
+    cover_order: tuple[int, ...] = ()  # ranks of covers, best first
+    hints: tuple[Hint, ...] = ()
+    risks: tuple[Risk, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
+
+
+@frozen(kw_only=True)
+class Evidence:
+    """One measured fact of an earlier round, as numbers and closed words."""
+
+    match_id: str
+    implementation: str
+    schedule: tuple[tuple[str, Scalar], ...]
+    verdict: str
+    us: float = 0.0
+    floor_us: float = 0.0
+    registers: int = 0
+    shared_bytes: int = 0
+    failure: str = ""
+
+
+@frozen(kw_only=True)
+class Question:
+    """What an advisor sees: the summary, the space, the target preset, evidence so far, the round and the budget left."""
+
+    summary: RegionSummary
+    space: PlanSpace
+    target: str
+    evidence: tuple[Evidence, ...] = ()
+    round: int = 0
+    budget_s: float = 0.0
+    budget_plans: int = 0
+
+
+@frozen(kw_only=True)
+class RejectedItem:
+    """One item of an answer that was refused, and the id of the rule that refused it."""
+
+    item: str
+    rule: str
+
+
+@frozen(kw_only=True)
+class AdviceRecord:
+    """What was asked of whom, what came back, what of it was accepted."""
+
+    advisor: str
+    signature: str
+    round: int
+    accepted: Advice
+    rejected: tuple[RejectedItem, ...] = ()
+    seconds: float = 0.0
+    tokens: int = 0
+    error: str = ""

@@ -1,0 +1,145 @@
+"""A step made concrete: source text, launches with ordered arguments, the built kernel."""
+
+import enum
+
+from attrs import field, frozen
+
+from .graph import DType
+from .plan import Step
+from .region import Access, Role
+
+
+class Feature(enum.Enum):
+    """Device features that a source uses; a backend builds it only if it has them all."""
+
+    BULK_COPY = "bulk_copy"
+    MBARRIER = "mbarrier"
+    GRIDDEPCONTROL = "griddepcontrol"
+    MMA_SYNC = "mma_sync"
+    WGMMA = "wgmma"
+    CLUSTER = "cluster"
+    ATOMICS = "atomics"
+
+
+class ArgumentKind(enum.Enum):
+    """How an argument is passed."""
+
+    POINTER = "pointer"
+    I32 = "i32"
+    I64 = "i64"
+    F32 = "f32"
+
+
+@frozen(kw_only=True)
+class KernelArgument:
+    """One argument of a launch, in order.
+
+    A pointer names its operand of the match (``operand``), or a workspace (role WORKSPACE), or nothing (``operand``
+    empty and role None): then null is passed. A scalar has ``value``.
+    """
+
+    name: str
+    kind: ArgumentKind
+    role: Role | None = None
+    access: Access = Access.READ
+    operand: str = ""
+    dtype: DType | None = None
+    value: int | float = 0
+
+
+def pointer(name: str, role: Role, dtype: DType, access: Access = Access.READ, operand: str = "") -> KernelArgument:
+    """A pointer to the operand (or workspace) called ``operand``, by default called like the argument."""
+    return KernelArgument(name=name, kind=ArgumentKind.POINTER, role=role, access=access, operand=operand or name, dtype=dtype)
+
+
+def null(name: str) -> KernelArgument:
+    """The null pointer of an operand that the match does not have."""
+    return KernelArgument(name=name, kind=ArgumentKind.POINTER)
+
+
+def i32(name: str, value: int) -> KernelArgument:
+    """A 32-bit integer by value."""
+    return KernelArgument(name=name, kind=ArgumentKind.I32, value=int(value))
+
+
+def i64(name: str, value: int) -> KernelArgument:
+    """A 64-bit integer by value."""
+    return KernelArgument(name=name, kind=ArgumentKind.I64, value=int(value))
+
+
+def f32(name: str, value: float) -> KernelArgument:
+    """A 32-bit float by value."""
+    return KernelArgument(name=name, kind=ArgumentKind.F32, value=float(value))
+
+
+@frozen(kw_only=True)
+class Launch:
+    """One kernel launch. ``pdl``: the source follows the PDL rules, so the launch attribute may be set."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+    cluster: int = 1
+    pdl: bool = False
+    arguments: tuple[KernelArgument, ...]
+
+
+@frozen(kw_only=True)
+class Workspace:
+    """Scratch memory of one step. ``zeroed``: all zero before the first run; the kernel leaves it zero again."""
+
+    name: str
+    nbytes: int
+    zeroed: bool = False
+
+
+@frozen(kw_only=True)
+class StepSource:
+    """The text of a step and how to launch it.
+
+    ``code`` includes its ``headers`` (name, text) and ``<agentcompile/...>`` from the backend's include folders.
+    ``digest`` names the emitted entries; ``reduction_depth`` is the d of the error budget (longest chain of roundings
+    of one accumulator: per-thread length plus log2 of the threads that combine).
+    """
+
+    language: str = "cuda"
+    digest: str
+    code: str = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    features: tuple[Feature, ...] = ()
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+    reduction_depth: int = 1
+
+
+@frozen(kw_only=True)
+class Candidate:
+    """A step with its source."""
+
+    signature: str  # of the region
+    step: Step
+    source: StepSource
+
+
+@frozen(kw_only=True)
+class Resources:
+    """What the compiler reported of one kernel."""
+
+    registers: int = 0
+    shared_bytes: int = 0
+    spill_bytes: int = 0
+
+
+@frozen(kw_only=True)
+class Kernel:
+    """A built source: one binary with all its entries, for one architecture, by one backend."""
+
+    digest: str  # of the StepSource
+    backend: str
+    arch: str
+    binary: bytes = field(repr=False)
+    sha256: str
+    compiler: str
+    resources: Resources = Resources()
+    build_s: float = 0.0

@@ -1,0 +1,1 @@
+"""Text that the compiler writes: pointwise functors and rendered templates."""

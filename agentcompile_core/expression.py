@@ -1,0 +1,45 @@
+"""The closed grammar of fused pointwise code: a straight-line list of named scalar operations in fp32."""
+
+import enum
+
+from attrs import frozen
+
+
+class PointwiseKind(enum.Enum):
+    """Scalar operations that a prologue, an epilogue or an elementwise kernel may hold."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    NEG = "neg"
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    EXP = "exp"
+    RSQRT = "rsqrt"
+    ROUND = "round"  # round to the element type of the match, where the contract rounds
+
+    @property
+    def arity(self) -> int:
+        """Number of operands."""
+        return 2 if self in (PointwiseKind.ADD, PointwiseKind.SUB, PointwiseKind.MUL, PointwiseKind.DIV) else 1
+
+
+@frozen
+class Operation:
+    """One operation. An operand is an argument name, the index of an earlier operation, or a literal number."""
+
+    kind: PointwiseKind
+    operands: tuple[str | int | float, ...]
+
+
+@frozen(kw_only=True)
+class Expression:
+    """``arguments`` by name (``acc0``, ``aux0``, ...), then operations in order; the last one is the result (none: argument 0)."""
+
+    arguments: tuple[str, ...]
+    operations: tuple[Operation, ...] = ()

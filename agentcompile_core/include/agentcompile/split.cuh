@@ -1,0 +1,77 @@
+// Work that several blocks share: the last block to arrive finishes it, in a fixed order, without float atomics.
+//
+// `merge_partials` combines partial softmax results: a part holds, for scores in units of log2, its maximum, the sum of
+// 2^(score - maximum) and the sum of 2^(score - maximum) * value.
+#pragma once
+#include <agentcompile/ptx.cuh>
+
+namespace ac {
+
+// The running maximum before the first score. Finite, so that the difference of two empty parts is 0 and not NaN.
+constexpr float softmax_floor = -3.0e38f;
+
+struct SoftmaxState {
+  float maximum;
+  float sum;
+};
+
+// Whether this block is the last of `expected` blocks to come here. The last one sees everything that the others wrote
+// before (read it with load_relaxed) and sets *counter back to 0 for the next launch. Called by all threads of the block;
+// `last` is one flag in shared memory.
+__device__ __forceinline__ bool arrive_last(unsigned int* counter, unsigned int expected, bool* last) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *last = atomicAdd(counter, 1u) + 1u == expected;
+    if (*last) {
+      atomicExch(counter, 0u);
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  return *last;
+}
+
+// One output element from `count` parts, in order: state(i) gives part i's (maximum, sum) as float2, output(i) its weighted
+// sum. `Batch` parts are read before the first is used, so that their latencies overlap. Returns the weighted sum relative
+// to the merged state, not yet divided by its sum.
+template <int Batch, class State, class Output>
+__device__ __forceinline__ float merge_partials(int count, State state, Output output, SoftmaxState& merged) {
+  merged = SoftmaxState{softmax_floor, 0.0f};
+  float total = 0.0f;
+  for (int first = 0; first < count; first += Batch) {
+    float2 states[Batch];
+    float outputs[Batch];
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) {
+      const bool present = first + i < count;
+      states[i] = present ? state(first + i) : make_float2(softmax_floor, 0.0f);
+      outputs[i] = present ? output(first + i) : 0.0f;
+    }
+    float maximum = merged.maximum;
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) maximum = fmaxf(maximum, states[i].x);
+    const float rescale = exp2f(merged.maximum - maximum);
+    total *= rescale;
+    merged.sum *= rescale;
+    merged.maximum = maximum;
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) {
+      const float weight = exp2f(states[i].x - maximum);
+      total = fmaf(weight, outputs[i], total);
+      merged.sum = fmaf(weight, states[i].y, merged.sum);
+    }
+  }
+  return total;
+}
+
+// Divides by the softmax denominator. A sink is one more score (in units of log2) whose value is zero.
+__device__ __forceinline__ float softmax_divide(float total, SoftmaxState state) { return total / state.sum; }
+
+__device__ __forceinline__ float softmax_divide_with_sink(float total, SoftmaxState state, float sink) {
+  const float maximum = fmaxf(state.maximum, sink);
+  const float rescale = exp2f(state.maximum - maximum);
+  return total * rescale / fmaf(state.sum, rescale, exp2f(sink - maximum));
+}
+
+}  // namespace ac

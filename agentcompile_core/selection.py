@@ -1,0 +1,61 @@
+"""Which plan each region got, and why."""
+
+import enum
+
+from attrs import frozen
+
+from .candidate import StepSource
+from .plan import Cover, Fusion, Origin, Step
+from .record import Measurement
+from .region import SemanticLabel
+
+
+class Basis(enum.Enum):
+    """The evidence a step was chosen on."""
+
+    MEASURED = "measured"  # faster than the baseline beyond the noise
+    CHAIN = "chain"  # judged inside the captured chain
+    PROVISIONAL = "provisional"  # validated by emulation only; never used on a GPU
+    FALLBACK = "fallback"  # the framework's operators
+
+
+@frozen(kw_only=True)
+class SelectedStep:
+    """One step of a selection, with its source and its evidence."""
+
+    step: Step
+    label: SemanticLabel
+    nodes: tuple[str, ...]  # region-local
+    source: StepSource | None  # None for implementations that bind a callable
+    kernel_sha256: str = ""
+    basis: Basis
+    measurement: Measurement | None = None
+    baseline: Measurement | None = None
+    reason: str = ""
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+
+
+@frozen(kw_only=True)
+class Selection:
+    """The chosen cover of one region. Nodes that no step covers stay on the framework, ``fallback_reasons`` say why."""
+
+    signature: str
+    region: str
+    cover: Cover
+    steps: tuple[SelectedStep, ...]
+    fallback_reasons: tuple[tuple[str, str], ...] = ()  # what, why
+    basis: Basis = Basis.FALLBACK
+    region_us: float = 0.0
+    baseline_us: float = 0.0
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Origin of each step."""
+        return tuple(step.step.origin for step in self.steps)
+
+
+def fallback(signature: str, region: str, reason: str) -> Selection:
+    """The selection that keeps a whole region on the framework."""
+    cover = Cover(matches=(), fusion=Fusion.FRAMEWORK, rank=0)
+    return Selection(signature=signature, region=region, cover=cover, steps=(), fallback_reasons=((region, reason),))

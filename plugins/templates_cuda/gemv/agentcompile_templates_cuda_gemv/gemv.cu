@@ -1,0 +1,213 @@
+// Matrix-vector product for one token, weights through registers (the "direct" schedules).
+//
+//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
+//
+// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
+// Types: T everywhere, out Plan::Out; fp32 accumulation.
+//
+// Each block owns a contiguous range of rows, as even as whole rows allow. A row belongs to a group of Plan::warps_per_row
+// warps: 1 for short rows, the whole block for long ones (the dual path of adaptive K), partial sums combined by warp
+// shuffles and then through shared memory. A group computes Plan::rows output rows at a time. Every lane keeps
+// rows * pair * unroll 16-byte loads in flight and refills a register as soon as it is consumed; the first batch is issued
+// before the grid dependency wait, so weights stream while the previous kernel of the chain still runs.
+//
+// Wins where rows or grids are small, on every architecture; for long streams on sm_90 and later see gemv_ring.cu.
+#include <agentcompile/activation.cuh>
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
+#include <agentcompile/row.cuh>
+
+#include "plan.cuh"
+
+namespace {
+
+using Element = Plan::T;
+constexpr int streams = Plan::rows * Plan::pair;  // weight rows that a group reads at the same time
+constexpr int groups = Plan::warps / Plan::warps_per_row;
+
+struct Operands {
+  const Element* x;
+  const Element* weight;
+  const Element* norm_weight;
+  const Element* norm_bias;
+  const Element* aux0;
+  const Element* aux1;
+  Plan::Out* out;
+  int n;
+  int k;
+  float norm_eps;
+};
+
+struct Shared {
+  Element* row;     // the staged x
+  float* scratch;   // Plan::warps floats
+  float* partials;  // 2 * Plan::warps * streams floats
+};
+
+__device__ __forceinline__ ac::Vec16<Element> stream(const Element* address, ac::Vec16<Element>) {
+  return ac::Vec16<Element>{ac::load_stream16(address)};
+}
+__device__ __forceinline__ ac::Vec1<Element> stream(const Element* address, ac::Vec1<Element>) {
+  return ac::Vec1<Element>::load(address);
+}
+
+template <class Vector> struct Gemv {
+  // Vectors of a row that a group covers in one step.
+  static constexpr int step = Plan::warps_per_row * Plan::unroll * ac::warp_size;
+
+  Operands operands;
+  int vectors;     // per row
+  int row_end;     // of this block
+  Vector weights[streams][Plan::unroll];
+
+  __device__ __forceinline__ Vector fetch(int row, int vector, int number) const {
+    const int output = row + number / Plan::pair;
+    if (output >= row_end || vector >= vectors) return Vector::zero();
+    const long long weight_row = output + static_cast<long long>(number % Plan::pair) * operands.n;
+    return stream(operands.weight + weight_row * operands.k + vector * Vector::size, Vector{});
+  }
+
+  __device__ __forceinline__ void fetch_all(int row, int first) {
+#pragma unroll
+    for (int number = 0; number < streams; ++number) {
+#pragma unroll
+      for (int u = 0; u < Plan::unroll; ++u) weights[number][u] = fetch(row, first + u * ac::warp_size, number);
+    }
+  }
+
+  // Consumes the batch held in registers against the staged row and refills each register with the next batch's vector.
+  __device__ __forceinline__ void multiply(const Element* staged, int first, int next_row, int next_first,
+                                           float (&sums)[streams]) {
+#pragma unroll
+    for (int u = 0; u < Plan::unroll; ++u) {
+      float x[Vector::size];
+      Vector::load(staged + (first + u * ac::warp_size) * Vector::size).unpack(x);
+#pragma unroll
+      for (int number = 0; number < streams; ++number) {
+        float w[Vector::size];
+        weights[number][u].unpack(w);
+        weights[number][u] = fetch(next_row, next_first + u * ac::warp_size, number);
+#pragma unroll
+        for (int lane = 0; lane < Vector::size; ++lane) sums[number] = fmaf(w[lane], x[lane], sums[number]);
+      }
+    }
+  }
+
+  // Lane r < Plan::rows of a group's first warp finishes row `row + r`; these are its auxiliary operands.
+  __device__ __forceinline__ void load_aux(int row, int lane, float (&aux)[2]) const {
+    const int output = row + lane;
+    const bool mine = lane < Plan::rows && output < row_end;
+    aux[0] = Plan::has_aux0 && mine ? ac::to_float(operands.aux0[output]) : 0.0f;
+    aux[1] = Plan::has_aux1 && mine ? ac::to_float(operands.aux1[output]) : 0.0f;
+  }
+
+  __device__ __forceinline__ void finish(int row, int lane, const float (&sums)[streams], const float (&aux)[2]) const {
+    const int output = row + lane;
+    if (lane >= Plan::rows || output >= row_end) return;
+    float mine[Plan::pair];
+#pragma unroll
+    for (int number = 0; number < streams; ++number) {
+      if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
+    }
+    operands.out[output] = ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
+  }
+
+  __device__ __forceinline__ void run(Shared shared, int row_begin) {
+    const int lane = threadIdx.x % ac::warp_size;
+    const int warp = threadIdx.x / ac::warp_size;
+    const int group = warp / Plan::warps_per_row;
+    const int member = warp % Plan::warps_per_row;
+    const int first = member * Plan::unroll * ac::warp_size + lane;
+    const int tiles = (row_end - row_begin + groups * Plan::rows - 1) / (groups * Plan::rows);
+    const int padded = (vectors + step - 1) / step * step;
+
+    int row = row_begin + group * Plan::rows;
+    fetch_all(row, first);
+    constexpr int held = Plan::held_vectors;
+    ac::RowStage<Plan::norm, Plan::threads, held, Element, Vector> stage;
+    stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
+
+    ac::grid_dependency_wait();
+    float aux[2];
+    load_aux(row, lane, aux);
+    stage.run(operands.x, operands.norm_weight, operands.norm_bias, shared.row, vectors, padded, operands.norm_eps,
+              shared.scratch, threadIdx.x);
+
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int next_tile_row = row + groups * Plan::rows;
+      float sums[streams] = {};
+      for (int start = 0; start < padded; start += step) {
+        const bool last = start + step >= padded;
+        multiply(shared.row, first + start, last ? next_tile_row : row, last ? first : first + start + step, sums);
+      }
+#pragma unroll
+      for (int number = 0; number < streams; ++number) sums[number] = ac::warp_sum(sums[number]);
+      if constexpr (Plan::warps_per_row > 1) combine(shared.partials, tile % 2, group, member, lane, sums);
+      if (member == 0) finish(row, lane, sums, aux);
+      row = next_tile_row;
+      load_aux(row, lane, aux);
+    }
+  }
+
+  // Adds the partial sums of a group's warps in a fixed order. Two buffers, so that one barrier per tile is enough: a buffer
+  // is written again only after the barrier of the tile between.
+  __device__ __forceinline__ void combine(float* partials, int buffer, int group, int member, int lane,
+                                          float (&sums)[streams]) const {
+    float* mine = partials + (buffer * Plan::warps + group * Plan::warps_per_row) * streams;
+    if (lane == 0) {
+#pragma unroll
+      for (int number = 0; number < streams; ++number) mine[member * streams + number] = sums[number];
+    }
+    __syncthreads();
+    if (member != 0) return;
+#pragma unroll
+    for (int number = 0; number < streams; ++number) {
+      sums[number] = 0.0f;
+#pragma unroll
+      for (int other = 0; other < Plan::warps_per_row; ++other) sums[number] += mine[other * streams + number];
+    }
+  }
+};
+
+// Whether every row starts at a multiple of 16 bytes. (A null pointer counts as aligned.)
+__device__ __forceinline__ bool allows_vectors(const Operands& operands) {
+  return operands.k % ac::Vec16<Element>::size == 0 && ac::is_aligned16(operands.x) &&
+         ac::is_aligned16(operands.weight) && ac::is_aligned16(operands.norm_weight) &&
+         ac::is_aligned16(operands.norm_bias);
+}
+
+template <class Vector> __device__ __forceinline__ void run_gemv(const Operands& operands, Shared shared) {
+  const int blocks = gridDim.x;
+  const int block = blockIdx.x;
+  const int rows_each = operands.n / blocks;
+  const int longer = operands.n % blocks;  // the first blocks take one row more
+  const int row_begin = block * rows_each + min(block, longer);
+  const int row_count = rows_each + (block < longer ? 1 : 0);
+  Gemv<Vector> gemv;
+  gemv.operands = operands;
+  gemv.vectors = operands.k / Vector::size;
+  gemv.row_end = row_begin + row_count;
+  gemv.run(shared, row_begin);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
+gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
+            const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, float norm_eps) {
+  __shared__ float scratch[Plan::warps];
+  __shared__ float partials[2 * Plan::warps * streams];
+  AC_DYNAMIC_SHARED(Element, row);
+  if constexpr (Plan::pdl) ac::launch_dependents();
+
+  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+  const Shared shared{row, scratch, partials};
+  if constexpr (Plan::vectors) {
+    if (allows_vectors(operands)) {
+      run_gemv<ac::Vec16<Element>>(operands, shared);
+      return;
+    }
+  }
+  run_gemv<ac::Vec1<Element>>(operands, shared);
+}

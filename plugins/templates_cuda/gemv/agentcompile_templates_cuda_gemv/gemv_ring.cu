@@ -1,0 +1,234 @@
+// Matrix-vector product for one token, weights through a ring of bulk copies in shared memory (the "ring" schedules, sm_90+).
+//
+//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
+//
+// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
+// Types: T everywhere, out Plan::Out; fp32 accumulation. Rows of x, weight and the norm start at multiples of 16 bytes.
+//
+// Each block owns a contiguous range of rows, as even as whole rows allow, and walks through it in stages: Plan::warps *
+// Plan::rows output rows (with their pair rows) times Plan::columns columns. One extra warp, the producer, fetches stages
+// in order into a ring of Plan::stages slots: one bulk copy where a stage holds whole rows, since consecutive rows are
+// contiguous, else one per row. It starts before the grid dependency wait, so the ring is full, or on its way, when the
+// previous kernel of the chain ends; and it never has more than Plan::in_flight stages on their way, because requests
+// queued deeper only delay the next kernel's input. Every consumer warp owns the same rows of every slot.
+//
+// Wins for all long weight streams on sm_90 and later: two blocks per SM, 8 consumer warps, 64-80 KB in flight per SM.
+#include <agentcompile/activation.cuh>
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
+#include <agentcompile/row.cuh>
+
+#include "plan.cuh"
+
+namespace {
+
+using Element = Plan::T;
+using Vector = ac::Vec16<Element>;
+constexpr int consumers = Plan::warps * ac::warp_size;
+constexpr int stage_rows = Plan::warps * Plan::rows;  // output rows per stage
+constexpr int streams = Plan::rows * Plan::pair;      // weight rows per warp and stage
+constexpr int slot_elements = stage_rows * Plan::pair * Plan::columns;
+constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vectors per lane and row of a stage
+static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
+static_assert(Plan::in_flight <= Plan::stages, "no more stages in flight than the ring has");
+
+struct Operands {
+  const Element* x;
+  const Element* weight;
+  const Element* norm_weight;
+  const Element* norm_bias;
+  const Element* aux0;
+  const Element* aux1;
+  Plan::Out* out;
+  int n;
+  int k;
+  float norm_eps;
+};
+
+struct Ring {
+  Element* slots;       // Plan::stages * slot_elements
+  ac::Mbarrier* full;   // Plan::stages; the stage's bytes have landed
+  ac::Mbarrier* empty;  // Plan::stages; all consumer warps are done with the stage
+};
+
+// A place in the ring and the parity of the barriers' phase there.
+struct Position {
+  int slot = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == Plan::stages) {
+      slot = 0;
+      parity ^= 1u;
+    }
+  }
+};
+
+struct RowRange {
+  int begin;
+  int end;
+};
+
+__device__ __forceinline__ RowRange rows_of_block(int n) {
+  const int blocks = gridDim.x;
+  const int block = blockIdx.x;
+  const int rows_each = n / blocks;
+  const int longer = n % blocks;  // the first blocks take one row more
+  const int begin = block * rows_each + min(block, longer);
+  return RowRange{begin, begin + rows_each + (block < longer ? 1 : 0)};
+}
+
+// Distance between two rows of a slot: whole rows lie as in memory, column slices behind each other.
+__device__ __forceinline__ int slot_pitch(int k) { return k <= Plan::columns ? k : Plan::columns; }
+
+struct ConsumerBarrier {
+  __device__ __forceinline__ void operator()() const { ac::named_barrier_sync(1, consumers); }
+};
+
+// Copies columns [column, column + width) of `count` output rows from `row` on, and of their pair rows, into a slot.
+__device__ __forceinline__ void issue(const Operands& operands, Element* slot, ac::Mbarrier* full, int row, int count,
+                                      int column, int width, int lane) {
+  if (lane == 0) ac::mbarrier_arrive_expect_bytes(full, count * Plan::pair * width * sizeof(Element));
+  __syncwarp();
+  const bool whole_rows = operands.k <= Plan::columns;
+  const int copies = whole_rows ? Plan::pair : count * Plan::pair;
+  for (int copy = lane; copy < copies; copy += ac::warp_size) {
+    const int rows_per_copy = whole_rows ? count : 1;
+    const int first = copy * rows_per_copy;
+    const int half = Plan::pair > 1 && first >= count ? 1 : 0;  // 0: gate rows, 1: up rows
+    const int offset = first - half * count;
+    const long long weight_row = row + offset + static_cast<long long>(half) * operands.n;
+    ac::bulk_copy_to_shared_evict_first(slot + (half * stage_rows + offset) * width,
+                                        operands.weight + weight_row * operands.k + column,
+                                        rows_per_copy * width * sizeof(Element), full);
+  }
+}
+
+__device__ __forceinline__ void produce(const Operands& operands, Ring ring, RowRange range, int lane) {
+  Position next;     // the slot to fill
+  Position lagging;  // the stage issued Plan::in_flight stages ago
+  int issued = 0;
+  for (int row = range.begin; row < range.end; row += stage_rows) {
+    const int count = min(stage_rows, range.end - row);
+    for (int column = 0; column < operands.k; column += Plan::columns) {
+      if constexpr (Plan::in_flight < Plan::stages) {
+        if (issued >= Plan::in_flight) {
+          ac::mbarrier_wait(ring.full + lagging.slot, lagging.parity);
+          lagging.advance();
+        }
+      }
+      if (issued >= Plan::stages) ac::mbarrier_wait(ring.empty + next.slot, next.parity ^ 1u);
+      issue(operands, ring.slots + next.slot * slot_elements, ring.full + next.slot, row, count, column,
+            min(Plan::columns, operands.k - column), lane);
+      next.advance();
+      ++issued;
+    }
+  }
+  ac::grid_dependency_wait();
+}
+
+// Lane r < Plan::rows of a warp finishes row `row + r`; these are its auxiliary operands.
+__device__ __forceinline__ void load_aux(const Operands& operands, int row, int row_end, int lane, float (&aux)[2]) {
+  const bool mine = lane < Plan::rows && row + lane < row_end;
+  aux[0] = Plan::has_aux0 && mine ? ac::to_float(operands.aux0[row + lane]) : 0.0f;
+  aux[1] = Plan::has_aux1 && mine ? ac::to_float(operands.aux1[row + lane]) : 0.0f;
+}
+
+// Adds this warp's share of one stage to `sums`: `slot_rows` are the warp's rows of the slot, `x` the stage's columns.
+__device__ __forceinline__ void consume(const Element* slot_rows, const Element* x, int pitch, int width, int rows_left,
+                                        int lane, float (&sums)[streams]) {
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    const int column = (step * ac::warp_size + lane) * Vector::size;
+    if (!Plan::full_stages && column >= width) break;
+    float values[Vector::size];
+    Vector::load(x + column).unpack(values);
+#pragma unroll
+    for (int number = 0; number < streams; ++number) {
+      const int row = number / Plan::pair;
+      if (row >= rows_left) continue;
+      float w[Vector::size];
+      Vector::load(slot_rows + ((number % Plan::pair) * stage_rows + row) * pitch + column).unpack(w);
+#pragma unroll
+      for (int element = 0; element < Vector::size; ++element) {
+        sums[number] = fmaf(w[element], values[element], sums[number]);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void finish(const Operands& operands, int row, int row_end, int lane, float (&sums)[streams],
+                                       const float (&aux)[2]) {
+#pragma unroll
+  for (int number = 0; number < streams; ++number) sums[number] = ac::warp_sum(sums[number]);
+  if (lane >= Plan::rows || row + lane >= row_end) return;
+  float mine[Plan::pair];
+#pragma unroll
+  for (int number = 0; number < streams; ++number) {
+    if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
+  }
+  operands.out[row + lane] = ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
+}
+
+__device__ __forceinline__ void consume_all(const Operands& operands, Ring ring, RowRange range, Element* staged,
+                                            float* scratch, int warp, int lane) {
+  const int vectors = operands.k / Vector::size;
+  const int pitch = slot_pitch(operands.k);
+  ac::RowStage<Plan::norm, consumers, Plan::held_vectors, Element, Vector> stage;
+  stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
+
+  ac::grid_dependency_wait();
+  float aux[2];
+  load_aux(operands, range.begin + warp * Plan::rows, range.end, lane, aux);
+  stage.run(operands.x, operands.norm_weight, operands.norm_bias, staged, vectors, vectors, operands.norm_eps, scratch,
+            threadIdx.x, ConsumerBarrier{});
+
+  Position current;
+  for (int block_row = range.begin; block_row < range.end; block_row += stage_rows) {
+    const int row = block_row + warp * Plan::rows;
+    float sums[streams] = {};
+    for (int column = 0; column < operands.k; column += Plan::columns) {
+      ac::mbarrier_wait(ring.full + current.slot, current.parity);
+      consume(ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch, staged + column, pitch,
+              operands.k - column, range.end - row, lane, sums);
+      __syncwarp();
+      if (lane == 0) ac::mbarrier_arrive(ring.empty + current.slot);
+      current.advance();
+    }
+    finish(operands, row, range.end, lane, sums, aux);
+    load_aux(operands, row + stage_rows, range.end, lane, aux);
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
+gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
+            const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, float norm_eps) {
+  __shared__ float scratch[Plan::warps];
+  __shared__ ac::Mbarrier full[Plan::stages];
+  __shared__ ac::Mbarrier empty[Plan::stages];
+  AC_DYNAMIC_SHARED(Element, slots);
+  if constexpr (Plan::pdl) ac::launch_dependents();
+
+  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+  const Ring ring{slots, full, empty};
+  Element* staged = slots + Plan::stages * slot_elements;
+  const int warp = threadIdx.x / ac::warp_size;
+  const int lane = threadIdx.x % ac::warp_size;
+  const RowRange range = rows_of_block(n);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Plan::stages; ++stage) {
+      ac::mbarrier_init(full + stage, 1);
+      ac::mbarrier_init(empty + stage, Plan::warps);
+    }
+    ac::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (warp == Plan::warps) {
+    produce(operands, ring, range, lane);
+  } else {
+    consume_all(operands, ring, range, staged, scratch, warp, lane);
+  }
+}
