@@ -93,6 +93,7 @@ __device__ __forceinline__ void issue(const Operands& operands, Element* slot, a
   __syncwarp();
   const bool whole_rows = operands.k <= Plan::columns;
   const int copies = whole_rows ? Plan::pair : count * Plan::pair;
+#pragma unroll 1
   for (int copy = lane; copy < copies; copy += ac::warp_size) {
     const int rows_per_copy = whole_rows ? count : 1;
     const int first = copy * rows_per_copy;
@@ -136,6 +137,8 @@ __device__ __forceinline__ void load_aux(const Operands& operands, int row, int 
 }
 
 // Adds this warp's share of one stage to `sums`: `slot_rows` are the warp's rows of the slot, `x` the stage's columns.
+// `AllRows`: none of the warp's rows lies beyond the block's range; then no branch parts the loads.
+template <bool AllRows>
 __device__ __forceinline__ void consume(const Element* slot_rows, const Element* x, int pitch, int width, int rows_left,
                                         int lane, float (&sums)[streams]) {
 #pragma unroll
@@ -147,7 +150,7 @@ __device__ __forceinline__ void consume(const Element* slot_rows, const Element*
 #pragma unroll
     for (int number = 0; number < streams; ++number) {
       const int row = number / Plan::pair;
-      if (row >= rows_left) continue;
+      if (!AllRows && row >= rows_left) continue;
       float w[Vector::size];
       Vector::load(slot_rows + ((number % Plan::pair) * stage_rows + row) * pitch + column).unpack(w);
 #pragma unroll
@@ -190,8 +193,12 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
     float sums[streams] = {};
     for (int column = 0; column < operands.k; column += Plan::columns) {
       ac::mbarrier_wait(ring.full + current.slot, current.parity);
-      consume(ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch, staged + column, pitch,
-              operands.k - column, range.end - row, lane, sums);
+      const Element* slot_rows = ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch;
+      if (row + Plan::rows <= range.end) {
+        consume<true>(slot_rows, staged + column, pitch, operands.k - column, Plan::rows, lane, sums);
+      } else {
+        consume<false>(slot_rows, staged + column, pitch, operands.k - column, range.end - row, lane, sums);
+      }
       __syncwarp();
       if (lane == 0) ac::mbarrier_arrive(ring.empty + current.slot);
       current.advance();
