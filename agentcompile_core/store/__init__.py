@@ -1,0 +1,228 @@
+"""What is kept between runs: built kernels, tuning records, captured graphs. At worst a miss, never a wrong answer."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import evolve
+
+from .. import serial
+from ..candidate import Kernel
+from ..errors import ContractError, UsageError
+from ..record import TuningRecord
+from .database import Database
+from .entries import Entries, check_name
+
+__all__ = ["Store", "default_root"]
+
+log = logging.getLogger("agentcompile.store")
+ENVIRONMENT = "AGENTCOMPILE_CACHE_DIR"
+MAX_TEXT_BYTES = 1 << 30
+
+
+def default_root() -> Path | None:
+    """The folder of the user's cache: ``AGENTCOMPILE_CACHE_DIR``, else the platform's; None where there is no home."""
+    named = os.environ.get(ENVIRONMENT, "")
+    if named:
+        return Path(named).expanduser()
+    try:
+        import platformdirs
+
+        return Path(platformdirs.user_cache_dir("agentcompile"))
+    except ImportError:
+        pass
+    try:
+        xdg = os.environ.get("XDG_CACHE_HOME", "")
+        return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "agentcompile"
+    except RuntimeError:
+        return None
+
+
+class Store:
+    """Kernels, tuning records and texts by key.
+
+    ``root`` is created with mode 0700; None keeps everything in memory. Callers make keys with ``serial.digest`` over
+    every input of what they store. A read that finds damage is a miss. A write that fails is logged once, listed in
+    ``warnings``, and kept in memory for the life of this object. Safe to use from several threads and processes.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = None if root is None else Path(root)
+        self.warnings: list[str] = []
+        self._lock = threading.Lock()
+        self._files: dict[tuple[str, str], dict[str, bytes]] = {}
+        self._rows: dict[str, tuple[str, str]] = {}
+        self._entries: Entries | None = None
+        self._database: Database | None = None
+        if self.root is not None:
+            self._open(self.root)
+
+    def kernel(self, key: str) -> Kernel | None:
+        """The kernel stored under ``key``, with its binary."""
+        files = self._read("kernels", key)
+        if files is None:
+            return None
+        try:
+            kernel = serial.loads(files["kernel.json"].decode(), Kernel)
+            binary = files["binary"]
+        except (KeyError, UnicodeDecodeError, UsageError):
+            return None
+        if hashlib.sha256(binary).hexdigest() != kernel.sha256:
+            return None
+        return evolve(kernel, binary=binary)
+
+    def put_kernel(self, key: str, kernel: Kernel) -> None:
+        """Store a kernel.
+
+        Raises:
+            ContractError: its ``sha256`` is not that of its binary.
+        """
+        if hashlib.sha256(kernel.binary).hexdigest() != kernel.sha256:
+            raise ContractError(f"kernel {kernel.digest} of {kernel.backend!r}: sha256 is not that of its binary")
+        head = serial.dumps(evolve(kernel, binary=b"")).encode()
+        self._write("kernels", key, {"kernel.json": head, "binary": kernel.binary})
+
+    def record(self, key: str) -> TuningRecord | None:
+        """The tuning record stored under ``key``."""
+        row = self._rows.get(key)
+        text = row[1] if row else None
+        if text is None and self._database is not None:
+            with self._tolerate("reading the tuning database"):
+                text = self._database.get(key)
+        return None if text is None else _record(key, text)
+
+    def records(self, signature: str) -> tuple[TuningRecord, ...]:
+        """Every stored record of one region signature, in order of the keys."""
+        rows: dict[str, str] = {}
+        if self._database is not None:
+            with self._tolerate("reading the tuning database"):
+                rows.update(self._database.of_signature(signature))
+        rows.update({key: text for key, (owner, text) in list(self._rows.items()) if owner == signature})
+        found = (_record(key, rows[key]) for key in sorted(rows))
+        return tuple(record for record in found if record is not None and record.signature == signature)
+
+    def put_record(self, record: TuningRecord) -> None:
+        """Store a record under its own key."""
+        key, text = check_name("key", record.key), serial.dumps(record)
+        if self._database is not None:
+            with self._tolerate("writing the tuning database"):
+                self._database.put(key, record.signature, text)
+                self._rows.pop(key, None)
+                return
+        self._rows[key] = (record.signature, text)
+
+    def text(self, kind: str, key: str) -> str | None:
+        """The text stored under ``kind`` (a word such as ``captures``) and ``key``."""
+        files = self._read(f"text-{kind}", key)
+        try:
+            return None if files is None else _inflate(files["text.z"]).decode()
+        except (KeyError, UnicodeDecodeError, zlib.error):
+            return None
+
+    def put_text(self, kind: str, key: str, text: str) -> None:
+        """Store a text, compressed."""
+        self._write(f"text-{kind}", key, {"text.z": zlib.compress(text.encode(), 6)})
+
+    def describe(self) -> dict[str, int]:
+        """Number of entries of each kind, and ``bytes`` on disk."""
+        counts = {"records": len(self._rows), "bytes": 0}
+        for kind, _ in self._files:
+            counts[kind] = counts.get(kind, 0) + 1
+        if self._database is not None:
+            with self._tolerate("reading the tuning database"):
+                counts["records"] += self._database.count()
+        if self._entries is not None:
+            for path in self._entries.root.rglob("*"):
+                with contextlib.suppress(OSError):
+                    counts["bytes"] += path.stat().st_size if path.is_file() else 0
+                if path.name == "manifest.json" and path.parents[2].parent == self._entries.root:
+                    counts[path.parents[2].name] = counts.get(path.parents[2].name, 0) + 1
+        return counts
+
+    def clear(self) -> None:
+        """Forget everything, on disk too (this version's part of the root; other files there are left alone)."""
+        self.close()
+        self._files.clear()
+        self._rows.clear()
+        if self._entries is not None:
+            shutil.rmtree(self._entries.root, ignore_errors=True)
+            assert self.root is not None
+            self._open(self.root)
+
+    def close(self) -> None:
+        """Close the database; using the store opens it again."""
+        if self._database is not None:
+            self._database.close()
+
+    def _open(self, root: Path) -> None:
+        # Another schema is another folder: old and new versions can share a root.
+        folder = root / f"v{serial.SCHEMA}"
+        try:
+            if not root.is_dir():
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            if not folder.is_dir():
+                self._entries = self._database = None
+                self._warn(f"the cache folder {root} cannot be used ({exc.strerror}); keeping everything in memory; "
+                           f"set {ENVIRONMENT} to a folder that can be written")
+                return
+        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            self._warn(f"the cache folder {folder} can be written by other users, who could plant kernels in it; "
+                       f"run chmod 700 on it")
+        self._entries = Entries(folder)
+        self._database = Database(folder / "tuning.sqlite")
+        self._entries.remove_stale()
+
+    def _read(self, kind: str, key: str) -> dict[str, bytes] | None:
+        found = self._files.get((check_name("kind", kind), check_name("key", key)))
+        if found is None and self._entries is not None:
+            return self._entries.read(kind, key)
+        return found
+
+    def _write(self, kind: str, key: str, files: dict[str, bytes]) -> None:
+        check_name("kind", kind), check_name("key", key)
+        if self._entries is not None:
+            with self._tolerate("writing the cache"):
+                self._entries.write(kind, key, files)
+                self._files.pop((kind, key), None)
+                return
+        self._files[kind, key] = files
+
+    @contextlib.contextmanager
+    def _tolerate(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error, OverflowError) as exc:
+            self._warn(f"{doing} in {self.root} failed ({type(exc).__name__}: {exc}); going on without it")
+
+    def _warn(self, message: str) -> None:
+        with self._lock:
+            if message in self.warnings:
+                return
+            self.warnings.append(message)
+        log.warning(message)
+
+
+def _record(key: str, text: str) -> TuningRecord | None:
+    try:
+        record = serial.loads(text, TuningRecord)
+    except UsageError:
+        return None
+    return record if record.key == key else None
+
+
+def _inflate(data: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    text = stream.decompress(data, MAX_TEXT_BYTES)
+    if not stream.eof:
+        raise zlib.error("more than the largest text, or cut off")
+    return text

@@ -1,0 +1,143 @@
+"""The tuning database: one SQLite file in WAL mode, which survives killed and concurrent writers (measured)."""
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS records (
+    key TEXT PRIMARY KEY,
+    signature TEXT NOT NULL,
+    json TEXT NOT NULL,
+    sha256 TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_signature ON records (signature);
+"""
+_SELECT = "SELECT key, signature, json, sha256 FROM records"
+_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+BUSY_S = 10.0
+
+
+def _sum(key: str, signature: str, text: str) -> str:
+    return hashlib.sha256("\0".join((key, signature, text)).encode()).hexdigest()
+
+
+def _is_damage(exc: sqlite3.DatabaseError) -> bool:
+    return (getattr(exc, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
+
+
+def _decode(data: bytes) -> str:
+    return data.decode(errors="replace")  # a flipped bit must fail the checksum of its row, not the whole query
+
+
+class Database:
+    """Keyed JSON texts with a signature. Usable from several threads and, each with its own object, processes.
+
+    A damaged file is moved aside and started anew. Methods raise sqlite3.Error where the file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+
+    def get(self, key: str) -> str | None:
+        """The text of ``key``; None where there is none or its row is damaged."""
+        rows = self._query(f"{_SELECT} WHERE key = ?", key)
+        return rows[0][1] if rows else None
+
+    def of_signature(self, signature: str) -> list[tuple[str, str]]:
+        """Key and text of every row of one signature, in order of the keys; damaged rows are left out."""
+        return self._query(f"{_SELECT} WHERE signature = ? ORDER BY key", signature)
+
+    def put(self, key: str, signature: str, text: str) -> None:
+        """Write one row, replacing another one of the same key."""
+        row = (key, signature, text, _sum(key, signature, text))
+        try:
+            self._insert(row)
+        except sqlite3.DatabaseError as exc:
+            if not _is_damage(exc):
+                raise
+            self._insert(row)
+
+    def _insert(self, row: tuple[str, str, str, str]) -> None:
+        with self._recover() as connection, connection:
+            connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
+
+    def count(self) -> int:
+        """Number of rows."""
+        with self._recover() as connection:
+            return int(connection.execute("SELECT count(*) FROM records").fetchone()[0])
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def _query(self, sql: str, argument: str) -> list[tuple[str, str]]:
+        with self._recover() as connection:
+            rows = connection.execute(sql, (argument,)).fetchall()
+        return [(key, text) for key, signature, text, total in rows if self._intact(key, signature, text, total)]
+
+    @staticmethod
+    def _intact(key: object, signature: object, text: object, total: object) -> bool:
+        texts = all(type(value) is str for value in (key, signature, text))
+        return texts and total == _sum(str(key), str(signature), str(text))
+
+    @contextlib.contextmanager
+    def _recover(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection; if the file turns out damaged, move it aside so that the next use starts anew."""
+        with self._lock:
+            try:
+                yield self._connect()
+            except sqlite3.DatabaseError as exc:
+                if _is_damage(exc):
+                    self._move_aside()
+                raise
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None and self._pid == os.getpid():
+            return self._connection
+        connection = self._open_writable()
+        connection.text_factory = _decode
+        self._connection, self._pid = connection, os.getpid()
+        return connection
+
+    def _open_writable(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.executescript(_TABLE)
+                return connection
+            except sqlite3.Error:
+                connection.close()
+                raise
+        except sqlite3.OperationalError:
+            return self._open_read_only()
+
+    def _open_read_only(self) -> sqlite3.Connection:
+        # immutable: on a read-only file system SQLite cannot create the shared-memory file that WAL needs.
+        uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)
+        try:
+            connection.execute("SELECT count(*) FROM records").fetchone()
+            return connection
+        except sqlite3.Error:
+            connection.close()
+            raise
+
+    def _move_aside(self) -> None:
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            path = self.path.with_name(self.path.name + suffix)
+            with contextlib.suppress(OSError):
+                path.replace(path.with_name(f"{path.name}.damaged"))

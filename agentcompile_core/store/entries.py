@@ -1,0 +1,104 @@
+"""Entries of the cache on disk: one folder per key, complete or absent.
+
+An entry is written into a private folder on the same file system, its manifest (names, sizes and SHA-256 of its
+files) last, and then renamed into place. Whatever is read is checked against the manifest, so a killed writer, a full
+disk or a flipped bit is a miss and never wrong content. That is also why nothing is synced to the disk.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from ..errors import UsageError
+
+MANIFEST = "manifest.json"
+STALE_S = 24 * 3600.0
+_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return ``name`` if it can be a file name everywhere.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _SAFE.fullmatch(name):
+        raise UsageError(f"{what} {name!r} of the store is not 1 to 128 letters, digits, '_', '-' or '.'; "
+                         "make keys with serial.digest")
+    return name
+
+
+class Entries:
+    """The entries below one folder, which must exist. Every method may raise OSError; ``read`` never does."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._temporary = root / "tmp"
+
+    def path(self, kind: str, key: str) -> Path:
+        """The folder of an entry, whether or not it exists."""
+        return self.root / check_name("kind", kind) / check_name("key", key)[:2] / key
+
+    def read(self, kind: str, key: str) -> dict[str, bytes] | None:
+        """The files of an entry by name, or None where it is missing, incomplete or damaged."""
+        folder = self.path(kind, key)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_bytes())
+            if (manifest["kind"], manifest["key"]) != (kind, key):
+                return None
+            files = {}
+            for name, expected in manifest["files"].items():
+                content = (folder / check_name("file", name)).read_bytes()
+                if hashlib.sha256(content).hexdigest() != expected:
+                    return None
+                files[name] = content
+            return files
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
+            return None
+
+    def write(self, kind: str, key: str, files: dict[str, bytes]) -> None:
+        """Write an entry, replacing another one of the same key. Readers see the old one, none, or the new one."""
+        target = self.path(kind, key)
+        self._temporary.mkdir(mode=0o700, exist_ok=True)
+        private = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._temporary))
+        try:
+            entry = private / "new"
+            entry.mkdir(mode=0o700)
+            for name, content in files.items():
+                (entry / check_name("file", name)).write_bytes(content)
+            sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            manifest = {"kind": kind, "key": key, "files": sums}
+            (entry / MANIFEST).write_text(json.dumps(manifest, sort_keys=True), encoding="utf-8")
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._place(entry, target, private / "old")
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+
+    @staticmethod
+    def _place(entry: Path, target: Path, old: Path) -> None:
+        # A folder cannot be renamed over a full one: the old one moves away first. If another writer was faster
+        # twice, its entry of the same key is as good as ours.
+        for attempt in range(2):
+            with contextlib.suppress(FileNotFoundError):
+                target.rename(old.with_name(f"old{attempt}"))
+            try:
+                entry.rename(target)
+                return
+            except OSError:
+                if not target.is_dir():
+                    raise
+
+    def remove_stale(self) -> None:
+        """Remove what killed writers left behind a day ago or earlier."""
+        limit = time.time() - STALE_S
+        with contextlib.suppress(OSError):
+            for folder in self._temporary.iterdir():
+                with contextlib.suppress(OSError):
+                    if folder.stat().st_mtime < limit:
+                        shutil.rmtree(folder, ignore_errors=True)
