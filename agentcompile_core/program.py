@@ -1,0 +1,292 @@
+"""Programs: an immutable executable schedule over planned buffers, made from a graph and its selections, and its bound form."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from .candidate import Kernel, Launch, StepSource
+from .errors import ContractError, VerificationError
+from .graph import Graph, Node, ValueKind
+from .layout import Block, alias_roots, is_alias, place, side_by_side
+from .plan import Origin, Step
+from .region import Match, Region, Role, SemanticLabel
+from .selection import Selection
+
+if TYPE_CHECKING:
+    import torch
+
+    from .interfaces import Backend
+    from .weights import WeightStore
+
+
+@frozen(kw_only=True)
+class Segment:
+    """A run of framework nodes, or one step. ``operands`` maps operand names to graph values (several: side by side)."""
+
+    nodes: tuple[str, ...]
+    step: Step | None = None
+    label: SemanticLabel = SemanticLabel.MIXED
+    match: Match | None = None
+    source: str = ""  # digest of the StepSource; empty for framework nodes and bound callables
+    operands: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def origin(self) -> Origin:
+        """Who wrote what runs here."""
+        return self.step.origin if self.step else Origin.FRAMEWORK
+
+    def values(self, roles: tuple[Role, ...]) -> tuple[str, ...]:
+        """Graph values of the operands with one of ``roles``."""
+        if self.match is None:
+            return ()
+        wanted = {operand.name for operand in self.match.operands if operand.role in roles}
+        return tuple(value for name, values in self.operands if name in wanted for value in values)
+
+
+@frozen(kw_only=True)
+class Program:
+    """Segments in execution order over one graph, and the sources they launch."""
+
+    graph: Graph
+    segments: tuple[Segment, ...]
+    sources: tuple[StepSource, ...] = ()
+
+    def verify(self) -> "Program":
+        """Check that every node runs exactly once (views may be folded into addresses); return self."""
+        seen: set[str] = set()
+        for segment in self.segments:
+            for node in segment.nodes:
+                if node in seen:
+                    raise VerificationError(f"program {self.graph.name}: node {node} runs twice")
+                seen.add(node)
+        missing = [n.name for n in self.graph.nodes if n.name not in seen and not is_alias(self.graph, n)]
+        if missing:
+            raise VerificationError(f"program {self.graph.name}: nodes never run: {', '.join(missing[:5])}")
+        return self
+
+    def bind(self, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
+             device: str, backend: "Backend | None" = None, kernels: Mapping[str, Kernel] | None = None,
+             callables: Mapping[Step, Callable[..., None]] | None = None) -> "BoundProgram":
+        """Give every value an address on ``device`` and every launch its arguments.
+
+        ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors.
+        """
+        from .binder import bind
+
+        return bind(self, weights, states, inputs, device, backend, kernels or {}, callables or {})
+
+
+class BoundProgram:
+    """A program with addresses. ``run`` enqueues all of it on the current stream and may be captured."""
+
+    def __init__(self, program: Program, runs: list[Callable[[], None]], environment: "dict[str, torch.Tensor]",
+                 keep: list[Any], generation: int = 0, uncapturable: tuple[str, ...] = ()) -> None:
+        self.program = program
+        self.environment = environment
+        self.generation = generation
+        self.uncapturable = uncapturable
+        self._runs = runs
+        self._keep = keep
+
+    def run(self) -> None:
+        """Run every segment once."""
+        for run in self._runs:
+            run()
+
+    def output(self, index: int) -> "torch.Tensor":
+        """Tensor of one graph output, valid after ``run``."""
+        return self.environment[self.program.graph.outputs[index]]
+
+
+def framework_program(graph: Graph) -> Program:
+    """The program that interprets every node."""
+    return Program(graph=graph, segments=(Segment(nodes=tuple(n.name for n in graph.nodes)),))
+
+
+def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[str, Selection]) -> Program:
+    """Put the selected steps of every region instance in place of their nodes, in a valid order.
+
+    Raises:
+        VerificationError: the steps of a selection depend on each other in a circle.
+    """
+    steps: list[Segment] = []
+    sources: dict[str, StepSource] = {}
+    for region in regions:
+        selection = selections.get(region.signature)
+        if selection is None:
+            continue
+        for selected in selection.steps:
+            match = region.match_by_id[selected.step.match_id]
+            if selected.source is not None:
+                sources[selected.source.digest] = selected.source
+            for instance in region.instances:
+                operands = tuple((o.name, tuple(instance.value[v] for v in o.values)) for o in match.operands)
+                steps.append(Segment(nodes=tuple(instance.node[n] for n in match.nodes), step=selected.step, label=selected.label,
+                                     match=match, source=selected.source.digest if selected.source else "", operands=operands))
+    return Program(graph=graph, segments=_ordered(graph, steps), sources=tuple(sources[k] for k in sorted(sources))).verify()
+
+
+def _ordered(graph: Graph, steps: list[Segment]) -> tuple[Segment, ...]:
+    group_of: dict[str, int] = {}
+    groups: list[Segment] = []
+    for segment in steps:
+        for node in segment.nodes:
+            if node in group_of:
+                raise VerificationError(f"node {node} is in two selected steps")
+            group_of[node] = len(groups)
+        groups.append(segment)
+    for node in graph.nodes:
+        if node.name not in group_of:
+            group_of[node.name] = len(groups)
+            groups.append(Segment(nodes=(node.name,)))
+    before = _dependencies(graph, group_of, len(groups))
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    order = _topological(before, [min(index[n] for n in group.nodes) for group in groups])
+    return _coalesced([groups[i] for i in order])
+
+
+def _dependencies(graph: Graph, group_of: Mapping[str, int], count: int) -> list[set[int]]:
+    """Groups that must run before each group: data, and the order of accesses to whatever is mutated."""
+    before: list[set[int]] = [set() for _ in range(count)]
+    mutated = {name for node in graph.nodes for name in node.mutates}
+    roots = alias_roots(graph)
+    touched = mutated | {roots[name] for name in mutated}
+    last_write: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        group = group_of[node.name]
+        for name in node.inputs:
+            producer = graph.producer.get(name)
+            if producer is not None:
+                before[group].add(group_of[producer.name])
+            root = roots[name]
+            if root in touched:
+                if root in last_write:
+                    before[group].add(last_write[root])
+                readers.setdefault(root, []).append(group)
+        for name in node.mutates:
+            root = roots[name]
+            before[group].update(readers.pop(root, ()))
+            if root in last_write:
+                before[group].add(last_write[root])
+            last_write[root] = group
+    for group, earlier in enumerate(before):
+        earlier.discard(group)
+    return before
+
+
+def _topological(before: list[set[int]], priority: list[int]) -> list[int]:
+    import heapq
+
+    waiting = [len(b) for b in before]
+    after: list[list[int]] = [[] for _ in before]
+    for group, earlier in enumerate(before):
+        for e in earlier:
+            after[e].append(group)
+    ready = [(priority[g], g) for g, n in enumerate(waiting) if n == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        order.append(group)
+        for later in after[group]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                heapq.heappush(ready, (priority[later], later))
+    if len(order) != len(before):
+        raise VerificationError("the selected steps depend on each other in a circle")
+    return order
+
+
+def _coalesced(segments: list[Segment]) -> tuple[Segment, ...]:
+    """Join neighbouring framework segments."""
+    joined: list[Segment] = []
+    for segment in segments:
+        if joined and segment.step is None and joined[-1].step is None:
+            joined[-1] = Segment(nodes=joined[-1].nodes + segment.nodes)
+        else:
+            joined.append(segment)
+    return tuple(joined)
+
+
+def without_views(graph: Graph, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Drop framework segments that hold nothing but aliases of what no framework node makes: those are addresses, known at bind."""
+    roots = alias_roots(graph)
+    made = {o for s in segments if s.step is None for n in s.nodes for o in graph.node_by_name[n].outputs}
+
+    def foldable(name: str) -> bool:
+        node = graph.node_by_name[name]
+        return is_alias(graph, node) and roots[node.outputs[0]] not in made
+
+    return tuple(s for s in segments if s.step is not None or not all(foldable(n) for n in s.nodes))
+
+
+def buffer_plan(program: Program, segments: tuple[Segment, ...]) -> tuple[dict[str, int], int]:
+    """Arena offsets of every value that a step writes or reads and that no one else owns, and the arena's size in bytes.
+
+    Lifetimes are in segments; an alias keeps its root alive. Values that a framework segment produces for a step get a
+    place too: they are copied there.
+    """
+    graph = program.graph
+    roots = alias_roots(graph)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    for index, segment in enumerate(segments):
+        reads, writes = _touched(graph, segment)
+        for name in (*reads, *writes):
+            root = roots[name]
+            if graph.kind_of(root) is ValueKind.INTERMEDIATE:
+                first.setdefault(root, index)
+                last[root] = index
+        for name, values in segment.operands:
+            operand = next(o for o in segment.match.operands if o.name == name) if segment.match else None
+            if operand is not None and operand.role is Role.OUTPUT and len(values) > 1:
+                own = tuple(roots[v] for v in values)
+                for value in own:
+                    groups[value] = own
+    for name in graph.outputs:
+        if roots[name] in last:
+            last[roots[name]] = len(segments)
+    needed = _step_values(graph, segments, roots)
+    blocks, done = [], set()
+    for value in needed:
+        if value in done:
+            continue
+        group = groups.get(value, (value,))
+        done.update(group)
+        nbytes = {v: graph.spec(v).nbytes for v in group}
+        blocks.append(Block(values=side_by_side(group, nbytes), nbytes=sum(nbytes.values()),
+                            first=min(first[v] for v in group), last=max(last[v] for v in group)))
+    return place(blocks)
+
+
+def _touched(graph: Graph, segment: Segment) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if segment.step is not None:
+        return (segment.values((Role.INPUT, Role.LENGTH, Role.WEIGHT, Role.CONSTANT, Role.STATE)), segment.values((Role.OUTPUT,)))
+    nodes: list[Node] = [graph.node_by_name[n] for n in segment.nodes]
+    return (tuple(i for n in nodes for i in n.inputs), tuple(o for n in nodes for o in n.outputs))
+
+
+def _step_values(graph: Graph, segments: tuple[Segment, ...], roots: Mapping[str, str]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for segment in segments:
+        for _, values in segment.operands:
+            for value in values:
+                root = roots[value]
+                if graph.kind_of(root) is ValueKind.INTERMEDIATE:
+                    found[root] = None
+    return tuple(found)
+
+
+def launches_of(program: Program, segment: Segment) -> tuple[Launch, ...]:
+    """The launches of a step's source.
+
+    Raises:
+        ContractError: the program has no such source.
+    """
+    for source in program.sources:
+        if source.digest == segment.source:
+            return source.launches
+    raise ContractError(f"program {program.graph.name} has no source {segment.source}")
