@@ -4,7 +4,7 @@ import enum
 
 from attrs import frozen
 
-from .plan import PlanSpace
+from .plan import PlanSpace, Step
 from .region import RegionSummary, Scalar, SemanticLabel
 
 
@@ -101,3 +101,13 @@ class AdviceRecord:
     seconds: float = 0.0
     tokens: int = 0
     error: str = ""
+
+
+@frozen(kw_only=True)
+class OrderedPlan:
+    """The steps of one region in the order in which they are to be evaluated this round, and the advice behind it."""
+
+    signature: str
+    steps: tuple[Step, ...]
+    ranks: tuple[int, ...]  # the advisor's rank of each step, -1: it said nothing of it
+    record: AdviceRecord

@@ -40,7 +40,7 @@ OFFERS: dict[str, type[Offer]] = {
 }
 EVENTS = ("agentcompile_stage_finished", "agentcompile_candidate_finished", "agentcompile_failed")
 # The core's own offers are plugins too, loaded first; each is a module with hookimpls.
-BUILT_IN = ("agentcompile_core.capture.frontends", "agentcompile_core.rules", "agentcompile_core.runtimes")
+BUILT_IN = ("agentcompile_core.capture.frontends", "agentcompile_core.rules", "agentcompile_core.runtimes", "agentcompile_core.advisors")
 
 
 @frozen(kw_only=True)
