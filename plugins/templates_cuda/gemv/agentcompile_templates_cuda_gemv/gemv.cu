@@ -45,11 +45,12 @@ struct Shared {
   float* partials;  // 2 * Plan::warps * streams floats
 };
 
-__device__ __forceinline__ ac::Vec16<Element> stream(const Element* address, ac::Vec16<Element>) {
-  return ac::Vec16<Element>{ac::load_stream16(address)};
-}
-__device__ __forceinline__ ac::Vec1<Element> stream(const Element* address, ac::Vec1<Element>) {
-  return ac::Vec1<Element>::load(address);
+template <class Vector> __device__ __forceinline__ Vector stream(const Element* address) {
+  if constexpr (Vector::size > 1) {
+    return Vector{ac::load_stream16(address)};
+  } else {
+    return Vector::load(address);
+  }
 }
 
 template <class Vector> struct Gemv {
@@ -65,7 +66,7 @@ template <class Vector> struct Gemv {
     const int output = row + number / Plan::pair;
     if (output >= row_end || vector >= vectors) return Vector::zero();
     const long long weight_row = output + static_cast<long long>(number % Plan::pair) * operands.n;
-    return stream(operands.weight + weight_row * operands.k + vector * Vector::size, Vector{});
+    return stream<Vector>(operands.weight + weight_row * operands.k + vector * Vector::size);
   }
 
   __device__ __forceinline__ void fetch_all(int row, int first) {

@@ -1,0 +1,180 @@
+"""The gemv family: linear layers of one token, with norm prologue and pointwise epilogue, as weight streams."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from agentcompile_core.candidate import Feature, KernelArgument, Launch, StepSource, f32, i32, null, pointer
+from agentcompile_core.codegen.pointwise import epilogue_struct
+from agentcompile_core.codegen.render import c_type, make_source
+from agentcompile_core.errors import ContractError, Reject
+from agentcompile_core.graph import DType
+from agentcompile_core.interfaces import TemplateFamily
+from agentcompile_core.match_kinds import LINEAR
+from agentcompile_core.plan import Parameter, Schedule, ScheduleSpace
+from agentcompile_core.region import Access, Match, Role
+from agentcompile_core.target import Target
+
+from .direct_space import direct_schedules, direct_shared_bytes, min_blocks
+from .ring_space import ring_schedules, ring_shared_bytes
+from .shape import WARP_SIZE, Shape, ceil_div, shape_of
+
+FOLDER = Path(__file__).parent
+MOST_RING_POINTS = 120
+MOST_DIRECT_POINTS = 80
+MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
+NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3}  # as ac::Norm in row.cuh
+DTYPES = (DType.F16, DType.BF16, DType.F32)
+PARAMETER_NAMES = ("path", "warps", "rows", "columns", "stages", "in_flight", "unroll", "warps_per_row", "blocks_per_sm",
+                   "specialize_k")
+
+
+class GemvFamily(TemplateFamily):
+    """Generated matrix-vector kernels for ``linear`` matches of one token.
+
+    Two templates: ``gemv.cu`` (``path=direct``, weights through registers, every architecture) and ``gemv_ring.cu``
+    (``path=ring``, weights through bulk copies, sm_90 and later). Operands and argument order: see the kernels.
+    """
+
+    name = "gemv"
+    version = 1
+
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory."""
+        if match.kind != LINEAR:
+            return Reject(f"gemv serves {LINEAR} matches, not {match.kind}")
+        reason = _operand_problem(match) or _attribute_problem(match)
+        if reason:
+            return Reject(reason)
+        if not direct_schedules(shape_of(match), target):
+            return Reject(f"a row of {match.integer('k')} elements does not fit into the shared memory of {target.name}")
+        return True
+
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """At most 200 schedules; two ring schedules for each direct one where the ring is possible."""
+        shape = shape_of(match)
+        rings = iter(ring_schedules(shape, target)[:MOST_RING_POINTS])
+        points: list[Schedule] = []
+        for pair in zip_longest(zip_longest(rings, rings), direct_schedules(shape, target)[:MOST_DIRECT_POINTS]):
+            points.extend(schedule for schedule in (*(pair[0] or ()), pair[1]) if schedule is not None)
+        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points})))
+                           for name in PARAMETER_NAMES)
+        return ScheduleSpace(parameters=parameters, points=tuple(points))
+
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """The kernel of one schedule; one launch, no workspace."""
+        shape = shape_of(match)
+        ring = schedule["path"] == "ring"
+        plan = _ring_plan(shape, schedule) if ring else _direct_plan(shape, schedule, target)
+        element = match.need("weight").spec.dtype
+        pdl = target.has_bulk_copy
+        constants = {
+            "pdl": pdl, **plan, "pair": shape.pair, "norm": NORMS[match.text("norm", "none")],
+            "k": shape.k if schedule["specialize_k"] else 0,
+            "has_aux0": match.operand("aux0") is not None, "has_aux1": match.operand("aux1") is not None,
+        }
+        groups = schedule.integer("warps") // schedule.integer("warps_per_row")
+        launch = Launch(
+            entry="gemv_kernel",
+            grid=(shape.blocks(target, schedule.integer("blocks_per_sm"), groups), 1, 1),
+            block=(int(plan["threads"]), 1, 1),
+            shared_bytes=ring_shared_bytes(shape, schedule) if ring else direct_shared_bytes(shape, schedule),
+            pdl=pdl,
+            arguments=_arguments(match, shape),
+        )
+        features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * ring
+        return make_source(
+            FOLDER / ("gemv_ring.cu" if ring else "gemv.cu"),
+            constants=constants,
+            types={"T": c_type(element), "Out": c_type(match.need("out").spec.dtype)},
+            launches=(launch,),
+            epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)),
+            features=features,
+            reduction_depth=ceil_div(shape.k, WARP_SIZE * schedule.integer("warps_per_row")) + 5
+            + schedule.integer("warps_per_row").bit_length(),
+        )
+
+
+def _ring_plan(shape: Shape, schedule: Schedule) -> dict[str, bool | int | float]:
+    consumers = schedule.integer("warps") * WARP_SIZE
+    columns = schedule.integer("columns")
+    return {
+        "threads": consumers + WARP_SIZE,
+        **{name: schedule.integer(name) for name in ("warps", "blocks_per_sm", "rows", "columns", "stages", "in_flight")},
+        "full_stages": shape.k % columns == 0,
+        "held_vectors": _held_vectors(shape, consumers),
+    }
+
+
+def _direct_plan(shape: Shape, schedule: Schedule, target: Target) -> dict[str, bool | int | float]:
+    threads = schedule.integer("warps") * WARP_SIZE
+    return {
+        "threads": threads,
+        **{name: schedule.integer(name) for name in ("warps", "rows", "unroll", "warps_per_row")},
+        "blocks_per_sm": min_blocks(shape, schedule, target),
+        "vectors": shape.vectorized,
+        "held_vectors": _held_vectors(shape, threads),
+    }
+
+
+def _held_vectors(shape: Shape, threads: int) -> int:
+    return min(MOST_HELD_VECTORS, ceil_div(ceil_div(shape.k, shape.vector), threads))
+
+
+def _aux_count(match: Match) -> int:
+    return max((index + 1 for index in (0, 1) if match.operand(f"aux{index}") is not None), default=0)
+
+
+def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
+    operands = [_argument(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
+    out = match.need("out")
+    return (*operands, pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i32("n", shape.n), i32("k", shape.k),
+            f32("norm_eps", match.number("norm_eps", 0.0)))
+
+
+def _argument(match: Match, name: str) -> KernelArgument:
+    operand = match.operand(name)
+    return null(name) if operand is None else pointer(name, operand.role, operand.spec.dtype, Access.READ)
+
+
+def _operand_problem(match: Match) -> str:
+    for name in ("x", "weight", "out"):
+        if match.operand(name) is None:
+            return f"the match has no operand {name!r}"
+    element = match.need("weight").spec.dtype
+    if element not in DTYPES:
+        return f"weights are {element.value}; gemv serves {', '.join(dtype.value for dtype in DTYPES)}"
+    for operand in match.operands:
+        if operand.spec.strides:
+            return f"operand {operand.name} is not contiguous"
+        if operand.name != "out" and operand.spec.dtype is not element:
+            return f"operand {operand.name} is {operand.spec.dtype.value} beside weights in {element.value}"
+    if match.need("out").spec.dtype not in DTYPES:
+        return f"the result is {match.need('out').spec.dtype.value}; gemv writes {', '.join(d.value for d in DTYPES)}"
+    return ""
+
+
+def _attribute_problem(match: Match) -> str:
+    n, k, pair = match.integer("n"), match.integer("k"), match.integer("pair", 1)
+    norm = match.text("norm", "none")
+    if pair not in (1, 2):
+        return f"pair is {pair}; gemv combines at most two rows"
+    if norm not in NORMS:
+        return f"norm {norm!r} is unknown; gemv knows {', '.join(NORMS)}"
+    if norm in ("rms", "rms_one_plus") and match.operand("norm_weight") is None:
+        return f"norm {norm!r} needs an operand norm_weight"
+    if min(n, k) < 1 or max(n * pair, k) >= 1 << 31:
+        return f"n={n}, k={k}: both must be positive 32-bit integers"
+    if match.need("x").spec.numel != k:
+        return f"x has {match.need('x').spec.numel} elements for rows of {k}: gemv serves one token"
+    if match.need("weight").spec.numel != pair * n * k:
+        return f"weight has {match.need('weight').spec.numel} elements, expected {pair} x {n} x {k}"
+    try:
+        epilogue_struct(match.epilogue, pair, _aux_count(match))
+    except ContractError as error:
+        return f"epilogue: {error}"
+    return ""
+
+

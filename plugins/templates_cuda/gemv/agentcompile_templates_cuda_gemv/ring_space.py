@@ -1,0 +1,92 @@
+"""Schedules of gemv_ring.cu: ring size, stage shape and the cap on what is in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from agentcompile_core.plan import Schedule
+from agentcompile_core.target import Target
+
+from .shape import SHARED_RESERVED_PER_BLOCK, WARP_SIZE, Shape, ceil_div
+
+LARGEST_RING_BYTES = 96 << 10
+USUAL_RING_BYTES = 64 << 10
+SMALLEST_STAGE_BYTES = 4 << 10
+IN_FLIGHT_BYTES = (16 << 10, 64 << 10)  # least and most per block; deeper requests only delay the next kernel's input
+STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, rounded up
+
+
+def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
+    """All legal ring schedules, best guess first; empty where the target or the row length rules the ring out."""
+    if not target.has_bulk_copy or not shape.vectorized:
+        return ()
+    found = [schedule for schedule in _enumerate(shape) if is_legal(shape, schedule, target)]
+    return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))
+
+
+def stage_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Bytes of one slot of the ring."""
+    rows = schedule.integer("warps") * schedule.integer("rows") * shape.pair
+    return rows * schedule.integer("columns") * shape.element_bytes
+
+
+def ring_shared_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Dynamic shared memory: the ring, and the staged row behind it."""
+    return schedule.integer("stages") * stage_bytes(shape, schedule) + shape.k * shape.element_bytes
+
+
+def is_legal(shape: Shape, schedule: Schedule, target: Target) -> bool:
+    """Whether the blocks that should share an SM fit on it."""
+    shared = ring_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES
+    resident = schedule.integer("blocks_per_sm")
+    fits = resident * (shared + SHARED_RESERVED_PER_BLOCK) <= target.shared_bytes_per_sm
+    # The block scheduler fills an SM before it takes the next: a grid of one block per SM must not fit twice.
+    crowded = (resident + 1) * (shared + SHARED_RESERVED_PER_BLOCK) > target.shared_bytes_per_sm or resident > 1
+    return fits and crowded and shared <= target.shared_bytes_per_block and stage_bytes(shape, schedule) >= SMALLEST_STAGE_BYTES
+
+
+def _column_choices(shape: Shape) -> tuple[int, ...]:
+    """Columns per stage: whole rows where they are short, else slices; multiples of what a warp reads in one step."""
+    step = WARP_SIZE * shape.vector
+    whole = ceil_div(shape.k, step) * step
+    slices = [columns for columns in (2 * step, 4 * step, 8 * step) if columns < whole]
+    return (*slices, whole) if whole <= 16 * step else tuple(slices)
+
+
+def _enumerate(shape: Shape) -> Iterator[Schedule]:
+    for columns in _column_choices(shape):
+        for rows in (1, 2):
+            for stages in (2, 3, 4, 6):
+                for in_flight in sorted({1, 2, stages // 2, stages}):
+                    for blocks_per_sm in (2, 1):
+                        yield ring_schedule(rows=rows, columns=columns, stages=stages, in_flight=in_flight,
+                                            blocks_per_sm=blocks_per_sm)
+
+
+def ring_schedule(*, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, warps: int = 8,
+                  specialize_k: bool = True) -> Schedule:
+    """One ring schedule; the parameters of the direct path are 0."""
+    return Schedule({"path": "ring", "warps": warps, "rows": rows, "columns": columns, "stages": stages,
+                     "in_flight": in_flight, "blocks_per_sm": blocks_per_sm, "unroll": 0, "warps_per_row": 1,
+                     "specialize_k": specialize_k})
+
+
+def _badness(shape: Shape, schedule: Schedule, target: Target) -> float:
+    """Distance from what won on the H200: a ring up to the block's share of the weight, half of it in flight."""
+    resident = schedule.integer("blocks_per_sm")
+    blocks = shape.blocks(target, resident, schedule.integer("warps"))
+    share = shape.weight_bytes / blocks
+    room = target.shared_bytes_per_sm / resident - SHARED_RESERVED_PER_BLOCK - shape.k * shape.element_bytes
+    stage = stage_bytes(shape, schedule)
+    ring = schedule.integer("stages") * stage
+    flight = schedule.integer("in_flight") * stage
+    ideal_ring = min(share, room, USUAL_RING_BYTES if share < 2 * USUAL_RING_BYTES else LARGEST_RING_BYTES)
+    ideal_flight = min(max(ideal_ring / 2, IN_FLIGHT_BYTES[0]), IN_FLIGHT_BYTES[1])
+    badness = abs(math.log2(ring / ideal_ring)) + abs(math.log2(flight / ideal_flight))
+    badness += 3.0 * shape.row_waste(blocks, schedule.integer("warps") * schedule.integer("rows"))
+    badness += 0.0 if resident == 2 else 1.0
+    badness += 0.0 if shape.k % schedule.integer("columns") == 0 else 0.5
+    copy_bytes = min(schedule.integer("columns"), shape.k) * shape.element_bytes
+    badness += 0.5 * max(0.0, math.log2(2048 / copy_bytes))  # small copies make the producer issue bound
+    return badness + 0.05 * abs(schedule.integer("stages") - 3)
