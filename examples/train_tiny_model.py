@@ -40,10 +40,11 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY_SIZE = 2048
 CONTEXT_TOKENS = 256
-TOPIC_REPEATS = 2
+TOPIC_REPEATS = 1
 HELD_OUT_EVERY = 25
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"})
 REPORT_STEPS = 250
+PLAIN_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 PROMPTS = ("The", "A function", "If the object is", "This module provides", "When a class is defined", "Return")
 
 
@@ -62,18 +63,21 @@ def prose_paragraphs(text: str) -> Iterator[str]:
         lines = [line.strip() for line in block.strip().splitlines()]
         if len(lines) > 1 and re.fullmatch(r"[*=~^+#-]{3,}", lines[1]):
             lines = lines[2:]
-        paragraph = re.sub(r"\s+", " ", " ".join(lines)).strip()
-        paragraph = re.sub(r"^(?:[*-]|\d+\.) ", "", paragraph)
-        paragraph = re.sub(r":\w+:`~?([^`]*)`", r'"\1"', paragraph).replace("``", '"').replace("`", '"')
+        paragraph = re.sub(r"^(?:[*-]|\d+\.) ", "", re.sub(r"\s+", " ", " ".join(lines)).strip())
+        paragraph = re.sub(r":[\w:]+:`~?([^`]*)`", r'"\1"', paragraph).replace("``", '"').replace("`", '"')
+        paragraph = re.sub(r"\*{1,2}(\w+)\*{1,2}", r"\1", paragraph.translate(PLAIN_QUOTES))  # no emphasis marks
+        paragraph = re.sub(r"(?<=[a-z]-) (?!and |or )| \[\d+\]_?", "", paragraph)  # joined hyphens, no footnotes
         if is_prose(paragraph):
             yield paragraph
 
 
 def is_prose(paragraph: str) -> bool:
     """Whether `paragraph` is at least one whole sentence made mostly of words."""
-    if len(paragraph) < 50 or not paragraph[0].isupper() or paragraph[-1] not in ".:":
+    if len(paragraph) < 50 or not paragraph[0].isupper() or paragraph[-1] != ".":
         return False
     if any(mark in paragraph for mark in (">>>", "::=", "---", "===", " = ", "http", " : ", "|", "\\", ".. ")):
+        return False
+    if re.match(r"(Changed|New|Deprecated) in version|(Args|Arguments|Raises|Returns|Examples?):", paragraph):
         return False
     words = paragraph.split()
     plain = sum(re.fullmatch(r"[\"'(]?[A-Za-z][a-z'-]*[\"')]?[.,;:]?", word) is not None for word in words)
@@ -273,7 +277,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="windows of text in a step")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and windows")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler; a third faster)")
+    parser.add_argument(
+        "--compile", action="store_true", help="use torch.compile (needs a C++ compiler; a third faster)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
