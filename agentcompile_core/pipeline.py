@@ -1,0 +1,231 @@
+"""The whole flow, top to bottom. A newcomer starts here: eight stages over immutable values, and one loop of rounds."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from . import keys, serial
+from .advice import AdviceRecord
+from .bundle import Bundle
+from .candidate import Kernel, StepSource
+from .context import Context
+from .errors import BuildError, Cause, Failure, StageName, UsageError
+from .graph import GraphKind, GraphSet, Workload
+from .interfaces import Backend, Frontend, LoadedModel
+from .plan import PlanSpace
+from .program import Program, framework_program, make_program
+from .record import TuningRecord
+from .region import Analysis, Region, RegionSummary
+from .selection import Basis, Selection, fallback
+from .stages import advise, analyze, emit, lower, plan, select, validate
+
+
+@frozen(kw_only=True)
+class Compilation:
+    """Everything that one compilation found out, as values."""
+
+    graphs: GraphSet
+    analyses: tuple[Analysis, ...]
+    spaces: tuple[PlanSpace, ...]
+    advice: tuple[AdviceRecord, ...]
+    records: tuple[TuningRecord, ...]
+    selections: tuple[Selection, ...]
+    programs: dict[str, Program]
+    kernels: dict[str, Kernel] = field(repr=False)
+    failures: tuple[Failure, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
+    lowered: int = 0
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """Merged regions of all analyses."""
+        return tuple(region for analysis in self.analyses for region in analysis.regions)
+
+    @property
+    def sources(self) -> dict[str, StepSource]:
+        """Sources of all programs by digest."""
+        return {s.digest: s for program in self.programs.values() for s in program.sources}
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the kernels were validated but not measured."""
+        return any(s.basis is Basis.PROVISIONAL for s in self.selections)
+
+
+def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | None = None) -> Compilation:
+    """Analyze, plan, then advise / lower / validate / select in rounds, for graphs that are captured already."""
+    clock = _Clock(ctx, began or {})
+    if graphs.eager_reason or not graphs.graphs:
+        return _eager(graphs, ctx, clock)
+    with clock("analyze"):
+        analyses = analyze.run(graphs, ctx)
+    regions = tuple(r for a in analyses for r in a.regions)
+    summaries = tuple(s for a in analyses for s in a.summaries)
+    with clock("plan"):
+        spaces = plan.run(analyses, ctx)
+    records, advice, lowered = _rounds(regions, summaries, spaces, ctx, clock)
+    with clock("select"):
+        selections = select.run(regions, spaces, records, ctx)
+    programs = programs_of(graphs, regions, selections)
+    with clock("build"):
+        kernels = built(programs, ctx)
+    return Compilation(graphs=graphs, analyses=analyses, spaces=spaces, advice=advice, records=records, selections=selections,
+                       programs=programs, kernels=kernels, failures=tuple(ctx.failures), seconds=clock.seconds, lowered=lowered)
+
+
+def _rounds(regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...], ctx: Context,
+            clock: "_Clock") -> tuple[tuple[TuningRecord, ...], tuple[AdviceRecord, ...], int]:
+    records: tuple[TuningRecord, ...] = ()
+    advice: tuple[AdviceRecord, ...] = ()
+    lowered = 0
+    deadline = time.monotonic() + ctx.config.budget_s
+    for round_number in range(max(1, ctx.config.rounds)):
+        with clock("advise"):
+            ordered = advise.run(regions, summaries, spaces, records, round_number, ctx)
+        advice += tuple(o.record for o in ordered)
+        with clock("lower"):
+            candidates = lower.run(regions, ordered, ctx)
+        lowered += len(candidates)
+        left_s = deadline - time.monotonic()
+        if not candidates or left_s <= 0:
+            break
+        with clock("validate"):
+            records += validate.run(candidates, regions, ordered, left_s, ctx)
+    return records, advice, lowered
+
+
+def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple[Selection, ...]) -> dict[str, Program]:
+    """The program of every graph: steps where regions were selected (decode, forward), the framework elsewhere."""
+    chosen = {s.signature: s for s in selections}
+    return {g.name: framework_program(g) if g.kind is GraphKind.PREFILL else make_program(g, regions, chosen) for g in graphs.graphs}
+
+
+def built(programs: Mapping[str, Program], ctx: Context) -> dict[str, Kernel]:
+    """Kernels of every source of the programs for the target, from the store or built now by the backend that makes its code."""
+    backend = builder(ctx)
+    if backend is None:
+        return {}
+    kernels: dict[str, Kernel] = {}
+    for source in {s.digest: s for p in programs.values() for s in p.sources}.values():
+        kernel = build_one(source, backend, ctx)
+        if kernel is not None:
+            kernels[source.digest] = kernel
+    return kernels
+
+
+def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:
+    """One kernel from the store, or built and stored; None and a recorded failure if it does not build."""
+    key = keys.kernel_key(source, ctx.target, backend.name, backend.compiler())
+    kernel = ctx.store.kernel(key)
+    if kernel is not None:
+        return kernel
+    try:
+        kernel = backend.build(source, ctx.target)
+    except BuildError as exc:
+        ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name, subject=source.digest, message=str(exc)))
+        return None
+    ctx.store.put_kernel(key, kernel)
+    return kernel
+
+
+def builder(ctx: Context) -> Backend | None:
+    """The backend that builds for the target: ``cuda`` where it can, else the one candidates are validated on."""
+    for backend in ctx.catalog.backends.values():
+        if backend.name == "cuda" and backend.can_build(ctx.target):
+            return backend
+    return ctx.backend
+
+
+def _eager(graphs: GraphSet, ctx: Context, clock: "_Clock") -> Compilation:
+    reason = graphs.eager_reason or "nothing was captured"
+    return Compilation(graphs=graphs, analyses=(), spaces=(), advice=(), records=(), selections=(fallback("", graphs.model.name, reason),),
+                       programs={}, kernels={}, failures=tuple(ctx.failures), seconds=clock.seconds)
+
+
+class _Clock:
+    """Times stages, reports them and sends the event; times of one stage in several rounds add up."""
+
+    def __init__(self, ctx: Context, began: dict[str, float]) -> None:
+        self._ctx, self._seconds, self._name, self._start = ctx, dict(began), "", 0.0
+
+    def __call__(self, name: str) -> "_Clock":
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        self._ctx.report("stage_started", {"stage": self._name})
+        self._start = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        took = time.monotonic() - self._start
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + took
+        self._ctx.report("stage_finished", {"stage": self._name, "seconds": took})
+        self._ctx.catalog.emit("agentcompile_stage_finished", stage=self._name, seconds=took, facts={})
+
+    @property
+    def seconds(self) -> tuple[tuple[str, float], ...]:
+        return tuple(self._seconds.items())
+
+
+def frontend_for(what: object, ctx: Context) -> Frontend:
+    """The frontend that understands ``what``.
+
+    Raises:
+        UsageError: none does.
+    """
+    for _, frontend in sorted(ctx.catalog.frontends.items()):
+        if ctx.catalog.guard(lambda f=frontend: f.accepts(what), stage=StageName.CAPTURE, plugin=frontend.name, subject=str(what)[:80]):  # type: ignore[misc]
+            return frontend
+    raise UsageError(f"cannot tell what {str(what)[:120]!r} is; give a model folder, a model identifier, a .py file with Model, or a live module")
+
+
+def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...], model_digest: str) -> GraphSet:
+    """Graphs from the store, or captured now and stored."""
+    from .stages import capture
+
+    key = keys.capture_key(model_digest, workload, versions)
+    text = ctx.store.text("capture", key)
+    if text is not None:
+        try:
+            return serial.loads(text, GraphSet).verify()
+        except UsageError:
+            ctx.report("store_miss", {"key": key})
+    graphs = capture.run(loaded, workload, ctx, frontend=frontend)
+    ctx.store.put_text("capture", key, serial.dumps(graphs))
+    return graphs
+
+
+def emitted(compilation: Compilation, ctx: Context) -> Bundle:
+    """The bundle of a compilation."""
+    return emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, ctx)
+
+
+def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:
+    """The pipeline's counts, as evaluation.md names them."""
+    graph = next((g for g in compilation.graphs.graphs if g.kind is not GraphKind.PREFILL), None)
+    steps = [s for selection in compilation.selections for s in selection.steps]
+    times = [s.measurement.us for s in steps if s.measurement]
+    done = [r for r in compilation.records if r.verdict is not None]
+    return {
+        "nodes": len(graph.nodes) if graph else 0,
+        "regions": sum(a.instances for a in compilation.analyses),
+        "merged_regions": len(compilation.regions),
+        "plans": sum(len(s.covers) for s in compilation.spaces),
+        "candidates": sum(s.candidates for s in compilation.spaces),
+        "lowered": compilation.lowered,
+        "built": len(compilation.records) - sum(1 for r in compilation.records if r.failure is Cause.COMPILE),
+        "validated": sum(1 for r in done if r.verdict and r.verdict.passed),
+        "advised": sum(1 for a in compilation.advice if a.accepted.order or a.accepted.hints or a.accepted.label),
+        "selected": len(steps),
+        "selected_us": [min(times), max(times)] if times else [],
+        "max_abs": max((s.max_abs for s in steps), default=0.0),
+        "max_rel": max((s.max_rel for s in steps), default=0.0),
+        "files": len(bundle.files) + 1 if bundle else 0,
+        "signatures": len(compilation.sources),
+        "failures": len(compilation.failures),
+        "seconds": dict(compilation.seconds),
+    }
+
+
