@@ -1,0 +1,150 @@
+"""Builds CUDA source for the CPU: g++, the emulator's runtime, and a content-addressed cache of shared libraries."""
+
+import enum
+import functools
+import hashlib
+import importlib.resources
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentcompile_core.errors import BuildError, UsageError
+
+from .toolchain import Toolchain, find_toolchain
+
+RUNTIME_FOLDER = Path(__file__).parent / "src"
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
+
+
+class Mode(enum.Enum):
+    """What a build is for.
+
+    PLAIN is the fastest. CHECKED instruments every load and store for the emulator's own checks. SANITIZER uses g++'s
+    address and undefined-behaviour sanitizers and runs only in a child process (``isolate.run_isolated``).
+    """
+
+    PLAIN = "plain"
+    CHECKED = "checked"
+    SANITIZER = "sanitizer"
+
+
+# -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang. -fno-gnu-unique: many
+# modules live in one process.
+_COMMON = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
+           "-fno-finite-loops", "-w")
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
+    Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}
+_KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {
+    Mode.PLAIN: ("-O2",),
+    Mode.CHECKED: ("-O1", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
+_LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: (), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}
+
+
+def default_cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/agentcompile/emulation``, by default under ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentcompile" / "emulation"
+
+
+@functools.cache
+def core_include_folder() -> Path:
+    """The folder from which ``#include <agentcompile/...>`` is resolved."""
+    return Path(str(importlib.resources.files("agentcompile_core"))) / "include"
+
+
+@functools.cache
+def runtime_digest() -> str:
+    """SHA-256 of the emulator's C++ source: part of every cache key and of the backend's compiler name."""
+    digest = hashlib.sha256()
+    for path in sorted(RUNTIME_FOLDER.iterdir()):
+        if path.suffix in (".h", ".cpp"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _core_headers_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(core_include_folder().rglob("*.cuh")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _run(command: Sequence[str], deadline_s: float, what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"g++ did not finish {what} within {deadline_s:g} s; raise the deadline or simplify the source") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+        raise BuildError(f"g++ refused {what}:\n" + "\n".join(lines[first:first + 20]))
+
+
+def _include_flags(toolchain: Toolchain) -> list[str]:
+    folders = (RUNTIME_FOLDER, core_include_folder())
+    return [f"-I{folder}" for folder in folders] + [f"-isystem{folder}" for folder in toolchain.includes]
+
+
+def _runtime_object(toolchain: Toolchain, mode: Mode, cache: Path, deadline_s: float) -> Path:
+    flags = [*_COMMON, *_RUNTIME_FLAGS[mode], *toolchain.processor_flags]
+    key = hashlib.sha256(repr((runtime_digest(), flags, toolchain.version, toolchain.includes)).encode()).hexdigest()[:16]
+    target = cache / f"runtime-{key}.o"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            made = Path(folder) / "runtime.o"
+            _run([toolchain.compiler, *flags, *_include_flags(toolchain), "-c", str(RUNTIME_FOLDER / "runtime.cpp"), "-o", str(made)],
+                 deadline_s, "the emulator's runtime")
+            os.replace(made, target)
+    return target
+
+
+def _check_request(headers: Mapping[str, str], entries: Sequence[str]) -> None:
+    for name in headers:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UsageError(f"header name {name!r} leaves the build folder; use a plain relative name")
+    bad = [entry for entry in entries if not _IDENTIFIER.match(entry)]
+    if bad or not entries:
+        raise UsageError(f"kernel entries must be C identifiers and at least one, got {list(entries)!r}; name the extern \"C\" kernels")
+
+
+def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: Mode = Mode.PLAIN, *,
+          cache_folder: Path | None = None, deadline_s: float = 120.0) -> Path:
+    """Compile CUDA source for the CPU and return the shared library, from the cache if it was built before.
+
+    ``headers`` maps names as the source includes them to their text; ``<agentcompile/...>`` comes from the core.
+    ``entries`` are the ``extern "C" __global__`` functions to make launchable.
+
+    Raises:
+        BuildError: g++ refuses the source or passes the deadline.
+        UsageError: no toolchain, or names that cannot be.
+    """
+    _check_request(headers, entries)
+    toolchain = find_toolchain()
+    cache = cache_folder or default_cache_folder()
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    flags = [*_COMMON, *_KERNEL_FLAGS[mode], *toolchain.processor_flags]
+    key_parts = (code, sorted(headers.items()), tuple(entries), flags, toolchain.version, toolchain.includes, runtime_digest(),
+                 _core_headers_digest())
+    library = cache / f"{entries[0][:40]}-{mode.value}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:24]}.so"
+    if library.exists():
+        return library
+    runtime = _runtime_object(toolchain, mode, cache, deadline_s)
+    with tempfile.TemporaryDirectory(dir=cache) as name:
+        folder = Path(name)
+        for header, text in {**headers, "kernel.cu": code}.items():
+            path = folder / header
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        unit = '#include "shim.h"\n#include "kernel.cu"\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
+        (folder / "unit.cpp").write_text(unit, encoding="utf-8")
+        # The map keeps the temporary folder's name out of the debug information: messages name kernel.cu.
+        command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}/=", *_include_flags(toolchain)]
+        _run([*command, "-c", str(folder / "unit.cpp"), "-o", str(folder / "unit.o")], deadline_s, "the kernel")
+        _run([toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime), "-o", str(folder / "out.so"), "-lrt"],
+             deadline_s, "to link the kernel")
+        os.replace(folder / "out.so", library)
+    return library

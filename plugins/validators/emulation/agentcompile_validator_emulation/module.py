@@ -1,0 +1,178 @@
+"""Launches kernels of a built library in this process, with the argument array of a CUDA driver launch."""
+
+import ctypes
+import enum
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentcompile_core.errors import AgentCompileError, UsageError
+from attrs import field, frozen
+
+_CODE_ADDRESS = re.compile(r" \[code \+0x([0-9a-f]+)\]")
+
+
+class EmulationError(AgentCompileError):
+    """A launch broke a rule of the CUDA execution model, or did not end; the message says which thread did what where."""
+
+
+class Access(enum.IntEnum):
+    """What a kernel may do with a buffer. A WRITE buffer is an output: reading a byte before it is written is an error."""
+
+    READ = 0
+    WRITE = 1
+    READ_WRITE = 2
+
+
+class ThreadOrder(enum.IntEnum):
+    """Order of warps and of the lanes in a warp, and of the blocks of a grid."""
+
+    ASCENDING = 0
+    DESCENDING = 1
+    RANDOM = 2
+
+
+@frozen(kw_only=True)
+class Buffer:
+    """A pointer argument: address and size in bytes (address 0: the null pointer).
+
+    ``written_by_the_chain``: an earlier kernel writes it, so under programmatic dependent launch it may not be read
+    before the dependency wait.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+    access: Access = Access.READ_WRITE
+    written_by_the_chain: bool = True
+
+
+Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float
+
+
+@frozen(kw_only=True)
+class LaunchOptions:
+    """How a grid is run.
+
+    ``warp_skewed``: a warp runs as far as it can before the next starts (finds missing trailing barriers).
+    ``lazy_copies``: asynchronous copies land as late as the program allows, their destination is garbage until then.
+    ``preempt_per_million``: chance that a checked access lets another thread run first.
+    ``deadline_s``: wall time limit of the launch, 0 for none.
+    """
+
+    order: ThreadOrder = ThreadOrder.ASCENDING
+    warp_skewed: bool = True
+    lazy_copies: bool = False
+    programmatic_launch: bool = False
+    preempt_per_million: int = 0
+    seed: int = 0
+    deadline_s: float = field(default=60.0)
+
+
+# Between them these orders expose every planted synchronisation bug of the tests in plain builds too.
+SCHEDULES: tuple[LaunchOptions, ...] = (
+    LaunchOptions(warp_skewed=False, lazy_copies=True),
+    LaunchOptions(order=ThreadOrder.DESCENDING, warp_skewed=False, lazy_copies=False),
+    LaunchOptions(order=ThreadOrder.RANDOM, warp_skewed=False, lazy_copies=True),
+    LaunchOptions(lazy_copies=True),
+    LaunchOptions(order=ThreadOrder.DESCENDING, lazy_copies=True),
+    LaunchOptions(order=ThreadOrder.RANDOM, lazy_copies=True),
+)
+
+
+class _BufferSpec(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("role", ctypes.c_int),
+                ("written_by_the_chain", ctypes.c_int)]
+
+
+class _LaunchRequest(ctypes.Structure):
+    _fields_ = [("entry", ctypes.c_char_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+                ("dynamic_shared_bytes", ctypes.c_size_t), ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+                ("buffers", ctypes.POINTER(_BufferSpec)), ("buffer_count", ctypes.c_int), ("lane_order", ctypes.c_int),
+                ("warp_skewed", ctypes.c_int), ("lazy_copies", ctypes.c_int), ("checks", ctypes.c_int),
+                ("programmatic_launch", ctypes.c_int), ("preempt_per_million", ctypes.c_long), ("seed", ctypes.c_ulonglong),
+                ("deadline_s", ctypes.c_double)]
+
+
+class PreparedLaunch:
+    """One launch with its argument values; call it as often as wanted. Keeps every C structure it points to alive."""
+
+    def __init__(self, module: "EmulatedModule", entry: str, grid: Sequence[int], block: Sequence[int],
+                 arguments: Sequence[Buffer | Scalar], dynamic_shared_bytes: int, options: LaunchOptions) -> None:
+        self._module = module
+        buffers = [argument for argument in arguments if isinstance(argument, Buffer)]
+        self._values = [ctypes.c_void_p(a.address or None) if isinstance(a, Buffer) else a for a in arguments]
+        pointers = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values]
+        self._array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
+        live = [b for b in buffers if b.address]
+        self._specs = (_BufferSpec * max(1, len(live)))(*[
+            _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain)) for b in live])
+        self._request = _LaunchRequest(
+            entry=entry.encode(), grid=(ctypes.c_uint * 3)(*_three(grid)), block=(ctypes.c_uint * 3)(*_three(block)),
+            dynamic_shared_bytes=dynamic_shared_bytes, arguments=self._array, buffers=self._specs, buffer_count=len(live),
+            lane_order=int(options.order), warp_skewed=options.warp_skewed, lazy_copies=options.lazy_copies,
+            checks=module.checked, programmatic_launch=options.programmatic_launch,
+            preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s)
+
+    def __call__(self) -> None:
+        """Run the grid to its end.
+
+        Raises:
+            EmulationError: the kernel broke a rule or passed the deadline.
+        """
+        self._module._run(self._request)
+
+
+def _three(shape: Sequence[int]) -> tuple[int, int, int]:
+    if not 1 <= len(shape) <= 3 or any(n < 1 for n in shape):
+        raise UsageError(f"a grid or block of shape {tuple(shape)}: give one to three positive numbers")
+    x, y, z = (*shape, 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+class EmulatedModule:
+    """A library from ``engine.build``, loaded. One launch at a time; other threads wait."""
+
+    def __init__(self, library: Path, *, checked: bool) -> None:
+        self.library = library
+        self.checked = checked
+        self._lock = threading.Lock()
+        self._launch = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL).emu_launch
+        self._launch.argtypes = [ctypes.POINTER(_LaunchRequest), ctypes.c_char_p, ctypes.c_size_t]
+        self._launch.restype = ctypes.c_int
+
+    def prepare(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
+                dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions()) -> PreparedLaunch:
+        """Return the launch as a callable. Buffers must stay alive and in place as long as it is used."""
+        return PreparedLaunch(self, entry, grid, block, arguments, dynamic_shared_bytes, options)
+
+    def launch(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
+               dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions()) -> None:
+        """Prepare and run once. Raises EmulationError."""
+        self.prepare(entry, grid, block, arguments, dynamic_shared_bytes, options)()
+
+    def _run(self, request: _LaunchRequest) -> None:
+        error = ctypes.create_string_buffer(2048)
+        with self._lock:
+            code = self._launch(ctypes.byref(request), error, len(error))
+        if code:
+            raise EmulationError(_with_source_lines(error.value.decode(errors="replace"), self.library))
+
+
+def _with_source_lines(message: str, library: Path) -> str:
+    """Replace module offsets by file and line where addr2line is installed."""
+    found = _CODE_ADDRESS.search(message)
+    tool = shutil.which("addr2line")
+    if not found or not tool:
+        return message
+    try:
+        done = subprocess.run([tool, "-e", str(library), f"0x{found.group(1)}"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return message
+    where = done.stdout.strip().split(" ")[0]
+    if not where or where.startswith("??"):
+        return message
+    return _CODE_ADDRESS.sub(f" [{where}]", message)

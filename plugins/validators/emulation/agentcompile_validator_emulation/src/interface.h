@@ -1,0 +1,95 @@
+// What kernel code (compiled by g++ through shim.h and agentcompile/ptx.cuh) calls in the emulator's runtime.
+// `site` names the place of a barrier by source line: the compiler may duplicate code, so a return address would not do.
+#pragma once
+#include <builtin_types.h>  // the real CUDA vector types: dim3, uint3, uint4
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace emu {
+
+// The part of a thread that kernel code reads; the runtime's Thread derives from it.
+struct ThreadCoordinates {
+  uint3 thread_index;
+  uint3 block_index;
+  dim3 block_dim;
+  dim3 grid_dim;
+  unsigned linear, lane, warp;
+};
+extern ThreadCoordinates* current;  // the running thread; null while the scheduler runs
+
+enum class Predicate : int { count, all, any };
+enum class Reduction : int { add, min_signed, max_signed, min_unsigned, max_unsigned, bit_and, bit_or, bit_xor };
+
+// --- barriers and warp collectives (collectives.cpp) ---
+void block_barrier(unsigned site);
+int block_barrier_reduce(unsigned site, int predicate, Predicate kind);
+void named_barrier_sync(int id, int threads);
+void warp_barrier(unsigned mask);
+uint64_t warp_shuffle(unsigned mask, uint64_t bits, int source_lane);
+unsigned warp_ballot(unsigned mask, int predicate);
+unsigned warp_match_any(unsigned mask, uint64_t bits);
+unsigned warp_reduce(unsigned mask, unsigned value, Reduction kind);
+unsigned active_mask();
+
+// --- tensor cores (tensor_cores.cpp) ---
+void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row, bool transposed);
+void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+
+// --- copies and barriers that complete asynchronously (async_copies.cpp) ---
+void cp_async(void* shared, const void* global, int bytes, int source_bytes);
+void cp_async_commit();
+void cp_async_wait(int pending_groups);
+void mbarrier_init(unsigned long long* barrier, int arrivals);
+void mbarrier_init_fence();
+void mbarrier_arrive(unsigned long long* barrier, unsigned expected_bytes);
+void mbarrier_wait(unsigned long long* barrier, unsigned parity);
+void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
+void bulk_prefetch(const void* global, unsigned bytes);
+
+// --- programmatic dependent launch, memory (scheduler.cpp, memory_checks.cpp) ---
+void grid_dependency_wait();
+void launch_dependents();
+void* dynamic_shared();
+void require_aligned(const void* address, size_t bytes);
+void device_fence();                                // __threadfence
+void note_atomic(const void* address, size_t bytes);  // before every atomic operation on memory
+void note_relaxed_load(const void* address, size_t bytes);
+void trap(const char* reason);
+
+using KernelTrampoline = void (*)(void** arguments);
+void register_kernel(const char* name, KernelTrampoline trampoline);
+
+template <class T>
+inline uint64_t to_bits(const T& value) {
+  static_assert(sizeof(T) <= 8, "warp collectives move at most 8 bytes");
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+template <class T>
+inline T from_bits(uint64_t bits) {
+  T value;
+  std::memcpy(static_cast<void*>(&value), &bits, sizeof(T));
+  return value;
+}
+
+// Keeps template arguments of an atomic's operands from being deduced.
+template <class T>
+struct Identity {
+  using type = T;
+};
+template <class T>
+using identity_t = typename Identity<T>::type;
+
+#define EMU_UNCHECKED __attribute__((no_sanitize("thread")))
+
+template <class T>
+EMU_UNCHECKED __attribute__((noinline)) T load_relaxed(const T* address) {
+  note_relaxed_load(address, sizeof(T));
+  return *const_cast<const volatile T*>(address);
+}
+
+}  // namespace emu

@@ -1,0 +1,195 @@
+// Inner vocabulary of the emulator's runtime, shared by its .cpp files (which build.cpp includes as one unit).
+//
+// A block's threads are fibers on one operating-system thread; blocks run one after another. Time within a block is counted by
+// its block barriers (`block_epoch`), its warp barriers (`warp_epoch`) and, for mbarriers and named barriers, by vector clocks.
+#pragma once
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "interface.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMU_ADDRESS_SANITIZER 1
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define EMU_ADDRESS_SANITIZER 0
+#endif
+#define EMU_RAW __attribute__((no_sanitize("address"), no_sanitize("undefined")))
+
+namespace emu {
+
+constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 256;
+constexpr unsigned char poison = 0xff;  // a NaN in every float format
+
+enum class State : uint8_t { unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, done };
+enum class Collective : uint8_t { shuffle, ballot, match, barrier, reduce, tensor_core, ldmatrix };
+
+struct Fiber;
+struct Mbarrier;
+using WarpFunction = void (*)(void* const* inputs, void* const* outputs);
+using Clock = std::vector<uint32_t>;  // one entry per thread, then one per mbarrier (its bulk copies)
+
+struct PendingCopy {
+  char* destination;
+  const char* source;
+  unsigned bytes, source_bytes;
+};
+
+struct Thread : ThreadCoordinates {
+  State state = State::unstarted;
+  Fiber* fiber = nullptr;
+  // where it waits
+  unsigned barrier_site = 0, collective_mask = 0;
+  Collective collective = Collective::barrier;
+  Mbarrier* awaited = nullptr;
+  unsigned awaited_parity = 0;
+  int named_barrier = 0, reduce_operand = 0, reduce_kind = -1, reduce_result = 0;
+  // order of its accesses
+  uint32_t block_epoch = 1, warp_epoch = 1, time = 1;
+  uint32_t fence_epoch = 0;       // block epoch of its latest __threadfence
+  bool unfenced_writes = false;
+  Clock clock;                    // empty until the block uses an mbarrier or a named barrier
+  bool dependency_waited = false;
+  // its cp.async groups
+  std::vector<PendingCopy> open_group;
+  std::vector<std::vector<PendingCopy>> groups;
+};
+
+struct Warp {
+  struct Group {
+    unsigned mask, arrived;
+    Collective kind;
+  };
+  unsigned alive = 0, runnable = 0;
+  std::vector<Group> groups;
+  uint64_t in[warp_lanes], out[warp_lanes];
+  int operand[warp_lanes];
+  const void* in_pointer[warp_lanes];
+  void* out_pointer[warp_lanes];
+};
+
+struct Mbarrier {
+  unsigned long long* address;
+  unsigned index;                 // its entry in clocks is thread_count + index
+  int arrivals_per_phase, pending_arrivals;
+  long long pending_bytes = 0;    // announced and not yet delivered
+  uint32_t phase = 0;
+  std::vector<PendingCopy> in_flight;
+  Clock arriving, completed;
+};
+
+struct NamedBarrier {
+  int expected = 0;
+  std::vector<Thread*> waiting;
+};
+
+enum class LaneOrder : int { ascending, descending, random };
+
+struct Options {
+  LaneOrder order = LaneOrder::ascending;
+  bool warp_skewed = false;  // one warp runs as far as it can before the next starts
+  bool lazy_copies = true;   // copies land as late as the program allows; until then the destination is garbage
+  bool checks = false;       // races, bounds, uninitialised reads (needs an instrumented build)
+  bool programmatic_launch = false;
+  long preempt_per_million = 0;
+  double deadline_s = 0;     // 0 = none
+};
+
+struct Block {
+  uint3 index;
+  unsigned linear = 0, thread_count = 0, warp_count = 0;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::map<unsigned long long*, std::unique_ptr<Mbarrier>> mbarriers;
+  NamedBarrier named_barriers[16];
+  bool clocks_active = false;
+  unsigned unfenced_writers = 0;
+  bool barriers_published = true;  // false between mbarrier_init and mbarrier_init_fence
+};
+
+struct SharedRegion {
+  char* low = nullptr;
+  size_t bytes = 0;
+  const char* name = "";
+  bool contains(const void* address) const { return size_t(static_cast<const char*>(address) - low) < bytes; }
+};
+
+extern Options options;
+extern Block block;
+extern SharedRegion static_region, dynamic_region;
+extern std::mt19937_64 random_source;
+extern bool failed;
+
+// True except while kernel code runs: then the deadline's signal may abandon the thread at any instruction. Every function that
+// kernel code calls opens a RuntimeScope.
+extern volatile bool in_runtime, deadline_passed;
+void fail_on_deadline();
+struct RuntimeScope {
+  RuntimeScope() { in_runtime = true; }
+  ~RuntimeScope() {
+    if (deadline_passed) fail_on_deadline();
+    in_runtime = false;
+  }
+};
+
+inline Thread* self() { return static_cast<Thread*>(current); }
+inline Warp& warp_of(const Thread* thread) { return block.warps[thread->warp]; }
+
+// fibers.cpp
+void run_until_nothing_is_runnable();  // called by the scheduler
+void suspend();                        // called by a thread that waits; returns when it is resumed
+void make_ready(Thread* thread);
+[[noreturn]] void abandon_thread();    // after a failure: back to the scheduler for good
+void reset_run_order();
+void discard_fibers();
+
+bool on_stack(const Thread* thread, const void* address);
+void set_kernel(KernelTrampoline kernel, void** arguments);
+
+// scheduler.cpp
+// Records the first failure of the launch; does not return when a thread runs.
+void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// async_copies.cpp
+bool land_one_copy();                  // false if nothing is in flight
+std::string describe_mbarrier(const Mbarrier& barrier);
+void check_no_copy_in_flight();        // at the end of a block
+
+// memory_checks.cpp
+enum class Access : uint8_t { read, write };
+struct AccessKind {
+  Access access;
+  bool atomic = false, must_be_aligned = false;
+};
+struct BufferSpec {  // one pointer argument; also the layout that Python passes
+  const char* name;
+  char* address;
+  size_t bytes;
+  int role;                 // BufferRole
+  int written_by_the_chain; // by an earlier kernel that may still be running (programmatic dependent launch)
+};
+enum BufferRole : int { role_read = 0, role_write = 1, role_read_write = 2 };
+void check_access(const void* address, size_t bytes, AccessKind kind, const void* code);
+void mark_in_flight(char* destination, size_t bytes);
+void mark_landed(char* destination, size_t bytes, const Thread* writer);
+void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier);
+void mark_mbarrier(unsigned long long* barrier);
+void begin_launch_checks(const BufferSpec* buffers, int count);
+void begin_block_checks();
+
+// collectives.cpp
+void activate_clocks();
+void release_to(Clock& into, Thread* from);
+void acquire_from(const Clock& from, Thread* into);
+void release_block_barrier();
+const char* name_of(Collective kind);
+
+}  // namespace emu
