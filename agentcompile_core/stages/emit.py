@@ -38,7 +38,7 @@ def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Sel
             entries.append(KernelEntry(digest=digest, path=path, backend=kernel.backend, arch=kernel.arch, sha256=kernel.sha256,
                                        compiler=kernel.compiler, resources=kernel.resources))
     files.update(_headers())
-    files.update({f"{EXTENSION}/{name}": data for name, data in extension_files(sources, kernels, graphs, ctx.target).items()})
+    files.update({f"{EXTENSION}/{name}": data for name, data in extension_files(programs, kernels, ctx.target).items()})
     manifest = Manifest(
         schema=serial.SCHEMA, core_version=__version__, model=graphs.model, workload=graphs.workload, target=ctx.target,
         kernels=tuple(entries), files=tuple(FileEntry(path=p, sha256=hashlib.sha256(d).hexdigest()) for p, d in sorted(files.items())),

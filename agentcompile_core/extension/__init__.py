@@ -1,0 +1,63 @@
+"""The part of a bundle that works without AgentCompile: a small pybind11 package that launches every kernel by name."""
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from ..candidate import Kernel, KernelArgument, StepSource
+from ..program import Program, Segment
+from ..region import Role
+from ..target import Target
+
+PACKAGE = "agentcompile_kernels"
+
+
+def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
+    """Files of the extension, by path: build scripts, launcher source, signatures, and the cubins as package data.
+
+    A signature is one launch of one source: entry, grid, block, shared memory, and its ordered arguments with sizes.
+    Only kernels built by the cuda backend are in it.
+    """
+    sources: dict[str, tuple[StepSource, Segment]] = {}
+    for program in programs.values():
+        by_digest = {s.digest: s for s in program.sources}
+        for segment in program.segments:
+            if segment.source in by_digest:
+                sources.setdefault(segment.source, (by_digest[segment.source], segment))
+    signatures: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    for digest, (source, segment) in sorted(sources.items()):
+        kernel = kernels.get(digest)
+        if kernel is None or kernel.backend != "cuda":
+            continue
+        files[f"{PACKAGE}/cubins/{digest}.cubin"] = kernel.binary
+        for launch in source.launches:
+            signatures[launch.entry] = {
+                "cubin": f"{digest}.cubin", "sha256": kernel.sha256, "grid": launch.grid, "block": launch.block,
+                "shared_bytes": launch.shared_bytes, "cluster": launch.cluster, "pdl": launch.pdl, "label": segment.label.value,
+                "arguments": [_argument(a, source, segment) for a in launch.arguments],
+            }
+    for name in ("launcher.cpp", "setup.py", "pyproject.toml", "README.md", "check.py"):
+        text = (resources.files(__package__) / "files" / f"{name}.in").read_text()
+        files[name] = text.replace("@ARCH@", target.arch).replace("@COUNT@", str(len(signatures))).encode()
+    files[f"{PACKAGE}/__init__.py"] = (resources.files(__package__) / "files" / "package.py.in").read_bytes()
+    document = {"arch": target.arch, "target": target.name, "signatures": signatures}
+    files[f"{PACKAGE}/signatures.json"] = json.dumps(document, indent=1, sort_keys=True).encode()
+    return files
+
+
+def _argument(argument: KernelArgument, source: StepSource, segment: Segment) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": argument.name, "kind": argument.kind.value}
+    if argument.kind.value != "pointer":
+        return {**found, "value": argument.value}
+    if argument.role is None:
+        return {**found, "null": True}
+    found |= {"role": argument.role.value, "access": argument.access.value}
+    if argument.role is Role.WORKSPACE:
+        workspace = next(w for w in source.workspaces if w.name == argument.operand)
+        return {**found, "nbytes": workspace.nbytes, "zeroed": workspace.zeroed}
+    operand = segment.match.need(argument.operand) if segment.match else None
+    if operand is None:
+        return found
+    return {**found, "nbytes": operand.spec.nbytes, "shape": operand.spec.shape, "dtype": operand.spec.dtype.value}
