@@ -74,4 +74,38 @@ __device__ __forceinline__ float softmax_divide_with_sink(float total, SoftmaxSt
   return total * rescale / fmaf(state.sum, rescale, exp2f(sink - maximum));
 }
 
+// The end of a split attention block: combines the warps of the block and, in the last block, the splits.
+//
+// `outputs` [Warps][Group * HeadDim] and `states` [Warps][Group] (maximum, sum) in shared memory, written by the warps, not
+// yet synchronized. `workspace`: Heads * splits * Group * (HeadDim + 2) floats, Heads = gridDim.y. `finish(i, total, state)`
+// is called once for each of the Group * HeadDim outputs of this KV head. `active` of the gridDim.x splits have work.
+template <int Threads, int Warps, int Group, int HeadDim, class Finish>
+__device__ __forceinline__ void merge_splits(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                             float* workspace, unsigned int* counter, int active, bool* last, Finish finish) {
+  constexpr int width = Group * HeadDim;
+  const long long first_part = static_cast<long long>(blockIdx.y) * gridDim.x;
+  float* part_outputs = workspace + first_part * width;
+  float2* part_states = reinterpret_cast<float2*>(workspace + static_cast<long long>(gridDim.y) * gridDim.x * width) + first_part * Group;
+  __syncthreads();
+  for (int i = threadIdx.x; i < width; i += Threads) {
+    SoftmaxState merged;
+    const float total = merge_partials<Warps>(
+        Warps, [&](int warp) { return states[warp][i / HeadDim]; }, [&](int warp) { return outputs[warp][i]; }, merged);
+    if (active == 1) {
+      finish(i, total, merged);
+    } else {
+      part_outputs[blockIdx.x * width + i] = total;
+      if (i % HeadDim == 0) part_states[blockIdx.x * Group + i / HeadDim] = make_float2(merged.maximum, merged.sum);
+    }
+  }
+  if (active == 1 || !arrive_last(counter, active, last)) return;
+  for (int i = threadIdx.x; i < width; i += Threads) {
+    SoftmaxState merged;
+    const float total = merge_partials<8>(
+        active, [&](int split) { return load_relaxed(&part_states[split * Group + i / HeadDim]); },
+        [&](int split) { return load_relaxed(&part_outputs[split * width + i]); }, merged);
+    finish(i, total, merged);
+  }
+}
+
 }  // namespace ac

@@ -1,0 +1,146 @@
+"""The attention family: one decode token against the KV cache, appended in the same launch."""
+
+from pathlib import Path
+from typing import Literal
+
+from agentcompile_core.candidate import Feature, KernelArgument, Launch, StepSource, Workspace, f32, i32, null, pointer
+from agentcompile_core.codegen.render import c_type, make_source
+from agentcompile_core.errors import Reject
+from agentcompile_core.graph import DType
+from agentcompile_core.interfaces import TemplateFamily
+from agentcompile_core.match_kinds import ATTENTION
+from agentcompile_core.plan import Schedule, ScheduleSpace
+from agentcompile_core.region import Access, Match, Role
+from agentcompile_core.target import Target
+
+from .space import TENSOR_POSITIONS, WARP, Shape, shape_of, space_of
+
+FOLDER = Path(__file__).parent
+DTYPES = (DType.F16, DType.BF16, DType.F32)
+NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2}  # as ac::Norm in row.cuh
+OPERANDS = ("q", "k", "v", "q_norm", "k_norm", "cos", "sin", "k_cache", "v_cache")
+
+
+class AttentionFamily(TemplateFamily):
+    """``attention`` matches: q/k norm, RoPE, append and split-KV attention with GQA packing, in one launch.
+
+    Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
+    mma.m16n8k16, fp16 and bf16).
+    """
+
+    name = "attention"
+    version = 1
+
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """True for one sequence in one floating point type whose heads and rotary halves are whole 16-byte vectors."""
+        if match.kind != ATTENTION:
+            return Reject(f"attention serves {ATTENTION} matches, not {match.kind}")
+        reason = _type_problem(match) or _shape_problem(match)
+        if reason:
+            return Reject(reason)
+        if not self.space(match, target).points:
+            shape = shape_of(match)
+            return Reject(f"{shape.group} query heads of {shape.head_dim} per KV head do not fit into registers and shared memory")
+        return True
+
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """At most 64 points."""
+        return space_of(shape_of(match), target)
+
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """One launch of (splits, kv_heads) blocks; workspaces for partial results and one arrival counter per KV head."""
+        shape = shape_of(match)
+        tensor = schedule["path"] == "tensor"
+        splits, warps = schedule.integer("splits"), schedule.integer("warps")
+        sinks = match.operand("sinks")
+        pdl = target.has_bulk_copy
+        constants: dict[str, bool | int | float] = {
+            "threads": warps * WARP, "head_dim": shape.head_dim, "rotary_dim": _rotary_dim(match), "group": shape.group,
+            "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
+            "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
+            "has_sinks": sinks is not None,
+        }
+        launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, 1), block=(warps * WARP, 1, 1), pdl=pdl,
+                        arguments=_arguments(match, shape))
+        return make_source(
+            FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
+            constants=constants,
+            types={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32)},
+            launches=(launch,),
+            features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor,
+            workspaces=(
+                Workspace(name="workspace", nbytes=4 * shape.kv_heads * splits * shape.group * (shape.head_dim + 2)),
+                Workspace(name="counters", nbytes=4 * shape.kv_heads, zeroed=True),
+            ),
+            reduction_depth=_depth(shape, schedule),
+        )
+
+
+def _type_problem(match: Match) -> str:
+    names = [name for name in (*OPERANDS, "out") if match.operand(name) is not None]
+    dtypes = {match.need(name).spec.dtype for name in names}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        return f"operands of types {', '.join(sorted(d.value for d in dtypes))}; one of float16, bfloat16, float32 is served"
+    if match.need("position").spec.dtype is not DType.I64:
+        return f"a {match.need('position').spec.dtype.value} position; int64 is served"
+    sinks = match.operand("sinks")
+    if sinks is not None and sinks.spec.dtype not in DTYPES:
+        return f"{sinks.spec.dtype.value} sinks; float16, bfloat16 and float32 are served"
+    return ""
+
+
+def _shape_problem(match: Match) -> str:
+    heads, kv_heads, head_dim = (match.integer(name) for name in ("heads", "kv_heads", "head_dim"))
+    vector = 16 // match.need("q").spec.dtype.bytes
+    if heads % kv_heads or head_dim % vector:
+        return f"{heads} query heads, {kv_heads} KV heads of {head_dim}; whole groups and multiples of {vector} are served"
+    if match.need("k_cache").spec.shape[0] != 1:
+        return f"{match.need('k_cache').spec.shape[0]} sequences; one is served"
+    if match.flag("qk_norm") and (match.operand("q_norm") is None or match.operand("k_norm") is None):
+        return "a norm of q and k needs both weights"
+    if _norm(match) < 0:
+        return f"unknown norm {match.text('norm')!r} of q and k; served are {', '.join(NORMS)}"
+    rotary_dim = _rotary_dim(match)
+    if rotary_dim % (2 * vector) or rotary_dim > head_dim:
+        return f"a rotary part of {rotary_dim} in heads of {head_dim}; multiples of {2 * vector} inside the head are served"
+    return ""
+
+
+def _norm(match: Match) -> int:
+    return NORMS.get(match.text("norm", "rms"), -1) if match.flag("qk_norm") else NORMS["none"]
+
+
+def _rotary_dim(match: Match) -> int:
+    return match.need("cos").spec.shape[-1] if match.flag("rope") else 0
+
+
+def _depth(shape: Shape, schedule: Schedule) -> int:
+    """The longest chain of roundings: a score's dot product, then the positions of one lane group, then the merges."""
+    splits, warps, lanes = (schedule.integer(name) for name in ("splits", "warps", "lanes"))
+    if schedule["path"] == "tensor":
+        score, owners = shape.head_dim, warps * TENSOR_POSITIONS
+    else:
+        score, owners = -(-shape.head_vectors // lanes) * shape.vector + lanes.bit_length(), warps * WARP // lanes
+    return score + -(-shape.capacity // (splits * owners)) + warps + splits
+
+
+def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
+    return (
+        *(_pointer(match, name) for name in OPERANDS),
+        _pointer(match, "position"),
+        _pointer(match, "sinks"),
+        pointer("out", Role.OUTPUT, shape.dtype, Access.WRITE),
+        pointer("workspace", Role.WORKSPACE, DType.F32, Access.READ_WRITE),
+        pointer("counters", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
+        i32("kv_heads", shape.kv_heads),
+        i32("capacity", shape.capacity),
+        f32("scale", match.number("scale")),
+        f32("norm_eps", match.number("norm_eps", 0.0)),
+        i32("window", match.integer("window", 0)),
+        f32("softcap", match.number("softcap", 0.0)),
+    )
+
+
+def _pointer(match: Match, name: str) -> KernelArgument:
+    operand = match.operand(name)
+    return null(name) if operand is None else pointer(name, operand.role, operand.spec.dtype, operand.access)

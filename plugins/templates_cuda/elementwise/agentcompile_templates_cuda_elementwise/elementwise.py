@@ -1,0 +1,86 @@
+"""The elementwise family: a pointwise expression over up to six inputs."""
+
+from pathlib import Path
+from typing import Literal
+
+from agentcompile_core.candidate import Feature, KernelArgument, Launch, StepSource, i32, i64, null, pointer
+from agentcompile_core.codegen.pointwise import elementwise_struct
+from agentcompile_core.codegen.render import c_type, make_source
+from agentcompile_core.errors import Reject
+from agentcompile_core.graph import DType
+from agentcompile_core.interfaces import TemplateFamily
+from agentcompile_core.match_kinds import ELEMENTWISE
+from agentcompile_core.plan import Parameter, Schedule, ScheduleSpace
+from agentcompile_core.region import Access, Match, Operand, Role
+from agentcompile_core.target import Target
+
+TEMPLATE = Path(__file__).with_name("elementwise.cu")
+DTYPES = (DType.F16, DType.BF16, DType.F32)
+BROADCASTS = {"full": 0, "row": 1, "scalar": 2}  # as in elementwise.cu
+ABSENT = 3
+MOST_INPUTS = 6
+
+
+class ElementwiseFamily(TemplateFamily):
+    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row or a scalar."""
+
+    name = "elementwise"
+    version = 1
+
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """True for one to six floating point inputs of any mix of types."""
+        if match.kind != ELEMENTWISE:
+            return Reject(f"elementwise serves {ELEMENTWISE} matches, not {match.kind}")
+        inputs = _inputs(match)
+        if not 1 <= len(inputs) <= MOST_INPUTS or len(inputs) + 1 != len(match.operands):
+            return Reject(f"{len(match.operands) - 1} inputs; in0 to in{MOST_INPUTS - 1} are served")
+        for operand in match.operands:
+            if operand.spec.dtype not in DTYPES:
+                return Reject(f"operand {operand.name} is {operand.spec.dtype.value}; float16, bfloat16 and float32 are served")
+        kinds = [match.text(f"broadcast{j}", "full") for j in range(len(inputs))]
+        if not set(kinds) <= set(BROADCASTS):
+            return Reject(f"broadcasts {', '.join(kinds)}; served are {', '.join(BROADCASTS)}")
+        return True
+
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """At most 6 points: block size, and 16-byte vectors or single elements per thread."""
+        vector = 16 // match.need("out").spec.dtype.bytes
+        values = {"step": (vector, 1), "threads": (128, 256, 64)}
+        points = tuple(Schedule({"step": s, "threads": t}) for s in values["step"] for t in values["threads"])
+        return ScheduleSpace(parameters=tuple(Parameter(name=k, values=v) for k, v in sorted(values.items())), points=points)
+
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """One launch, no workspace."""
+        threads, step, count = schedule.integer("threads"), schedule.integer("step"), match.integer("count")
+        inputs, out = _inputs(match), match.need("out")
+        pdl = target.has_bulk_copy
+        types = {f"A{j}": c_type((inputs[j] if j < len(inputs) else out).spec.dtype) for j in range(MOST_INPUTS)}
+        broadcasts = {f"broadcast_{j}": BROADCASTS[match.text(f"broadcast{j}", "full")] if j < len(inputs) else ABSENT
+                      for j in range(MOST_INPUTS)}
+        launch = Launch(
+            entry="elementwise_kernel", grid=(-(-count // (threads * step)), 1, 1), block=(threads, 1, 1), pdl=pdl,
+            arguments=(*(_argument(inputs, j) for j in range(MOST_INPUTS)),
+                       pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i64("count", count),
+                       i32("columns", match.integer("columns", count))),
+        )
+        return make_source(
+            TEMPLATE,
+            constants={"threads": threads, "step": step, "pdl": pdl, **broadcasts},
+            types={"T": c_type(out.spec.dtype), **types},
+            launches=(launch,),
+            epilogue=elementwise_struct(match.epilogue, len(inputs)),
+            features=[Feature.GRIDDEPCONTROL] * pdl,
+            reduction_depth=max(1, len(match.epilogue.operations) if match.epilogue else 1),
+        )
+
+
+def _inputs(match: Match) -> tuple[Operand, ...]:
+    found = [match.operand(f"in{j}") for j in range(MOST_INPUTS)]
+    present = tuple(operand for operand in found if operand is not None)
+    return present if found[: len(present)] == list(present) else ()
+
+
+def _argument(inputs: tuple[Operand, ...], j: int) -> KernelArgument:
+    if j >= len(inputs):
+        return null(f"in{j}")
+    return pointer(f"in{j}", inputs[j].role, inputs[j].spec.dtype)

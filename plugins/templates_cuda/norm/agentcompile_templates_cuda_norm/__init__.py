@@ -1,0 +1,14 @@
+"""Plugin: RMS and layer norm of rows, as CUDA template family."""
+
+from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.interfaces import TemplateFamily
+
+from .norm import NormFamily
+
+__all__ = ["NormFamily", "agentcompile_template_families"]
+
+
+@hookimpl
+def agentcompile_template_families() -> tuple[TemplateFamily, ...]:
+    """The one family of this distribution."""
+    return (NormFamily(),)

@@ -1,0 +1,110 @@
+// RMS or layer norm of rows, in the framework's roundings (row.cuh), optionally of x + residual.
+//
+// x, residual, out, residual_out [rows, columns] contiguous; weight, bias [columns]. A row is held in registers by
+// Plan::warps_per_row warps: one (several rows per block, for heads) or all of the block's. Where there is a residual the sum
+// is rounded to T, written to residual_out and normalized, as the framework does with separate operators.
+// Wins as a kernel of its own only where no matrix-vector product follows that could recompute the norm in its prologue.
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/row.cuh>
+#include "plan.cuh"
+
+namespace {
+
+using T = Plan::T;
+using Vector = ac::Vec16<T>;
+constexpr int warps = Plan::threads / ac::warp_size;
+constexpr int warps_per_row = Plan::warps_per_row;
+constexpr int rows_per_block = warps / warps_per_row;
+constexpr int threads_per_row = warps_per_row * ac::warp_size;
+constexpr int vectors = Plan::vectors;  // per thread: threads_per_row * vectors * Vector::size >= columns
+static_assert(warps_per_row == 1 || rows_per_block == 1, "a row belongs to one warp or to the whole block");
+
+using Chunk = float[Vector::size];
+
+// Elements first .. first + Vector::size - 1 of a row, zero beyond its end.
+__device__ __forceinline__ void load_chunk(Chunk& values, const T* row, int first, int columns, bool whole_vectors) {
+  if (whole_vectors) {
+    Vector bits = Vector::zero();
+    if (first < columns) bits = Vector::load(row + first);
+    bits.unpack(values);
+  } else {
+#pragma unroll
+    for (int e = 0; e < Vector::size; ++e) values[e] = first + e < columns ? ac::to_float(row[first + e]) : 0.0f;
+  }
+}
+
+__device__ __forceinline__ void store_chunk(const Chunk& values, T* row, int first, int columns, bool whole_vectors) {
+  if (whole_vectors) {
+    if (first < columns) Vector::pack(values).store(row + first);
+  } else {
+#pragma unroll
+    for (int e = 0; e < Vector::size; ++e) {
+      if (first + e < columns) row[first + e] = ac::from_float<T>(values[e]);
+    }
+  }
+}
+
+__device__ __forceinline__ bool vector_access(const void* pointer) {
+  return (reinterpret_cast<unsigned long long>(pointer) & 15u) == 0;  // null for an absent operand is fine
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+norm_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, const Plan::T* residual, Plan::T* out,
+            Plan::T* residual_out, int rows, int columns, float eps) {
+  __shared__ float scratch[warps];
+  if (Plan::pdl) ac::launch_dependents();
+  const int warp = threadIdx.x / ac::warp_size;
+  const int lane = threadIdx.x % ac::warp_size;
+  const int thread = threadIdx.x % threads_per_row;
+  const int row = blockIdx.x * rows_per_block + (warps_per_row == 1 ? warp : 0);
+  const bool whole = columns % Vector::size == 0 && vector_access(x) && vector_access(out) && vector_access(weight) &&
+                     vector_access(bias) && vector_access(residual) && vector_access(residual_out);
+  auto first_of = [&](int i) { return (i * threads_per_row + thread) * Vector::size; };
+
+  Chunk scales[vectors], shifts[vectors];
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    if constexpr (Plan::has_weight) load_chunk(scales[i], weight, first_of(i), columns, whole);
+    if constexpr (Plan::has_bias) load_chunk(shifts[i], bias, first_of(i), columns, whole);
+  }
+  ac::grid_dependency_wait();
+  if (row >= rows) return;
+
+  const long long offset = static_cast<long long>(row) * columns;
+  Chunk values[vectors];
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+    load_chunk(values[i], x + offset, first_of(i), columns, whole);
+    if constexpr (Plan::has_residual) {
+      Chunk added;
+      load_chunk(added, residual + offset, first_of(i), columns, whole);
+#pragma unroll
+      for (int e = 0; e < Vector::size; ++e) values[i][e] = ac::round_to<T>(values[i][e] + added[e]);
+      store_chunk(values[i], residual_out + offset, first_of(i), columns, whole);
+    }
+  }
+  auto each = [&](auto visit) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+#pragma unroll
+      for (int e = 0; e < Vector::size; ++e) {
+        if (first_of(i) + e < columns) visit(values[i][e]);
+      }
+    }
+  };
+  const int warp_of_row = warps_per_row == 1 ? 0 : warp;
+  const ac::RowStatistics statistics = ac::row_statistics<Plan::norm, warps_per_row>(each, columns, eps, scratch, warp_of_row, lane);
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) {
+#pragma unroll
+    for (int e = 0; e < Vector::size; ++e) {
+      const float scale = Plan::has_weight ? scales[i][e] : 1.0f;
+      const float shift = Plan::has_bias ? shifts[i][e] : 0.0f;
+      values[i][e] = ac::normalize<Plan::norm, T>(values[i][e], statistics, scale, shift);
+    }
+    store_chunk(values[i], out + offset, first_of(i), columns, whole);
+  }
+}

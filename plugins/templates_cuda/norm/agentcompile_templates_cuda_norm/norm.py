@@ -1,0 +1,94 @@
+"""The norm family: RMS and layer norm of rows, optionally of a residual sum."""
+
+from pathlib import Path
+from typing import Literal
+
+from agentcompile_core.candidate import Feature, KernelArgument, Launch, StepSource, f32, i32, null, pointer
+from agentcompile_core.codegen.render import c_type, make_source
+from agentcompile_core.errors import Reject
+from agentcompile_core.graph import DType
+from agentcompile_core.interfaces import TemplateFamily
+from agentcompile_core.match_kinds import NORM
+from agentcompile_core.plan import Parameter, Schedule, ScheduleSpace
+from agentcompile_core.region import Access, Match
+from agentcompile_core.target import Target
+
+TEMPLATE = Path(__file__).with_name("norm.cu")
+DTYPES = (DType.F16, DType.BF16, DType.F32)
+NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3}  # as ac::Norm in row.cuh
+WARP = 32
+MOST_VECTORS = 4  # 16-byte vectors of a row that a thread holds in registers
+
+
+class NormFamily(TemplateFamily):
+    """``norm`` matches: [rows, columns] normalized row by row, with weight and bias where they exist."""
+
+    name = "norm"
+    version = 1
+
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """True where all operands share one floating point type and a block can hold a row in registers."""
+        if match.kind != NORM:
+            return Reject(f"norm serves {NORM} matches, not {match.kind}")
+        if match.text("norm") not in NORMS:
+            return Reject(f"unknown norm {match.text('norm')!r}; served are {', '.join(NORMS)}")
+        dtypes = {operand.spec.dtype for operand in match.operands}
+        if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+            return Reject(f"operands of types {', '.join(sorted(d.value for d in dtypes))}; one of float16, bfloat16, float32 is served")
+        if match.text("norm") == "rms_one_plus" and match.operand("weight") is None:
+            return Reject("rms_one_plus needs a weight")
+        if (match.operand("residual") is None) != (match.operand("residual_out") is None):
+            return Reject("a residual and its sum come together")
+        if not self.space(match, target).points:
+            return Reject(f"a row of {match.integer('columns')} elements does not fit into the registers of one block")
+        return True
+
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """At most 6 points: a warp per row where rows are short and many, else one block per row."""
+        points = [Schedule({"threads": threads, "warps_per_row": warps_per_row})
+                  for threads, warps_per_row in _ordered(match) if _vectors(match, warps_per_row) <= MOST_VECTORS]
+        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points})))
+                           for name in ("threads", "warps_per_row"))
+        return ScheduleSpace(parameters=parameters, points=tuple(points))
+
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """One launch, no workspace."""
+        threads, warps_per_row = schedule.integer("threads"), schedule.integer("warps_per_row")
+        rows, columns = match.integer("rows"), match.integer("columns")
+        vectors = _vectors(match, warps_per_row)
+        dtype = match.need("x").spec.dtype
+        pdl = target.has_bulk_copy
+        rows_per_block = threads // WARP // warps_per_row
+        launch = Launch(
+            entry="norm_kernel", grid=(-(-rows // rows_per_block), 1, 1), block=(threads, 1, 1), pdl=pdl,
+            arguments=(*(_argument(match, name) for name in ("x", "weight", "bias", "residual", "out", "residual_out")),
+                       i32("rows", rows), i32("columns", columns), f32("eps", match.number("norm_eps"))),
+        )
+        return make_source(
+            TEMPLATE,
+            constants={"threads": threads, "warps_per_row": warps_per_row, "vectors": vectors,
+                       "norm": NORMS[match.text("norm")], "pdl": pdl, "has_weight": match.operand("weight") is not None,
+                       "has_bias": match.operand("bias") is not None, "has_residual": match.operand("residual") is not None},
+            types={"T": c_type(dtype)},
+            launches=(launch,),
+            features=[Feature.GRIDDEPCONTROL] * pdl,
+            reduction_depth=vectors * (16 // dtype.bytes) + (WARP * warps_per_row).bit_length(),
+        )
+
+
+def _ordered(match: Match) -> list[tuple[int, int]]:
+    blocks = [(threads, threads // WARP) for threads in (256, 128, 512, 1024, 64)]
+    warp = (128, 1)
+    return [warp, *blocks] if match.integer("rows") > 1 and match.integer("columns") <= 512 else [*blocks, warp]
+
+
+def _vectors(match: Match, warps_per_row: int) -> int:
+    return -(-match.integer("columns") * match.need("x").spec.dtype.bytes // (16 * WARP * warps_per_row))
+
+
+def _argument(match: Match, name: str) -> KernelArgument:
+    operand = match.operand(name)
+    if operand is None:
+        return null(name)
+    access = Access.WRITE if name in ("out", "residual_out") else Access.READ
+    return pointer(name, operand.role, operand.spec.dtype, access)
