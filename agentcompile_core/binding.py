@@ -79,7 +79,9 @@ def _about(match: Match, source: StepSource) -> str:
     return f"source {source.digest} of {match.id}"
 
 
-def _check_argument(match: Match, source: StepSource, argument: KernelArgument, workspaces: frozenset[str], written: frozenset[str]) -> None:
+def _check_argument(
+    match: Match, source: StepSource, argument: KernelArgument, workspaces: frozenset[str], written: frozenset[str]
+) -> None:
     where = f"{_about(match, source)}: argument {argument.name}"
     if argument.kind is not ArgumentKind.POINTER:
         _check_scalar(where, argument)
