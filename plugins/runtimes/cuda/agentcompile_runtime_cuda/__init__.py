@@ -1,0 +1,14 @@
+"""Backend ``cuda``: builds with NVRTC or nvcc, launches through the driver, times with CUDA events."""
+
+from collections.abc import Iterable
+
+from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.interfaces import Backend
+
+
+@hookimpl
+def agentcompile_backends() -> Iterable[Backend]:
+    """The CUDA backend. Nothing of CUDA is imported before it is used."""
+    from .backend import CudaBackend
+
+    return [CudaBackend()]

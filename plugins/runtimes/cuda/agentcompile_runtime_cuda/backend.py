@@ -1,0 +1,165 @@
+"""The CUDA backend."""
+
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from agentcompile_core import target as targets
+from agentcompile_core.candidate import Feature, Kernel, Launch, Resources, StepSource
+from agentcompile_core.errors import BuildError, Reject
+from agentcompile_core.interfaces import Backend
+from agentcompile_core.target import Target
+
+from . import headers, launching, ptxas
+from .compilers import FLAGS, Compiler, choose
+from .driver import driver
+
+_HOPPER = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.CLUSTER)
+
+
+class CudaBackend(Backend):
+    """NVIDIA GPUs from sm_80. Building needs NVRTC or nvcc but no GPU and no driver; launching needs both.
+
+    ``compiler`` is ``nvrtc``, ``nvcc`` or empty: NVRTC where it works, else nvcc.
+    """
+
+    name = "cuda"
+    version = 1
+    device = "cuda"
+    languages = ("cuda",)
+    features = tuple(Feature)
+
+    def __init__(self, compiler: str = "") -> None:
+        self._preferred = compiler
+        self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
+        self._lock = threading.Lock()
+
+    def available(self) -> Literal[True] | Reject:
+        """True where torch sees a CUDA device and the driver can be called."""
+        try:
+            import torch
+        except ImportError:
+            return Reject("torch is not installed")
+        if torch.version.cuda is None:
+            return Reject(f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch")
+        if not torch.cuda.is_available():
+            return Reject("torch sees no CUDA device; check the NVIDIA driver and CUDA_VISIBLE_DEVICES")
+        try:
+            driver()
+        except (OSError, AttributeError) as exc:
+            return Reject(f"the NVIDIA driver cannot be called ({exc}); it must be of CUDA 12 or newer")
+        return True
+
+    def can_build(self, target: Target) -> Literal[True] | Reject:
+        """True where a compiler is installed that knows the target's architecture."""
+        compiler = self._compiler
+        if isinstance(compiler, Reject):
+            return compiler
+        if target.capability < 80:
+            return Reject(f"{target.arch} is older than sm_80, the oldest architecture that is supported")
+        if target.capability not in compiler.capabilities():
+            known = ", ".join(f"sm_{n}" for n in compiler.capabilities())
+            return Reject(f"{compiler.version()} cannot build for {target.arch}; it knows {known}")
+        return True
+
+    def live_target(self) -> Target | None:
+        """The preset of the current CUDA device."""
+        if not self.available():
+            return None
+        import torch
+
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return targets.nearest_preset(found.name, found.major * 10 + found.minor, found.multi_processor_count)
+
+    def compiler(self) -> str:
+        """For example ``nvrtc 13.0, headers 13.0, device library 3f2a..., --std=c++17 --ptxas-options=-v``."""
+        compiler = self._compiler
+        if isinstance(compiler, Reject):
+            return "none"
+        include = headers.cuda_include()
+        version = headers.headers_version(include) if include else "of nvcc"
+        library = headers.device_library_digest()
+        return f"{compiler.version()}, headers {version}, device library {library}, {' '.join(FLAGS)}"
+
+    def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+        """Compile ``source`` to a cubin for ``target.arch``, in a guarded child process.
+
+        Raises:
+            BuildError: no compiler, an error in the source (its first line; the whole log is a note), the deadline
+                passed, an entry is missing, or a launch needs more shared memory than the target has.
+        """
+        self._check_source(source, target)
+        compiler = self._compiler
+        if isinstance(compiler, Reject):
+            raise BuildError(compiler.reason)
+        start = time.monotonic()
+        binary, log = compiler.compile(source, target.arch, deadline_s)
+        resources = _resources(source, target, ptxas.parse(log))
+        return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary,
+                      sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler(), resources=resources,
+                      build_s=time.monotonic() - start)
+
+    def load(self, kernel: Kernel) -> launching.LoadedKernel:
+        """Load a cubin into torch's context of the current device.
+
+        Raises:
+            CudaError: the driver refuses it, for example because it is for another architecture.
+        """
+        import torch
+
+        torch.cuda.init()
+        torch.cuda.synchronize()  # makes torch's primary context current in this thread
+        key = (torch.cuda.current_device(), kernel.sha256)
+        with self._lock:
+            if key not in self._loaded:
+                self._loaded[key] = launching.LoadedKernel(driver(), kernel.binary, kernel.sha256)
+            return self._loaded[key]
+
+    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float],
+                pdl: bool) -> Callable[[int], None]:
+        """``run(stream)`` enqueues the launch on a CUstream, eagerly or captured. ``pdl`` needs ``launch.pdl`` too.
+
+        Addresses are not kept alive: whoever owns the tensors keeps them as long as ``run`` may be called.
+        """
+        return launching.prepare(handle, launch, arguments, pdl)
+
+    def time(self, run: Callable[[int], None], *, repetitions: int,
+             runs_per_repetition: int) -> "tuple[float, ...] | Reject":
+        """Microseconds per run of each repetition; see ``timing``."""
+        from .timing import time_captured
+
+        usable = self.available()
+        return usable if isinstance(usable, Reject) else time_captured(run, repetitions, runs_per_repetition)
+
+    @functools.cached_property
+    def _compiler(self) -> Compiler | Reject:
+        return choose(self._preferred)
+
+    def _check_source(self, source: StepSource, target: Target) -> None:
+        if source.language not in self.languages:
+            raise BuildError(f"language {source.language!r} is not built by the cuda backend; allowed: cuda")
+        missing = [f.value for f in source.features if f in _HOPPER] if target.capability < 90 else []
+        if Feature.WGMMA in source.features and target.arch != "sm_90a":
+            missing.append(Feature.WGMMA.value)
+        if missing:
+            raise BuildError(f"{target.arch} has no {', '.join(missing)}, which the source declares to use")
+
+
+def _resources(source: StepSource, target: Target, entries: dict[str, ptxas.EntryResources]) -> Resources:
+    """The largest figures over the launches; shared memory is static plus dynamic."""
+    shared = 0
+    for launch in source.launches:
+        if launch.entry not in entries:
+            known = ", ".join(entries) or "none"
+            raise BuildError(f"the source defines no kernel {launch.entry!r}; it defines {known}")
+        needed = entries[launch.entry].static_shared_bytes + launch.shared_bytes
+        if needed > target.shared_bytes_per_block:
+            raise BuildError(f"{launch.entry} needs {needed} bytes of shared memory per block; "
+                             f"{target.name} allows {target.shared_bytes_per_block}")
+        shared = max(shared, needed)
+    used = [entries[launch.entry] for launch in source.launches] or list(entries.values())
+    return Resources(registers=max((e.registers for e in used), default=0), shared_bytes=shared,
+                     spill_bytes=max((e.spill_bytes for e in used), default=0))

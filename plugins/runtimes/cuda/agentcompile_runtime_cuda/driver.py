@@ -1,0 +1,99 @@
+"""The few functions of the CUDA driver that launching needs, called through ctypes.
+
+A prepared launch is then one foreign call on structures made once, about a microsecond, and this module can be tested
+against any library with these functions. Structures and numbers are those of ``cuda.h``, whose binary interface NVIDIA
+keeps; a test compares them with the header.
+"""
+
+import ctypes
+import functools
+from typing import Any
+
+from agentcompile_core.errors import AgentCompileError
+
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+class AttributeValue(ctypes.Union):
+    """CUlaunchAttributeValue, the two members used here."""
+
+    _fields_ = (("cluster", ctypes.c_uint * 3), ("programmatic", ctypes.c_int), ("pad", ctypes.c_char * 64))
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute; the value starts at byte 8."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", AttributeValue))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)), ("attribute_count", ctypes.c_uint),
+    )
+
+
+class CudaError(AgentCompileError):
+    """The driver refused a call, or an earlier kernel failed. ``code`` is the CUresult."""
+
+    def __init__(self, doing: str, code: int, name: str) -> None:
+        super().__init__(f"{doing} failed with {name} ({code})")
+        self.code = code
+        self.name = name
+
+
+class Driver:
+    """The functions used, of one loaded library."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.launch = library.cuLaunchKernelEx  # (const CUlaunchConfig*, CUfunction, void** arguments, void** extra)
+        self.launch.restype = ctypes.c_int
+        self._load = library.cuModuleLoadData
+        self._load.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+        self._function = library.cuModuleGetFunction
+        self._function.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p)
+        self._set_attribute = library.cuFuncSetAttribute
+        self._set_attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        self._error_name = library.cuGetErrorName
+        self._error_name.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
+
+    def load_module(self, binary: bytes) -> int:
+        """Load a cubin into the current context and return its CUmodule."""
+        module = ctypes.c_void_p()
+        self.check("loading a kernel binary", self._load(ctypes.byref(module), ctypes.c_char_p(binary)))
+        return module.value or 0
+
+    def function(self, module: int, entry: str) -> int:
+        """The CUfunction of an entry."""
+        function = ctypes.c_void_p()
+        self.check(f"looking up kernel {entry}", self._function(ctypes.byref(function), module, entry.encode()))
+        return function.value or 0
+
+    def set_attribute(self, function: int, attribute: int, value: int) -> None:
+        """Set an attribute of a function."""
+        self.check("setting a kernel attribute", self._set_attribute(function, attribute, value))
+
+    def check(self, doing: str, code: int) -> None:
+        """Raise CudaError if ``code`` is not success."""
+        if code:
+            name = ctypes.c_char_p()
+            self._error_name(code, ctypes.byref(name))
+            raise CudaError(doing, code, (name.value or b"an unknown error").decode())
+
+
+@functools.cache
+def driver() -> Driver:
+    """The driver of this machine.
+
+    Raises:
+        OSError: there is none.
+    """
+    return Driver(ctypes.CDLL("libcuda.so.1"))

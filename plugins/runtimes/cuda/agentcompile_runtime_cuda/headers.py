@@ -1,0 +1,82 @@
+"""Where headers are: AgentCompile's device library, and CUDA's own."""
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+import agentcompile_core
+
+
+def device_library() -> Path:
+    """The folder that ``<agentcompile/...>`` is relative to."""
+    return Path(agentcompile_core.__file__).parent / "include"
+
+
+def device_library_digest() -> str:
+    """Digest of the device library's headers: part of the compiler's name, so that editing one is a cache miss."""
+    total = hashlib.sha256()
+    for path in sorted(device_library().rglob("*.cuh")):
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:12]
+
+
+@functools.cache
+def cuda_include() -> Path | None:
+    """The folder of ``cuda_fp16.h``: of NVIDIA's wheels, else of a toolkit; None where there is neither."""
+    for folder in (_of_wheels(), *(home / "include" for home in toolkit_homes())):
+        if folder is not None and (folder / "cuda_fp16.h").is_file():
+            return folder
+    return None
+
+
+def cuda_include_options(include: Path) -> list[str]:
+    """Options that make ``include`` and the libcu++ beside it visible."""
+    cccl = include / "cccl"
+    return [f"-I{include}", *([f"-I{cccl}"] if cccl.is_dir() else [])]
+
+
+@functools.cache
+def headers_version(include: Path) -> str:
+    """The CUDA version of an include folder, as ``13.0``; "unknown" where it does not say."""
+    for name, macro in (("cuda.h", "CUDA_VERSION"), ("cuda_runtime_api.h", "CUDART_VERSION")):
+        try:
+            text = (include / name).read_text(errors="replace")
+        except OSError:
+            continue
+        found = re.search(rf"#define\s+{macro}\s+(\d+)", text)
+        if found:
+            number = int(found[1])
+            return f"{number // 1000}.{number % 1000 // 10}"
+    return "unknown"
+
+
+def toolkit_homes() -> list[Path]:
+    """Folders where a CUDA toolkit may be installed, the user's choice first."""
+    named = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", "")]
+    on_path = shutil.which("nvcc")
+    found = [Path(name) for name in named if name] + [Path("/usr/local/cuda")]
+    if on_path:
+        found.append(Path(on_path).resolve().parent.parent)
+    return found
+
+
+def nvcc() -> Path | None:
+    """The nvcc of the first toolkit that has one."""
+    for home in toolkit_homes():
+        if (home / "bin" / "nvcc").is_file():
+            return home / "bin" / "nvcc"
+    on_path = shutil.which("nvcc")
+    return Path(on_path) if on_path else None
+
+
+def _of_wheels() -> Path | None:
+    try:
+        from cuda import pathfinder
+
+        found = pathfinder.find_nvidia_header_directory("cudart")
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+    return Path(found) if found else None

@@ -1,0 +1,102 @@
+"""Loaded kernels and prepared launches."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentcompile_core.candidate import ArgumentKind, KernelArgument, Launch
+from agentcompile_core.errors import ContractError
+
+from . import driver as cu
+
+STATIC_SHARED_LIMIT = 48 << 10  # more dynamic shared memory than this must be asked for
+PORTABLE_CLUSTER = 8
+_TYPES: dict[ArgumentKind, Callable[[int], object]] = {
+    ArgumentKind.POINTER: ctypes.c_uint64,
+    ArgumentKind.I32: ctypes.c_int32,
+    ArgumentKind.I64: ctypes.c_int64,
+    ArgumentKind.F32: ctypes.c_float,
+}
+_RANGES = {ArgumentKind.POINTER: (0, 2**64), ArgumentKind.I32: (-(2**31), 2**31), ArgumentKind.I64: (-(2**63), 2**63)}
+
+
+class LoadedKernel:
+    """A binary in the context of one device. Stays loaded as long as the process lives."""
+
+    def __init__(self, driver: cu.Driver, binary: bytes, sha256: str) -> None:
+        self.driver = driver
+        self.sha256 = sha256
+        self._module = driver.load_module(binary)
+        self._functions: dict[str, int] = {}
+        self._shared: dict[str, int] = {}
+
+    def function(self, launch: Launch) -> int:
+        """The CUfunction of a launch, with the attributes that its shared memory and cluster need."""
+        entry = launch.entry
+        if entry not in self._functions:
+            self._functions[entry] = self.driver.function(self._module, entry)
+        function = self._functions[entry]
+        # Only ever raised: two launches of one entry may want different sizes.
+        if launch.shared_bytes > max(STATIC_SHARED_LIMIT, self._shared.get(entry, 0)):
+            self.driver.set_attribute(function, cu.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
+            self._shared[entry] = launch.shared_bytes
+        if launch.cluster > PORTABLE_CLUSTER:
+            self.driver.set_attribute(function, cu.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        return function
+
+
+def pack(arguments: Sequence[KernelArgument], values: Sequence[int | float]) -> tuple[Any, list[object]]:
+    """The ``void**`` of a launch and the objects it points to, which must be kept alive.
+
+    Raises:
+        ContractError: the count differs, or a value does not fit its type.
+    """
+    if len(arguments) != len(values):
+        raise ContractError(f"a launch has {len(arguments)} arguments and was given {len(values)} values")
+    cells: list[object] = [_cell(argument, value) for argument, value in zip(arguments, values, strict=True)]
+    addresses = [ctypes.addressof(cell) for cell in cells]  # type: ignore[arg-type]
+    return (ctypes.c_void_p * max(1, len(cells)))(*addresses), cells
+
+
+def configure(launch: Launch, pdl: bool) -> tuple[cu.Config, object]:
+    """The launch configuration, stream 0, and the attribute array it points to, which must be kept alive."""
+    attributes = []
+    if launch.cluster > 1:
+        attributes.append(cu.Attribute(id=cu.CLUSTER_DIMENSION))
+        attributes[-1].value.cluster[:] = [launch.cluster, 1, 1]
+    if pdl:
+        attributes.append(cu.Attribute(id=cu.PROGRAMMATIC_STREAM_SERIALIZATION))
+        attributes[-1].value.programmatic = 1
+    array = (cu.Attribute * max(1, len(attributes)))(*attributes)
+    (gx, gy, gz), (bx, by, bz) = launch.grid, launch.block
+    config = cu.Config(grid_x=gx, grid_y=gy, grid_z=gz, block_x=bx, block_y=by, block_z=bz,
+                       shared_bytes=launch.shared_bytes, attribute_count=len(attributes))
+    config.attributes = ctypes.cast(array, ctypes.POINTER(cu.Attribute))
+    return config, array
+
+
+def prepare(kernel: LoadedKernel, launch: Launch, values: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+    """``run(stream)`` for one launch: enqueue it on a CUstream. Not for two threads at once."""
+    arguments, cells = pack(launch.arguments, values)
+    config, attributes = configure(launch, pdl and launch.pdl)
+    function = ctypes.c_void_p(kernel.function(launch))
+    enqueue, reference, entry = kernel.driver.launch, ctypes.byref(config), launch.entry
+    keep = (kernel, cells, attributes)  # what the structures point to lives as long as ``run``
+
+    def run(stream: int) -> None:
+        config.stream = stream
+        code = enqueue(reference, function, arguments, None)
+        if code:
+            keep[0].driver.check(f"launching {entry}", code)
+
+    return run
+
+
+def _cell(argument: KernelArgument, value: int | float) -> object:
+    kind = argument.kind
+    if kind is ArgumentKind.F32:
+        return ctypes.c_float(float(value))
+    low, high = _RANGES[kind]
+    if int(value) != value or not low <= value < high:
+        raise ContractError(f"argument {argument.name!r} is {kind.value} and was given {value!r}")
+    return _TYPES[kind](int(value))
