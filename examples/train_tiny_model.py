@@ -268,8 +268,8 @@ def train(model: Qwen3ForCausalLM, ids: torch.Tensor, held_out_ids: torch.Tensor
             yield step + 1
 
 
-def main() -> None:
-    """Run the command line."""
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; bad options end it with code 2."""
     parser = argparse.ArgumentParser(description="Train the bundled tiny model.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write, also after every report")
     parser.add_argument("--steps", type=int, default=5000, help="optimizer steps")
@@ -277,10 +277,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="windows of text in a step")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and windows")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument(
-        "--compile", action="store_true", help="use torch.compile (needs a C++ compiler; a third faster)"
-    )
-    arguments = parser.parse_args()
+    parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler; a third faster)")
+    arguments = parser.parse_args(argv)
+    for name in ("steps", "minutes", "rows", "threads"):
+        if getattr(arguments, name) <= 0:
+            parser.error(f"--{name} is {getattr(arguments, name)} and must be above 0")
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
 
