@@ -181,11 +181,12 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
     raise UsageError(f"cannot tell what {str(what)[:120]!r} is; give a model folder, a model identifier, a .py file with Model, or a live module")
 
 
-def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...], model_digest: str) -> GraphSet:
+def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
     """Graphs from the store, or captured now and stored."""
+    from .capture import model_info
     from .stages import capture
 
-    key = keys.capture_key(model_digest, workload, versions)
+    key = keys.capture_key(model_info(loaded).digest, workload, versions)
     text = ctx.store.text("capture", key)
     if text is not None:
         try:
