@@ -92,6 +92,7 @@ __device__ __forceinline__ void issue(const Operands& operands, Element* slot, a
   if (lane == 0) ac::mbarrier_arrive_expect_bytes(full, count * Plan::pair * width * sizeof(Element));
   __syncwarp();
   const bool whole_rows = operands.k <= Plan::columns;
+  const int pitch = slot_pitch(operands.k);
   const int copies = whole_rows ? Plan::pair : count * Plan::pair;
 #pragma unroll 1
   for (int copy = lane; copy < copies; copy += ac::warp_size) {
@@ -100,7 +101,7 @@ __device__ __forceinline__ void issue(const Operands& operands, Element* slot, a
     const int half = Plan::pair > 1 && first >= count ? 1 : 0;  // 0: gate rows, 1: up rows
     const int offset = first - half * count;
     const long long weight_row = row + offset + static_cast<long long>(half) * operands.n;
-    ac::bulk_copy_to_shared_evict_first(slot + (half * stage_rows + offset) * width,
+    ac::bulk_copy_to_shared_evict_first(slot + (half * stage_rows + offset) * pitch,
                                         operands.weight + weight_row * operands.k + column,
                                         rows_per_copy * width * sizeof(Element), full);
   }
