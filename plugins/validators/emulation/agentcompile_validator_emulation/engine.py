@@ -33,7 +33,7 @@ class Mode(enum.Enum):
 
 # -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang. -fno-gnu-unique: many
 # modules live in one process.
-_COMMON = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
+_COMMON = ("-std=c++17", "-g1", "-gdwarf-4", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
            "-fno-finite-loops", "-w")
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
@@ -142,7 +142,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
         unit = '#include "shim.h"\n#include "kernel.cu"\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
         (folder / "unit.cpp").write_text(unit, encoding="utf-8")
         # The map keeps the temporary folder's name out of the debug information: messages name kernel.cu.
-        command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}/=", *_include_flags(toolchain)]
+        command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}=.", *_include_flags(toolchain)]
         _run([*command, "-c", str(folder / "unit.cpp"), "-o", str(folder / "unit.o")], deadline_s, "the kernel")
         _run([toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime), "-o", str(folder / "out.so"), "-lrt"],
              deadline_s, "to link the kernel")

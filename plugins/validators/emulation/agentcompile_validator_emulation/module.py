@@ -169,10 +169,11 @@ def _with_source_lines(message: str, library: Path) -> str:
     if not found or not tool:
         return message
     try:
-        done = subprocess.run([tool, "-e", str(library), f"0x{found.group(1)}"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([tool, "-i", "-e", str(library), f"0x{found.group(1)}"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return message
-    where = done.stdout.strip().split(" ")[0]
-    if not where or where.startswith("??"):
+    frames = [line.split(" ")[0].rsplit("/", 1)[-1] for line in done.stdout.splitlines()]
+    frames = [frame for frame in frames if not frame.startswith(("?", "shim", "interface.h", "unit.cpp"))]
+    if not frames:
         return message
-    return _CODE_ADDRESS.sub(f" [{where}]", message)
+    return _CODE_ADDRESS.sub(f" [{', called at '.join(frames)}]", message)

@@ -156,7 +156,7 @@ static void check_shared(Thread* thread, const SharedRegion& region, std::vector
     if (cell.content == Content::mbarrier)
       fail("%s of an mbarrier object as data, %s byte %zu%s", verb(kind.access), region.name, i, place(code).c_str());
     if (kind.access == Access::read && cell.content == Content::uninitialised)
-      fail("uninitialised read: %s at byte %zu was never written by this block%s", region.name, i, place(code).c_str());
+      fail("uninitialised read: %s at byte %zu, which this block has not written yet (a barrier may be missing)%s", region.name, i, place(code).c_str());
     if (cell.content == Content::in_flight)
       fail("cp.async in flight: %s of %s at byte %zu before the copy's group is waited for%s", verb(kind.access), region.name, i,
            place(code).c_str());
