@@ -1,0 +1,158 @@
+"""torch.export of a causal language model: the decode step and prompt chunks, over state that the session owns."""
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ..graph import KVSpec
+from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
+from .rotary import semantic_rotary
+
+
+@frozen
+class Exported:
+    """An ExportedProgram with the names of its user inputs, in order, and the model whose parameters it holds."""
+
+    program: torch.export.ExportedProgram
+    inputs: tuple[str, ...]
+    model: nn.Module
+
+
+class _Step(nn.Module):
+    """What both graphs share: the model called with a pass-through cache."""
+
+    def __init__(self, model: nn.Module, kv: KVSpec) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = kv.layers
+
+    def call(self, ids: Tensor, positions: Tensor, recorder: Recorder, row: Tensor | None) -> Tensor:
+        """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
+        parameters = inspect.signature(self.model.forward).parameters
+        for name in ("position_ids", "past_key_values"):
+            if name not in parameters:
+                raise Unsupported(f"its forward takes no {name}")
+        keywords: dict[str, Any] = {}
+        if row is not None and "logits_to_keep" in parameters:
+            keywords["logits_to_keep"] = row
+        cache = PassThroughCache(recorder)
+        with recording(recorder), _one_row(self.model, None if keywords else row):
+            logits = self.model(
+                input_ids=ids, position_ids=positions.unsqueeze(0), past_key_values=cache, use_cache=True, **keywords
+            ).logits
+        recorder.finish()
+        return logits
+
+
+class DecodeStep(_Step):
+    """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K and V of all layers."""
+
+    def forward(self, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.call(ids, position, Recorder(caches[: self.layers], caches[self.layers :], position), None)
+        token = torch.ops.agentcompile.argmax.default(logits)
+        torch.ops.agentcompile.advance.default(token, ids, position, history)
+        return logits, token
+
+
+class PrefillChunk(_Step):
+    """T tokens of a prompt, the last T - length of them padding. Inputs: prompt [1, T], start [1], length [1], then as in DecodeStep."""
+
+    def forward(
+        self, prompt: Tensor, start: Tensor, length: Tensor, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Padding rows repeat the last position: a table of positions is never read beyond its end.
+        positions = torch.minimum(start + torch.arange(prompt.shape[1], device=prompt.device), start + length - 1)
+        recorder = Recorder(caches[: self.layers], caches[self.layers :], start)
+        logits = self.call(prompt, positions, recorder, length - 1)
+        token = torch.ops.agentcompile.argmax.default(logits)
+        torch.ops.agentcompile.start_decode.default(token, ids, position, history, start, length)
+        return logits, token
+
+
+@contextmanager
+def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
+    """For models without ``logits_to_keep``: the output embedding sees only ``row`` of the hidden states."""
+    if row is None:
+        yield
+        return
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        raise Unsupported("it has neither logits_to_keep nor an output embedding")
+    hook = head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, row), *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def export_decode(model: nn.Module, kv: KVSpec) -> Exported:
+    """Export the decode step of ``model``. The device is that of its parameters; nothing is computed."""
+    device = next(model.parameters()).device
+    state, names = _state(kv, device)
+    return _export(DecodeStep(model, kv), state, names)
+
+
+def export_prefill(model: nn.Module, kv: KVSpec, tokens: int) -> Exported:
+    """Export a continuation chunk of ``tokens`` prompt tokens."""
+    device = next(model.parameters()).device
+    state, names = _state(kv, device)
+    prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+    start = torch.zeros(1, dtype=torch.int64, device=device)
+    length = torch.ones(1, dtype=torch.int64, device=device)
+    return _export(PrefillChunk(model, kv), (prompt, start, length, *state), ("prompt", "start", "length", *names))
+
+
+def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    position = torch.zeros(1, dtype=torch.int64, device=device)
+    history = torch.zeros(kv.capacity + 1, dtype=torch.int64, device=device)
+    # Only shapes matter; one element is expanded so that a long cache costs no memory on a real device.
+    shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
+    caches = tuple(torch.empty(shape, dtype=getattr(torch, kv.dtype.value), device="meta") for _ in range(2 * kv.layers))
+    if device.type != "meta":
+        caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(shape) for c in caches)
+    names = tuple(f"kv.{part}.{i}" for part in ("key", "value") for i in range(kv.layers))
+    return (ids, position, history, *caches), ("session.ids", "session.position", "session.history", *names)
+
+
+def _export(step: nn.Module, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
+    model = step.model
+    with _quiet(), torch.no_grad(), _attention_implementation(model), semantic_rotary(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(step, arguments, strict=False)
+    return Exported(program, names, model)
+
+
+@contextmanager
+def _attention_implementation(model: nn.Module) -> Iterator[None]:
+    """Switch the model, and every part with a configuration of its own, to our attention function and back."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "_attn_implementation")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = IMPLEMENTATION
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export logs each refusal; the refusal is reported once, by us."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx", "torch._export")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,211 @@
+"""The operators of namespace ``agentcompile``: what a captured decode step is made of besides aten.
+
+Each has a reference body in plain torch, which is also the fallback on every device. Bodies compute in the precision
+that HuggingFace computes in, or in float64 where the operands are float64 (the oracle). Nothing here synchronizes
+with the host on CUDA, so every operator can be captured in a CUDA graph.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NAMESPACE = "agentcompile"
+
+SCHEMAS: dict[str, str] = {
+    "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor position, float scale,"
+    " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False) -> Tensor",
+    "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype)"
+    " -> (Tensor, Tensor)",
+    "rms_norm": "(Tensor x, Tensor weight, float eps, bool one_plus=False) -> Tensor",
+    "rope": "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    "argmax": "(Tensor logits) -> Tensor",
+    "advance": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history) -> ()",
+    "start_decode": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history, Tensor start, Tensor length)"
+    " -> ()",
+}
+
+
+def _wide(x: Tensor) -> Tensor:
+    """``x`` in the type that norms and softmax are computed in: float32, or float64 as it is."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis, with HuggingFace's roundings.
+
+    Plain: the normalized row is rounded to the type of ``x`` and then multiplied (Llama, Qwen). ``one_plus``: times
+    ``1 + weight`` in float32, rounded once at the end (Gemma).
+    """
+    wide = _wide(x)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if one_plus:
+        return (wide * (1.0 + _wide(weight))).to(x.dtype)
+    return weight * wide.to(x.dtype)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first R of the D channels of ``x`` [1, H, T, D], half style; ``cos`` and ``sin`` are [1, T, R]."""
+    rotary_dim = cos.shape[-1]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    half = rotary_dim // 2
+    swapped = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
+    out = (turned * cos) + (swapped * sin)
+    return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
+
+
+def rotary_embedding(
+    position_ids: Tensor, inv_freq: Tensor, attention_scaling: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, T, 2 * half] of ``position_ids`` [1, T] i64 and ``inv_freq`` [half] f32, scaled, as ``dtype``."""
+    inv_freq = _wide(inv_freq)
+    angles = position_ids[:, :, None].to(inv_freq.dtype) * inv_freq[None, None, :]
+    angles = torch.cat((angles, angles), dim=-1)
+    return (angles.cos() * attention_scaling).to(dtype), (angles.sin() * attention_scaling).to(dtype)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the first maximum of ``logits`` [1, 1, V], as i64 [1]; NaN counts as the maximum."""
+    return torch.argmax(logits.reshape(1, -1), dim=-1)
+
+
+def advance(token: Tensor, ids: Tensor, position: Tensor, history: Tensor) -> None:
+    """Move the decode state on: ids[0, 0] = token; history[position + 1] = token; position += 1. All i64."""
+    ids.copy_(token.view(1, 1))
+    position.add_(1)
+    history.index_copy_(0, position.clamp(max=history.shape[0] - 1), token)
+
+
+def start_decode(token: Tensor, ids: Tensor, position: Tensor, history: Tensor, start: Tensor, length: Tensor) -> None:
+    """Set the decode state after a prompt: ids[0, 0] = token; position = start + length; history[position] = token."""
+    ids.copy_(token.view(1, 1))
+    position.copy_(start + length)
+    history.index_copy_(0, position.clamp(max=history.shape[0] - 1), token)
+
+
+def append(cache: Tensor, rows: Tensor, position: Tensor, fresh: bool) -> None:
+    """Write ``rows`` [1, KV, T, D] into ``cache`` [1, S, KV, D] from ``position`` on; rows beyond S are dropped."""
+    capacity, count = cache.shape[1], rows.shape[2]
+    rows = rows.transpose(1, 2)
+    if fresh:
+        kept = min(count, capacity)
+        cache[:, :kept].copy_(rows[:, :kept])
+        return
+    if count == 1:
+        cache.index_copy_(1, position, rows)
+        return
+    # Rows that do not fit repeat the last one that does, so the duplicate writes carry equal bytes.
+    index = torch.minimum(torch.arange(count, device=rows.device), capacity - 1 - position)
+    cache.index_copy_(1, position + index, rows.index_select(1, index))
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    position: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    fresh: bool = False,
+) -> Tensor:
+    """Append K and V at ``position``.. and attend causally over positions 0..position + t.
+
+    Shapes: ``q`` [1, H, T, D]; ``k``, ``v`` [1, KV, T, D]; caches [1, S, KV, D]; ``position`` i64 [1], that of row 0;
+    ``sinks`` [H]; the result [1, T, H, D], contiguous. ``window`` counts the query itself; 0 means none.
+    ``fresh`` promises that position is 0, so that the new K and V are all there is.
+    """
+    append(k_cache, k, position, fresh)
+    append(v_cache, v, position, fresh)
+    count = q.shape[2]
+    plain = softcap == 0.0 and sinks is None
+    if fresh:
+        if plain and (window <= 0 or window >= count):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            return out.transpose(1, 2).contiguous()
+        keys, values = k, v
+        rows = torch.arange(count, device=q.device)
+    else:
+        # The live length is a number of the host only on the CPU; on CUDA the mask covers the whole capacity.
+        live = min(int(position) + count, k_cache.shape[1]) if q.device.type == "cpu" else k_cache.shape[1]
+        keys, values = k_cache[:, :live].transpose(1, 2), v_cache[:, :live].transpose(1, 2)
+        rows = torch.arange(count, device=q.device) + position
+    columns = torch.arange(keys.shape[2], device=q.device)
+    mask = columns[None, :] <= rows[:, None]
+    if window > 0:
+        mask &= columns[None, :] > rows[:, None] - window
+    grouped = _grouped_sdpa(q, keys, values, mask, scale) if plain else _capped(q, keys, values, mask, scale, softcap, sinks)
+    return grouped.transpose(1, 2).contiguous()
+
+
+def _grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Masked SDPA where the query heads of one KV head are rows of one query, so that K and V are never repeated."""
+    heads, count, dim = q.shape[1:]
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    rows = q.reshape(1, kv_heads, group * count, dim)
+    out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask.repeat(group, 1), scale=scale)
+    return out.reshape(1, heads, count, values.shape[-1])
+
+
+def _capped(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """Attention with a soft cap on the scores and sinks in the softmax, scores and softmax in float32 or float64."""
+    heads, count, dim = q.shape[1:]
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    rows = _wide(q).reshape(1, kv_heads, group * count, dim)
+    scores = (rows @ _wide(keys).transpose(2, 3)).reshape(1, heads, count, -1) * scale
+    if softcap != 0.0:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        column = _wide(sinks).reshape(1, heads, 1, 1).expand(1, heads, count, 1)
+        weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    out = weights.reshape(1, kv_heads, group * count, -1) @ _wide(values)
+    return out.reshape(1, heads, count, values.shape[-1]).to(q.dtype)
+
+
+def _fake_attention(
+    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, scale: float, window: int = 0,
+    softcap: float = 0.0, sinks: Tensor | None = None, fresh: bool = False,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+def _fake_argmax(logits: Tensor) -> Tensor:
+    return logits.new_empty(1, dtype=torch.int64)
+
+
+def _fake_nothing(*_: Tensor) -> None:
+    return None
+
+
+# The others are shape-pure: their bodies serve as their own fakes and keep strides exact.
+_FAKES = {"attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing}
+_BODIES = {
+    "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "rope": rope, "argmax": argmax,
+    "advance": advance, "start_decode": start_decode,
+}
+_library: torch.library.Library | None = None
+
+
+def register() -> None:
+    """Register every operator once per process, however often this module is imported."""
+    global _library
+    if hasattr(torch.ops.agentcompile, "start_decode"):
+        return
+    _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    for name, schema in SCHEMAS.items():
+        _library.define(name + schema)
+        _library.impl(name, _BODIES[name], "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _FAKES.get(name, _BODIES[name]), lib=_library)
+
+
+register()

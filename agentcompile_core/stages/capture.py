@@ -1,0 +1,41 @@
+"""Stage capture: an opened model and a workload become a GraphSet."""
+
+from ..context import Context
+from ..errors import UsageError
+from ..graph import GraphSet, Workload
+from ..interfaces import Frontend, LoadedModel
+
+
+def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None = None) -> GraphSet:
+    """Capture ``loaded`` for ``workload`` with ``frontend`` (default: the one of the catalog, or ours, that fits its module).
+
+    A model that cannot be captured comes back without graphs and with an ``eager_reason``; that is no error.
+
+    Raises:
+        UsageError: the workload asks for more than the model or this version allows.
+        VerificationError: a frontend returned a broken graph.
+    """
+    check(workload)
+    if frontend is None:
+        from ..capture.frontends import frontend_of
+
+        frontend = frontend_of(loaded)
+    graphs = frontend.capture(loaded, workload).verify()
+    ctx.report("captured", {"graphs": len(graphs.graphs), "nodes": sum(len(g.nodes) for g in graphs.graphs)})
+    if graphs.eager_reason:
+        ctx.report("eager", {"reason": graphs.eager_reason})
+    return graphs
+
+
+def check(workload: Workload) -> None:
+    """Refuse workloads that this version does not compile.
+
+    Raises:
+        UsageError: batch other than 1, no context, or a chunk of less than two tokens.
+    """
+    if workload.batch != 1:
+        raise UsageError(f"batch {workload.batch} was asked for; single requests (batch 1) are compiled; pass batch=1")
+    if workload.max_context < 2:
+        raise UsageError(f"a context of {workload.max_context} was asked for; at least 2 positions are needed; pass a larger one")
+    if not workload.prefill_chunks or min(workload.prefill_chunks) < 2:
+        raise UsageError(f"prompt chunks {workload.prefill_chunks} were asked for; each needs at least 2 tokens; name at least one")
