@@ -42,6 +42,14 @@ class Hint:
 
 
 @frozen(kw_only=True)
+class RejectedItem:
+    """One item of an answer that was refused, and the id of the rule that refused it."""
+
+    item: str
+    rule: str
+
+
+@frozen(kw_only=True)
 class Advice:
     """An answer: everything optional, everything checked item by item against the space."""
 
@@ -51,6 +59,8 @@ class Advice:
     hints: tuple[Hint, ...] = ()
     risks: tuple[Risk, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
+    refused: tuple[RejectedItem, ...] = ()  # what the reader of a textual answer had to drop, before any check
+    tokens: int = 0  # what the answer cost, where a provider says
 
 
 @frozen(kw_only=True)
@@ -79,14 +89,6 @@ class Question:
     round: int = 0
     budget_s: float = 0.0
     budget_plans: int = 0
-
-
-@frozen(kw_only=True)
-class RejectedItem:
-    """One item of an answer that was refused, and the id of the rule that refused it."""
-
-    item: str
-    rule: str
 
 
 @frozen(kw_only=True)

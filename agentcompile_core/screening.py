@@ -12,7 +12,7 @@ def screen(advice: Advice, question: Question) -> tuple[Advice, tuple[RejectedIt
     Rules: ``A1`` unknown implementation, ``A2`` unknown match, ``A3`` unknown parameter, ``A4`` value outside its list,
     ``A5`` repeated item, ``A6`` no such cover, ``A7`` more than 64 items.
     """
-    refused: list[RejectedItem] = []
+    refused: list[RejectedItem] = list(advice.refused[:MAX_ITEMS])
     order = _known(advice.order, {s.implementation for s in question.space.steps}, "A1", refused)
     covers = _known(advice.cover_order, {c.rank for c in question.space.covers}, "A6", refused)
     hints: list[Hint] = []

@@ -51,7 +51,7 @@ def _ask(advisor, question: Question, ctx: Context) -> AdviceRecord:  # type: ig
         ctx.fail(Failure(stage=StageName.ADVISE, cause=Cause.UNAVAILABLE, plugin=advisor.name, subject=question.space.signature, message=message))
         return AdviceRecord(accepted=Advice(), error=message, seconds=time.monotonic() - began, **common)
     accepted, rejected = screen(answer, question)
-    return AdviceRecord(accepted=accepted, rejected=rejected, seconds=time.monotonic() - began, **common)
+    return AdviceRecord(accepted=accepted, rejected=rejected, seconds=time.monotonic() - began, tokens=answer.tokens, **common)
 
 
 def evidence(records: tuple[TuningRecord, ...], space: PlanSpace) -> tuple[Evidence, ...]:
