@@ -50,19 +50,18 @@ def registers(shape: Shape, schedule: Schedule) -> int:
 
 
 def min_blocks(shape: Shape, schedule: Schedule, target: Target) -> int:
-    """Blocks per SM to promise to the compiler: what was asked for, as far as the registers allow."""
+    """Blocks per SM to promise to the compiler: what was asked for, as far as registers and shared memory allow."""
     threads = schedule.integer("warps") * WARP_SIZE
     by_registers = target.registers_per_sm // (threads * registers(shape, schedule))
-    return max(1, min(schedule.integer("blocks_per_sm"), by_registers, target.threads_per_sm // threads))
+    block_bytes = direct_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES + SHARED_RESERVED_PER_BLOCK
+    by_shared = target.shared_bytes_per_sm // block_bytes
+    return max(1, min(schedule.integer("blocks_per_sm"), by_registers, by_shared, target.threads_per_sm // threads))
 
 
 def is_legal(shape: Shape, schedule: Schedule, target: Target) -> bool:
     """Whether it fits into registers and shared memory without wasting most of its lanes."""
     shared = direct_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES
-    resident = min(schedule.integer("blocks_per_sm"), 2)
     if shared > target.shared_bytes_per_block:
-        return False
-    if resident * (shared + SHARED_RESERVED_PER_BLOCK) > target.shared_bytes_per_sm:
         return False
     fits_row = padded_columns(shape, schedule) <= 1.5 * shape.k or schedule.integer("warps_per_row") == 1
     return batch(shape, schedule) <= LARGEST_BATCH and fits_row

@@ -1,0 +1,103 @@
+"""The schedule space: bounded, legal, and sensibly ordered for the shapes that matter."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from agentcompile_core.candidate import Feature
+from agentcompile_core.expression import Expression
+from agentcompile_core.graph import DType
+from agentcompile_core.region import Match
+from agentcompile_core.target import PRESETS, preset
+from agentcompile_templates_cuda_gemv import GemvFamily
+from attrs import evolve
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
+from gemv_cases import ADD_AUX, SILU_GATE, linear_match
+
+FAMILY = GemvFamily()
+# Qwen3-1.7B: QKV, O, gate/up, down, head; then rows that no vector divides, and a row too small for anything.
+SHAPES = {
+    "qkv": linear_match(4096, 2048, norm="rms"),
+    "o": linear_match(2048, 2048, aux=1, epilogue=ADD_AUX),
+    "gate_up": linear_match(6144, 2048, pair=2, norm="rms", epilogue=SILU_GATE),
+    "down": linear_match(2048, 6144, aux=1, epilogue=ADD_AUX),
+    "head": linear_match(151936, 2048, norm="rms"),
+    "odd": linear_match(100, 777),
+    "one": linear_match(1, 1),
+    "long_f32": linear_match(64, 20000, dtype=DType.F32),
+}
+
+
+@pytest.mark.parametrize("target", PRESETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_space_is_bounded_distinct_and_legal(shape: str, target: str) -> None:
+    match, device = SHAPES[shape], preset(target)
+    assert FAMILY.accepts(match, device) is True
+    space = FAMILY.space(match, device)
+    assert 1 <= len(space) <= 200
+    assert len(set(space.points)) == len(space)
+    closed = {parameter.name: parameter.values for parameter in space.parameters}
+    for schedule in space.points:
+        assert all(value in closed[name] for name, value in schedule.items)
+        source = FAMILY.lower(match, schedule, device)
+        launch = source.launches[0]
+        assert launch.shared_bytes + 2048 <= device.shared_bytes_per_block
+        assert 1 <= launch.grid[0] <= match.integer("n")
+        assert launch.block[0] <= 1024
+        if schedule["path"] == "ring":
+            resident = schedule.integer("blocks_per_sm")
+            assert resident * (launch.shared_bytes + 1536) <= device.shared_bytes_per_sm
+
+
+@pytest.mark.parametrize("shape", ["qkv", "o", "gate_up", "down", "head"])
+def test_first_choices_on_the_h200_are_rings_then_registers(shape: str) -> None:
+    first = FAMILY.space(SHAPES[shape], preset("h200")).points[:3]
+    assert [schedule["path"] for schedule in first] == ["ring", "ring", "direct"]
+    for schedule in first:
+        launch = FAMILY.lower(SHAPES[shape], schedule, preset("h200")).launches[0]
+        assert 256 <= launch.grid[0] <= 264  # two blocks on every SM, or as near as whole rounds of rows come
+        assert launch.pdl
+
+
+def test_no_ring_before_sm_90_and_none_for_rows_without_vectors() -> None:
+    for shape, target in (("qkv", "a100"), ("odd", "h200")):
+        space = FAMILY.space(SHAPES[shape], preset(target))
+        assert {schedule["path"] for schedule in space.points} == {"direct"}
+    source = FAMILY.lower(SHAPES["qkv"], FAMILY.space(SHAPES["qkv"], preset("a100")).points[0], preset("a100"))
+    assert source.features == () and not source.launches[0].pdl
+
+
+def test_ring_declares_the_features_it_uses() -> None:
+    source = FAMILY.lower(SHAPES["qkv"], FAMILY.space(SHAPES["qkv"], preset("h200")).points[0], preset("h200"))
+    assert set(source.features) == {Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL}
+
+
+def _changed(match: Match, name: str, **spec: object) -> Match:
+    return evolve(match, operands=tuple(evolve(o, spec=evolve(o.spec, **spec)) if o.name == name else o for o in match.operands))
+
+
+@pytest.mark.parametrize(("match", "word"), [
+    (evolve(SHAPES["o"], kind="attention"), "attention"),
+    (_changed(SHAPES["o"], "x", shape=(1, 2, 2048)), "one token"),
+    (_changed(SHAPES["o"], "x", dtype=DType.F32), "float32"),
+    (_changed(SHAPES["o"], "weight", dtype=DType.I8), "int8"),
+    (_changed(SHAPES["o"], "weight", strides=(1, 2048)), "contiguous"),
+    (evolve(SHAPES["o"], epilogue=Expression(arguments=("aux7",))), "aux7"),
+    (evolve(SHAPES["o"], operands=SHAPES["o"].operands[:2]), "out"),
+    (linear_match(8, 200_000), "shared memory"),
+])
+def test_what_cannot_be_served_is_refused_with_a_reason(match: Match, word: str) -> None:
+    verdict = FAMILY.accepts(match, preset("h200"))
+    assert not verdict
+    assert word in verdict.reason
+
+
+def test_one_build_serves_many_shapes() -> None:
+    first, second = linear_match(64, 512), linear_match(4096, 1024)
+    schedule = next(s for s in FAMILY.space(first, preset("h200")).points if s["path"] == "direct")
+    sources = [FAMILY.lower(match, schedule, preset("h200")) for match in (first, second)]
+    assert sources[0].digest == sources[1].digest
+    assert [argument.value for argument in sources[1].launches[0].arguments[-3:-1]] == [4096, 1024]
