@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from agentcompile_core.graph import DType
-from agentcompile_core.plan import Schedule
-from agentcompile_core.target import preset
 from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
@@ -17,6 +14,10 @@ from agentcompile_validator_emulation.module import SCHEDULES
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from agentcompile_core.graph import DType
+from agentcompile_core.plan import Schedule
+from agentcompile_core.target import preset
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from emulated_gemv import check, draw, run, run_source
@@ -47,7 +48,8 @@ def _direct(**changes: int) -> Schedule:
 
 CONFIGS = {
     "direct_rms_f16": Config(match={"norm": "rms"}, schedule=_direct(), lengths=(8, 256, 1024, 2040, 2048)),
-    "direct_block_per_row": Config(match={"aux": 1, "epilogue": ADD_AUX}, schedule=_direct(warps_per_row=8, unroll=2), lengths=(2056, 4096)),
+    "direct_block_per_row": Config(match={"aux": 1, "epilogue": ADD_AUX}, schedule=_direct(warps_per_row=8, unroll=2),
+                                   lengths=(2056, 4096)),
     "direct_gate": Config(match={"pair": 2, "norm": "rms", "epilogue": SILU_GATE}, schedule=_direct(warps=4, rows=1, warps_per_row=2),
                           lengths=(520, 1024)),
     "direct_layer_bf16": Config(match={"dtype": DType.BF16, "norm": "layer", "norm_bias": True, "aux": 2, "epilogue": BIAS_RESIDUAL},
@@ -58,7 +60,8 @@ CONFIGS = {
     "ring_full_slices": Config(match={"aux": 1, "epilogue": ADD_AUX}, schedule=_ring(256), lengths=(256, 512, 1536)),
     "ring_ragged_slices": Config(match={}, schedule=_ring(256, rows=1, in_flight=1), lengths=(264, 776, 1272)),
     "ring_gate": Config(match={"pair": 2, "norm": "rms", "epilogue": GELU_GATE}, schedule=_ring(512, rows=1), lengths=(496, 760)),
-    "ring_layer_bf16": Config(match={"dtype": DType.BF16, "norm": "layer", "norm_bias": True}, schedule=_ring(512, in_flight=3), lengths=(504, 520)),
+    "ring_layer_bf16": Config(match={"dtype": DType.BF16, "norm": "layer", "norm_bias": True},
+                              schedule=_ring(512, in_flight=3), lengths=(504, 520)),
     "ring_f32_out": Config(match={"out_dtype": DType.F32}, schedule=_ring(512, stages=2, in_flight=1), lengths=(512, 1024)),
 }
 EXACT = ("direct_block_per_row", "ring_full_slices", "ring_ragged_slices")
