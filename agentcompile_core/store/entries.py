@@ -43,7 +43,7 @@ class Entries:
 
     def path(self, kind: str, key: str) -> Path:
         """The folder of an entry, whether or not it exists."""
-        return self.root / check_name("kind", kind) / check_name("key", key)[:2] / key
+        return self.root / check_name("kind", kind) / check_name("key", key)[-2:] / key
 
     def read(self, kind: str, key: str) -> dict[str, bytes] | None:
         """The files of an entry by name, or None where it is missing, incomplete or damaged."""

@@ -75,14 +75,13 @@ class CudaBackend(Backend):
         return targets.nearest_preset(found.name, found.major * 10 + found.minor, found.multi_processor_count)
 
     def compiler(self) -> str:
-        """For example ``nvrtc 13.0, headers 13.0, device library 3f2a..., --std=c++17 --ptxas-options=-v``."""
+        """For example ``nvrtc 13.0, headers 13.0, --std=c++17 --ptxas-options=-v``."""
         compiler = self._compiler
         if isinstance(compiler, Reject):
             return "none"
         include = headers.cuda_include()
         version = headers.headers_version(include) if include else "of nvcc"
-        library = headers.device_library_digest()
-        return f"{compiler.version()}, headers {version}, device library {library}, {' '.join(FLAGS)}"
+        return f"{compiler.version()}, headers {version}, {' '.join(FLAGS)}"
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source`` to a cubin for ``target.arch``, in a guarded child process.

@@ -1,7 +1,6 @@
 """Where headers are: AgentCompile's device library, and CUDA's own."""
 
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -13,14 +12,6 @@ import agentcompile_core
 def device_library() -> Path:
     """The folder that ``<agentcompile/...>`` is relative to."""
     return Path(agentcompile_core.__file__).parent / "include"
-
-
-def device_library_digest() -> str:
-    """Digest of the device library's headers: part of the compiler's name, so that editing one is a cache miss."""
-    total = hashlib.sha256()
-    for path in sorted(device_library().rglob("*.cuh")):
-        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:12]
 
 
 @functools.cache

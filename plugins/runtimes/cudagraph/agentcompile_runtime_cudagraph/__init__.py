@@ -1,0 +1,16 @@
+"""Runtime ``cudagraph`` (role decode): a program run once under capture, then replayed."""
+
+from collections.abc import Iterable
+
+from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.interfaces import RuntimeIntegration
+
+from .runtime import CudaGraphRuntime, GraphStep
+
+__all__ = ["CudaGraphRuntime", "GraphStep"]
+
+
+@hookimpl
+def agentcompile_runtimes() -> Iterable[RuntimeIntegration]:
+    """Offer ``cudagraph``."""
+    return (CudaGraphRuntime(),)

@@ -1,0 +1,41 @@
+"""Capturing a callable into a CUDA graph."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Capture(Protocol):
+    """Warm ``run`` up, capture ``runs`` runs of it, and return what replays them."""
+
+    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
+        """Raises RuntimeError where ``run`` does something that cannot be captured."""
+
+
+class CudaCapture:
+    """Capture with torch. Graphs of one owner share a memory pool: they are replayed on one stream, one after another."""
+
+    def __init__(self) -> None:
+        from weakref import WeakKeyDictionary
+
+        self._pools: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
+        """See Capture. Warm-ups run on a side stream, so that lazy set-up (cuBLAS workspaces) precedes the capture."""
+        import torch
+
+        pool = self._pools.get(owner)
+        if pool is None:
+            pool = self._pools[owner] = torch.cuda.graph_pool_handle()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm_ups):
+                run()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            for _ in range(runs):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        return graph.replay

@@ -1,0 +1,48 @@
+"""Running a session's programs for warm-up without leaving a trace in its state."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from agentcompile_core.graph import GraphKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentcompile_core.program import BoundProgram
+    from agentcompile_core.session import Session
+
+
+@contextlib.contextmanager
+def preserved(bound: "BoundProgram", session: "Session", runs: int) -> Iterator[None]:
+    """Make ``runs`` runs of ``bound`` safe, and put everything they change back at the end.
+
+    A run writes KV rows from its position on (from ``start`` on for a prompt chunk), ids, position and history. The
+    position is moved back where those rows would lie beyond the cache; the rows are saved, and nothing else of the KV
+    cache, which may be larger than what is free.
+    """
+    graph = bound.program.graph
+    decode = graph.kind is GraphKind.DECODE
+    inputs = [bound.environment[name] for name in graph.inputs if name in bound.environment]
+    small = [session.ids, session.position, session.history, *inputs]
+    saved = [tensor.clone() for tensor in small]
+    count = min(session.kv.capacity, runs if decode else graph.tokens)
+    start = min(int(session.position), session.kv.capacity - count)
+    rows = [tensor[:, start:start + count] for tensor in (*session.kv.keys, *session.kv.values)]
+    kept = [row.clone() for row in rows]
+    session.position.fill_(start)
+    if graph.kind is GraphKind.PREFILL:
+        _chunk_of_one(inputs, start)
+    try:
+        yield
+    finally:
+        for tensor, before in zip((*small, *rows), (*saved, *kept), strict=True):
+            tensor.copy_(before)
+
+
+def _chunk_of_one(inputs: "list[torch.Tensor]", start: int) -> None:
+    """A prompt chunk that is valid: token 0 everywhere, one of them real (a length of 0 would index row -1)."""
+    prompt, first, length = inputs
+    prompt.zero_()
+    first.fill_(start)
+    length.fill_(1)

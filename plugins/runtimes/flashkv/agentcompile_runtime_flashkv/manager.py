@@ -1,0 +1,157 @@
+"""The KV cache itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentcompile_core.errors import UsageError
+
+
+class FlashKVCacheManager:
+    """K and V of every layer, allocated once; a KVState. One request at a time.
+
+    ``keys[i]`` and ``values[i]``: [1, capacity, kv_heads, head_dim], contiguous views of one allocation for all keys
+    and one for all values. ``lengths[i]``: int64 [1] on the device, all views of one number, as a kernel reads it;
+    ``cache_seqlens``: the same as int32 [1], as flash-attn wants it. Addresses stay while ``generation`` does.
+
+    ``length`` is what was imported, or advanced over, through this object. A Session that keeps its own position only
+    uses ``reset``.
+    """
+
+    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype,
+                 device: str | torch.device) -> None:
+        for name, number in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim), ("capacity", capacity)):
+            if number < 1:
+                raise UsageError(f"a KV cache with {name}={number}; it must be at least 1")
+        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.dtype, self.device = dtype, torch.device(device)
+        self.generation = 0
+        self._length = 0
+        self._device_length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.cache_seqlens = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.lengths: tuple[Tensor, ...] = tuple(self._device_length.view(1) for _ in range(layers))
+        self.capacity = 0
+        self.keys: tuple[Tensor, ...] = ()
+        self.values: tuple[Tensor, ...] = ()
+        self._allocate(capacity)
+
+    @property
+    def length(self) -> int:
+        """Positions in use."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V of all layers."""
+        return 2 * self.layers * self.capacity * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def reset(self) -> None:
+        """Forget everything: the length becomes 0. Contents and addresses stay."""
+        self._set_length(0)
+
+    def advance(self, count: int) -> None:
+        """Add ``count`` positions to the length, after every layer has written them.
+
+        Raises:
+            UsageError: ``count`` is negative, or more than the free positions; nothing has changed then.
+        """
+        self.require(count)
+        self._set_length(self._length + count)
+
+    def require(self, count: int) -> None:
+        """Check that ``count`` more positions fit.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if count < 0:
+            raise UsageError(f"{count} positions for the KV cache; the number must not be negative")
+        if self._length + count > self.capacity:
+            raise UsageError(f"the KV cache holds {self.capacity} positions, {self._length} are in use and {count} more do "
+                             f"not fit; shorten the prompt or use a context of at least {self._length + count}")
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write K and V of the next T positions of one layer, [1, kv_heads, T, head_dim] each. The length stays.
+
+        Raises:
+            UsageError: a shape or type is wrong, or T positions do not fit.
+        """
+        self._check(layer, key, value)
+        self.require(key.shape[2])
+        self._write(layer, self._length, key, value)
+
+    def import_dynamic_cache(self, cache: Any) -> int:
+        """Replace the contents by those of a HuggingFace cache after a prefill, and return the new length.
+
+        ``cache.layers[i].keys`` and ``.values``: [1, kv_heads, T, head_dim], the same T everywhere.
+
+        Raises:
+            UsageError: the cache is of another shape, type or number of layers, longer than the capacity, or its layers
+                differ in length (sliding windows); nothing has changed then.
+        """
+        pairs = [(layer.keys, layer.values) for layer in getattr(cache, "layers", ())]
+        if len(pairs) != self.layers:
+            raise UsageError(f"a {type(cache).__name__} of {len(pairs)} layers; this KV cache has {self.layers}")
+        for index, (key, value) in enumerate(pairs):
+            if key is None or value is None:
+                raise UsageError(f"layer {index} of the {type(cache).__name__} is empty; run the prefill first")
+            self._check(index, key, value)
+        found = sorted({int(key.shape[2]) for key, _ in pairs})
+        if len(found) > 1:
+            raise UsageError(f"layers of the {type(cache).__name__} hold {found[0]} and {found[-1]} positions; only caches "
+                             f"without sliding windows can be imported")
+        count = found[0]
+        if count > self.capacity:
+            raise UsageError(f"a {type(cache).__name__} of {count} positions; this KV cache holds {self.capacity}; use a "
+                             f"context of at least {count}")
+        for index, (key, value) in enumerate(pairs):
+            self._write(index, 0, key, value)
+        self._set_length(count)
+        return count
+
+    def reallocate(self, capacity: int) -> None:
+        """Change the capacity, keeping the contents. Addresses change: ``generation`` grows, captured graphs are void.
+
+        Raises:
+            UsageError: the positions in use do not fit.
+        """
+        if capacity < max(1, self._length):
+            raise UsageError(f"a capacity of {capacity} for a KV cache with {self._length} positions in use; "
+                             f"it must be at least {max(1, self._length)}")
+        keys, values, used = self.keys, self.values, self._length
+        self._allocate(capacity)
+        for old, new in zip((*keys, *values), (*self.keys, *self.values), strict=True):
+            new[:, :used].copy_(old[:, :used])
+        self.generation += 1
+
+    def _allocate(self, capacity: int) -> None:
+        shape = (self.layers, 1, capacity, self.kv_heads, self.head_dim)
+        needed = 2 * torch.Size(shape).numel() * self.dtype.itemsize
+        try:
+            keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        except torch.OutOfMemoryError:
+            raise UsageError(f"a KV cache of {capacity} positions needs {needed / 2**30:.1f} GiB, more than {self.device} "
+                             f"has free; use a shorter context") from None
+        self.capacity = capacity
+        self.keys, self.values = tuple(keys.unbind(0)), tuple(values.unbind(0))
+
+    def _set_length(self, length: int) -> None:
+        self._length = length
+        self._device_length.fill_(length)
+        self.cache_seqlens.fill_(length)
+
+    def _write(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
+        rows = slice(start, start + key.shape[2])
+        self.keys[layer][:, rows].copy_(key.transpose(1, 2))
+        self.values[layer][:, rows].copy_(value.transpose(1, 2))
+
+    def _check(self, layer: int, key: Tensor, value: Tensor) -> None:
+        if not 0 <= layer < self.layers:
+            raise UsageError(f"layer {layer} of a KV cache with {self.layers} layers; layers are 0 to {self.layers - 1}")
+        for name, tensor in (("keys", key), ("values", value)):
+            wanted = (1, self.kv_heads, key.shape[2] if key.dim() == 4 else -1, self.head_dim)
+            if tensor.dim() != 4 or tuple(tensor.shape) != wanted or tensor.dtype != self.dtype:
+                raise UsageError(f"{name} of layer {layer} have shape {tuple(tensor.shape)} and type {tensor.dtype}; this KV "
+                                 f"cache takes [1, {self.kv_heads}, T, {self.head_dim}] of {self.dtype}")
