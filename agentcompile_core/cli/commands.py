@@ -1,0 +1,117 @@
+"""What each command does. Every command prints text, or with --json one document on standard output."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import install, report
+from ..errors import UsageError
+from ..plugins import load_catalog
+from .progress import Progress
+
+
+def _config(options: argparse.Namespace) -> Any:
+    from ..context import Config
+
+    if options.budget_s <= 0 or options.budget_plans < 1 or options.rounds < 1:
+        raise UsageError("--budget-s, --budget-plans and --rounds must be positive")
+    return Config(advisor=options.advisor, validators=tuple(v for v in options.validators.split(",") if v), budget_s=options.budget_s,
+                  budget_plans=options.budget_plans, rounds=options.rounds)
+
+
+def _compiled(options: argparse.Namespace, *, run_on: str = "auto", meta: bool = False) -> Any:
+    from .. import api
+    from ..store import Store
+
+    return api.compile(options.model, dtype=options.dtype, max_context=options.context, target=options.target, device=options.device,
+                       config=_config(options), store=Store(None) if options.no_cache else None,
+                       report=Progress(quiet=options.json, log=options.log), meta=meta, run_on=run_on, random_weights=options.random_weights)
+
+
+def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    print(json.dumps(document, indent=1, sort_keys=True) if options.json else text)
+
+
+def compile_command(options: argparse.Namespace) -> int:
+    """Compile, print the statistics, write the bundle."""
+    compiled = _compiled(options, run_on="framework", meta=options.meta)
+    document = {"model": compiled.graphs.model.name, "target": compiled.context.target.name, "statistics": compiled.statistics,
+                "notes": list(compiled.notes), "selections": report.selections_document(compiled.compilation.selections)}
+    if options.out:
+        document["bundle"] = str(compiled.save(options.out))
+    _print(options, document, report.compilation_text(compiled, options.out))
+    return 0
+
+
+def generate_command(options: argparse.Namespace) -> int:
+    """Generate and print text, streaming on a terminal."""
+    from .. import api
+
+    if options.bundle:
+        if options.model is None:
+            raise UsageError("generate --bundle needs the model whose weights it runs with: agentcompile generate MODEL --bundle DIR --prompt TEXT")
+        compiled = api.load(options.bundle, options.model, device=options.device, config=_config(options), run_on=options.run_on,
+                            report=Progress(quiet=options.json), random_weights=options.random_weights)
+    else:
+        if options.model is None:
+            raise UsageError("generate needs a model, or --bundle DIR and the model")
+        compiled = _compiled(options, run_on=options.run_on)
+    if compiled.tokenizer is None:
+        raise UsageError(f"{compiled.loaded.name} has no tokenizer, so it cannot read text; use the Python API with token ids")
+    for note in compiled.notes:
+        print(f"note: {note}", file=sys.stderr)
+    ids = compiled.tokenizer(options.prompt, return_tensors="pt").input_ids
+    streamer = None
+    if not options.json:
+        from transformers import TextStreamer
+
+        streamer = TextStreamer(compiled.tokenizer)
+    out = compiled.generate(ids, options.max_new_tokens, eos_token_id=compiled.tokenizer.eos_token_id, streamer=streamer, do_sample=options.sample,
+                            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed)
+    if options.json:
+        text = compiled.tokenizer.decode(out[0], skip_special_tokens=True)
+        print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1], "notes": list(compiled.notes)}))
+    return 0
+
+
+def bench_command(options: argparse.Namespace) -> int:
+    """Time ours and the baselines, alternating."""
+    from ..bench import compare
+
+    compiled = _compiled(options)
+    baselines = tuple(b for b in options.baselines.split(",") if b)
+    rows = compare(compiled, prompt=options.input, new_tokens=options.output, repetitions=options.repetitions, baselines=baselines)
+    _print(options, {"rows": rows, "notes": list(compiled.notes)}, report.bench_text(rows, compiled.notes))
+    return 0
+
+
+def explain_command(options: argparse.Namespace) -> int:
+    """Say why each step got what it got."""
+    installed = install.read(Path(options.bundle))
+    document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name,
+                "selections": report.selections_document(installed.selections)}
+    _print(options, document, report.explain_text(installed.manifest, installed.selections))
+    return 0
+
+
+def plugins_command(options: argparse.Namespace) -> int:
+    """List plugins and failures."""
+    catalog = load_catalog(strict=False)
+    _print(options, report.plugins_document(catalog), report.plugins_text(catalog))
+    return 0
+
+
+def doctor_command(options: argparse.Namespace) -> int:
+    """Say what this machine can do."""
+    facts = report.doctor_facts(load_catalog(strict=False))
+    _print(options, {"checks": facts}, report.doctor_text(facts))
+    return 0 if all(f["ok"] or not f["required"] for f in facts) else 1
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "compile": compile_command, "generate": generate_command, "bench": bench_command,
+    "explain": explain_command, "plugins": plugins_command, "doctor": doctor_command,
+}

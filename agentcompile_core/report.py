@@ -1,0 +1,167 @@
+"""Selections, statistics, plugins and the machine, as plain documents (for --json) and as text for people."""
+
+import importlib.util
+import platform
+import shutil
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+from . import __version__
+from .bundle import Manifest
+from .plugins import Catalog
+from .selection import SelectedStep, Selection
+
+
+def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
+    """Columns padded to their widest cell; numbers to the right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(head)]
+    right = [bool(rows) and all(isinstance(r[i], int | float) for r in rows) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip()
+
+    return "\n".join([line(list(head)), line(["-" * w for w in widths]), *(line(r) for r in cells)])
+
+
+def step_document(step: SelectedStep) -> dict[str, Any]:
+    """One selected step as plain types."""
+    measured, baseline = step.measurement, step.baseline
+    return {"label": step.label.value, "implementation": step.step.implementation, "origin": step.step.origin.value,
+            "schedule": dict(step.step.schedule.items), "basis": step.basis.value, "us": measured.us if measured else None,
+            "floor_us": measured.floor_us if measured else None, "baseline_us": baseline.us if baseline else None,
+            "max_abs": step.max_abs, "max_rel": step.max_rel, "reason": step.reason, "nodes": list(step.nodes)}
+
+
+def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]:
+    """Selections as plain types."""
+    return [{"region": s.region, "signature": s.signature, "fusion": s.cover.fusion.value, "basis": s.basis.value, "us": s.region_us,
+             "baseline_us": s.baseline_us, "steps": [step_document(step) for step in s.steps],
+             "fallbacks": [{"what": what, "why": why} for what, why in s.fallback_reasons]} for s in selections]
+
+
+def explain_text(manifest: Manifest, selections: Iterable[Selection]) -> str:
+    """Why each step got what it got."""
+    parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), {manifest.workload.dtype.value}, "
+             f"context {manifest.workload.max_context}"]
+    if manifest.eager_reason:
+        parts.append(f"everything runs on the framework: {manifest.eager_reason}")
+    if manifest.provisional:
+        parts.append("validated by emulation, not measured: these kernels are provisional and are not launched on a GPU before they are measured there")
+    parts += [selection_text(s) for s in selections]
+    return "\n\n".join(parts)
+
+
+def selection_text(selection: Selection) -> str:
+    """One region: its steps and why, then what stays on the framework and why."""
+    lines = [f"region {selection.region}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
+    rows = []
+    for step in selection.steps:
+        us = f"{step.measurement.us:.2f}" if step.measurement else "-"
+        floor = f"{step.measurement.share_of_floor:.0%}" if step.measurement and step.measurement.floor_us else "-"
+        base = f"{step.baseline.us:.2f}" if step.baseline else "-"
+        rows.append((step.label.value, step.step.implementation, str(step.step.schedule), us, floor, base, step.reason))
+    if rows:
+        lines.append(table(rows, ("step", "implementation", "schedule", "us", "of floor", "framework us", "why")))
+    lines += [f"  framework: {what}: {why}" for what, why in selection.fallback_reasons]
+    return "\n".join(lines)
+
+
+def statistics_text(statistics: dict[str, Any]) -> str:
+    """The pipeline's counts, one a line."""
+    s = statistics
+    rows = [("IR nodes", s["nodes"]), ("regions", f"{s['regions']} ({s['merged_regions']} after merging equal ones)"), ("plans (covers)", s["plans"]),
+            ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]), ("validated", s["validated"]),
+            ("regions advised", s["advised"]), ("selected steps", s["selected"]), ("files / signatures", f"{s['files']} / {s['signatures']}"),
+            ("failures recorded", s["failures"])]
+    if s["selected_us"]:
+        rows.append(("selected latency", f"{s['selected_us'][0]:.2f} to {s['selected_us'][1]:.2f} us"))
+    rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in s["seconds"].items())))
+    return "\n".join(f"  {name:<24} {value}" for name, value in rows)
+
+
+def compilation_text(compiled: Any, out: str | None) -> str:
+    """What `agentcompile compile` prints."""
+    graphs, context = compiled.graphs, compiled.context
+    parts = [f"{graphs.model.name} ({graphs.model.model_type}) for {context.target.name} ({context.target.arch})", statistics_text(compiled.statistics)]
+    if graphs.eager_reason:
+        parts.append(f"everything runs on the framework: {graphs.eager_reason}")
+    parts += [selection_text(s) for s in compiled.compilation.selections]
+    parts += [f"note: {note}" for note in compiled.notes]
+    if compiled.compilation.provisional:
+        parts.append("no GPU here: kernels were built and validated by emulation; times, selection by speed and tokens per second need a GPU")
+    if out:
+        parts.append(f"bundle: {out}")
+    return "\n".join(parts)
+
+
+def bench_text(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
+    """Timings as a table."""
+    cells = [(r["system"], f"{r['e2e_ms']:.1f}", f"{r['prefill_ms']:.1f}" if r.get("prefill_ms") else "-", f"{r['step_ms']:.3f}", f"{1e3 / r['step_ms']:.1f}",
+              f"{r['speedup']:.2f}x", f"{r['spread_ms']:.1f}") for r in rows]
+    text = table(cells, ("system", "ms", "prefill ms", "ms per token", "tokens/s", "over eager", "spread ms"))
+    return "\n".join([text, *(f"note: {n}" for n in notes)])
+
+
+def plugins_document(catalog: Catalog) -> dict[str, Any]:
+    """Plugins and failures as plain types."""
+    return {"plugins": [{"name": p.name, "distribution": p.distribution, "state": p.state, "offers": list(p.offers), "message": p.message}
+                        for p in catalog.plugins],
+            "failures": [str(f) for f in catalog.failures]}
+
+
+def plugins_text(catalog: Catalog) -> str:
+    """Plugins as a table, failures below."""
+    rows = [(p.name, p.distribution, p.state, ", ".join(p.offers), p.message[:100]) for p in catalog.plugins]
+    return table(rows, ("plugin", "distribution", "state", "offers", "message"))
+
+
+def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
+    """What this machine has; required things that are missing make `doctor` exit with 1."""
+    facts = [_fact("python", platform.python_version(), True, required=True), _fact("agentcompile-core", __version__, True, required=True)]
+    for package, required in (("torch", True), ("transformers", True), ("safetensors", True), ("cuda-bindings", False), ("litellm", False),
+                              ("flash-attn", False), ("pybind11", False), ("triton", False)):
+        facts.append(_package(package, required))
+    facts.append(_gpu())
+    facts.append(_fact("C++ compiler", shutil.which("g++") or "g++ not found: install it for emulation and bundle extensions", bool(shutil.which("g++"))))
+    for name, backend in catalog.backends.items():
+        answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
+        seen = "kernels can be launched here" if answer is True else getattr(answer, "reason", "failed")
+        facts.append(_fact(f"backend {backend.name}", seen, answer is True))
+    broken = [p.name for p in catalog.plugins if p.state == "failed"]
+    facts.append(_fact("plugins", f"{len(catalog.plugins)} found" + (f", failed: {', '.join(broken)}" if broken else ""), not broken))
+    return facts
+
+
+def _load_stage() -> Any:
+    from .errors import StageName
+
+    return StageName.LOAD
+
+
+def _fact(name: str, seen: str, ok: bool, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "seen": seen, "ok": ok, "required": required}
+
+
+def _package(name: str, required: bool) -> dict[str, Any]:
+    try:
+        return _fact(name, metadata.version(name), True, required)
+    except metadata.PackageNotFoundError:
+        return _fact(name, "not installed", False, required)
+
+
+def _gpu() -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        return _fact("CUDA device", "torch is not installed", False)
+    import torch
+
+    if not torch.cuda.is_available():
+        return _fact("CUDA device", "none: kernels are built and emulated, speed cannot be measured", False)
+    p = torch.cuda.get_device_properties(0)
+    return _fact("CUDA device", f"{p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, {p.total_memory >> 30} GiB", True)
+
+
+def doctor_text(facts: Sequence[dict[str, Any]]) -> str:
+    """Facts as a table."""
+    return table([("ok" if f["ok"] else "MISSING" if f["required"] else "no", f["name"], f["seen"]) for f in facts], ("", "what", "seen"))
