@@ -1,1 +1,14 @@
 """Runs CUDA kernels on the CPU: a backend without a GPU, and a validator that finds races, bounds and barrier errors."""
+
+from collections.abc import Iterable
+
+from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.interfaces import Backend, Validator
+
+
+@hookimpl
+def agentcompile_backends() -> Iterable[Backend]:
+    """The backend ``emulation``."""
+    from .backend import EmulationBackend
+
+    return [EmulationBackend()]

@@ -88,9 +88,11 @@ void mbarrier_init_fence() { block.barriers_published = true; }
 
 static void complete_phase_if_done(Mbarrier& barrier) {
   if (barrier.pending_arrivals > 0 || barrier.pending_bytes != 0) return;
-  // The copies of this phase become visible to whoever waits for it.
-  if (barrier.arriving.size() <= block.thread_count + barrier.index) barrier.arriving.resize(block.thread_count + max_mbarriers, 0);
-  barrier.arriving[block.thread_count + barrier.index] = ++barrier.phase;
+  ++barrier.phase;
+  if (block.clocks_active) {  // the copies of this phase become visible to whoever waits for it
+    barrier.arriving.resize(block.thread_count + max_mbarriers, 0);
+    barrier.arriving[block.thread_count + barrier.index] = barrier.phase;
+  }
   barrier.completed = std::move(barrier.arriving);
   barrier.arriving.clear();
   barrier.pending_arrivals = barrier.arrivals_per_phase;

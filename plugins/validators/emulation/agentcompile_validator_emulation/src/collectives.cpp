@@ -20,7 +20,7 @@ const char* name_of(Collective kind) {
 
 // --- vector clocks: only for blocks that order threads by something finer than block and warp barriers ------------------------
 void activate_clocks() {
-  if (block.clocks_active) return;
+  if (block.clocks_active || !options.checks) return;
   block.clocks_active = true;
   for (Thread& thread : block.threads) thread.clock.assign(block.thread_count + max_mbarriers, 0);
 }
@@ -31,12 +31,24 @@ static void join(Clock& into, const Clock& from) {
 }
 
 void release_to(Clock& into, Thread* from) {
+  if (!block.clocks_active) return;
   from->clock[from->linear] = from->time;
   join(into, from->clock);
   ++from->time;
 }
 
-void acquire_from(const Clock& from, Thread* into) { join(into->clock, from); }
+void acquire_from(const Clock& from, Thread* into) {
+  if (block.clocks_active) join(into->clock, from);
+}
+
+// All of `threads` (a range of pointers) learn what any of them knows.
+template <class Threads>
+static void join_all(const Threads& threads) {
+  if (!block.clocks_active) return;
+  Clock everyone;
+  for (Thread* thread : threads) release_to(everyone, thread);
+  for (Thread* thread : threads) thread->clock = everyone;
+}
 
 // --- block barriers -----------------------------------------------------------------------------------------------------------
 static void wait_at_block_barrier(unsigned site, int reduce_kind, int operand) {
@@ -101,12 +113,9 @@ void named_barrier_sync(int id, int threads) {
     suspend();
     return;
   }
-  Clock everyone;
-  for (Thread* waiting : barrier.waiting) release_to(everyone, waiting);
-  for (Thread* waiting : barrier.waiting) {
-    acquire_from(everyone, waiting);
+  join_all(barrier.waiting);
+  for (Thread* waiting : barrier.waiting)
     if (waiting != thread) make_ready(waiting);
-  }
   barrier.waiting.clear();
 }
 
@@ -162,9 +171,9 @@ static void complete(Warp& warp, Collective kind, unsigned mask, WarpFunction fu
     case Collective::barrier: {
       Thread* lanes = &block.threads[(self()->linear / warp_lanes) * warp_lanes];
       if (block.clocks_active) {
-        Clock everyone;
-        each_lane([&](unsigned lane) { release_to(everyone, &lanes[lane]); });
-        each_lane([&](unsigned lane) { acquire_from(everyone, &lanes[lane]); });
+        std::vector<Thread*> participants;
+        each_lane([&](unsigned lane) { participants.push_back(&lanes[lane]); });
+        join_all(participants);
       }
       each_lane([&](unsigned lane) { ++lanes[lane].warp_epoch; });
       break;

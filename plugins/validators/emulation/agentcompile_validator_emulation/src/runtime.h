@@ -26,7 +26,7 @@
 
 namespace emu {
 
-constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 256;
+constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64;
 constexpr unsigned char poison = 0xff;  // a NaN in every float format
 
 enum class State : uint8_t { unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, done };

@@ -1,0 +1,153 @@
+"""The backend ``emulation``: kernels on the CPU, on the addresses of CPU tensors."""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from agentcompile_core.candidate import ArgumentKind, Feature, Kernel, Launch, StepSource
+from agentcompile_core.errors import BuildError, Reject, UsageError
+from agentcompile_core.interfaces import Backend
+from agentcompile_core.target import Target
+
+from .engine import Mode, build, default_cache_folder, runtime_digest
+from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .toolchain import find_toolchain
+
+FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS)
+LAUNCH_DEADLINE_S = 120.0
+
+
+class EmulationBackend(Backend):
+    """Builds with g++ for any target and runs on this machine's CPU. It cannot time, so what it validated is provisional.
+
+    A kernel's binary is a shared library for this machine: native code, to be loaded only where its source is trusted.
+    """
+
+    name = "emulation"
+    version = 1
+    device = "cpu"
+    languages = ("cuda",)
+    features = FEATURES
+
+    def __init__(self, cache_folder: Path | None = None) -> None:
+        self._cache_folder = cache_folder
+        self._loaded: dict[str, EmulatedModule] = {}
+        self._lock = threading.Lock()
+
+    def available(self) -> Literal[True] | Reject:
+        """True where g++ and the CUDA headers are found."""
+        try:
+            find_toolchain()
+        except UsageError as exc:
+            return Reject(str(exc))
+        return True
+
+    def can_build(self, target: Target) -> Literal[True] | Reject:
+        """The same for every target: emulated kernels know no architecture."""
+        return self.available()
+
+    def live_target(self) -> Target | None:
+        """None: there is no GPU."""
+        return None
+
+    def compiler(self) -> str:
+        """The compiler's version line and the digest of the emulator's own source."""
+        if isinstance(self.available(), Reject):
+            return "none"
+        return f"{find_toolchain().version}, emulator {runtime_digest()[:12]}"
+
+    def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+        """Compile ``source`` to a shared library.
+
+        Raises:
+            BuildError: an unknown language or feature, no toolchain, an error in the source, or the deadline passed.
+        """
+        check_emulated(source)
+        start = time.monotonic()
+        library = build_source(source, Mode.PLAIN, self._cache_folder, deadline_s)
+        binary = library.read_bytes()
+        return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary, sha256=hashlib.sha256(binary).hexdigest(),
+                      compiler=self.compiler(), build_s=time.monotonic() - start)
+
+    def load(self, kernel: Kernel) -> EmulatedModule:
+        """Load the library into this process, once per binary."""
+        if kernel.backend != self.name:
+            raise UsageError(f"a kernel of backend {kernel.backend!r} was given to backend emulation; build it with emulation")
+        with self._lock:
+            if kernel.sha256 not in self._loaded:
+                self._loaded[kernel.sha256] = EmulatedModule(self._library(kernel), checked=False)
+            return self._loaded[kernel.sha256]
+
+    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+        """``run(stream)`` runs the launch to its end; the stream is ignored. Tensors must outlive ``run``."""
+        check_launch(launch)
+        values = [launch_argument(argument.kind, argument.name, value)
+                  for argument, value in zip(launch.arguments, arguments, strict=True)]
+        options = LaunchOptions(programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
+        prepared = handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options)
+
+        def run(stream: int = 0) -> None:
+            prepared()
+
+        return run
+
+    def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...] | Reject:
+        """Always a Reject: the emulator's speed says nothing about a GPU's."""
+        return Reject("the emulation backend cannot time; results stay provisional until they are measured on a GPU")
+
+    def _library(self, kernel: Kernel) -> Path:
+        """The binary as a file, in a folder that only this user can write."""
+        folder = self._cache_folder or default_cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{kernel.sha256}.so"
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != kernel.sha256:
+            if hashlib.sha256(kernel.binary).hexdigest() != kernel.sha256:
+                raise UsageError(f"the binary of kernel {kernel.digest} is damaged; build it again")
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                file.write(kernel.binary)
+            os.replace(file.name, path)
+        return path
+
+
+def check_emulated(source: StepSource) -> None:
+    """Raises BuildError where the emulator lacks a language, feature or launch form that ``source`` declares."""
+    if source.language != "cuda":
+        raise BuildError(f"language {source.language!r} is not built by the emulation backend; allowed: cuda")
+    missing = [feature.value for feature in source.features if feature not in FEATURES]
+    if missing:
+        raise BuildError(f"the emulator has no {', '.join(missing)}; such a source is validated on a GPU only")
+    for launch in source.launches:
+        check_launch(launch)
+
+
+def check_launch(launch: Launch) -> None:
+    """Raises BuildError where a launch asks for what the emulator lacks."""
+    if launch.cluster != 1:
+        raise BuildError(f"launch {launch.entry}: the emulator has no clusters; such a source is validated on a GPU only")
+
+
+def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = None, deadline_s: float = 120.0) -> Path:
+    """``engine.build`` of a StepSource with all its entries."""
+    entries = tuple(dict.fromkeys(launch.entry for launch in source.launches))
+    try:
+        return build(source.code, dict(source.headers), entries, mode, cache_folder=cache_folder, deadline_s=deadline_s)
+    except UsageError as exc:
+        raise BuildError(str(exc)) from exc
+
+
+def launch_argument(kind: ArgumentKind, name: str, value: int | float) -> Buffer | Scalar:
+    """The value of a kernel argument; a pointer's size is unknown here and stays 0 (nothing is checked in plain mode)."""
+    if kind is ArgumentKind.POINTER:
+        return Buffer(name=name, address=int(value), nbytes=0)
+    if kind is ArgumentKind.F32:
+        return ctypes.c_float(value)
+    return ctypes.c_int(int(value)) if kind is ArgumentKind.I32 else ctypes.c_longlong(int(value))
+
+
+__all__ = ["EmulationBackend", "EmulationError", "build_source", "check_emulated", "check_launch", "launch_argument"]
