@@ -1,0 +1,38 @@
+# The two commands of the README are `make demo` and `make test`; both set everything up themselves.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DISTRIBUTIONS := . $(sort $(dir $(wildcard plugins/*/*/pyproject.toml)))
+# Where there is a torch already (a GPU machine, often without a network) it is used as it is.
+HAVE_TORCH := $(shell $(PYTHON) -c "import torch, transformers" 2>/dev/null && echo yes)
+TORCH ?= torch==2.13.0
+TRANSFORMERS ?= transformers>=5.17,<6
+TESTS ?= tests plugins examples
+
+.PHONY: demo test lint setup wheels results clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: scripts/setup_environment.py pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
+	$(PYTHON) scripts/setup_environment.py --venv $(VENV) $(if $(HAVE_TORCH),--use-system,--torch "$(TORCH)") --transformers "$(TRANSFORMERS)"
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	AGENTCOMPILE_STRICT=1 $(BIN)/python -m pytest $(TESTS) -q -p no:cacheprovider
+
+lint: setup
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+wheels:
+	$(PYTHON) scripts/build_wheels.py --out dist
+
+results: setup
+	$(BIN)/python benchmarks/tables.py
+
+clean:
+	rm -rf dist build $(VENV)

@@ -1,0 +1,38 @@
+"""Build a wheel of every distribution into one folder, without a network: setuptools must be installed."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from setup_environment import ROOT, distributions  # noqa: E402
+
+
+def build(folder: Path, out: Path) -> None:
+    """Build one wheel from a copy, so that no build folder of an earlier state leaks into it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "source"
+        ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", *(("plugins",) if folder == ROOT else ()))
+        shutil.copytree(folder, copy, ignore=ignored)
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out), str(copy)]
+        subprocess.run(command, check=True)
+
+
+def main() -> int:
+    """Build them all and list them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("dist"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for folder in distributions():
+        build(folder, options.out.resolve())
+    for wheel in sorted(options.out.glob("*.whl")):
+        print(wheel.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Make the virtual environment that `make demo` and `make test` use: torch, transformers, the core and every plugin."""
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("setuptools>=77", "wheel", "pytest>=8", "hypothesis>=6.100", "pytest-timeout>=2.3", "pybind11>=2.12", "ruff>=0.9", "mypy>=1.14", "import-linter>=2.1")
+CORE_NEEDS = ("attrs>=23.3", "cattrs>=24.1", "pluggy>=1.5", "safetensors>=0.4", "platformdirs>=4", "numpy")
+CUDA_NEEDS = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-cuda-crt", "cuda-bindings", "cuda-pathfinder")
+LITELLM = ("litellm>=1.83,<2",)
+
+
+def distributions() -> list[Path]:
+    """The core, every plugin, and the example plugin."""
+    return [ROOT, *sorted(p.parent for p in ROOT.glob("plugins/*/*/pyproject.toml")), *sorted(p.parent for p in ROOT.glob("examples/*/pyproject.toml"))]
+
+
+def pip(python: Path, *arguments: str, offline: bool = False) -> None:
+    """Run pip quietly; ``offline`` refuses every index."""
+    extra = ["--no-index"] if offline else []
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *extra, *arguments], check=True)
+
+
+def install_projects(python: Path) -> None:
+    """Install the distributions in editable mode, without touching their dependencies or the network."""
+    arguments: list[str] = []
+    for folder in distributions():
+        if folder.parent.name != "examples":
+            arguments += ["-e", str(folder)]
+    pip(python, "--no-deps", "--no-build-isolation", *arguments, offline=True)
+
+
+def main() -> int:
+    """Create the environment and install everything; safe to run again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    parser.add_argument("--use-system", action="store_true", help="build on the torch and transformers that are installed already")
+    parser.add_argument("--torch", default="torch==2.13.0")
+    parser.add_argument("--transformers", default="transformers>=5.17,<6")
+    options = parser.parse_args()
+    print(f"setting up {options.venv} ({'with the torch that is installed' if options.use_system else options.torch}) ...", flush=True)
+    venv.EnvBuilder(with_pip=True, system_site_packages=options.use_system).create(options.venv)
+    python = options.venv / "bin" / "python"
+    if options.use_system:
+        _link_parent_environment(options.venv)
+        missing = [name for name in ("attrs", "cattrs", "pluggy", "setuptools") if importlib.util.find_spec(name.replace("attrs", "attr")
+                   if name == "attrs" else name) is None]
+        if missing:
+            pip(python, *missing)
+    else:
+        pip(python, *TOOLS)
+        pip(python, options.torch)
+        pip(python, options.transformers, *CORE_NEEDS)
+        pip(python, *CUDA_NEEDS)
+        pip(python, *LITELLM, options.transformers, options.torch)
+    install_projects(python)
+    print("ready", flush=True)
+    return 0
+
+
+def _link_parent_environment(folder: Path) -> None:
+    """Inside a virtual environment, system_site_packages means the base interpreter; point at this one's packages as well."""
+    found = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    site = next((folder / "lib").glob("python3*")) / "site-packages"
+    (site / "parent_environment.pth").write_text("\n".join(p for p in found if p) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
