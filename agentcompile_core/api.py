@@ -102,7 +102,7 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     workload = workload or _default_workload(loaded, dtype, max_context)
     report("workload", {"dtype": workload.dtype.value, "max_context": workload.max_context, "chunks": list(workload.prefill_chunks)})
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
-    report("captured", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
+    report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
     if not loaded.has_weights:
@@ -119,7 +119,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
     """
-    from .capture import model_info
+    from .capture.describe import describe
 
     installed = install.read(Path(folder))
     catalog = catalog or load_catalog()
@@ -128,7 +128,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     reason = install.runnable(installed, _live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
-    install.check_model(installed, model_info(loaded).digest, loaded.name)
+    install.check_model(installed, describe(loaded.module, loaded.name).digest, loaded.name)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = install.on_framework(installed), {}
@@ -251,9 +251,9 @@ def _device(device: str | None) -> str:
 
 
 def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int | None) -> Workload:
-    from .capture import default_workload
+    from .capture.describe import default_workload
 
-    workload = default_workload(loaded)
+    workload = default_workload(loaded.module)
     if dtype is not None:
         workload = evolve(workload, dtype=_dtype(dtype))
     if max_context is not None:

@@ -183,10 +183,10 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
 
 def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
     """Graphs from the store, or captured now and stored."""
-    from .capture import model_info
+    from .capture.describe import describe
     from .stages import capture
 
-    key = keys.capture_key(model_info(loaded).digest, workload, versions)
+    key = keys.capture_key(describe(loaded.module, loaded.name).digest, workload, versions)
     text = ctx.store.text("capture", key)
     if text is not None:
         try:

@@ -40,14 +40,21 @@ class Chunk:
 def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int) -> tuple[Chunk, ...]:
     """Cut a prompt of ``prompt`` tokens into prefill chunks; the last one is padded to the smallest size that holds it.
 
-    Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``.
+    Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``: near the end a
+    chunk starts earlier instead and computes a few positions again.
+
+    Raises:
+        UsageError: the prompt is longer than the cache.
     """
+    if prompt > capacity:
+        raise UsageError(f"a prompt of {prompt} tokens needs a cache of more than {capacity} positions; compile with a larger context")
     chunks, start = [], 0
     while start < prompt:
         left = prompt - start
         fits = [s for s in sorted(sizes) if start + s <= capacity]
         if not fits:
-            raise UsageError(f"a prompt of {prompt} tokens needs a cache of more than {capacity} positions; compile with a larger context")
+            start = capacity - min(sizes)
+            fits, left = [min(sizes)], prompt - start
         tokens = next((s for s in fits if s >= left), fits[-1])
         chunks.append(Chunk(tokens=tokens, start=start, length=min(left, tokens)))
         start += chunks[-1].length

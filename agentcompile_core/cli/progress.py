@@ -26,7 +26,7 @@ class Progress:
             self._say(f"{facts['stage']} ...", transient=True)
         elif event == "stage_finished":
             self._say(f"{facts['stage']}: {facts['seconds']:.1f} s")
-        elif event == "captured":
+        elif event == "capture_done":
             reason = facts["eager_reason"]
             self._say(f"capture: {facts['seconds']:.1f} s, {facts['graphs']} graphs" + (f"; {reason}" if reason else ""))
         elif event in ("loaded", "prepare", "failure", "advice"):

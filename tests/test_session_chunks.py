@@ -1,0 +1,30 @@
+"""Prompts are cut into chunks that cover them, never write beyond the cache, and end with the last token."""
+
+import pytest
+from agentcompile_core.errors import UsageError
+from agentcompile_core.session import plan_chunks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
+
+
+@SETTINGS
+@given(st.integers(1, 4000), st.lists(st.integers(2, 600), min_size=1, max_size=3, unique=True), st.integers(0, 500))
+def test_chunks_cover_the_prompt_inside_the_cache(prompt: int, sizes: list[int], slack: int) -> None:
+    capacity = max(prompt, *sizes) + slack
+    chunks = plan_chunks(prompt, sizes, capacity)
+    covered = 0
+    for chunk in chunks:
+        assert chunk.start <= covered, "a gap in the prompt"
+        assert chunk.start + chunk.tokens <= capacity, "padding beyond the cache"
+        assert 0 < chunk.length <= chunk.tokens
+        assert chunk.start + chunk.length > covered, "a chunk that brings nothing new"
+        covered = chunk.start + chunk.length
+    assert covered == prompt
+    assert chunks[0].fresh and not any(c.fresh for c in chunks[1:])
+
+
+def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers() -> None:
+    with pytest.raises(UsageError, match=r"300 tokens.*256 positions"):
+        plan_chunks(300, (64,), 256)
