@@ -71,10 +71,16 @@ template <class T, int HeadDim, int Lanes> struct Head {
 #pragma unroll
       for (int e = 0; e < elements; ++e) squares = fmaf(values[e], values[e], squares);
       const RowStatistics row{0.0f, rsqrtf(warp_sum<Lanes>(squares) / static_cast<float>(HeadDim) + eps)};
-      Slice scale;
-      unpack(weight, scale);
 #pragma unroll
-      for (int e = 0; e < elements; ++e) values[e] = normalize<Kind, T>(values[e], row, scale[e], 0.0f);
+      for (int j = 0; j < vectors; ++j) {
+        float scale[Vector::size];
+        weight[j].unpack(scale);
+#pragma unroll
+        for (int e = 0; e < Vector::size; ++e) {
+          float& value = values[j * Vector::size + e];
+          value = normalize<Kind, T>(value, row, scale[e], 0.0f);
+        }
+      }
     }
   }
 
@@ -84,39 +90,55 @@ template <class T, int HeadDim, int Lanes> struct Head {
     if constexpr (RotaryDim > 0) {
       constexpr int half = RotaryDim / 2 / Vector::size;
       static_assert(half * 2 * Vector::size == RotaryDim, "half of the rotary part is a whole number of 16-byte vectors");
-      Slice cosines, sines, partners;
-      unpack(cosine, cosines);
-      unpack(sine, sines);
-      find_partners<half>(values, partners, lane);
-#pragma unroll
-      for (int j = 0; j < vectors; ++j) {
-        const int vector = lane + j * Lanes;
-#pragma unroll
-        for (int i = j * Vector::size; i < (j + 1) * Vector::size; ++i) {
-          const float rotated = rope_rotate(values[i], partners[i], cosines[i], sines[i], vector >= half);
-          values[i] = vector < 2 * half ? rotated : values[i];
-        }
+      if constexpr (half % Lanes == 0) {
+        rotate_in_lane<half / Lanes>(values, cosine, sine);
+      } else {
+        rotate_across<half>(values, cosine, sine, lane);
       }
     }
   }
 
  private:
+  // Both elements of a pair are in the same lane: vectors j and j + Distance.
+  template <int Distance>
+  static __device__ __forceinline__ void rotate_in_lane(Slice& values, const Packed& cosine, const Packed& sine) {
+#pragma unroll
+    for (int j = 0; j < Distance; ++j) {
+      float cosines[2][Vector::size], sines[2][Vector::size];
+      cosine[j].unpack(cosines[0]);
+      cosine[j + Distance].unpack(cosines[1]);
+      sine[j].unpack(sines[0]);
+      sine[j + Distance].unpack(sines[1]);
+#pragma unroll
+      for (int e = 0; e < Vector::size; ++e) {
+        float& lower = values[j * Vector::size + e];
+        float& upper = values[(j + Distance) * Vector::size + e];
+        const float rotated = rope_rotate(lower, upper, cosines[0][e], sines[0][e], false);
+        upper = rope_rotate(upper, lower, cosines[1][e], sines[1][e], true);
+        lower = rotated;
+      }
+    }
+  }
+
   template <int Half>
-  static __device__ __forceinline__ void find_partners(const Slice& values, Slice& partners, int lane) {
+  static __device__ __forceinline__ void rotate_across(Slice& values, const Packed& cosine, const Packed& sine, int lane) {
+    Slice rotated;
 #pragma unroll
     for (int j = 0; j < vectors; ++j) {
       const int vector = lane + j * Lanes;
+      const bool upper = vector >= Half;
+      float cosines[Vector::size], sines[Vector::size];
+      cosine[j].unpack(cosines);
+      sine[j].unpack(sines);
 #pragma unroll
       for (int e = 0; e < Vector::size; ++e) {
-        if constexpr (Half % Lanes == 0) {  // in the same lane
-          constexpr int distance = Half / Lanes;
-          const int other = j < distance ? j + distance : j - distance;
-          partners[j * Vector::size + e] = other < vectors ? values[other * Vector::size + e] : 0.0f;
-        } else {
-          partners[j * Vector::size + e] = from_vector(values, vector < Half ? vector + Half : vector - Half, e);
-        }
+        const float own = values[j * Vector::size + e];
+        const float partner = from_vector(values, upper ? vector - Half : vector + Half, e);
+        rotated[j * Vector::size + e] = vector < 2 * Half ? rope_rotate(own, partner, cosines[e], sines[e], upper) : own;
       }
     }
+#pragma unroll
+    for (int i = 0; i < elements; ++i) values[i] = rotated[i];
   }
 
   // Element `e` of a vector of the head, from whichever lane of the group holds it.

@@ -18,6 +18,7 @@ from .space import TENSOR_POSITIONS, WARP, Shape, shape_of, space_of
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2}  # as ac::Norm in row.cuh
+WEIGHT_TERMS = {DType.F16: 2, DType.BF16: 3}  # values of T that together hold a softmax weight to fp32's precision
 OPERANDS = ("q", "k", "v", "q_norm", "k_norm", "cos", "sin", "k_cache", "v_cache")
 
 
@@ -60,6 +61,8 @@ class AttentionFamily(TemplateFamily):
             "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
             "has_sinks": sinks is not None,
         }
+        if tensor:
+            constants["terms"] = WEIGHT_TERMS[shape.dtype]
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, 1), block=(warps * WARP, 1, 1), pdl=pdl,
                         arguments=_arguments(match, shape))
         return make_source(

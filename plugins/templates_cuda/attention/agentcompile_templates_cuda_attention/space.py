@@ -72,8 +72,19 @@ def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
 
 
 def tensor_schedules(shape: Shape, target: Target) -> list[Schedule]:
-    """Tensor-core schedules: a warp owns 16 positions at a time."""
-    return []
+    """Tensor-core schedules: a warp owns 16 positions at a time, ``unroll`` of these steps in flight."""
+    if shape.dtype is DType.F32 or shape.group > MOST_TENSOR_GROUP:
+        return []
+
+    def legal(warps: int, unroll: int) -> bool:
+        key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.head_vectors // 8)
+        in_flight = unroll * (8 * key_vectors + 16 * value_vectors)  # K and V of one step, then q and the outputs
+        registers = in_flight + 4 * key_vectors + 16 * value_vectors + 4 * unroll + REGISTERS_BESIDE
+        return registers <= _registers(warps, target) and _shared_bytes(shape, warps) <= STATIC_SHARED_BYTES
+
+    return [schedule("tensor", warps, 4, unroll, splits)
+            for splits in _splits(shape, target) for warps, unroll in ((8, 1), (4, 1), (4, 2), (8, 2), (2, 2), (16, 1))
+            if legal(warps, unroll) and _useful(shape, warps * TENSOR_POSITIONS * unroll, splits)]
 
 
 def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int) -> Schedule:
@@ -96,4 +107,4 @@ def _registers(warps: int, target: Target) -> int:
 
 
 def _shared_bytes(shape: Shape, warps: int) -> int:
-    return warps * shape.group * (4 * shape.head_dim + 8) + 16
+    return warps * shape.group * (4 * shape.head_dim + 8) + 2 * (shape.group + 2) * shape.head_dim + 16

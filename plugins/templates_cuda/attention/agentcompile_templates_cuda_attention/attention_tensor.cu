@@ -1,0 +1,356 @@
+// Decode attention of one layer in one launch, tensor cores (mma.m16n8k16): q/k RMS norm, RoPE, append of the new position,
+// split-KV softmax with GQA packing, merge. The same operands, layouts and grid as attention.cu; fp16 and bf16, up to eight
+// query heads per KV head.
+//
+// A warp owns 16 positions at a time. With row = lane / 4 and column = lane % 4:
+//   scores   A = query heads (row), B = positions: lane (row, column) loads every fourth 16-byte vector of position row and
+//            row + 8. The products sum over the head in whatever order q and K agree on, so no data is moved.
+//            Results: head row, positions 2 column, 2 column + 1, and those + 8.
+//   outputs  A = elements of the head, B = heads: the scores' results are already B's layout; lane (row, column) loads every
+//            eighth vector of those four positions of V and pairs positions with byte permutes.
+//            Results: heads 2 column and 2 column + 1, the elements of the vectors it loaded.
+// So K and V go from memory to registers to tensor cores, without shared memory or shuffles. The weights 2^(score - maximum)
+// are split into Plan::terms values of T, which keeps them as exact as fp32 weights.
+// Wins from about 500 positions on and for groups of three and more query heads, where fp32 FMA costs more than the loads.
+#include <agentcompile/head.cuh>
+#include <agentcompile/split.cuh>
+#include "plan.cuh"
+
+namespace {
+
+using T = Plan::T;
+constexpr int head_dim = Plan::head_dim;
+constexpr int group = Plan::group;    // query heads per KV head
+constexpr int unroll = Plan::unroll;  // 16-position steps in flight per warp
+using KeyHead = ac::Head<T, head_dim, 4>;
+using ValueHead = ac::Head<T, head_dim, 8>;
+using Vector = ac::Vec16<T>;
+constexpr int prepare_lanes = head_dim <= 4 * Vector::size    ? 4
+                              : head_dim <= 8 * Vector::size  ? 8
+                              : head_dim <= 16 * Vector::size ? 16
+                                                              : 32;
+using PreparedHead = ac::Head<T, head_dim, prepare_lanes>;
+constexpr int warps = Plan::threads / ac::warp_size;
+constexpr int step = 16;                       // positions of one tensor-core step
+constexpr int tile = warps * step * unroll;    // positions per block and round
+constexpr float log2_e = 1.4426950408889634f;
+static_assert(group <= 8, "the query heads of a KV head are the eight columns of a fragment");
+
+using Keys = KeyHead::Packed[unroll][2];      // positions row, row + 8
+using Values = ValueHead::Packed[unroll][4];  // positions 2 column, 2 column + 1, 2 column + 8, 2 column + 9
+using Scores = float[unroll][4];              // of the same four positions
+
+__device__ __forceinline__ int position_in_step(int i, int column) { return i / 2 * 8 + 2 * column + i % 2; }
+
+__device__ __forceinline__ unsigned int word(const Vector& vector, int index) {
+  return index == 0 ? vector.bits.x : index == 1 ? vector.bits.y : index == 2 ? vector.bits.z : vector.bits.w;
+}
+__device__ __forceinline__ unsigned int low_halves(unsigned int a, unsigned int b) { return (a & 0xffffu) | (b << 16); }
+__device__ __forceinline__ unsigned int high_halves(unsigned int a, unsigned int b) { return (a >> 16) | (b & 0xffff0000u); }
+
+// scores[u][i] = q . k of head `row` and the lane's four positions of step u.
+__device__ __forceinline__ void multiply(const KeyHead::Packed& query, const Keys& keys, Scores& scores) {
+#pragma unroll
+  for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < KeyHead::vectors; ++j) {
+#pragma unroll
+        for (int w = 0; w < 4; w += 2) {
+          const unsigned int a[4] = {word(query[j], w), 0u, word(query[j], w + 1), 0u};
+          const unsigned int b[2] = {word(keys[u][half][j], w), word(keys[u][half][j], w + 1)};
+          ac::mma_m16n8k16<T>(product, a, b);
+        }
+      }
+      scores[u][2 * half] = product[0];
+      scores[u][2 * half + 1] = product[1];
+    }
+  }
+}
+
+// Softmax of one warp; scores in units of log2. maximum and sum are of head `row`, sum over this lane's positions only.
+struct Running {
+  float maximum;
+  float sum;
+  float weighted[ValueHead::vectors][4][4];  // [vector][word]: (element 2w, head 2c), (2w, 2c+1), (2w+1, 2c), (2w+1, 2c+1)
+
+  __device__ __forceinline__ void clear() {
+    maximum = ac::softmax_floor;
+    sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < ValueHead::vectors; ++j) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) weighted[j][w][0] = weighted[j][w][1] = weighted[j][w][2] = weighted[j][w][3] = 0.0f;
+    }
+  }
+
+  // Turns scores into weights relative to the new maximum; positions from `length` on do not count.
+  __device__ __forceinline__ void weigh(Scores& scores, int base, int length, int column) {
+    float highest = maximum;
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool attended = base + u * warps * step + position_in_step(i, column) < length;
+        highest = attended ? fmaxf(highest, scores[u][i]) : highest;
+      }
+    }
+    highest = ac::warp_max<4>(highest);
+    const float rescale = exp2f(maximum - highest);
+    maximum = highest;
+    sum *= rescale;
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool attended = base + u * warps * step + position_in_step(i, column) < length;
+        scores[u][i] = attended ? exp2f(scores[u][i] - highest) : 0.0f;
+        sum += scores[u][i];
+      }
+    }
+    const float even = __shfl_sync(ac::full_warp, rescale, 8 * column);  // the lanes of heads 2 column and 2 column + 1
+    const float odd = __shfl_sync(ac::full_warp, rescale, 8 * column + 4);
+#pragma unroll
+    for (int j = 0; j < ValueHead::vectors; ++j) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        weighted[j][w][0] *= even;
+        weighted[j][w][1] *= odd;
+        weighted[j][w][2] *= even;
+        weighted[j][w][3] *= odd;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add(Scores& weights, const Values& values) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      unsigned int b[Plan::terms][2];
+#pragma unroll
+      for (int term = 0; term < Plan::terms; ++term) {
+        b[term][0] = ac::Pair<T>::pack(weights[u][0], weights[u][1]);
+        b[term][1] = ac::Pair<T>::pack(weights[u][2], weights[u][3]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[u][i] -= ac::round_to<T>(weights[u][i]);
+      }
+#pragma unroll
+      for (int j = 0; j < ValueHead::vectors; ++j) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const unsigned int first = word(values[u][0][j], w), second = word(values[u][1][j], w);
+          const unsigned int third = word(values[u][2][j], w), fourth = word(values[u][3][j], w);
+          const unsigned int a[4] = {low_halves(first, second), high_halves(first, second), low_halves(third, fourth),
+                                     high_halves(third, fourth)};
+#pragma unroll
+          for (int term = 0; term < Plan::terms; ++term) ac::mma_m16n8k16<T>(weighted[j][w], a, b[term]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(float (&outputs)[group * head_dim], float2 (&states)[group], int row, int column) {
+    sum = ac::warp_sum<4>(sum);
+    if (column == 0 && row < group) states[row] = make_float2(maximum, sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int head = 2 * column + h;
+      if (head >= group) continue;
+#pragma unroll
+      for (int j = 0; j < ValueHead::vectors; ++j) {
+        const int vector = row + 8 * j;
+        if (!ValueHead::inside(vector)) continue;
+        float* target = &outputs[head * head_dim + vector * Vector::size];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          *reinterpret_cast<float2*>(target + 2 * w) = make_float2(weighted[j][w][h], weighted[j][w][h + 2]);
+        }
+      }
+    }
+  }
+};
+
+// The heads of this token, ready for use, in shared memory: the query heads of this KV head after norm and RoPE, the new key
+// likewise, the new value. A lane group prepares one head; `fetch` only issues loads, `finish` ends with a barrier.
+struct NewHeads {
+  static constexpr int groups = Plan::threads / prepare_lanes;
+  static constexpr int rounds = (group + 1 + groups - 1) / groups;  // the key is number `group`
+  static constexpr int rotary_vectors = Plan::rotary_dim / Vector::size;
+  PreparedHead::Packed head[rounds], value, cosine, sine, weight[rounds];
+
+  static __device__ __forceinline__ int number(int round) { return round * groups + threadIdx.x / prepare_lanes; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % prepare_lanes; }
+
+  __device__ __forceinline__ void fetch_weights(const T* q_norm, const T* k_norm) {
+    if constexpr (Plan::qk_norm != ac::norm_none) {
+#pragma unroll
+      for (int r = 0; r < rounds; ++r) PreparedHead::load(weight[r], number(r) < group ? q_norm : k_norm, lane());
+    }
+  }
+
+  __device__ __forceinline__ void fetch(const T* q, const T* k, const T* v, const T* cos, const T* sin, int kv_head) {
+#pragma unroll
+    for (int r = 0; r < rounds; ++r) {
+      const T* source = number(r) < group ? q + (kv_head * group + number(r)) * head_dim : k + kv_head * head_dim;
+      PreparedHead::load(head[r], source, lane(), number(r) <= group);
+    }
+    PreparedHead::load(value, v + kv_head * head_dim, lane(), number(rounds - 1) == group);
+    if constexpr (Plan::rotary_dim > 0) {
+      PreparedHead::load(cosine, cos, lane(), true, rotary_vectors);
+      PreparedHead::load(sine, sin, lane(), true, rotary_vectors);
+    }
+  }
+
+  __device__ __forceinline__ void finish(T (&queries)[group][head_dim], T (&key)[head_dim], T (&values)[head_dim], float eps) {
+#pragma unroll
+    for (int r = 0; r < rounds; ++r) {
+      PreparedHead::Slice slice;
+      PreparedHead::unpack(head[r], slice);
+      PreparedHead::norm<Plan::qk_norm>(slice, weight[r], eps);
+      PreparedHead::rotate<Plan::rotary_dim>(slice, cosine, sine, lane());
+      PreparedHead::pack(slice, head[r]);
+      if (number(r) < group) PreparedHead::store(head[r], queries[number(r)], lane());
+      if (number(r) == group) PreparedHead::store(head[r], key, lane());
+    }
+    if (number(rounds - 1) == group) PreparedHead::store(value, values, lane());
+    __syncthreads();
+  }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_norm, const Plan::T* k_norm,
+                 const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
+                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
+                 float scale, float norm_eps, int window, float softcap) {
+  __shared__ __align__(16) float warp_outputs[warps][group * head_dim];
+  __shared__ float2 warp_states[warps][group];
+  __shared__ __align__(16) T queries[group][head_dim];
+  __shared__ __align__(16) T new_key[head_dim];
+  __shared__ __align__(16) T new_value[head_dim];
+  __shared__ bool last;
+
+  if (Plan::pdl) ac::launch_dependents();
+  const int warp = threadIdx.x / ac::warp_size;
+  const int row = threadIdx.x % ac::warp_size / 4;
+  const int column = threadIdx.x % 4;
+  const int split = blockIdx.x;
+  const int splits = gridDim.x;
+  const int kv_head = blockIdx.y;
+
+  NewHeads heads;
+  heads.fetch_weights(q_norm, k_norm);
+  ac::grid_dependency_wait();
+
+  const int new_position = static_cast<int>(ac::load_relaxed(position));
+  heads.fetch(q, k, v, cos, sin, kv_head);
+
+  // Positions first .. length - 1 are attended to. The caller checks the capacity; here it only keeps memory safe.
+  const int length = min(new_position + 1, capacity);
+  const int first = Plan::has_window && window > 0 ? max(0, length - window) : 0;
+  const int active_splits = min((length - first + tile - 1) / tile, splits);
+  if (split >= active_splits) return;
+
+  const long long cache_row = static_cast<long long>(kv_heads) * head_dim;
+  T* key_base = k_cache + kv_head * head_dim;
+  T* value_base = v_cache + kv_head * head_dim;
+  auto cached = [&](int position_index) { return position_index < length && position_index != new_position; };
+  Keys keys;
+  Values values;
+  auto load_keys = [&](int base) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int index = base + u * warps * step + half * 8 + row;
+        KeyHead::load(keys[u][half], key_base + index * cache_row, column, cached(index));
+      }
+    }
+  };
+  auto load_values = [&](int base) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int index = base + u * warps * step + position_in_step(i, column);
+        ValueHead::load(values[u][i], value_base + index * cache_row, row, cached(index));
+      }
+    }
+  };
+  const int start = first + split * tile + warp * step;  // of this warp
+  const int stride = splits * tile;
+  load_keys(start);
+  load_values(start);
+
+  heads.finish(queries, new_key, new_value, norm_eps);
+  const bool owner = (new_position - first) / tile % splits == split && new_position < capacity;
+  if (owner && threadIdx.x < PreparedHead::head_vectors) {  // append
+    const int element = threadIdx.x * Vector::size;
+    Vector::load(new_key + element).store(key_base + new_position * cache_row + element);
+    Vector::load(new_value + element).store(value_base + new_position * cache_row + element);
+  }
+  KeyHead::Packed query;
+#pragma unroll
+  for (int j = 0; j < KeyHead::vectors; ++j) {
+    query[j] = Vector::zero();
+    if (row < group && KeyHead::inside(column + 4 * j)) query[j] = Vector::load(&queries[row][(column + 4 * j) * Vector::size]);
+  }
+
+  const bool capped = Plan::has_softcap && softcap > 0.0f;
+  const float score_scale = capped ? scale / softcap : scale * log2_e;
+  Running running;
+  running.clear();
+  for (int base = start; base - warp * step < length; base += stride) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {  // the new position comes from shared memory
+      const int offset = new_position - (base + u * warps * step);
+      if (offset < 0 || offset >= step || new_position >= capacity) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int j = 0; j < KeyHead::vectors; ++j) {
+          if (offset != half * 8 + row || !KeyHead::inside(column + 4 * j)) continue;
+          keys[u][half][j] = Vector::load(new_key + (column + 4 * j) * Vector::size);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < ValueHead::vectors; ++j) {
+          if (offset != position_in_step(i, column) || !ValueHead::inside(row + 8 * j)) continue;
+          values[u][i][j] = Vector::load(new_value + (row + 8 * j) * Vector::size);
+        }
+      }
+    }
+    Scores scores;
+    multiply(query, keys, scores);
+    const bool more = base - warp * step + stride < length;
+    if (more) load_keys(base + stride);
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[u][i] *= score_scale;
+        if (capped) scores[u][i] = softcap * log2_e * tanhf(scores[u][i]);
+      }
+    }
+    running.weigh(scores, base, length, column);
+    running.add(scores, values);
+    if (more) load_values(base + stride);
+  }
+  running.store(warp_outputs[warp], warp_states[warp], row, column);
+
+  T* out_heads = out + kv_head * group * head_dim;
+  ac::merge_splits<Plan::threads, warps, group, head_dim>(
+      warp_outputs, warp_states, workspace, &counters[kv_head], active_splits, &last,
+      [&](int i, float total, ac::SoftmaxState state) {
+        if constexpr (Plan::has_sinks) {
+          const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
+          out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
+        } else {
+          out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
+        }
+      });
+}
