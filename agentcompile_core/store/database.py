@@ -18,7 +18,8 @@ CREATE TABLE IF NOT EXISTS records (
 CREATE INDEX IF NOT EXISTS by_signature ON records (signature);
 """
 _SELECT = "SELECT key, signature, json, sha256 FROM records"
-_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+# SQLITE_ERROR is a wrong statement; ours are fixed, so then it is the stored schema that is wrong (a flipped bit).
+_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 BUSY_S = 10.0
 
 

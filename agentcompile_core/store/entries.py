@@ -75,7 +75,8 @@ class Entries:
             sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
             manifest = {"kind": kind, "key": key, "files": sums}
             (entry / MANIFEST).write_text(json.dumps(manifest, sort_keys=True), encoding="utf-8")
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (target.parent.parent, target.parent):  # ``parents=True`` would not give them the mode
+                folder.mkdir(mode=0o700, exist_ok=True)
             self._place(entry, target, private / "old")
         finally:
             shutil.rmtree(private, ignore_errors=True)
