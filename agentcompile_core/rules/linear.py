@@ -1,0 +1,202 @@
+"""Linear layers of one token: alone, with norm, bias, residual or activation, as Q/K/V siblings, as gate/up pair."""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from attrs import frozen
+
+from ..expression import Expression, Operation, PointwiseKind
+from ..graph import Graph, Node
+from ..interfaces import RegionRule
+from ..match_kinds import LINEAR
+from ..region import Match, Operand, SemanticLabel
+from ..target import Target
+from .norm import NormNode, norm_of
+from .pointwise import Growth, grow
+from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, ref
+
+MOST_AUX = 2
+
+
+@frozen(kw_only=True)
+class Linear:
+    """A linear node of one token: its operands by value name."""
+
+    node: Node
+    x: str
+    weight: str
+    bias: str
+    n: int
+    k: int
+
+    @property
+    def out(self) -> str:
+        """The value it makes."""
+        return self.node.outputs[0]
+
+
+class LinearRule(RegionRule):
+    """``linear`` matches: every linear node of one token, alone and with what can be fused before and behind it."""
+
+    name = "linear"
+    version = 1
+
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """All groups of linear nodes over one input, with and without the norm before them and the pointwise tail."""
+        view = RegionView(graph=graph)
+        shared: dict[str, list[Linear]] = {}
+        for node in graph.nodes:
+            linear = linear_of(view, node)
+            if linear is not None:
+                shared.setdefault(linear.x, []).append(linear)
+        found: list[Match] = []
+        for group in shared.values():
+            found += _matches_of_group(view, group)
+        return found
+
+
+def linear_of(view: RegionView, node: Node) -> Linear | None:
+    """The linear layer of a node, if it serves one token with contiguous weights [n, k] of a kernel type."""
+    if node.kind != "linear" or len(node.outputs) != 1:
+        return None
+    x, weight, bias = (ref(argument(node, i, name)) for i, name in enumerate(("input", "weight", "bias")))
+    if x is None or weight is None or not view.is_weight(argument(node, 1, "weight")):
+        return None
+    spec, taken = view.graph.spec(weight), view.graph.spec(x)
+    if len(spec.shape) != 2 or taken.numel != spec.shape[1] or not is_contiguous(taken) or spec.dtype not in KERNEL_TYPES:
+        return None
+    n, k = spec.shape
+    if taken.dtype is not spec.dtype or (bias is not None and not view.is_weight(argument(node, 2, "bias"), n)):
+        return None
+    return Linear(node=node, x=x, weight=weight, bias=bias or "", n=n, k=k)
+
+
+def _matches_of_group(view: RegionView, group: list[Linear]) -> Iterator[Match]:
+    """``group`` are all linear nodes over one value, in graph order."""
+    for linear in group:
+        yield from _single(view, linear)
+    paired: set[str] = set()
+    for one, other in combinations(group, 2):
+        for match in _pair(view, one, other):
+            paired.update((one.out, other.out))
+            yield match
+    attending = [linear for linear in group if _feeds_attention(view, linear)]
+    for siblings in [attending] + [group] * (len(attending) < len(group)):
+        if len(siblings) > 1 and not paired.issuperset(linear.out for linear in siblings):
+            yield from _siblings(view, siblings)
+
+
+def _single(view: RegionView, linear: Linear) -> Iterator[Match]:
+    inside = frozenset({linear.node.name})
+    bias = [linear.bias] if linear.bias else []
+    plain = _bias_expression() if bias else None
+    grown = grow(view, {linear.out: "acc0"}, inside, prefix="aux", limit=MOST_AUX - len(bias),
+                 fits=lambda value: view.graph.spec(value).numel == linear.n)
+    tails: list[tuple[Growth | None, Expression | None]] = [(None, plain)]
+    tails += [(growth, _with_biases(growth.expression, [bool(bias)])) for growth in grown]
+    for growth, expression in tails:
+        nodes = (linear.node.name, *(growth.nodes if growth else ()))
+        external = growth.external if growth else ()
+        out = view.write("out", growth.output if growth else linear.out)
+        aux = [view.read(f"aux{i}", value) for i, value in enumerate([*bias, *external])]
+        yield from _with_norm(view, [linear], nodes, out, aux, 1, expression, SemanticLabel.GEMV)
+
+
+def _pair(view: RegionView, one: Linear, other: Linear) -> Iterator[Match]:
+    if (one.n, one.k) != (other.n, other.k) or bool(one.bias) != bool(other.bias):
+        return
+    gate, up = (other, one) if _is_activated(view, other) and not _is_activated(view, one) else (one, other)
+    inside = frozenset({one.node.name, other.node.name})
+    biases = [gate.bias, up.bias] if gate.bias else []
+    for growth in grow(view, {gate.out: "acc0", up.out: "acc1"}, inside, prefix="aux", limit=MOST_AUX - len(biases),
+                       fits=lambda value: view.graph.spec(value).numel == gate.n):
+        aux = [view.read(f"aux{i}", value) for i, value in enumerate([*biases, *growth.external])]
+        expression = _with_biases(growth.expression, [True, True] if biases else [])
+        yield from _with_norm(view, [gate, up], (*inside, *growth.nodes), view.write("out", growth.output), aux, 2, expression,
+                              SemanticLabel.GATED_MLP)
+
+
+def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
+    biases = [linear.bias for linear in group if linear.bias]
+    if biases and len(biases) != len(group):
+        return
+    label = SemanticLabel.QKV_PROJECTION if all(_feeds_attention(view, linear) for linear in group) else SemanticLabel.GEMV
+    aux = [view.read("aux0", *biases)] if biases else []
+    out = view.write("out", *(linear.out for linear in group))
+    nodes = tuple(linear.node.name for linear in group)
+    yield from _with_norm(view, group, nodes, out, aux, 1, _bias_expression() if biases else None, label)
+
+
+def _with_norm(view: RegionView, group: list[Linear], nodes: tuple[str, ...], out: Operand, aux: list[Operand], pair: int,
+               expression: Expression | None, label: SemanticLabel) -> Iterator[Match]:
+    """The match as it is and, where nothing else reads the norm before it, with that norm as its prologue."""
+    x = group[0].x
+    yield _match(view, group, nodes, view.read("x", x), (), None, out, aux, pair, expression, label)
+    source, views = view.back(x, set(nodes))
+    producer = view.producer(source)
+    norm = norm_of(view, producer) if producer is not None else None
+    if norm is None or not norm.weight or norm.rows != 1 or not view.only_used_by(source, {*nodes, *views}):
+        return
+    if view.graph.spec(norm.weight).dtype is not view.graph.spec(group[0].weight).dtype:
+        return
+    parameters = [view.read("norm_weight", norm.weight)] + ([view.read("norm_bias", norm.bias)] if norm.bias else [])
+    fused = SemanticLabel.NORM_GEMV if label is SemanticLabel.GEMV else label
+    yield _match(view, group, (norm.node.name, *views, *nodes), view.read("x", norm.x), tuple(parameters), norm, out, aux, pair,
+                 expression, fused)
+
+
+def _match(view: RegionView, group: list[Linear], nodes: tuple[str, ...], x: Operand, parameters: tuple[Operand, ...],
+           norm: NormNode | None, out: Operand, aux: list[Operand], pair: int, expression: Expression | None,
+           label: SemanticLabel) -> Match:
+    n = group[0].n if pair == 2 else sum(linear.n for linear in group)
+    weight = view.read("weight", *(linear.weight for linear in group))
+    attributes = (("n", n), ("k", group[0].k), ("pair", pair), ("norm", norm.kind if norm else "none"),
+                  ("norm_eps", norm.eps if norm else 0.0))
+    return Match(kind=LINEAR, label=label, nodes=view.deps.members(view.deps.mask(nodes)),
+                 operands=(x, weight, *parameters, *aux, out), attributes=attributes, epilogue=expression)
+
+
+def _bias_expression() -> Expression:
+    return Expression(arguments=("acc0", "aux0"), operations=(Operation(PointwiseKind.ADD, ("acc0", "aux0")),))
+
+
+def _with_biases(tail: Expression, biased: list[bool]) -> Expression:
+    """``tail`` over accumulators that first get their biases; its own auxiliary operands move up behind the biases.
+
+    acc0 * in, biased [True] -> (acc0 + aux0) * in', where in' was aux0 and is aux1.
+    """
+    count = sum(biased)
+    if not count:
+        return tail
+    first = [Operation(PointwiseKind.ADD, (f"acc{i}", f"aux{i}")) for i in range(count)]
+    moved: dict[str, str | int] = {f"acc{i}": i for i in range(count)}
+    external = [a for a in tail.arguments if a.startswith("aux")]
+    moved |= {name: f"aux{int(name[3:]) + count}" for name in external}
+
+    def operand(given: str | int | float) -> str | int | float:
+        if isinstance(given, str):
+            return moved.get(given, given)
+        return given + count if type(given) is int else given
+
+    rest = [Operation(op.kind, tuple(operand(o) for o in op.operands)) for op in tail.operations]
+    accumulators = [a for a in tail.arguments if a.startswith("acc")]
+    return Expression(arguments=(*accumulators, *(f"aux{i}" for i in range(count + len(external)))), operations=(*first, *rest))
+
+
+def _is_activated(view: RegionView, linear: Linear) -> bool:
+    users = view.users(linear.out)
+    return len(users) == 1 and len(users[0].inputs) == 1 and not view.is_free(users[0])
+
+
+def _feeds_attention(view: RegionView, linear: Linear) -> bool:
+    """Whether the output goes to an attention node through nothing but views, norms and rope."""
+    waiting, seen = [linear.out], set()
+    while waiting:
+        value = waiting.pop()
+        for user in view.users(value):
+            if user.kind == "attention":
+                return True
+            if user.name not in seen and user.kind in ("view", "rms_norm", "rope"):
+                seen.add(user.name)
+                waiting.extend(user.outputs)
+    return False

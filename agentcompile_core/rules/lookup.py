@@ -1,0 +1,74 @@
+"""Embedding lookup at the start of a step, the choice of the next token at its end."""
+
+from collections.abc import Iterable
+
+from ..graph import DType, Graph, Node
+from ..interfaces import RegionRule
+from ..match_kinds import ARGMAX, GATHER
+from ..region import Match, Operand, SemanticLabel
+from ..target import Target
+from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
+
+
+class GatherRule(RegionRule):
+    """``gather`` matches: embedding lookups."""
+
+    name = "gather"
+    version = 1
+
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """Every embedding with 64-bit ids."""
+        view = RegionView(graph=graph)
+        return [match for match in (_gather(view, node) for node in graph.nodes if node.kind == "embedding") if match]
+
+
+def _gather(view: RegionView, node: Node) -> Match | None:
+    table, ids = ref(node.args[0]), ref(node.args[1])
+    if table is None or ids is None or not view.is_weight(node.args[0]):
+        return None
+    spec, wanted = view.graph.spec(table), view.graph.spec(ids)
+    if len(spec.shape) != 2 or spec.dtype not in KERNEL_TYPES or wanted.dtype is not DType.I64 or not is_contiguous(wanted):
+        return None
+    return Match(
+        kind=GATHER, label=SemanticLabel.GATHER, nodes=(node.name,),
+        operands=(view.read("ids", ids), view.read("table", table), view.write("out", node.outputs[0])),
+        attributes=(("rows", wanted.numel), ("columns", spec.shape[1])),
+    )
+
+
+class ArgmaxRule(RegionRule):
+    """``argmax`` matches: alone, and with the advance of the decode state."""
+
+    name = "argmax"
+    version = 1
+
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """Every agentcompile.argmax; then with the advance that only it feeds."""
+        view = RegionView(graph=graph)
+        found = []
+        for node in graph.nodes:
+            if node.kind == "argmax" and node.op.startswith("agentcompile."):
+                found += _argmax(view, node)
+        return found
+
+
+def _argmax(view: RegionView, node: Node) -> list[Match]:
+    logits = ref(node.args[0])
+    if logits is None:
+        return []
+    spec = view.graph.spec(logits)
+    if spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or spec.numel != spec.shape[-1]:
+        return []
+    token = view.write("token", node.outputs[0])
+    found = [_match(view, (node.name,), (view.read("logits", logits), token), spec.numel, False)]
+    for user in view.users(node.outputs[0]):
+        states = [ref(a) for a in user.args[1:4]]
+        if user.kind == "advance" and user.op.startswith("agentcompile.") and None not in states:
+            operands = [view.state(name, str(value)) for name, value in zip(("ids", "position", "history"), states, strict=True)]
+            found.append(_match(view, (node.name, user.name), (view.read("logits", logits), token, *operands), spec.numel, True))
+    return found
+
+
+def _match(view: RegionView, nodes: tuple[str, ...], operands: tuple[Operand, ...], n: int, advance: bool) -> Match:
+    return Match(kind=ARGMAX, label=SemanticLabel.ARGMAX, nodes=nodes, operands=operands,
+                 attributes=(("n", n), ("advance", advance)))

@@ -1,0 +1,97 @@
+"""RMS and layer norms, alone and with the residual addition before them."""
+
+from collections.abc import Iterable, Iterator
+
+from attrs import frozen
+
+from ..graph import Graph, Node
+from ..interfaces import RegionRule
+from ..match_kinds import NORM
+from ..region import Match, Operand, SemanticLabel
+from ..target import Target
+from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, packed, ref
+
+
+@frozen(kw_only=True)
+class NormNode:
+    """A norm over the last axis; ``weight`` and ``bias`` are empty where it has none."""
+
+    node: Node
+    x: str
+    weight: str
+    bias: str
+    kind: str  # rms, rms_one_plus, layer
+    eps: float
+    rows: int
+    columns: int
+
+    @property
+    def out(self) -> str:
+        """The value it makes."""
+        return self.node.outputs[0]
+
+
+def norm_of(view: RegionView, node: Node) -> NormNode | None:
+    """The norm of a node: ``agentcompile.rms_norm`` or ``aten.layer_norm`` with a weight, over the last axis."""
+    if node.kind == "rms_norm" and node.op.startswith("agentcompile."):
+        x, weight, bias = ref(node.args[0]), argument(node, 1, "weight"), None
+        eps, kind = argument(node, 2, "eps"), "rms_one_plus" if argument(node, 3, "one_plus", False) else "rms"
+    elif node.kind == "layer_norm":
+        x, weight, bias = ref(node.args[0]), argument(node, 2, "weight"), argument(node, 3, "bias")
+        eps, kind = argument(node, 4, "eps", 1e-5), "layer"
+        shape = argument(node, 1, "normalized_shape")
+        if not isinstance(shape, tuple) or len(shape) != 1:
+            return None
+    else:
+        return None
+    if x is None or not isinstance(eps, int | float) or len(node.outputs) != 1:
+        return None
+    spec = view.graph.spec(x)
+    columns = spec.shape[-1] if spec.shape else 0
+    if spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or not view.is_weight(weight, columns):
+        return None
+    if bias is not None and not view.is_weight(bias, columns):
+        return None
+    return NormNode(node=node, x=x, weight=ref(weight) or "", bias=ref(bias) or "", kind=kind, eps=float(eps),
+                    rows=spec.numel // columns, columns=columns)
+
+
+class NormRule(RegionRule):
+    """``norm`` matches: every norm, and every norm with the addition of two full tensors before it."""
+
+    name = "norm"
+    version = 1
+
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """Norms alone, then with their residual."""
+        view = RegionView(graph=graph)
+        found: list[Match] = []
+        for node in graph.nodes:
+            norm = norm_of(view, node)
+            if norm is not None:
+                found.append(_match(view, norm, (), (view.read("x", norm.x),), (), SemanticLabel.NORM))
+                found += _residual(view, norm)
+        return found
+
+
+def _residual(view: RegionView, norm: NormNode) -> Iterator[Match]:
+    add = view.producer(norm.x)
+    if add is None or add.kind != "add" or add.kwarg("alpha", 1) != 1 or len(add.inputs) != 2:
+        return
+    specs = [packed(view.graph.spec(value)) for value in add.inputs]
+    if any(spec != packed(view.graph.spec(norm.x)) for spec in specs):
+        return
+    x, residual = add.inputs
+    shared = not view.only_used_by(norm.x, {norm.node.name})
+    yield _match(view, norm, (add.name,), (view.read("x", x), view.read("residual", residual)),
+                 (view.write("residual_out", norm.x),) if shared else (), SemanticLabel.RESIDUAL_NORM)
+
+
+def _match(view: RegionView, norm: NormNode, before: tuple[str, ...], reads: tuple[Operand, ...], writes: tuple[Operand, ...],
+           label: SemanticLabel) -> Match:
+    bias = (view.read("bias", norm.bias),) if norm.bias else ()
+    return Match(
+        kind=NORM, label=label, nodes=(*before, norm.node.name),
+        operands=(*reads, view.read("weight", norm.weight), *bias, view.write("out", norm.out), *writes),
+        attributes=(("rows", norm.rows), ("columns", norm.columns), ("norm", norm.kind), ("norm_eps", norm.eps)),
+    )
