@@ -10,6 +10,7 @@ MANIFEST = "manifest.json"
 GRAPHS = "graphs.json"
 PROGRAMS = "programs.json"
 SELECTIONS = "selections.json"
+RECORDS = "records.json"
 KERNELS = "kernels"
 EXTENSION = "extension"
 

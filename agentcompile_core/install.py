@@ -7,11 +7,12 @@ from typing import Any
 from attrs import frozen
 
 from . import __version__, serial
-from .bundle import GRAPHS, MANIFEST, PROGRAMS, SELECTIONS, Manifest, kernel_of
+from .bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from .candidate import Kernel, StepSource
 from .errors import UsageError
 from .graph import GraphSet
 from .program import Program, Segment, framework_program
+from .record import TuningRecord
 from .selection import Selection
 from .target import Target
 
@@ -24,6 +25,7 @@ class Installed:
     graphs: GraphSet
     programs: dict[str, Program]
     selections: tuple[Selection, ...]
+    records: tuple[TuningRecord, ...]
     kernels: dict[str, Kernel]
 
 
@@ -38,12 +40,14 @@ def read(folder: Path) -> Installed:
     graphs = serial.loads(data[GRAPHS].decode(), GraphSet).verify()
     programs = {p.graph.name: p for p in (_program(item, graphs) for item in serial.parse(data[PROGRAMS].decode()))}
     selections = tuple(serial.structure(item, Selection) for item in serial.parse(data[SELECTIONS].decode()))
+    records = tuple(serial.structure(item, TuningRecord) for item in serial.parse(data[RECORDS].decode()))
     kernels = {}
     for entry in manifest.kernels:
         if entry.path not in data or hashlib.sha256(data[entry.path]).hexdigest() != entry.sha256:
             raise UsageError(f"kernel {entry.path} of the bundle {folder} is damaged; emit the bundle again")
         kernels[entry.digest] = kernel_of(entry, data[entry.path])
-    return Installed(manifest=manifest, graphs=graphs, programs=programs, selections=selections, kernels=kernels)
+    return Installed(manifest=manifest, graphs=graphs, programs=programs, selections=selections, records=records,
+                     kernels=kernels)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -200,7 +200,8 @@ def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: C
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:
     """The bundle of a compilation."""
-    return emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, ctx)
+    return emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels,
+                    compilation.records, ctx)
 
 
 def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:

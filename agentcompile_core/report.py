@@ -3,6 +3,7 @@
 import importlib.util
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from . import __version__
 from .bundle import Manifest
 from .plugins import Catalog
+from .record import TuningRecord
 from .selection import SelectedStep, Selection
 
 
@@ -41,8 +43,30 @@ def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]
              "fallbacks": [{"what": what, "why": why} for what, why in s.fallback_reasons]} for s in selections]
 
 
-def explain_text(manifest: Manifest, selections: Iterable[Selection]) -> str:
-    """Why each step got what it got."""
+def candidates_document(records: Iterable[TuningRecord]) -> list[dict[str, Any]]:
+    """What was evaluated per region, match and implementation: how many, how many passed, the fastest, the failures by class."""
+    groups: dict[tuple[str, str, str], list[TuningRecord]] = {}
+    for record in records:
+        groups.setdefault((record.signature, record.step.match_id, record.step.implementation), []).append(record)
+    found = []
+    for (signature, match_id, implementation), group in groups.items():
+        times = [r.measurement.us for r in group if r.usable and r.measurement]
+        failures = Counter(r.failure.value for r in group if r.failure)
+        found.append({"signature": signature, "match": match_id, "implementation": implementation, "evaluated": len(group),
+                      "passed": sum(1 for r in group if r.verdict and r.verdict.passed), "best_us": min(times) if times else None,
+                      "failures": dict(failures)})
+    return found
+
+
+def candidates_text(records: Iterable[TuningRecord]) -> str:
+    """The table behind candidates_document."""
+    rows = [(c["match"], c["implementation"], c["evaluated"], c["passed"], f"{c['best_us']:.2f}" if c["best_us"] else "-",
+             ", ".join(f"{n} {k}" for k, n in c["failures"].items())) for c in candidates_document(records)]
+    return table(rows, ("match", "implementation", "evaluated", "passed", "best us", "failures")) if rows else "no candidates were evaluated"
+
+
+def explain_text(manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord]) -> str:
+    """Why each step got what it got, and what it was compared with."""
     parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), {manifest.workload.dtype.value}, "
              f"context {manifest.workload.max_context}"]
     if manifest.eager_reason:
@@ -50,6 +74,7 @@ def explain_text(manifest: Manifest, selections: Iterable[Selection]) -> str:
     if manifest.provisional:
         parts.append("validated by emulation, not measured: these kernels are provisional and are not launched on a GPU before they are measured there")
     parts += [selection_text(s) for s in selections]
+    parts.append("candidates evaluated\n" + candidates_text(records))
     return "\n\n".join(parts)
 
 

@@ -92,8 +92,9 @@ def explain_command(options: argparse.Namespace) -> int:
     """Say why each step got what it got."""
     installed = install.read(Path(options.bundle))
     document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name,
-                "selections": report.selections_document(installed.selections)}
-    _print(options, document, report.explain_text(installed.manifest, installed.selections))
+                "selections": report.selections_document(installed.selections),
+                "candidates": report.candidates_document(installed.records)}
+    _print(options, document, report.explain_text(installed.manifest, installed.selections, installed.records))
     return 0
 
 

@@ -9,23 +9,25 @@ from importlib import resources
 from pathlib import Path
 
 from .. import __version__, serial
-from ..bundle import EXTENSION, GRAPHS, KERNELS, MANIFEST, PROGRAMS, SELECTIONS, Bundle, FileEntry, KernelEntry, Manifest
+from ..bundle import EXTENSION, GRAPHS, KERNELS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Bundle, FileEntry, KernelEntry, Manifest
 from ..candidate import Kernel, StepSource
 from ..context import Context
 from ..errors import UsageError
 from ..extension import extension_files
 from ..graph import GraphSet
 from ..program import Program
+from ..record import TuningRecord
 from ..selection import Basis, Selection
 
 
 def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Selection, ...], kernels: Mapping[str, Kernel],
-        ctx: Context) -> Bundle:
+        records: tuple[TuningRecord, ...], ctx: Context) -> Bundle:
     """Everything that a machine needs to run the program without tuning, as files in memory."""
     files: dict[str, bytes] = {
         GRAPHS: serial.dumps(graphs).encode(),
         PROGRAMS: serial.dumps([_without_graph(p) for _, p in sorted(programs.items())]).encode(),
         SELECTIONS: serial.dumps(list(selections), indent=1).encode(),
+        RECORDS: serial.dumps(list(records)).encode(),
     }
     sources = {s.digest: s for p in programs.values() for s in p.sources}
     entries = []
