@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # heavy or above this layer; nothing here is structured by ca
     import torch
 
     from .program import BoundProgram
+    from .reference import Bounded
     from .session import Session
 
 
@@ -82,20 +83,33 @@ class Advisor(Offer):
         """Answer one question within its budget; raise anything on failure (it is recorded, the run goes on)."""
 
 
-class TrialRun(Protocol):
-    """What a validator may do with a trial: run one case in this process and look at everything it touched."""
-
-    def run(self, case: Case, poison: float) -> "TrialResult":
-        """Make the inputs of ``case``, fill outputs and guard bands with ``poison``, run, synchronize."""
-
-
 class TrialResult(Protocol):
-    """What one run left behind; tensors are on the CPU, names are operand names of the match."""
+    """What one run left behind, by operand name of the match; tensors are on the backend's device.
+
+    ``inputs`` are as they were before the run (states too); ``outputs`` is every operand that may be written, after it.
+    """
 
     inputs: "dict[str, torch.Tensor]"
     outputs: "dict[str, torch.Tensor]"
     guards_intact: bool
     inputs_unchanged: bool
+    workspaces_restored: bool  # those declared zeroed are zero again
+    detail: str  # which buffers were damaged
+
+
+class TrialRun(Protocol):
+    """What a validator may do with a trial: run one case in this process and look at everything it touched."""
+
+    backend: "Backend"
+
+    def run(self, case: Case, poison: float) -> TrialResult:
+        """Make the inputs of ``case``, fill outputs with ``poison``, run once at new addresses, synchronize."""
+
+    def expected(self, case: Case, inputs: "dict[str, torch.Tensor]") -> "dict[str, Bounded]":
+        """Reference and error budget by value name for the ``inputs`` that a run of ``case`` had; kept for the next call."""
+
+    def values(self, outputs: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """The same tensors by value name instead of operand name."""
 
 
 class Validator(Offer):

@@ -1,0 +1,212 @@
+"""The parent's side of the worker: jobs go out ahead of time, results come back in order, a lost child costs one job."""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from attrs import define, evolve
+
+from .. import serial
+from ..candidate import Kernel
+from ..errors import AgentCompileError, Cause, UsageError
+from .process import Child, ChildEnded
+from .protocol import CATALOG, Evaluation, Job
+
+WINDOW = 24  # jobs that are with the child at a time; their builds run ahead
+START_S = 180.0
+DEADLINES_S = {"build": 150.0, "check": 120.0, "time": 60.0, "load": 60.0}
+CONTROLS_S = 120.0
+MAX_STARTS_WITHOUT_RESULT = 3
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS)
+
+
+class WorkerLost(AgentCompileError):
+    """The worker died, hung or refused during a ``call``. ``cause`` says which."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@define
+class _Sent:
+    index: int
+    job: Job
+
+
+class Worker:
+    """Evaluates jobs in a child process, which is started on first use and replaced whenever it is lost.
+
+    Args:
+        catalog: ``module:function`` that gives the child its plugins.
+        deadlines_s: seconds per phase (build, load, check, time) after which the child is killed.
+        memory_bytes: resident memory of the child beyond which it is killed.
+        builders: threads of the child that build ahead.
+    """
+
+    def __init__(self, *, catalog: str = CATALOG, deadlines_s: dict[str, float] | None = None, memory_bytes: int = 48 << 30,
+                 builders: int = 4) -> None:
+        self.restarts = 0
+        self._catalog, self._builders, self._memory_bytes = catalog, builders, memory_bytes
+        self._deadlines_s = {**DEADLINES_S, **(deadlines_s or {})}
+        self._child: Child | None = None
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child; the next job starts another one."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def evaluate(self, jobs: Iterable[Job], *, stop_at: float | None = None,
+                 progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:
+        """Evaluate ``jobs`` in order and yield (index, evaluation) as each is done.
+
+        A crash, hang or lost device context ends the candidate that was running, and nothing else. After ``stop_at``
+        (``time.monotonic``) no further result is waited for. ``progress`` hears (index, phase).
+        """
+        waiting = deque(_Sent(index, job) for index, job in enumerate(jobs))
+        out: deque[_Sent] = deque()
+        fruitless = 0
+        try:
+            while waiting or out:
+                if stop_at is not None and time.monotonic() >= stop_at:
+                    break
+                try:
+                    child = self._running(out)
+                except ChildEnded as exc:
+                    yield from self._give_up(out, waiting, str(exc))
+                    return
+                while waiting and len(out) < WINDOW:
+                    out.append(waiting.popleft())
+                    self._send(child, out[-1])
+                result = self._await(child, out[0], out, stop_at, progress)
+                if result is None:
+                    break
+                evaluation, lost = result
+                fruitless = fruitless + 1 if lost else 0
+                yield out.popleft().index, evaluation
+                if lost:
+                    self.restarts += 1
+                    self.close()
+                    time.sleep(0.05 * min(fruitless, 20))
+        finally:
+            if out:  # the child still works on what nobody waits for
+                self.close()
+
+    def _give_up(self, out: deque[_Sent], waiting: deque[_Sent], why: str) -> Iterator[tuple[int, Evaluation]]:
+        while out or waiting:
+            sent = (out or waiting).popleft()
+            yield sent.index, Evaluation(failure=Cause.UNAVAILABLE, message=f"the worker does not start: {why}"[:2000])
+
+    def _running(self, out: Iterable[_Sent] = ()) -> Child:
+        if self._child is not None:
+            return self._child
+        for attempt in range(MAX_STARTS_WITHOUT_RESULT):
+            child = Child(self._catalog, self._builders, self._memory_bytes)
+            try:
+                message = child.receive(START_S)
+                if message and "hello" in message:
+                    self._child = child
+                    for sent in out:
+                        self._send(child, sent)
+                    return child
+                raise ChildEnded(str((message or {}).get("error", f"no sign of life within {START_S:g} s")))
+            except ChildEnded:
+                child.kill()
+                if attempt == MAX_STARTS_WITHOUT_RESULT - 1:
+                    raise
+        raise AssertionError
+
+    def _send(self, child: Child, sent: _Sent) -> None:
+        child.send({"id": sent.index, "method": "evaluate", "params": serial.unstructure(sent.job)})
+
+    def _await(self, child: Child, current: _Sent, out: Iterable[_Sent], stop_at: float | None,
+               progress: Callable[[int, str], None]) -> tuple[Evaluation, bool] | None:
+        """The evaluation of ``current`` and whether the child was lost over it; None at ``stop_at``."""
+        phase, end = "build", time.monotonic() + self._deadline_s("build")
+        while True:
+            limit = end if stop_at is None else min(end, stop_at)
+            try:
+                message = child.receive(max(0.0, limit - time.monotonic()))
+            except ChildEnded as exc:
+                cause = Cause.MEMORY_FAULT if child.signal_number in _FAULTS else Cause.CRASH
+                return self._lost(current, cause, f"during {phase}: {exc}"), True
+            if message is None:
+                if limit < end:
+                    return None
+                return self._lost(current, Cause.TIMEOUT, f"no end of {phase} within {self._deadline_s(phase):g} s; killed"), True
+            if "kernel" in message:
+                self._keep_kernel(message, out)
+            if message.get("id") != current.index:
+                continue
+            if "phase" in message:
+                phase = str(message["phase"])
+                end = time.monotonic() + self._deadline_s(phase)
+                progress(current.index, phase)
+            elif "result" in message:
+                return self._result(message, current)
+
+    def _result(self, message: dict[str, Any], current: _Sent) -> tuple[Evaluation, bool]:
+        try:
+            evaluation = serial.structure(message["result"], Evaluation)
+        except UsageError as exc:
+            return self._lost(current, Cause.CONTRACT, str(exc)), True
+        return evolve(evaluation, kernel=current.job.kernel), bool(message.get("lost"))
+
+    @staticmethod
+    def _lost(current: _Sent, cause: Cause, message: str) -> Evaluation:
+        return Evaluation(kernel=current.job.kernel, failure=cause, message=message[:2000])
+
+    @staticmethod
+    def _keep_kernel(message: dict[str, Any], out: Iterable[_Sent]) -> None:
+        # A kernel that is built already is not built again by the next child.
+        for sent in out:
+            if sent.index == message.get("id"):
+                sent.job = evolve(sent.job, kernel=serial.structure(message["kernel"], Kernel))
+
+    def _deadline_s(self, phase: str) -> float:
+        return self._deadlines_s.get(phase, CONTROLS_S)
+
+    def call(self, function: str, argument: Any, *, deadline_s: float, progress: Callable[[str], None] = lambda phase: None) -> Any:
+        """Run ``module:function`` of the core in the child with a JSON ``argument``; return its JSON result.
+
+        ``deadline_s`` counts from the last sign of progress.
+
+        Raises:
+            WorkerLost: it raised, crashed, hung or was killed.
+        """
+        try:
+            child = self._running()
+        except ChildEnded as exc:
+            raise WorkerLost(Cause.UNAVAILABLE, f"the worker does not start: {exc}") from exc
+        child.send({"id": -1, "method": "call", "params": {"function": function, "argument": argument}})
+        done = False
+        try:
+            while True:
+                message = child.receive(deadline_s)
+                if message is None:
+                    raise WorkerLost(Cause.TIMEOUT, f"{function}: no progress within {deadline_s:g} s; killed")
+                if message.get("id") != -1:
+                    continue
+                if "phase" in message:
+                    progress(str(message["phase"]))
+                    continue
+                done = not message.get("lost")
+                if "error" in message:
+                    error = message["error"]
+                    raise WorkerLost(Cause(error["cause"]), str(error["message"]))
+                return message["result"]
+        except ChildEnded as exc:
+            raise WorkerLost(Cause.CRASH, f"{function}: {exc}") from exc
+        finally:
+            if not done:
+                self.restarts += 1
+                self.close()

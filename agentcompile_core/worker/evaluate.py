@@ -1,0 +1,211 @@
+"""What the child does with one job: build, validate, time, look again at what was timed."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from attrs import evolve
+
+from .. import serial
+from ..candidate import Kernel
+from ..errors import AgentCompileError, BuildError, Cause, Reject
+from ..interfaces import Backend, Validator
+from ..plugins import Catalog
+from ..record import Measurement
+from ..reference import compare
+from ..region import Role
+from ..verdict import Outcome, Trial, Verdict
+from . import timing
+from .execution import Execution, Oracles
+from .protocol import Evaluation, Job
+
+CALLABLE = "callable"  # language of a source that an Implementation binds
+
+
+class Session:
+    """What lives as long as the child: the catalog, tried validators, references, framework timings."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.oracles = Oracles()
+        self._controls: dict[tuple[str, str], str] = {}
+        self._baselines: dict[str, Measurement | Reject] = {}
+
+    def backend(self, name: str) -> Backend:
+        """The backend called ``name``."""
+        found = self.catalog.find("agentcompile_backends", name)
+        assert isinstance(found, Backend)
+        return found
+
+    def build(self, job: Job) -> Kernel | Evaluation | None:
+        """The kernel of a job (None: a bound callable needs none), or the evaluation that a failed build ends in."""
+        if job.kernel is not None or job.trial.source.language == CALLABLE:
+            return job.kernel
+        try:
+            return self.backend(job.backend).build(job.trial.source, job.trial.target)
+        except BuildError as exc:
+            return Evaluation(failure=_build_cause(str(exc)), message=str(exc)[:2000])
+        except Exception as exc:  # a backend's defect costs this candidate
+            return Evaluation(failure=Cause.EXCEPTION, message=f"build: {type(exc).__name__}: {exc}"[:2000])
+
+    def evaluate(self, job: Job, kernel: Kernel | None, phase: Callable[[str], None]) -> Evaluation:
+        """Validate and time one built candidate."""
+        began = time.monotonic()
+        done = Evaluation(kernel=kernel)
+        try:
+            execution = self._execution(job, kernel)
+            done = evolve(done, verdicts=tuple(self._verdict(name, execution, phase) for name in job.validators))
+            if not done.verdicts:
+                done = evolve(done, failure=Cause.CONTRACT, message="no validator was named, so nothing may be selected")
+            failed = next((v for v in done.verdicts if not v.passed), None)
+            if failed is not None:
+                done = evolve(done, failure=failed.cause or Cause.TOLERANCE, message=failed.message)
+            elif not done.failure and job.time:
+                phase("time")
+                done = self._timed(job, execution, done)
+        except AgentCompileError as exc:
+            done = evolve(done, failure=Cause.CONTRACT, message=str(exc)[:2000])
+        except Exception as exc:
+            done = evolve(done, failure=cause_of(exc), message=f"{type(exc).__name__}: {exc}"[:2000])
+        return evolve(done, seconds=time.monotonic() - began)
+
+    def _execution(self, job: Job, kernel: Kernel | None) -> Execution:
+        backend = self.backend(job.backend)
+        if job.trial.source.language != CALLABLE:
+            assert kernel is not None
+            return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles)
+        implementation = self.catalog.implementations[job.step.implementation]
+        bound = implementation.bind(job.trial.match, job.step.schedule, job.trial.target)
+        return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles)
+
+    def _verdict(self, name: str, execution: Execution, phase: Callable[[str], None]) -> Verdict:
+        validator = self.catalog.find("agentcompile_validators", name)
+        assert isinstance(validator, Validator)
+        phase(f"controls of {name}")
+        broken = self._broken(name, validator, execution)
+        if broken:
+            return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.CONTRACT, message=broken)
+        phase("check")
+        if not validator.applies(execution.trial):
+            return Verdict(validator=validator.name, outcome=Outcome.PASS, message="does not apply")
+        verdict = validator.check(execution.trial, execution)
+        if not isinstance(verdict, Verdict):
+            raise AgentCompileError(f"validator {name} returned {type(verdict).__name__}, not Verdict")
+        return verdict
+
+    def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
+        """Why a validator may not judge: it misjudges one of its own controls. Empty: it may. Tried once per child and backend."""
+        key = (name, execution.backend.name)
+        if key not in self._controls:
+            self._controls[key] = ""
+            good, bad = validator.controls()
+            for trial, expected in (*((t, True) for t in good), *((t, False) for t in bad)):
+                why = self._control(validator, trial, execution, expected)
+                if why:
+                    self._controls[key] = f"validator {name} fails its own controls: {why}"
+                    break
+        return self._controls[key]
+
+    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool) -> str:
+        backend = execution.backend
+        here = evolve(trial, target=execution.trial.target)
+        try:
+            handle = backend.load(backend.build(here.source, here.target))
+            verdict = validator.check(here, Execution(here, backend, handle))
+        except Exception as exc:
+            return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
+        if verdict.passed is expected:
+            return ""
+        return f"{trial.match.id} {'is good but failed' if expected else 'is bad but passed'} ({verdict.message})"
+
+    def _timed(self, job: Job, execution: Execution, done: Evaluation) -> Evaluation:
+        case = job.trial.cases[0]
+        if isinstance(execution.backend.available(), Reject) or execution.backend.device == "cpu":
+            return _provisional(done, "there is no device here that kernels could be timed on")
+        turn = timing.rotation(job.trial, case, execution.device)
+        measured = timing.time_kernel(execution, turn, job.good_enough_us)
+        execution.synchronize()
+        if isinstance(measured, Reject):
+            return evolve(done, failure=Cause.UNAVAILABLE, message=measured.reason)
+        if turn.cold and measured.us < timing.TOO_FAST * measured.floor_us:
+            why = f"{measured.us:.2f} us is faster than the {measured.floor_us:.2f} us that its bytes need: a bug, not a record"
+            return evolve(done, failure=Cause.CONTRACT, message=why)
+        wrong = recheck(execution, turn)
+        if wrong:
+            return evolve(done, failure=Cause.TOLERANCE, message=f"the output that was timed is wrong: {wrong}")
+        done = evolve(done, measurement=measured)
+        return evolve(done, baseline=self._baseline(job, execution.backend, turn)) if job.baseline else done
+
+    def _baseline(self, job: Job, backend: Backend, turn: timing.Rotation) -> Measurement | None:
+        key = serial.digest(job.trial.graph, job.trial.match)
+        if key not in self._baselines:
+            self._baselines[key] = timing.time_framework(job.trial, backend, turn)
+        found = self._baselines[key]
+        return None if isinstance(found, Reject) else found
+
+
+def _provisional(done: Evaluation, why: str) -> Evaluation:
+    verdicts = tuple(evolve(v, outcome=Outcome.PROVISIONAL) for v in done.verdicts)
+    return evolve(done, verdicts=verdicts, message=why)
+
+
+def recheck(execution: Execution, turn: timing.Rotation) -> str:
+    """What is wrong with the outputs that the timed runs left in each copy; empty if nothing is.
+
+    States of integers have moved on with every run and are not looked at.
+    """
+    first = execution.values(turn.copies[0].tensors(Role.OUTPUT))
+    roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.LENGTH, Role.STATE)
+    expected = execution.expected(turn.case, turn.copies[0].tensors(*roles))
+    for name, tensor in first.items():
+        comparison = compare(tensor, expected[name])
+        if not comparison.ok:
+            return f"{name}: {comparison.detail}"
+    for index in range(1, len(turn.copies)):
+        other = execution.values(turn.copies[index].tensors(Role.OUTPUT))
+        unequal = [name for name in first if not _same_bits(first[name], other[name])]
+        if unequal:
+            return f"{', '.join(unequal)} differ between equal copies of the inputs"
+    return ""
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
+
+
+def _build_cause(message: str) -> Cause:
+    text = message.lower()
+    if "shared memory" in text:
+        return Cause.SHARED_MEMORY
+    if "did not finish" in text or "did not answer" in text or "timed out" in text:
+        return Cause.TIMEOUT
+    return Cause.REGISTERS if "too many registers" in text else Cause.COMPILE
+
+
+def cause_of(exc: BaseException) -> Cause:
+    """The class of an exception that running a kernel raised."""
+    text = str(exc).lower()
+    if "misaligned" in text:
+        return Cause.MISALIGNED
+    if any(word in text for word in ("illegal memory access", "illegal address", "out of bounds", "invalid program counter")):
+        return Cause.MEMORY_FAULT
+    if any(word in text for word in ("launch failed", "launch failure", "illegal instruction", "device-side assert", "trap")):
+        return Cause.CRASH
+    if "timed out" in text or "timeout" in text:
+        return Cause.TIMEOUT
+    if "too many resources" in text or "out of resources" in text:
+        return Cause.REGISTERS
+    return Cause.EXCEPTION
+
+
+def context_is_lost(backend: Backend | None) -> bool:
+    """Whether the device context of this process is broken (every later call would fail)."""
+    if backend is None or backend.device != "cuda" or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.ones(8, device="cuda").sum().item()
+    except Exception:
+        return True
+    return False
+

@@ -1,0 +1,185 @@
+"""Runs one source on made-up operands under guard: the ``TrialRun`` that validators get."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from .. import serial
+from ..binding import argument_values
+from ..candidate import Workspace
+from ..errors import ContractError
+from ..graph import DType, TensorSpec
+from ..interfaces import Backend
+from ..reference import Bounded, oracle
+from ..region import Access, Role
+from ..verdict import Case, Trial
+from .memory import Guarded, Unchanged, guarded
+from .operands import graph_values, make_inputs, split_values
+
+OUTPUT_GUARD = 0xA5
+ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match share them
+
+
+class Oracles:
+    """References by graph, case and reduction depth; the oldest are dropped beyond 1 GiB."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, Case, int], dict[str, Bounded]] = {}
+
+    def get(self, key: tuple[str, Case, int], make: Callable[[], dict[str, Bounded]]) -> dict[str, Bounded]:
+        """The reference under ``key``, made if it is not there."""
+        if key not in self._kept:
+            made = make()
+            while self._kept and _nbytes(self._kept) + _nbytes({key: made}) > ORACLE_BYTES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = made
+        return self._kept[key]
+
+
+def _nbytes(kept: dict[tuple[str, Case, int], dict[str, Bounded]]) -> int:
+    return sum(16 * bound.value.numel() for values in kept.values() for bound in values.values())
+
+
+@define(kw_only=True, eq=False)
+class Result:
+    """What one run left behind, on the backend's device, by operand name.
+
+    ``inputs`` are the operands as they were before the run; ``outputs`` every operand that may be written, afterwards.
+    """
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    guards_intact: bool
+    inputs_unchanged: bool
+    workspaces_restored: bool
+    detail: str = ""
+
+
+class Buffers:
+    """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses."""
+
+    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0) -> None:
+        self.trial, self.device = trial, device
+        self.operands: dict[str, Guarded] = {}
+        self.workspaces: dict[str, Guarded] = {}
+        for operand in trial.match.operands:
+            written = operand.access is not Access.READ
+            self.operands[operand.name] = guarded(operand.spec, device, OUTPUT_GUARD if written else 0xFF, shift_bytes)
+            if operand.role is Role.OUTPUT:
+                fill(self.operands[operand.name].tensor, poison)
+        for workspace in trial.source.workspaces:
+            self.workspaces[workspace.name] = _workspace(workspace, device)
+
+    def tensors(self, *roles: Role) -> dict[str, Tensor]:
+        """Operand tensors with one of ``roles`` (none given: all)."""
+        return {o.name: self.operands[o.name].tensor for o in self.trial.match.operands if not roles or o.role in roles}
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """Addresses of operands and workspaces by name."""
+        return {name: buffer.address for name, buffer in (*self.operands.items(), *self.workspaces.items())}
+
+    def damaged(self) -> list[str]:
+        """Names of the buffers whose guard bands were written."""
+        return [name for name, buffer in (*self.operands.items(), *self.workspaces.items()) if not buffer.intact]
+
+
+def fill(tensor: Tensor, poison: float) -> None:
+    """Fill with a poison: as it is in floats, as an integer far out of range in integers."""
+    if tensor.is_floating_point():
+        tensor.fill_(poison)
+    else:
+        tensor.fill_(-77 if poison != poison else int(poison) - 1000)
+
+
+def _workspace(workspace: Workspace, device: str) -> Guarded:
+    buffer = guarded(TensorSpec(shape=(workspace.nbytes,), dtype=DType.U8), device, OUTPUT_GUARD)
+    buffer.tensor.fill_(0 if workspace.zeroed else 0xFF)
+    return buffer
+
+
+class Execution:
+    """A trial with its loaded kernel. Implements ``TrialRun``."""
+
+    def __init__(self, trial: Trial, backend: Backend, handle: Any, bound: Callable[..., None] | None = None,
+                 oracles: Oracles | None = None) -> None:
+        self.trial, self.backend, self.handle, self.bound = trial, backend, handle, bound
+        self._oracles = oracles or Oracles()
+        self._digest = serial.digest(trial.graph, trial.match)
+        self._runs = 0
+
+    @property
+    def device(self) -> str:
+        """torch device type of the operands."""
+        return self.backend.device
+
+    def run(self, case: Case, poison: float) -> Result:
+        """Make the inputs of ``case``, fill outputs with ``poison``, run once, synchronize, look at every buffer.
+
+        Every call uses other addresses than the one before it.
+        """
+        self._runs += 1
+        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3))
+        roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
+        make_inputs(self.trial.match, case, self.device, into=buffers.tensors(*roles))
+        states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}
+        watched = {name: Unchanged(tensor) for name, tensor in buffers.tensors(*(r for r in roles if r is not Role.STATE)).items()}
+        run = self.prepared(buffers)
+        run(self.stream())
+        self.synchronize()
+        return self._result(buffers, states, watched)
+
+    def _result(self, buffers: Buffers, states: dict[str, Tensor], watched: dict[str, Unchanged]) -> Result:
+        damaged = buffers.damaged()
+        changed = [name for name, before in watched.items() if not before.holds()]
+        dirty = [w.name for w in self.trial.source.workspaces if w.zeroed and bool(buffers.workspaces[w.name].tensor.any())]
+        notes = [f"{what}: {', '.join(names)}" for what, names in (
+            ("wrote outside", damaged), ("changed", changed), ("workspace not zero again", dirty)) if names]
+        return Result(
+            inputs={**{name: buffers.operands[name].tensor for name in watched}, **states},
+            outputs=buffers.tensors(Role.OUTPUT, Role.STATE), guards_intact=not damaged, inputs_unchanged=not changed,
+            workspaces_restored=not dirty, detail="; ".join(notes))
+
+    def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
+        """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run)."""
+        depth = self.trial.source.reduction_depth
+        values = graph_values(self.trial.match, self.trial.graph, inputs)
+        return self._oracles.get((self._digest, case, depth), lambda: oracle(self.trial.graph, values, depth))
+
+    def values(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by value name instead of operand name."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in outputs.items():
+            found.update(split_values(self.trial.match.need(name), tensor, self.trial.graph))
+        return found
+
+    def prepared(self, buffers: Buffers) -> Callable[[int], None]:
+        """``run(stream)``: all launches over ``buffers``."""
+        if self.bound is not None:
+            bound, operands = self.bound, buffers.tensors()
+            return lambda stream: bound(**operands)
+        addresses = buffers.addresses
+        runs = [self.backend.prepare(self.handle, launch, argument_values(launch, addresses), launch.pdl)
+                for launch in self.trial.source.launches]
+        if not runs:
+            raise ContractError(f"source {self.trial.source.digest} has no launches")
+        if len(runs) == 1:
+            return runs[0]
+
+        def run(stream: int) -> None:
+            for one in runs:
+                one(stream)
+
+        return run
+
+    def stream(self) -> int:
+        """The current stream, 0 on the CPU."""
+        return int(torch.cuda.current_stream().cuda_stream) if self.device == "cuda" else 0
+
+    def synchronize(self) -> None:
+        """Wait for the device; raises what a kernel did wrong."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
