@@ -40,6 +40,11 @@ class CausalMask:
 
     window: int = 0
 
+    def _computed_with(self, *_: Any) -> Any:
+        raise Unsupported("it computes attention itself, outside transformers' attention interface")
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
+
 
 @define
 class Recorder:

@@ -18,11 +18,12 @@ from .rotary import semantic_rotary
 
 @frozen
 class Exported:
-    """An ExportedProgram with the names of its user inputs, in order, and the model whose parameters it holds."""
+    """An ExportedProgram, the names of its tensor inputs in order, the model whose parameters it holds and their prefix."""
 
     program: torch.export.ExportedProgram
     inputs: tuple[str, ...]
     model: nn.Module
+    prefix: str = "model."
 
 
 class _Step(nn.Module):
@@ -109,6 +110,15 @@ def export_prefill(model: nn.Module, kv: KVSpec, tokens: int) -> Exported:
     return _export(PrefillChunk(model, kv), (prompt, start, length, *state), ("prompt", "start", "length", *names))
 
 
+def export_forward(module: nn.Module, example_inputs: tuple[Any, ...]) -> Exported:
+    """Export one forward of a plain module for the shapes of ``example_inputs``; tensors become ``input.<i>``."""
+    tensors = [a for a in example_inputs if isinstance(a, Tensor)]
+    names = tuple(f"input.{i}" for i in range(len(tensors)))
+    with _quiet(), _evaluating(module), torch.no_grad():
+        program = torch.export.export(module, example_inputs, strict=False)
+    return Exported(program, names, module, prefix="")
+
+
 def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -124,8 +134,7 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
 
 def _export(step: nn.Module, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
-    with _quiet(), torch.no_grad(), _attention_implementation(model), semantic_rotary(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet(), _evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
         program = torch.export.export(step, arguments, strict=False)
     return Exported(program, names, model)
 
@@ -146,13 +155,24 @@ def _attention_implementation(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export logs each refusal; the refusal is reported once, by us."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx", "torch._export")]
-    levels = [logger.level for logger in loggers]
+    """torch.export logs each refusal at length; the refusal is reported once, by us."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, restored module by module."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for part in training:
+            part.training = True

@@ -18,7 +18,6 @@ from .kinds import kind_of
 NAMESPACES = ("aten", "prims", "agentcompile")
 # Calls that check or annotate and compute nothing.
 _SILENT = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"})
-_PREFIX = "model."  # the attribute under which export's wrapper modules hold the model
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
@@ -88,14 +87,16 @@ class _Importer:
         user_inputs = iter(self.exported.inputs)
         for fx in placeholders:
             if fx.name in self.signature.inputs_to_parameters:
-                path = self.signature.inputs_to_parameters[fx.name].removeprefix(_PREFIX)
+                path = self.signature.inputs_to_parameters[fx.name].removeprefix(self.exported.prefix)
                 self._external(fx, parameters[id(model.get_parameter(path))], ValueKind.WEIGHT)
             elif fx.name in self.signature.inputs_to_buffers:
-                path = self.signature.inputs_to_buffers[fx.name].removeprefix(_PREFIX)
+                path = self.signature.inputs_to_buffers[fx.name].removeprefix(self.exported.prefix)
                 self._external(fx, buffers[id(model.get_buffer(path))], ValueKind.CONSTANT)
             elif fx.name in self.signature.inputs_to_lifted_tensor_constants:
                 self._constant(fx, self.signature.inputs_to_lifted_tensor_constants[fx.name])
             elif fx.name in self.signature.user_inputs:
+                if not isinstance(fx.meta.get("val"), Tensor):
+                    continue  # a number or None given as an example input; export wrote it into the graph
                 given = next(user_inputs)
                 state = given.startswith(("session.", "kv."))
                 self._external(fx, given, ValueKind.STATE if state else ValueKind.INPUT)
@@ -128,7 +129,7 @@ class _Importer:
         op = _op_of(fx.target)
         if op in _SILENT:
             return
-        path = _module_path(fx)
+        path = _module_path(fx, self.exported.prefix)
         args = tuple(self._argument(a) for a in fx.args)
         kwargs = tuple((key, self._argument(a)) for key, a in fx.kwargs.items())
         outputs = self._results(fx)
@@ -187,10 +188,10 @@ def _op_of(target: Any) -> str:
     return str(target)
 
 
-def _module_path(fx: FxNode) -> str:
+def _module_path(fx: FxNode, prefix: str) -> str:
     stack = fx.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
-    return re.sub(r"^(L\['self'\]\.)?" + re.escape(_PREFIX), "", paths[-1] + ".").rstrip(".") if paths else ""
+    return re.sub(r"^(L\['self'\]\.)?" + re.escape(prefix), "", paths[-1] + ".").rstrip(".") if paths else ""
 
 
 _SYMBOLS: tuple[tuple[type, str, Callable[[Any], str]], ...] = (

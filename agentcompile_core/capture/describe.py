@@ -1,0 +1,52 @@
+"""What identifies a model, and the workload it gets when none is asked for."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import serial
+from ..graph import DType, ModelInfo, Workload
+
+DEFAULT_CONTEXT = 8192
+# Keys of a configuration that say where it came from, not what it computes.
+_INCIDENTAL = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype", "use_cache", "auto_map")
+
+
+def describe(model: nn.Module, name: str, identity: str = "") -> ModelInfo:
+    """What identifies ``model``: its configuration (or ``identity``) and the names, shapes and types of its parameters."""
+    config = getattr(model, "config", None)
+    facts: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    facts = {key: value for key, value in facts.items() if key not in _INCIDENTAL}
+    text = json.dumps(facts, sort_keys=True, default=str)
+    specs = [[key, list(p.shape), str(p.dtype)] for key, p in model.named_parameters()]
+    inner = text_config(model)
+    return ModelInfo(
+        name=name,
+        model_type=str(getattr(config, "model_type", "module")),
+        config_json=text,
+        digest=serial.digest(text, identity, specs),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        vocab_size=int(getattr(inner, "vocab_size", 0) or 0),
+        limit=int(getattr(inner, "max_position_embeddings", 0) or 0),
+    )
+
+
+def default_workload(model: nn.Module) -> Workload:
+    """Batch 1, the element type of the model, a context of min(the model's limit, 8192)."""
+    limit = int(getattr(text_config(model), "max_position_embeddings", 0) or DEFAULT_CONTEXT)
+    return Workload(dtype=dtype_of(model), max_context=min(limit, DEFAULT_CONTEXT))
+
+
+def dtype_of(model: nn.Module) -> DType:
+    """Element type of the model's floating point parameters (the first one's)."""
+    found = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return DType(str(found).removeprefix("torch."))
+
+
+def text_config(model: nn.Module) -> Any:
+    """The configuration of the language part of ``model``; None where it has none."""
+    config = getattr(model, "config", None)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config

@@ -1,0 +1,142 @@
+"""Opening HuggingFace models: a folder or an identifier; safetensors only, no code of the model's author is ever run."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from ..errors import UsageError
+from ..interfaces import LoadedModel
+
+log = logging.getLogger(__name__)
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def load_pretrained(what: str, *, dtype: str | None, device: str, meta: bool, random_weights: int | None) -> LoadedModel:
+    """Open the folder or identifier ``what``.
+
+    Args:
+        dtype: torch's name of the element type; None: what the weights (or the configuration) say.
+        device: where the parameters go.
+        meta: no weights at all; the parameters live on the meta device.
+        random_weights: seed; weights are drawn at random, created on the device. Also what happens, with seed 0, to a
+            folder that holds a configuration and no weights.
+
+    Raises:
+        UsageError: no such folder, a broken configuration, an architecture that is no causal language model, pickled
+            or incomplete weights.
+    """
+    folder = Path(what).expanduser()
+    local = folder.is_dir()
+    if local:
+        _check_configuration(folder)
+    config = _config(what, str(folder) if local else what, local)
+    name = folder.resolve().name if local else what
+    kind = None if dtype is None else getattr(torch, dtype)
+    if meta:
+        module = _from_config(config, name, kind, "meta")
+    elif random_weights is not None or (local and not _has_weights(folder)):
+        module = _random(config, name, kind, device, random_weights or 0)
+    else:
+        module = _with_weights(str(folder) if local else what, name, kind, device)
+    tokenizer = _tokenizer(folder if local else what)
+    return LoadedModel(module=module, name=name, tokenizer=tokenizer, path=folder if local else None)
+
+
+def _check_configuration(folder: Path) -> None:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no config.json; give a HuggingFace model folder or a folder with model.py")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UsageError(f"{path} is not valid JSON ({exc}); download the file again") from exc
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UsageError(f"{path} names no model_type; a HuggingFace configuration has one")
+
+
+def _config(what: str, source: str, local: bool) -> Any:
+    # What is cached is used without asking the network; only a model that is not here is fetched.
+    for offline in (True,) if local else (True, False):
+        try:
+            return transformers.AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+        except Exception as exc:
+            failure = exc
+            if not isinstance(exc, OSError):
+                break
+    if isinstance(failure, OSError):
+        raise UsageError(f"{what!r} is neither a folder here nor a model that can be fetched; check the name or the network") from failure
+    raise UsageError(f"transformers {transformers.__version__} cannot read the configuration of {what!r}: {_line(failure)}") from failure
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether ``folder`` holds safetensors.
+
+    Raises:
+        UsageError: it holds pickled weights only.
+    """
+    if any(folder.glob("*.safetensors")):
+        return True
+    pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
+    if pickles:
+        raise UsageError(f"{folder} holds pickled weights ({pickles[0]}), which can run code; convert them to safetensors")
+    return False
+
+
+def _from_config(config: Any, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
+    dtype = dtype or getattr(config, "dtype", None) or torch.float32
+    try:
+        with torch.device(device):
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except Exception as exc:
+        raise UsageError(f"{name} ({config.model_type}) cannot be built as a causal language model: {_line(exc)}") from exc
+    return module.eval().requires_grad_(False)
+
+
+def _random(config: Any, name: str, dtype: torch.dtype | None, device: str, seed: int) -> nn.Module:
+    devices = [torch.cuda.current_device()] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        return _from_config(config, name, dtype, device)
+
+
+def _with_weights(source: str, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
+    for offline in (True, False):
+        try:
+            module, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+                local_files_only=offline,
+            )
+            break
+        except OSError as exc:
+            if not offline:
+                raise UsageError(f"{name} has no safetensors weights that can be read: {_line(exc)}") from exc
+        except Exception as exc:
+            raise UsageError(f"{name} cannot be loaded as a causal language model: {_line(exc)}") from exc
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise UsageError(f"the weights of {name} lack {len(missing)} parameters, such as {missing[0]}; download them again")
+    return module.eval().requires_grad_(False).to(device)
+
+
+def _tokenizer(source: Path | str) -> Any:
+    if isinstance(source, Path) and not any((source / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        local = isinstance(source, Path)
+        return transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=local, trust_remote_code=False)
+    except Exception as exc:  # a model without its tokenizer still runs on token ids
+        log.warning("no tokenizer for %s: %s", source, _line(exc))
+        return None
+
+
+def _line(exc: BaseException) -> str:
+    """The first line of an error, at most 160 characters."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    first = lines[0] if lines else type(exc).__name__
+    return first if len(first) <= 160 else first[:157] + "..."

@@ -1,0 +1,137 @@
+"""Plain modules: example inputs in, one forward graph out; and the files and folders that define such a module."""
+
+import hashlib
+import importlib.util
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..graph import GraphKind, GraphSet, Workload
+from ..interfaces import LoadedModel
+from .describe import describe
+from .export import export_forward
+from .importer import import_program
+from .language_model import why_not
+from .normalize import normalize
+
+FORM = "a module file defines Model, get_inputs() and get_init_inputs()"
+
+
+class LoadedModule(LoadedModel):
+    """A plain module with the inputs that say what it is compiled for. ``identity`` stands for its code in cache keys."""
+
+    def __init__(self, *, example_inputs: tuple[Any, ...], identity: str, **facts: Any) -> None:
+        super().__init__(**facts)
+        self.example_inputs = example_inputs
+        self.identity = identity
+
+
+def load_module(module: nn.Module, example_inputs: Any, *, dtype: str | None, device: str) -> LoadedModule:
+    """A live module with example inputs (a tuple or list of tensors and plain values).
+
+    Raises:
+        UsageError: there are no example inputs, or the module has another element type than ``dtype``.
+    """
+    if not isinstance(example_inputs, (tuple, list)) or not any(isinstance(a, Tensor) for a in example_inputs):
+        raise UsageError("a plain module needs example inputs; pass example_inputs=(tensor, ...)")
+    check_dtype(module, dtype)
+    inputs = tuple(a.to(device) if isinstance(a, Tensor) else a for a in example_inputs)
+    shapes = [(tuple(a.shape), str(a.dtype)) if isinstance(a, Tensor) else repr(a) for a in inputs]
+    return LoadedModule(
+        module=module.to(device), name=type(module).__name__, example_inputs=inputs, identity=f"{module!r} {shapes}"
+    )
+
+
+def check_dtype(module: nn.Module, dtype: str | None) -> None:
+    """Refuse to convert a live module behind its owner's back.
+
+    Raises:
+        UsageError: its parameters are of another type than ``dtype``.
+    """
+    found = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
+    if dtype is not None and found and found != {dtype}:
+        raise UsageError(f"the live model is {', '.join(sorted(found))} and {dtype} was asked for; call model.to(torch.{dtype}) first")
+
+
+def load_file(path: Path, *, dtype: str | None, device: str, meta: bool) -> LoadedModule:
+    """Run the Python file ``path`` and build its Model. Only for files that the user names: this executes them.
+
+    Raises:
+        UsageError: there is no such file, it fails, or it lacks one of its parts.
+    """
+    if not path.is_file():
+        raise UsageError(f"no file {path}; {FORM}")
+    source = _run(path)
+    missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if not callable(getattr(source, name, None))]
+    if missing:
+        raise UsageError(f"{path} lacks {', '.join(missing)}; {FORM}")
+    try:
+        with torch.device("meta" if meta else device):
+            module = source.Model(*source.get_init_inputs())
+            inputs = tuple(source.get_inputs())
+    except Exception as exc:
+        raise UsageError(f"{path} could not build its Model: {type(exc).__name__}: {exc}") from exc
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"Model of {path} is a {type(module).__name__}; it must be a torch.nn.Module")
+    if dtype is not None:
+        kind = getattr(torch, dtype)
+        module = module.to(kind)
+        inputs = tuple(a.to(kind) if isinstance(a, Tensor) and a.is_floating_point() else a for a in inputs)
+    loaded = load_module(module.eval().requires_grad_(False), inputs, dtype=None, device="meta" if meta else device)
+    loaded.name, loaded.path = path.stem, path
+    loaded.identity += hashlib.sha256(path.read_bytes()).hexdigest()
+    return loaded
+
+
+def _run(path: Path) -> ModuleType:
+    name = f"agentcompile_module_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is no Python file; {FORM}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up by name
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        raise UsageError(f"{path} fails when it is run: {type(exc).__name__}: {exc}") from exc
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def module_file_of(folder: Path) -> Path | None:
+    """The module file of a project folder: ``module`` of ``[tool.agentcompile]`` in its pyproject.toml, or model.py.
+
+    Raises:
+        UsageError: the pyproject is broken or names a file outside the folder.
+    """
+    project = folder / "pyproject.toml"
+    if project.is_file():
+        try:
+            table = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("agentcompile", {})
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise UsageError(f"{project} is not valid TOML ({exc})") from exc
+        if isinstance(table.get("module"), str):
+            named = (folder / table["module"]).resolve()
+            if folder.resolve() not in named.parents or named.suffix != ".py":
+                raise UsageError(f"{project} names module {table['module']!r}; it must be a .py file inside the folder")
+            return named
+    return folder / "model.py" if (folder / "model.py").is_file() else None
+
+
+def capture_module(loaded: LoadedModule, workload: Workload) -> GraphSet:
+    """Export one forward of a plain module; an ``eager_reason`` where it cannot be exported."""
+    info = describe(loaded.module, loaded.name, loaded.identity)
+    try:
+        exported = export_forward(loaded.module, loaded.example_inputs)
+        graph = normalize(import_program(exported, "forward", GraphKind.FORWARD))
+    except Exception as exc:  # whatever torch.export raises, the module still runs
+        return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{loaded.name} runs on the framework: {why_not(exc)}")
+    return GraphSet(model=info, workload=workload, graphs=(graph,))
