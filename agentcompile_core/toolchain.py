@@ -83,9 +83,10 @@ class GuardedServer:
     One request at a time; not for several threads.
     """
 
-    def __init__(self, command: Sequence[str], *, memory_bytes: int = MEMORY_BYTES,
+    def __init__(self, command: Sequence[str], *, name: str = "", memory_bytes: int = MEMORY_BYTES,
                  extra_env: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
+        self._name = name or Path(command[0]).name
         self._memory_bytes = memory_bytes
         self._extra_env = dict(extra_env or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,8 +100,7 @@ class GuardedServer:
         """
         end = time.monotonic() + deadline_s
         process = self._running()
-        name = Path(self._command[0]).name if len(self._command) == 1 else " ".join(self._command[-2:])
-        done = False
+        name, done = self._name, False
         try:
             _send(process, _LENGTH.pack(len(payload)) + payload, end)
             (size,) = _LENGTH.unpack(_receive(process, _LENGTH.size, end))
@@ -112,6 +112,7 @@ class GuardedServer:
         except TimeoutError:
             raise BuildError(f"compiler process {name} did not answer within {deadline_s:g} s and was killed") from None
         except (EOFError, OSError) as exc:
+            _wait(process, min(end, time.monotonic() + 2.0))  # its exit code says more than our signal
             code = self._close()
             last = self.log.strip()[-400:]
             raise BuildError(f"compiler process {name} ended with code {code} ({exc}); {last}") from exc

@@ -98,6 +98,9 @@ class Database:
         with self._lock:
             try:
                 yield self._connect()
+            except UnicodeDecodeError as exc:  # the message of an error about a schema with a flipped bit
+                self._move_aside()
+                raise sqlite3.DatabaseError(f"schema is damaged ({exc})") from exc
             except sqlite3.DatabaseError as exc:
                 if _is_damage(exc):
                     self._move_aside()
@@ -119,7 +122,7 @@ class Database:
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.executescript(_TABLE)
                 return connection
-            except sqlite3.Error:
+            except BaseException:
                 connection.close()
                 raise
         except sqlite3.OperationalError:

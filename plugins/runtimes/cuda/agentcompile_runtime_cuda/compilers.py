@@ -154,7 +154,7 @@ def _nvcc_facts(path: Path) -> tuple[str, tuple[int, ...]]:
 
 def _server() -> GuardedServer:
     command = [sys.executable, "-m", "agentcompile_runtime_cuda.nvrtc_server"]
-    return GuardedServer(command, extra_env={"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
+    return GuardedServer(command, name="nvrtc", extra_env={"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
 
 
 def _build_error(log: str) -> BuildError:
