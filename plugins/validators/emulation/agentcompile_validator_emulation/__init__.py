@@ -12,3 +12,11 @@ def agentcompile_backends() -> Iterable[Backend]:
     from .backend import EmulationBackend
 
     return [EmulationBackend()]
+
+
+@hookimpl
+def agentcompile_validators() -> Iterable[Validator]:
+    """The validator ``emulation``."""
+    from .validator import EmulationValidator
+
+    return [EmulationValidator()]

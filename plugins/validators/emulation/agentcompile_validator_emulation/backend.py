@@ -15,7 +15,7 @@ from agentcompile_core.errors import BuildError, Reject, UsageError
 from agentcompile_core.interfaces import Backend
 from agentcompile_core.target import Target
 
-from .engine import Mode, build, default_cache_folder, runtime_digest
+from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
 from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
 from .toolchain import find_toolchain
 
@@ -104,7 +104,7 @@ class EmulationBackend(Backend):
     def _library(self, kernel: Kernel) -> Path:
         """The binary as a file, in a folder that only this user can write."""
         folder = self._cache_folder or default_cache_folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare_cache(folder)
         path = folder / f"{kernel.sha256}.so"
         if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != kernel.sha256:
             if hashlib.sha256(kernel.binary).hexdigest() != kernel.sha256:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentcompile_core.errors import BuildError, UsageError
+from agentcompile_core.store import default_root
 
 from .toolchain import Toolchain, find_toolchain
 
@@ -33,21 +34,23 @@ class Mode(enum.Enum):
 
 # -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang. -fno-gnu-unique: many
 # modules live in one process.
-_COMMON = ("-std=c++17", "-g1", "-gdwarf-4", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
+_COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
            "-fno-finite-loops", "-w")
+_LINES = ("-g1", "-gdwarf-4")  # source lines for messages
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}
 _KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",),
-    Mode.CHECKED: ("-O1", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
-    Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
+    Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    Mode.SANITIZER: ("-O1", *_LINES, "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
 _LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: (), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}
 
 
 def default_cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/agentcompile/emulation``, by default under ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentcompile" / "emulation"
+    """The folder ``emulation`` of the core's cache; where there is none, a folder of this user among temporary files."""
+    root = default_root()
+    return root / "emulation" if root else Path(tempfile.gettempdir()) / f"agentcompile-emulation-{os.getuid()}"
 
 
 @functools.cache
@@ -71,6 +74,19 @@ def _core_headers_digest() -> str:
     for path in sorted(core_include_folder().rglob("*.cuh")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def prepare_cache(folder: Path) -> None:
+    """Make the cache folder, which holds native code: refuse one that others could have filled.
+
+    Raises:
+        UsageError: the folder belongs to another user or is writable for others.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o002:
+        raise UsageError(f"the emulator's cache {folder} belongs to another user or is writable for others; "
+                         "set AGENTCOMPILE_CACHE_DIR to a folder of your own")
 
 
 def _run(command: Sequence[str], deadline_s: float, what: str) -> None:
@@ -125,7 +141,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
     _check_request(headers, entries)
     toolchain = find_toolchain()
     cache = cache_folder or default_cache_folder()
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    prepare_cache(cache)
     flags = [*_COMMON, *_KERNEL_FLAGS[mode], *toolchain.processor_flags]
     key_parts = (code, sorted(headers.items()), tuple(entries), flags, toolchain.version, toolchain.includes, runtime_digest(),
                  _core_headers_digest())
@@ -144,7 +160,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
         # The map keeps the temporary folder's name out of the debug information: messages name kernel.cu.
         command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}=.", *_include_flags(toolchain)]
         _run([*command, "-c", str(folder / "unit.cpp"), "-o", str(folder / "unit.o")], deadline_s, "the kernel")
-        _run([toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime), "-o", str(folder / "out.so"), "-lrt"],
-             deadline_s, "to link the kernel")
+        link = [toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime)]
+        _run([*link, "-o", str(folder / "out.so"), "-lrt"], deadline_s, "to link the kernel")
         os.replace(folder / "out.so", library)
     return library

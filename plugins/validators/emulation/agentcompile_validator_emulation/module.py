@@ -9,8 +9,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentcompile_core.errors import AgentCompileError, UsageError
 from attrs import field, frozen
+
+from agentcompile_core.errors import AgentCompileError, UsageError
 
 _CODE_ADDRESS = re.compile(r" \[code \+0x([0-9a-f]+)\]")
 
@@ -169,7 +170,8 @@ def _with_source_lines(message: str, library: Path) -> str:
     if not found or not tool:
         return message
     try:
-        done = subprocess.run([tool, "-i", "-e", str(library), f"0x{found.group(1)}"], capture_output=True, text=True, timeout=20, check=False)
+        command = [tool, "-i", "-e", str(library), f"0x{found.group(1)}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return message
     frames = [line.split(" ")[0].rsplit("/", 1)[-1] for line in done.stdout.splitlines()]

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from agentcompile_core.errors import UsageError
 from attrs import frozen
+
+from agentcompile_core.errors import UsageError
 
 
 @frozen(kw_only=True)

@@ -33,8 +33,8 @@ def buffer(name: str, array: np.ndarray, access: Access = Access.READ, *, consta
 
 def launch(loaded: EmulatedModule, entry: str, arguments: list[Buffer | Scalar], *, grid: int = 1, block: int = 64,
            dynamic_shared_bytes: int = 0, options: LaunchOptions | None = None) -> None:
-    """Run one launch of one-dimensional shape with a short deadline."""
-    loaded.launch(entry, (grid,), (block,), arguments, dynamic_shared_bytes, options or LaunchOptions(deadline_s=20.0))
+    """Run one launch of one-dimensional shape."""
+    loaded.launch(entry, (grid,), (block,), arguments, dynamic_shared_bytes, options or LaunchOptions())
 
 
 def integer(value: int) -> ctypes.c_int:

@@ -1,0 +1,82 @@
+"""Runs all launches of a StepSource on given tensors with every check on."""
+
+import ctypes
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentcompile_core import region
+from agentcompile_core.candidate import ArgumentKind, KernelArgument, Launch, StepSource
+from agentcompile_core.errors import UsageError
+from agentcompile_core.region import Role
+
+from .backend import build_source, check_emulated
+from .engine import Mode
+from .module import Access, Buffer, EmulatedModule, LaunchOptions, Scalar
+
+if TYPE_CHECKING:
+    import torch
+
+_CONSTANT_ROLES = (Role.WEIGHT, Role.CONSTANT)
+_ACCESS = {region.Access.READ: Access.READ, region.Access.WRITE: Access.WRITE, region.Access.READ_WRITE: Access.READ_WRITE}
+
+
+@lru_cache(maxsize=64)
+def checked_module(source: StepSource, cache_folder: Path | None = None) -> EmulatedModule:
+    """The instrumented build of ``source``. Raises BuildError."""
+    check_emulated(source)
+    return EmulatedModule(build_source(source, Mode.CHECKED, cache_folder), checked=True)
+
+
+def run_checked(source: StepSource, tensors: "Mapping[str, torch.Tensor]", options: LaunchOptions | None = None,
+                cache_folder: Path | None = None) -> None:
+    """Run ``source`` once in checked mode; outputs and states are written in place.
+
+    Args:
+        source: its launches run in order, each under the dependency rules if it declares ``pdl``.
+        tensors: contiguous CPU tensors by operand name; workspaces are made here.
+        options: thread order and copies; ``programmatic_launch`` is taken from each launch.
+
+    Raises:
+        EmulationError: a race, an access out of bounds or without the right, a barrier or dependency error, a hang.
+        BuildError: the source does not compile or needs what the emulator lacks.
+        UsageError: a tensor is missing or cannot be used.
+    """
+    import torch
+
+    module = checked_module(source, cache_folder)
+    fills = {w.name: 0 if w.zeroed else 0xFF for w in source.workspaces}
+    workspaces = {w.name: torch.full((w.nbytes,), fills[w.name], dtype=torch.uint8) for w in source.workspaces}
+    written = {w.name for w in source.workspaces if w.zeroed}
+    for launch in source.launches:
+        arguments = [_argument(argument, {**tensors, **workspaces}, written) for argument in launch.arguments]
+        chosen = attrs.evolve(options or LaunchOptions(lazy_copies=True), programmatic_launch=launch.pdl)
+        module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, chosen)
+        written |= _written_by(launch)
+
+
+def _written_by(launch: Launch) -> set[str]:
+    return {a.operand for a in launch.arguments if a.operand and (a.access is not region.Access.READ or a.role is Role.WORKSPACE)}
+
+
+def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", written: set[str]) -> Buffer | Scalar:
+    if argument.kind is ArgumentKind.F32:
+        return ctypes.c_float(argument.value)
+    if argument.kind is not ArgumentKind.POINTER:
+        return ctypes.c_int(int(argument.value)) if argument.kind is ArgumentKind.I32 else ctypes.c_longlong(int(argument.value))
+    if not argument.operand:
+        return Buffer(name=argument.name, address=0, nbytes=0)
+    tensor = tensors.get(argument.operand)
+    if tensor is None or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        seen = "missing" if tensor is None else f"on {tensor.device}, strides {tensor.stride()}"
+        raise UsageError(f"argument {argument.name} needs a contiguous CPU tensor {argument.operand!r}, which is {seen}")
+    access = _ACCESS[argument.access]
+    if argument.role is Role.WORKSPACE:
+        access = Access.WRITE
+    if access is Access.WRITE and argument.operand in written:
+        access = Access.READ_WRITE  # an earlier launch, or zeroing, has given it its contents
+    return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
+                  written_by_the_chain=argument.role not in _CONSTANT_ROLES)

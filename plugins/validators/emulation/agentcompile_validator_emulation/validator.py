@@ -1,0 +1,86 @@
+"""The validator ``emulation``: a candidate in the emulator's checked mode, on the inputs of its trial's cases."""
+
+from typing import Any
+
+from agentcompile_core.errors import BuildError, Cause, UsageError
+from agentcompile_core.interfaces import TrialRun, Validator
+from agentcompile_core.region import Role
+from agentcompile_core.verdict import Check, Outcome, Trial, Verdict
+from agentcompile_core.worker.operands import make_inputs
+
+from .backend import FEATURES
+from .checking import run_checked
+from .controls import control_trials
+from .module import EmulationError, LaunchOptions, ThreadOrder
+from .toolchain import find_toolchain
+
+MAX_BYTES = 24 << 20  # of all operands: about two seconds of checked execution
+ORDERS = (LaunchOptions(lazy_copies=True), LaunchOptions(order=ThreadOrder.RANDOM, warp_skewed=False, lazy_copies=True))
+_CAUSES = (("misaligned", Cause.MISALIGNED), ("deadline", Cause.TIMEOUT), ("out of bounds", Cause.MEMORY_FAULT))
+
+
+class EmulationValidator(Validator):
+    """Refuses races, accesses out of bounds, uninitialised reads, barrier errors and reads before the dependency wait.
+
+    It says nothing about values (the numerics validator does) or speed. Sources with features that the emulator lacks,
+    and matches of more than 24 MiB, are left to the GPU's own checks.
+    """
+
+    name = "emulation"
+    version = 1
+    scope = "winner"
+    cost = 5
+
+    def applies(self, trial: Trial) -> bool:
+        """Whether the source is small enough and can be emulated, and g++ and the CUDA headers are here."""
+        source = trial.source
+        total = sum(operand.spec.nbytes for operand in trial.match.operands) + sum(w.nbytes for w in source.workspaces)
+        if source.language != "cuda" or not source.launches or total > MAX_BYTES:
+            return False
+        if any(feature not in FEATURES for feature in source.features) or any(launch.cluster != 1 for launch in source.launches):
+            return False
+        try:
+            find_toolchain()
+        except UsageError:
+            return False
+        return True
+
+    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """A kernel without a mistake, and the same kernel with a barrier missing, an index too far, and no dependency wait."""
+        return control_trials()
+
+    def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        """Run the first and the last case, each in its own thread order. ``run`` is not needed."""
+        checks: list[Check] = []
+        cases = (trial.cases[0], trial.cases[-1])
+        for case, options in zip(cases, ORDERS, strict=True):
+            name = f"{options.order.name.lower()} {case.family.value} position {case.position}"
+            try:
+                run_checked(trial.source, _operands(trial, case), options)
+            except EmulationError as exc:
+                checks.append(Check(name=name, outcome=Outcome.FAIL, detail=str(exc)))
+                return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=_cause(str(exc)), message=str(exc))
+            except BuildError as exc:
+                checks.append(Check(name="build", outcome=Outcome.FAIL, detail=str(exc)))
+                return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=Cause.COMPILE, message=str(exc))
+            checks.append(Check(name=name, outcome=Outcome.PASS))
+        return Verdict(validator=self.name, outcome=Outcome.PASS, checks=tuple(checks))
+
+
+def _operands(trial: Trial, case: Any) -> dict[str, Any]:
+    """CPU tensors of every operand: inputs as the case makes them, outputs full of NaN."""
+    import torch
+
+    tensors = make_inputs(trial.match, case, "cpu")
+    for operand in trial.match.operands:
+        if operand.role is Role.OUTPUT:
+            dtype = getattr(torch, operand.spec.dtype.value)
+            tensors[operand.name] = torch.full(operand.spec.shape, float("nan") if dtype.is_floating_point else -77, dtype=dtype)
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _cause(message: str) -> Cause:
+    """The class of a failure, from the emulator's own fixed phrases."""
+    return next((cause for phrase, cause in _CAUSES if phrase in message), Cause.CONTRACT)
+
+

@@ -1,0 +1,157 @@
+"""The plugin's two offers: what the validator refuses, and kernels run through the backend as the core runs them."""
+
+import ctypes
+
+import attrs
+import pytest
+import torch
+from agentcompile_validator_emulation import backend as backend_module
+from agentcompile_validator_emulation import toolchain
+from agentcompile_validator_emulation.backend import EmulationBackend
+from agentcompile_validator_emulation.checking import run_checked
+from agentcompile_validator_emulation.validator import EmulationValidator
+
+from agentcompile_core.binding import argument_values, check_source
+from agentcompile_core.candidate import Feature
+from agentcompile_core.errors import BuildError, Cause, Reject, UsageError
+from agentcompile_core.plugins import load_catalog
+from agentcompile_core.region import Role
+from agentcompile_core.target import PRESETS, preset
+from agentcompile_core.verdict import Outcome
+from agentcompile_core.worker.operands import make_inputs
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache of this module's own: the emulator's runtime is built once in it."""
+    return tmp_path_factory.mktemp("cache")
+
+
+GOOD, BAD = EmulationValidator().controls()
+
+
+def test_plugin_offers_backend_and_validator_through_the_loader():
+    import agentcompile_validator_emulation as plugin
+
+    catalog = load_catalog(only=(), strict=True, extra=[("emulation", plugin)])
+    assert [b.name for b in catalog.backends.values()] == ["emulation"]
+    assert "emulation" in [v.name for v in catalog.validators.values()]
+
+
+@pytest.mark.parametrize("trial", [*GOOD, *BAD])
+def test_controls_meet_the_cores_rules_for_sources(trial):
+    check_source(trial.match, trial.source, trial.target)
+    trial.graph.verify()
+
+
+@pytest.mark.parametrize("trial", GOOD)
+def test_good_controls_pass_both_thread_orders(trial):
+    verdict = EmulationValidator().check(trial, run=None)
+    assert verdict.outcome is Outcome.PASS
+    assert len(verdict.checks) == 2
+
+
+@pytest.mark.parametrize(("trial", "reason", "cause"), [
+    (BAD[0], "race: static shared memory|uninitialised read", Cause.CONTRACT),
+    (BAD[1], "out of bounds: write of 4 bytes, 0 bytes past the end of argument 'out'", Cause.MEMORY_FAULT),
+    (BAD[2], r"read of argument 'in' before ac::grid_dependency_wait\(\)", Cause.CONTRACT)], ids=["barrier", "bounds", "dependency"])
+def test_bad_controls_are_refused_for_their_reason(trial, reason, cause):
+    verdict = EmulationValidator().check(trial, run=None)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.cause is cause
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(verdict.message)
+
+
+def test_validator_leaves_large_and_unknown_sources_to_others():
+    validator, trial = EmulationValidator(), GOOD[0]
+    assert validator.applies(trial)
+    clusters = attrs.evolve(trial.source, features=(Feature.CLUSTER,))
+    assert not validator.applies(attrs.evolve(trial, source=clusters))
+    operand = trial.match.operands[0]
+    huge = attrs.evolve(operand, spec=attrs.evolve(operand.spec, shape=(1 << 24,)))
+    assert not validator.applies(attrs.evolve(trial, match=attrs.evolve(trial.match, operands=(huge, trial.match.operands[1]))))
+
+
+def test_backend_can_build_for_every_target():
+    assert all(EmulationBackend().can_build(preset(name)) is True for name in PRESETS)
+
+
+def test_backend_builds_loads_and_computes(cache, tmp_path):
+    backend, trial = EmulationBackend(cache), GOOD[0]
+    kernel = backend.build(trial.source, preset("b200"))
+    tensors = {**make_inputs(trial.match, trial.cases[0], "cpu"), "out": torch.zeros(1000)}
+    handle = EmulationBackend(tmp_path / "elsewhere").load(kernel)  # from the binary alone
+    launch = trial.source.launches[0]
+    run = backend.prepare(handle, launch, argument_values(launch, {name: t.data_ptr() for name, t in tensors.items()}), pdl=True)
+    run(0)
+    torch.testing.assert_close(tensors["out"], 2 * tensors["in0"], rtol=0, atol=0)
+    tensors["in0"].neg_()
+    run(0)
+    torch.testing.assert_close(tensors["out"], 2 * tensors["in0"], rtol=0, atol=0)
+
+
+def test_backend_never_times():
+    answer = EmulationBackend().time(lambda stream: None, repetitions=1, runs_per_repetition=1)
+    assert isinstance(answer, Reject)
+    assert "provisional" in answer.reason
+
+
+def test_backend_refuses_what_it_cannot_emulate(cache):
+    backend, source = EmulationBackend(cache), GOOD[0].source
+    with pytest.raises(BuildError, match="the emulator has no wgmma"):
+        backend.build(attrs.evolve(source, features=(Feature.WGMMA,)), preset("h200"))
+    clustered = attrs.evolve(source, launches=(attrs.evolve(source.launches[0], cluster=2),))
+    with pytest.raises(BuildError, match="no clusters"):
+        backend.build(clustered, preset("h200"))
+    with pytest.raises(BuildError, match=r"(?s)g.. refused the kernel.*kernel.cu:.*error"):
+        backend.build(attrs.evolve(source, code=source.code.replace("const int last", "const in last")), preset("h200"))
+
+
+def test_backend_refuses_a_damaged_binary(cache, tmp_path):
+    kernel = EmulationBackend(cache).build(GOOD[0].source, preset("h200"))
+    broken = attrs.evolve(kernel, binary=kernel.binary[:-1] + b"\0\0")
+    with pytest.raises(UsageError, match="is damaged; build it again"):
+        EmulationBackend(tmp_path / "other").load(broken)
+    with pytest.raises(UsageError, match="backend 'cuda' was given to backend emulation"):
+        EmulationBackend(cache).load(attrs.evolve(kernel, backend="cuda"))
+
+
+def test_missing_compiler_gives_one_sentence(monkeypatch):
+    toolchain.find_toolchain.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    answer = EmulationBackend().available()
+    toolchain.find_toolchain.cache_clear()
+    assert isinstance(answer, Reject)
+    assert answer.reason == "the emulator needs g++ (12 or newer recommended), which is not on PATH; install the package g++"
+
+
+def test_missing_headers_give_one_sentence(monkeypatch, tmp_path):
+    toolchain.find_toolchain.cache_clear()
+    monkeypatch.setattr(toolchain, "_header_candidates", lambda: [tmp_path])
+    answer = EmulationBackend().available()
+    toolchain.find_toolchain.cache_clear()
+    assert isinstance(answer, Reject)
+    assert answer.reason.startswith("the emulator found no CUDA headers")
+
+
+def test_a_cache_that_others_can_write_is_refused(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(BuildError, match="writable for others; set AGENTCOMPILE_CACHE_DIR"):
+        EmulationBackend(shared).build(GOOD[0].source, preset("h200"))
+
+
+def test_run_checked_needs_every_operand():
+    trial = GOOD[0]
+    tensors = {o.name: torch.zeros(o.spec.shape) for o in trial.match.operands if o.role is Role.INPUT}
+    with pytest.raises(UsageError, match="argument out needs a contiguous CPU tensor 'out', which is missing"):
+        run_checked(trial.source, tensors)
+
+
+def test_scalars_are_passed_by_kind():
+    from agentcompile_core.candidate import ArgumentKind
+
+    assert isinstance(backend_module.launch_argument(ArgumentKind.F32, "x", 1.5), ctypes.c_float)
+    assert backend_module.launch_argument(ArgumentKind.I64, "x", 1 << 40).value == 1 << 40
