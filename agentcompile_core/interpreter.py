@@ -31,7 +31,7 @@ def operator_of(op: str) -> Callable[..., Any]:
 
 
 def _resolve(op: str) -> Callable[..., Any]:
-    from .capture import ops as ops  # noqa: PLC0414  registers the operators of namespace agentcompile
+    from .capture import ops as ops  # importing it registers the operators of namespace agentcompile
 
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
@@ -69,13 +69,14 @@ def resolve_symbol(symbol: Symbol, device: str | torch.device, dtype_override: t
 class _Call:
     """One node with everything resolved: a template of its arguments and where values go in and come out."""
 
-    __slots__ = ("args", "frees", "kwargs", "lists", "operator", "outputs", "single", "slots")
+    __slots__ = ("args", "frees", "keywords", "kwargs", "lists", "operator", "outputs", "single", "slots")
 
     def __init__(self, node: Node, slots: Mapping[str, int], resolve: Callable[[Symbol], Any]) -> None:
         self.operator = operator_of(node.op)
         self.args: list[Any] = []
         self.slots: list[tuple[int, int]] = []
-        self.lists: list[tuple[int | str, Callable[[list[Any]], Any]]] = []
+        self.lists: list[tuple[int, Callable[[list[Any]], Any]]] = []
+        self.keywords: list[tuple[str, Callable[[list[Any]], Any]]] = []
         self.kwargs: dict[str, Any] = {}
         for index, argument in enumerate(node.args):
             self.args.append(None)
@@ -87,7 +88,7 @@ class _Call:
                 self.args[index] = _constant(argument, resolve)
         for name, argument in node.kwargs:
             if _has_ref(argument):
-                self.lists.append((name, _builder(argument, slots, resolve)))
+                self.keywords.append((name, _builder(argument, slots, resolve)))
             else:
                 self.kwargs[name] = _constant(argument, resolve)
         self.outputs = [slots[name] for name in node.outputs]
@@ -98,14 +99,11 @@ class _Call:
         args = self.args.copy()
         for index, slot in self.slots:
             args[index] = values[slot]
+        for index, build in self.lists:
+            args[index] = build(values)
         kwargs = self.kwargs
-        if self.lists:
-            kwargs = kwargs.copy()
-            for where, build in self.lists:
-                if type(where) is int:
-                    args[where] = build(values)
-                else:
-                    kwargs[where] = build(values)
+        if self.keywords:
+            kwargs = {**kwargs, **{name: build(values) for name, build in self.keywords}}
         result = self.operator(*args, **kwargs)
         if self.single:
             values[self.outputs[0]] = result
@@ -155,7 +153,7 @@ class Prepared:
         missing = [name for name in self.inputs if name not in env]
         if missing:
             raise UsageError(f"the environment lacks {', '.join(missing[:5])}, which the graph reads")
-        template = [self._promoted(env[name]) for name in self.inputs]
+        template: list[Any] = [self._promoted(env[name]) for name in self.inputs]
         template += [None] * (len(self._slots) - len(template))
         calls, results = [call.run for call in self._calls], self._results
 

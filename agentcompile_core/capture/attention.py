@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
-from . import ops as ops  # noqa: PLC0414  registers the operators
+from . import ops as ops
 
 IMPLEMENTATION = "agentcompile"
 # Keywords that models hand through to attention functions and that say nothing about what is computed.
@@ -70,7 +70,7 @@ class Recorder:
 _active: list[Recorder] = []
 
 
-class recording:  # noqa: N801  a context manager reads as a verb
+class recording:
     """Make ``recorder`` the one that attention calls and cache updates report to."""
 
     def __init__(self, recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ _INCIDENTAL = ("_name_or_path", "transformers_version", "architectures", "torch_
 
 def describe(model: nn.Module, name: str, identity: str = "") -> ModelInfo:
     """What identifies ``model``: its configuration (or ``identity``) and the names, shapes and types of its parameters."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     facts: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     facts = {key: value for key, value in facts.items() if key not in _INCIDENTAL}
     text = json.dumps(facts, sort_keys=True, default=str)
@@ -48,5 +48,5 @@ def dtype_of(model: nn.Module) -> DType:
 
 def text_config(model: nn.Module) -> Any:
     """The configuration of the language part of ``model``; None where it has none."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config

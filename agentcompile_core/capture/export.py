@@ -1,6 +1,8 @@
 """torch.export of a causal language model: the decode step and prompt chunks, over state that the session owns."""
 
+import contextlib
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ class Exported:
 
 class _Step(nn.Module):
     """What both graphs share: the model called with a pass-through cache."""
+
+    model: nn.Module
 
     def __init__(self, model: nn.Module, kv: KVSpec) -> None:
         super().__init__()
@@ -83,7 +87,8 @@ def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
     if row is None:
         yield
         return
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find: Any = getattr(model, "get_output_embeddings", None)
+    head = find() if find is not None else None
     if head is None:
         raise Unsupported("it has neither logits_to_keep nor an output embedding")
     hook = head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, row), *args[1:]))
@@ -132,7 +137,7 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
     return (ids, position, history, *caches), ("session.ids", "session.position", "session.history", *names)
 
 
-def _export(step: nn.Module, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
+def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
     with _quiet(), _evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
         program = torch.export.export(step, arguments, strict=False)
@@ -142,7 +147,8 @@ def _export(step: nn.Module, arguments: tuple[Tensor, ...], names: tuple[str, ..
 @contextmanager
 def _attention_implementation(model: nn.Module) -> Iterator[None]:
     """Switch the model, and every part with a configuration of its own, to our attention function and back."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "_attn_implementation")}
+    found: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
     before = {key: config._attn_implementation for key, config in configs.items()}
     try:
         for config in configs.values():
@@ -159,7 +165,8 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        sink = io.StringIO()  # it prints the graph so far, too
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -2,9 +2,15 @@
 
 import json
 import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import huggingface_hub
 import torch
 import transformers
 from torch import nn
@@ -62,7 +68,10 @@ def _check_configuration(folder: Path) -> None:
 
 def _config(what: str, source: str, local: bool) -> Any:
     # What is cached is used without asking the network; only a model that is not here is fetched.
+    failure: Exception = OSError("the hub cannot be reached")
     for offline in (True,) if local else (True, False):
+        if not offline and not _reachable():
+            break
         try:
             return transformers.AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
         except Exception as exc:
@@ -108,16 +117,18 @@ def _random(config: Any, name: str, dtype: torch.dtype | None, device: str, seed
 def _with_weights(source: str, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
     for offline in (True, False):
         try:
-            module, loading = transformers.AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
-                local_files_only=offline,
-            )
+            with _no_progress_bar():
+                found: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                    source, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+                    local_files_only=offline,
+                )
             break
         except OSError as exc:
-            if not offline:
+            if not offline or not _reachable():
                 raise UsageError(f"{name} has no safetensors weights that can be read: {_line(exc)}") from exc
         except Exception as exc:
             raise UsageError(f"{name} cannot be loaded as a causal language model: {_line(exc)}") from exc
+    module, loading = found
     missing = sorted(loading["missing_keys"])
     if missing:
         raise UsageError(f"the weights of {name} lack {len(missing)} parameters, such as {missing[0]}; download them again")
@@ -133,6 +144,29 @@ def _tokenizer(source: Path | str) -> Any:
     except Exception as exc:  # a model without its tokenizer still runs on token ids
         log.warning("no tokenizer for %s: %s", source, _line(exc))
         return None
+
+
+def _reachable() -> bool:
+    """Whether the hub's name resolves; without this question its client retries for half a minute."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _line(exc: BaseException) -> str:

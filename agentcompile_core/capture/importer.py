@@ -123,7 +123,8 @@ class _Importer:
 
     def _call(self, fx: FxNode) -> None:
         if fx.target is operator.getitem:
-            source, index = fx.args
+            source: Any = fx.args[0]
+            index: Any = fx.args[1]
             self.renamed[fx.name] = self.items[source.name][index]
             return
         op = _op_of(fx.target)
@@ -156,7 +157,8 @@ class _Importer:
 
     def _mutated(self, fx: FxNode) -> tuple[str, ...]:
         found = []
-        for index, argument in enumerate(fx.target._schema.arguments):
+        target: Any = fx.target
+        for index, argument in enumerate(target._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             given = fx.args[index] if index < len(fx.args) else fx.kwargs.get(argument.name)
@@ -176,7 +178,8 @@ class _Importer:
 
     def _outputs(self, fx: FxNode) -> tuple[str, ...]:
         specs = [s for s in self.signature.output_specs if s.kind is torch.export.graph_signature.OutputKind.USER_OUTPUT]
-        by_name = {n.name: n for n in fx.args[0] if isinstance(n, FxNode)}
+        given: Any = fx.args[0]
+        by_name = {n.name: n for n in given if isinstance(n, FxNode)}
         return tuple(self._name(by_name[s.arg.name]) for s in specs)
 
 

@@ -3,10 +3,10 @@
 from ..graph import TensorSpec
 
 # Operators whose result always shares memory with their first operand and that only compute a new shape.
-_ALIASING = frozenset(
-    "view transpose permute unsqueeze squeeze expand slice select split split_with_sizes chunk unbind t alias narrow"
-    " detach unflatten view_as expand_as movedim unfold numpy_T mT lift_fresh swapaxes".split()
-)
+_ALIASING = frozenset({
+    "view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "chunk", "unbind",
+    "t", "alias", "narrow", "detach", "unflatten", "view_as", "expand_as", "movedim", "unfold", "numpy_T", "mT", "lift_fresh", "swapaxes",
+})
 # Operators that alias where the layout allows it and copy otherwise.
 _PERHAPS_ALIASING = frozenset({"reshape", "flatten", "contiguous"})
 _RENAMED = {

@@ -38,12 +38,12 @@ def _states(graph: Graph) -> set[str]:
 
 
 # Operators that may return their operand as it is; whether one does is read from shapes, strides and types.
-_SHAPED = frozenset(
-    "aten.view.default aten.reshape.default aten.expand.default aten.contiguous.default aten.slice.Tensor aten.to.dtype"
-    " aten.to.device aten.to.dtype_layout aten.to.other aten._to_copy.default aten.type_as.default aten.alias.default"
-    " aten.detach.default aten.detach_.default aten.lift_fresh.default aten.lift_fresh_copy.default aten.clone.default"
-    " aten.flatten.using_ints aten.squeeze.default aten.squeeze.dim aten.view_as.default".split()
-)
+_SHAPED = frozenset({
+    "aten.view.default", "aten.reshape.default", "aten.expand.default", "aten.contiguous.default", "aten.slice.Tensor",
+    "aten.to.dtype", "aten.to.device", "aten.to.dtype_layout", "aten.to.other", "aten._to_copy.default", "aten.type_as.default",
+    "aten.alias.default", "aten.detach.default", "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "aten.clone.default",
+    "aten.flatten.using_ints", "aten.squeeze.default", "aten.squeeze.dim", "aten.view_as.default",
+})
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
 _DROPOUT = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.native_dropout.default"})
 
@@ -158,7 +158,8 @@ def collapse_rope(graph: Graph) -> Graph:
         if rotation is not None:
             found[node.name] = _call(node, "rope", rotation, len(found))
     whole = fuse(graph, found)
-    view, partial = View(whole), {}
+    view = View(whole)
+    partial: dict[str, Node] = {}
     for node in whole.nodes:
         widened = _partial_rotation(view, node)
         if widened is not None:
@@ -192,22 +193,22 @@ def _table(view: View, argument: Argument) -> Argument:
 
 def _is_swap_of(view: View, argument: Argument, x: Argument) -> bool:
     """Whether ``argument`` is ``cat(neg(x[..., half:]), x[..., :half])``."""
-    joined = view.node(argument, "aten.cat.default")
+    pair = view.joined(view.node(argument))
     width = view.shape(x)[-1]
-    if joined is None or view.dim_of_cat(joined) != 3 or len(joined.args[0]) != 2:  # type: ignore[arg-type]
+    if pair is None:
         return False
-    high, low = joined.args[0]  # type: ignore[misc]
-    negated = view.node(high, "aten.neg.default")
+    negated = view.node(pair[0], "aten.neg.default")
     if negated is None:
         return False
     half = width // 2
-    return view.slice_of(negated.args[0]) == (x, half, width) and view.slice_of(low) == (x, 0, half)
+    return view.slice_of(negated.args[0]) == (x, half, width) and view.slice_of(pair[1]) == (x, 0, half)
 
 
 def _partial_rotation(view: View, node: Node) -> _Rotation | None:
-    if node.op != "aten.cat.default" or len(node.args[0]) != 2 or view.dim_of_cat(node) != 3:  # type: ignore[arg-type]
+    pair = view.joined(node)
+    if pair is None:
         return None
-    turned, rest = node.args[0]  # type: ignore[misc]
+    turned, rest = pair
     inner = view.node(turned, "agentcompile.rope.default")
     if inner is None or not view.private([inner], node):
         return None

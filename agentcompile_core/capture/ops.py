@@ -5,6 +5,9 @@ that HuggingFace computes in, or in float64 where the operands are float64 (the 
 with the host on CUDA, so every operator can be captured in a CUDA graph.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -188,8 +191,10 @@ def _fake_nothing(*_: Tensor) -> None:
 
 
 # The others are shape-pure: their bodies serve as their own fakes and keep strides exact.
-_FAKES = {"attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing}
-_BODIES = {
+_FAKES: dict[str, Callable[..., Any]] = {
+    "attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing,
+}
+_BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "rope": rope, "argmax": argmax,
     "advance": advance, "start_decode": start_decode,
 }

@@ -30,11 +30,15 @@ class View:
         axis = node.args[index]
         return axis % rank if isinstance(axis, int) and rank else -1
 
-    def dim_of_cat(self, node: Node) -> int:
-        """The axis along which ``node``, an ``aten.cat``, joins, counted from the front."""
+    def joined(self, node: Node | None) -> tuple[Argument, Argument] | None:
+        """The two values that ``node`` concatenates along their last axis."""
+        if node is None or node.op != "aten.cat.default" or not isinstance(node.args[0], tuple) or len(node.args[0]) != 2:
+            return None
         rank = len(self.graph.spec(node.outputs[0]).shape)
         axis = node.args[1] if len(node.args) > 1 else 0
-        return axis % rank if isinstance(axis, int) and rank else -1
+        if not isinstance(axis, int) or axis % rank != rank - 1:
+            return None
+        return node.args[0][0], node.args[0][1]
 
     def shape(self, argument: Argument) -> tuple[int, ...]:
         """Shape of the value ``argument`` refers to."""
@@ -57,9 +61,11 @@ class View:
         if node is None or not isinstance(node.args[0], Ref):
             return None
         shape = self.shape(node.args[0])
-        if node.op == "aten.slice.Tensor" and self.dim(node) == len(shape) - 1 and (*node.args, 1)[4:5] in ((), (1,)):
+        if node.op == "aten.slice.Tensor" and self.dim(node) == len(shape) - 1 and node.args[4:] in ((), (1,)):
             first, end = (*node.args[2:4], *(0, FULL)[len(node.args) - 2:])[:2]
-            first, end = first or 0, shape[-1] if end is None else end
+            first, end = 0 if first is None else first, shape[-1] if end is None else end
+            if not isinstance(first, int) or not isinstance(end, int):
+                return None
             return node.args[0], first % shape[-1] if first < 0 else first, min(end, shape[-1]) if end >= 0 else end + shape[-1]
         if node.kind == "view" and len(node.outputs) > 1 and len(node.args) > 2 and self.dim(node, 2) == len(shape) - 1:
             return self._part_of(node, argument.value)

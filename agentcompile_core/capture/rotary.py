@@ -67,7 +67,7 @@ def _agrees(module: nn.Module, layer_type: str | None) -> bool:
     try:
         got = type(module).forward(twin, *arguments)
         want = ops.rotary_embedding(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype)
-    except Exception:  # noqa: BLE001  any surprise means: capture the module as it is
+    except Exception:  # any surprise means: capture the module as it is
         return False
     return isinstance(got, tuple) and len(got) == 2 and all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
 
