@@ -112,11 +112,11 @@ class _Binder:
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned)
         wanted = tuple(name for name in made if name in later or name in copies)
-        prepared = prepare(self.graph, segment.nodes, device=self.device, keep=wanted)
+        prepared = prepare(self.graph, segment.nodes, device=self.device, outputs=wanted)
         environment, planned = self.environment, self.planned
 
         def run() -> None:
-            prepared(environment)
+            environment.update(prepared.run(environment))
             for name in copies:
                 planned[name].copy_(environment[name])
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -106,7 +107,10 @@ class _Importer:
     def _external(self, fx: FxNode, name: str, kind: ValueKind) -> None:
         self.renamed[fx.name] = name
         source = "" if kind is ValueKind.INPUT else name
-        self.values[name] = Value(name=name, spec=spec_of(fx.meta["val"]), kind=kind, source=source)
+        spec = spec_of(fx.meta["val"])
+        if kind is ValueKind.STATE:  # exported from one expanded element; the session allocates them contiguous
+            spec = evolve(spec, strides=())
+        self.values[name] = Value(name=name, spec=spec, kind=kind, source=source)
 
     def _constant(self, fx: FxNode, target: str) -> None:
         """A tensor literal inside the model's code: kept as an ``aten.full`` where all its elements are equal."""
