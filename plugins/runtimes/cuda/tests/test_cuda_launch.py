@@ -1,0 +1,168 @@
+"""Launches against a library built from NVIDIA's own cuda.h that writes down what it is given: no GPU needed."""
+
+import ctypes
+import gc
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from agentcompile_runtime_cuda import driver, headers, launching
+from agentcompile_runtime_cuda.backend import CudaBackend
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.candidate import ArgumentKind, KernelArgument, Launch
+from agentcompile_core.errors import ContractError, Reject
+
+ARGUMENTS = tuple(KernelArgument(name=kind.value, kind=kind) for kind in
+                  (ArgumentKind.POINTER, ArgumentKind.I32, ArgumentKind.I64, ArgumentKind.F32))
+BINARY = b"\x7fELF and more"
+
+
+class Seen(ctypes.Structure):
+    """The struct of the same name in fake_driver.cpp."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("attribute_count", ctypes.c_uint), ("attribute_ids", ctypes.c_uint * 4), ("cluster", ctypes.c_uint * 3),
+        ("programmatic", ctypes.c_int), ("attribute", ctypes.c_int), ("attribute_value", ctypes.c_int),
+        ("launches", ctypes.c_int), ("loads", ctypes.c_int), ("stream", ctypes.c_ulonglong),
+        ("function", ctypes.c_ulonglong), ("pointer", ctypes.c_ulonglong), ("i32", ctypes.c_int),
+        ("i64", ctypes.c_longlong), ("f32", ctypes.c_float),
+    )
+
+
+class Fake:
+    """The fake driver and what it saw."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.seen_by_fake.restype = ctypes.POINTER(Seen)
+        self.driver = driver.Driver(self.library)
+
+    @property
+    def seen(self) -> Seen:
+        return self.library.seen_by_fake().contents
+
+    def kernel(self) -> launching.LoadedKernel:
+        return launching.LoadedKernel(self.driver, BINARY, "sha")
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Fake:
+    include = headers.cuda_include()
+    if include is None or not (include / "cuda.h").is_file() or shutil.which("g++") is None:
+        pytest.skip("needs cuda.h and g++")
+    path = tmp_path_factory.mktemp("fake") / "libfake.so"
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", f"-I{include}", "-o", str(path),
+                    str(Path(__file__).with_name("fake_driver.cpp"))], check=True)
+    return Fake(path)
+
+
+def launch(**changes: object) -> Launch:
+    values = {"entry": "entry", "grid": (1, 2, 3), "block": (4, 5, 6), "arguments": ARGUMENTS, **changes}
+    return Launch(**values)  # type: ignore[arg-type]
+
+
+def test_a_launch_arrives_as_it_was_prepared(fake: Fake) -> None:
+    run = launching.prepare(fake.kernel(), launch(shared_bytes=777), (0xFFFF_8000_DEAD_BEEF, -5, -(2**40), 0.1), False)
+    gc.collect()
+    before = fake.seen.launches
+    run(0x7FFF_0000_1230)
+    seen = fake.seen
+    assert (tuple(seen.grid), tuple(seen.block), seen.shared_bytes) == ((1, 2, 3), (4, 5, 6), 777)
+    assert (seen.pointer, seen.i32, seen.i64) == (0xFFFF_8000_DEAD_BEEF, -5, -(2**40))
+    assert seen.f32 == pytest.approx(0.1, rel=1e-6)
+    assert (seen.stream, seen.function) == (0x7FFF_0000_1230, 0xFFFF_8000_0000_2000)
+    assert seen.attribute_count == 0 and seen.launches == before + 1
+    run(0)
+    assert fake.seen.stream == 0 and fake.seen.launches == before + 2
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@given(address=st.integers(0, 2**64 - 1), i32=st.integers(-(2**31), 2**31 - 1), i64=st.integers(-(2**63), 2**63 - 1),
+       f32=st.floats(width=32, allow_nan=False))
+def test_every_value_of_a_type_arrives(fake: Fake, address: int, i32: int, i64: int, f32: float) -> None:
+    launching.prepare(fake.kernel(), launch(), (address, i32, i64, f32), False)(1)
+    assert (fake.seen.pointer, fake.seen.i32, fake.seen.i64, fake.seen.f32) == (address, i32, i64, f32)
+
+
+@pytest.mark.parametrize(("index", "value"), [(0, -1), (0, 2**64), (1, 2**31), (1, 1.5), (2, 2**63)])
+def test_a_value_that_does_not_fit_is_refused(fake: Fake, index: int, value: float) -> None:
+    values = [0, 0, 0, 0.0]
+    values[index] = value
+    with pytest.raises(ContractError, match=f"argument '{ARGUMENTS[index].name}' is"):
+        launching.prepare(fake.kernel(), launch(), values, False)
+
+
+def test_a_wrong_number_of_values_is_refused(fake: Fake) -> None:
+    with pytest.raises(ContractError, match="has 4 arguments and was given 3 values"):
+        launching.prepare(fake.kernel(), launch(), (0, 0, 0), False)
+
+
+def test_the_pdl_attribute_needs_the_source_and_the_caller(fake: Fake) -> None:
+    for declared, asked in ((True, True), (True, False), (False, True)):
+        launching.prepare(fake.kernel(), launch(pdl=declared), (0, 0, 0, 0), asked)(0)
+        assert fake.seen.programmatic == int(declared and asked)
+        assert fake.seen.attribute_count == int(declared and asked)
+
+
+def test_clusters_and_pdl_together(fake: Fake) -> None:
+    launching.prepare(fake.kernel(), launch(cluster=4, pdl=True), (0, 0, 0, 0), True)(0)
+    assert (fake.seen.attribute_count, tuple(fake.seen.cluster), fake.seen.programmatic) == (2, (4, 1, 1), 1)
+
+
+def test_much_shared_memory_is_asked_for_and_never_lowered(fake: Fake) -> None:
+    kernel = fake.kernel()
+    fake.seen.attribute = 0
+    kernel.function(launch(shared_bytes=48 << 10))
+    assert fake.seen.attribute == 0, "48 KB need not be asked for"
+    kernel.function(launch(shared_bytes=200_000))
+    assert (fake.seen.attribute, fake.seen.attribute_value) == (8, 200_000)
+    kernel.function(launch(shared_bytes=100_000))
+    assert fake.seen.attribute_value == 200_000
+
+
+def test_large_clusters_are_asked_for(fake: Fake) -> None:
+    fake.seen.attribute = 0
+    fake.kernel().function(launch(cluster=16))
+    assert (fake.seen.attribute, fake.seen.attribute_value) == (14, 1)
+
+
+def test_errors_of_the_driver_have_their_names(fake: Fake) -> None:
+    run = launching.prepare(fake.kernel(), launch(), (0, 0, 0, 0), False)
+    fake.library.fail_next_launch(719)
+    with pytest.raises(driver.CudaError, match=r"launching entry failed with CUDA_ERROR_LAUNCH_FAILED \(719\)") as caught:
+        run(0)
+    assert caught.value.code == 719
+    run(0)
+    with pytest.raises(driver.CudaError, match=r"looking up kernel absent failed with CUDA_ERROR_NOT_FOUND"):
+        fake.kernel().function(launch(entry="absent"))
+    with pytest.raises(driver.CudaError, match=r"CUDA_ERROR_INVALID_IMAGE"):
+        launching.LoadedKernel(fake.driver, b"garbage", "sha")
+
+
+def test_a_launch_costs_the_host_little(fake: Fake) -> None:
+    run = launching.prepare(fake.kernel(), launch(), (0, 0, 0, 0), True)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(2000):
+            run(0)
+        best = min(best, (time.perf_counter() - start) / 2000)
+    assert best < 10e-6, f"{best * 1e6:.1f} us a launch, without what the driver adds"
+
+
+def test_a_machine_without_a_gpu_is_told_why() -> None:
+    import torch
+
+    backend = CudaBackend()
+    answer = backend.available()
+    if torch.cuda.is_available():
+        assert answer is True
+    else:
+        assert isinstance(answer, Reject) and answer.reason.startswith("torch")
+        assert backend.live_target() is None
+        assert backend.time(lambda stream: None, repetitions=1, runs_per_repetition=1) == answer
