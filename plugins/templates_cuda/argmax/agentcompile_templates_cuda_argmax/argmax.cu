@@ -2,8 +2,8 @@
 //
 // logits [n]; token [1]; ws_values, ws_indices [blocks]; counter [1], zero before and after. Each block scans its share with
 // 16-byte loads; the last block to arrive reduces the blocks' results and writes the token. With Plan::advance it also moves
-// the decode state on: ids[0] = token, history[position + 1] = token, position += 1, so that the next step can be replayed
-// without the host.
+// the decode state on: ids[0] = token, history[position + 1] = token (its last element once it is full), position += 1, so
+// that the next step can be replayed without the host.
 // Wins wherever the step is captured in a graph; the head's own epilogue could absorb the scan, not the state update.
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -48,7 +48,7 @@ __device__ __forceinline__ ac::ValueIndex scan(const T* logits, int n) {
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 argmax_kernel(const Plan::T* logits, long long* token, int n, float* ws_values, int* ws_indices, unsigned int* counter,
-              long long* ids, long long* position, long long* history) {
+              long long* ids, long long* position, long long* history, int history_length) {
   __shared__ float values[warps];
   __shared__ int indices[warps];
   __shared__ bool last;
@@ -76,7 +76,7 @@ argmax_kernel(const Plan::T* logits, long long* token, int n, float* ws_values, 
   if constexpr (Plan::advance) {
     const long long next = position[0] + 1;
     ids[0] = best.index;
-    history[next] = best.index;
+    history[min(next, history_length - 1ll)] = best.index;
     position[0] = next;
   }
 }

@@ -61,6 +61,7 @@ class ArgmaxFamily(TemplateFamily):
             pointer("ws_indices", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
             pointer("counter", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
             *(_state(match, name) if advance else null(name) for name in STATES),
+            i32("history_length", match.need("history").spec.numel if advance else 0),
         )
         launch = Launch(entry="argmax_kernel", grid=(blocks, 1, 1), block=(schedule.integer("threads"), 1, 1), pdl=pdl,
                         arguments=arguments)

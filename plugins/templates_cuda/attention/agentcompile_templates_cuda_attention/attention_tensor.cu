@@ -202,7 +202,8 @@ struct NewHeads {
     }
   }
 
-  __device__ __forceinline__ void finish(T (&queries)[group][head_dim], T (&key)[head_dim], T (&values)[head_dim], float eps) {
+  __device__ __forceinline__ void finish(Vector (&queries)[group][KeyHead::head_vectors], Vector (&key)[KeyHead::head_vectors],
+                                         Vector (&values)[KeyHead::head_vectors], float eps) {
 #pragma unroll
     for (int r = 0; r < rounds; ++r) {
       PreparedHead::Slice slice;
@@ -210,11 +211,18 @@ struct NewHeads {
       PreparedHead::norm<Plan::qk_norm>(slice, weight[r], eps);
       PreparedHead::rotate<Plan::rotary_dim>(slice, cosine, sine, lane());
       PreparedHead::pack(slice, head[r]);
-      if (number(r) < group) PreparedHead::store(head[r], queries[number(r)], lane());
-      if (number(r) == group) PreparedHead::store(head[r], key, lane());
+      if (number(r) <= group) place(head[r], number(r) < group ? queries[number(r)] : key);
     }
-    if (number(rounds - 1) == group) PreparedHead::store(value, values, lane());
+    if (number(rounds - 1) == group) place(value, values);
     __syncthreads();
+  }
+
+  static __device__ __forceinline__ void place(const PreparedHead::Packed& packed, Vector* head) {
+#pragma unroll
+    for (int j = 0; j < PreparedHead::vectors; ++j) {
+      const int vector = lane() + j * prepare_lanes;
+      if (PreparedHead::inside(vector)) head[vector] = packed[j];
+    }
   }
 };
 
@@ -227,9 +235,9 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
                  float scale, float norm_eps, int window, float softcap) {
   __shared__ __align__(16) float warp_outputs[warps][group * head_dim];
   __shared__ float2 warp_states[warps][group];
-  __shared__ __align__(16) T queries[group][head_dim];
-  __shared__ __align__(16) T new_key[head_dim];
-  __shared__ __align__(16) T new_value[head_dim];
+  __shared__ Vector queries[group][KeyHead::head_vectors];
+  __shared__ Vector new_key[KeyHead::head_vectors];
+  __shared__ Vector new_value[KeyHead::head_vectors];
   __shared__ bool last;
 
   if (Plan::pdl) ac::launch_dependents();
@@ -287,15 +295,15 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   heads.finish(queries, new_key, new_value, norm_eps);
   const bool owner = (new_position - first) / tile % splits == split && new_position < capacity;
   if (owner && threadIdx.x < PreparedHead::head_vectors) {  // append
-    const int element = threadIdx.x * Vector::size;
-    Vector::load(new_key + element).store(key_base + new_position * cache_row + element);
-    Vector::load(new_value + element).store(value_base + new_position * cache_row + element);
+    const long long element = new_position * cache_row + threadIdx.x * Vector::size;
+    new_key[threadIdx.x].store(key_base + element);
+    new_value[threadIdx.x].store(value_base + element);
   }
   KeyHead::Packed query;
 #pragma unroll
   for (int j = 0; j < KeyHead::vectors; ++j) {
     query[j] = Vector::zero();
-    if (row < group && KeyHead::inside(column + 4 * j)) query[j] = Vector::load(&queries[row][(column + 4 * j) * Vector::size]);
+    if (row < group && KeyHead::inside(column + 4 * j)) query[j] = queries[row][column + 4 * j];
   }
 
   const bool capped = Plan::has_softcap && softcap > 0.0f;
@@ -312,7 +320,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 #pragma unroll
         for (int j = 0; j < KeyHead::vectors; ++j) {
           if (offset != half * 8 + row || !KeyHead::inside(column + 4 * j)) continue;
-          keys[u][half][j] = Vector::load(new_key + (column + 4 * j) * Vector::size);
+          keys[u][half][j] = new_key[column + 4 * j];
         }
       }
 #pragma unroll
@@ -320,7 +328,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 #pragma unroll
         for (int j = 0; j < ValueHead::vectors; ++j) {
           if (offset != position_in_step(i, column) || !ValueHead::inside(row + 8 * j)) continue;
-          values[u][i][j] = Vector::load(new_value + (row + 8 * j) * Vector::size);
+          values[u][i][j] = new_value[row + 8 * j];
         }
       }
     }

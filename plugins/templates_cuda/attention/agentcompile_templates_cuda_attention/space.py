@@ -93,13 +93,14 @@ def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int) -> Sch
 
 
 def _splits(shape: Shape, target: Target) -> Iterator[int]:
-    """Splits per KV head: about one block per SM first, then half, double and a quarter."""
-    even = 1 << max(0, (target.sm_count // shape.kv_heads).bit_length() - 1)
+    """Splits per KV head: about one block per SM, or per 32 positions where those are fewer; then half, double, a quarter."""
+    blocks = min(target.sm_count // shape.kv_heads, -(-shape.capacity // 32))
+    even = 1 << max(0, blocks.bit_length() - 1)
     yield from dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))
 
 
 def _useful(shape: Shape, tile: int, splits: int) -> bool:
-    return splits == 1 or (splits - 1) * tile < shape.capacity
+    return splits == 1 or (splits // 2) * tile < shape.capacity
 
 
 def _registers(warps: int, target: Target) -> int:

@@ -1,0 +1,72 @@
+"""Runs sources of the elementwise family on the CPU: unchanged CUDA text, checked for races, bounds and early reads."""
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from agentcompile_validator_emulation.engine import Mode, build
+from agentcompile_validator_emulation.module import Access as BufferAccess
+from agentcompile_validator_emulation.module import Buffer, EmulatedModule, LaunchOptions
+
+from agentcompile_core.binding import check_source
+from agentcompile_core.candidate import ArgumentKind, KernelArgument, StepSource
+from agentcompile_core.graph import DType, TensorSpec
+from agentcompile_core.region import Access, Match, Operand, Role
+from agentcompile_core.target import Target
+
+TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32, DType.I64: torch.int64}
+UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+TINY = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-149}
+SCALARS = {ArgumentKind.I32: ctypes.c_int, ArgumentKind.I64: ctypes.c_longlong, ArgumentKind.F32: ctypes.c_float}
+
+
+def operand(name: str, role: Role, shape: tuple[int, ...], dtype: DType, access: Access = Access.READ) -> Operand:
+    """An operand as the core's rules make them."""
+    return Operand(name=name, role=role, access=access, values=(name,), spec=TensorSpec(shape=shape, dtype=dtype))
+
+
+def aligned(values: torch.Tensor, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+    """A copy of ``values`` whose first element lies ``offset`` elements behind a multiple of 16 bytes."""
+    storage = torch.zeros(values.numel() + offset + 16, dtype=dtype)
+    start = offset + (-storage.data_ptr() % 16) // storage.element_size()
+    return storage[start:start + values.numel()].view(values.shape).copy_(values)
+
+
+@lru_cache(maxsize=64)
+def _module(code: str, headers: tuple[tuple[str, str], ...], entries: tuple[str, ...]) -> EmulatedModule:
+    return EmulatedModule(build(code, dict(headers), entries, Mode.CHECKED), checked=True)
+
+
+class Emulated:
+    """One source with its workspaces, which live from run to run as they do in a session."""
+
+    def __init__(self, source: StepSource, match: Match, target: Target) -> None:
+        check_source(match, source, target)
+        self.source = source
+        self.module = _module(source.code, source.headers, tuple(launch.entry for launch in source.launches))
+        self.zeroed = {w.name for w in source.workspaces if w.zeroed}
+        self.workspaces = {w.name: torch.full((w.nbytes,), 0 if w.zeroed else 255, dtype=torch.uint8) for w in source.workspaces}
+
+    def run(self, tensors: dict[str, torch.Tensor], options: LaunchOptions | None = None) -> None:
+        """Run every launch on ``tensors`` in place. Raises EmulationError for anything a GPU might not forgive."""
+        for launch in self.source.launches:
+            arguments = [self._argument(argument, tensors) for argument in launch.arguments]
+            options = options or LaunchOptions(programmatic_launch=launch.pdl)
+            self.module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, options)
+
+    def clean(self) -> bool:
+        """Whether the zeroed workspaces are zero again."""
+        return all(bool((self.workspaces[name] == 0).all()) for name in self.zeroed)
+
+    def _argument(self, argument: KernelArgument, tensors: dict[str, torch.Tensor]) -> Buffer | ctypes.c_int | ctypes.c_float:
+        if argument.kind is not ArgumentKind.POINTER:
+            return SCALARS[argument.kind](argument.value)
+        if not argument.operand:
+            return Buffer(name=argument.name, address=0, nbytes=0)
+        tensor = {**self.workspaces, **tensors}[argument.operand]
+        if argument.role is Role.WORKSPACE:  # a fresh workspace must be written before it is read
+            access = BufferAccess.READ_WRITE if argument.operand in self.zeroed else BufferAccess.WRITE
+        else:
+            access = {Access.READ: BufferAccess.READ, Access.WRITE: BufferAccess.WRITE}.get(argument.access, BufferAccess.READ_WRITE)
+        return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
+                      written_by_the_chain=argument.role not in (Role.WEIGHT, Role.CONSTANT))
