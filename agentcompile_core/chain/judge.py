@@ -1,0 +1,215 @@
+"""The chain's judge, inside the worker: the shortened decode step on synthetic weights, captured and timed, A against B.
+
+Steps are swept by their share of the time. A challenger replaces the incumbent only if the lower bound of their paired
+ratio is beyond the margin. Order and seeds are fixed.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from .. import serial
+from ..candidate import Kernel
+from ..errors import AgentCompileError
+from ..graph import Graph, Value, ValueKind
+from ..interfaces import Backend
+from ..program import Program, framework_program, make_program
+from ..region import Region
+from ..selection import Selection, SelectedStep
+from ..target import Target
+from ..weights import WeightStore
+
+REPLAYS = 12  # per sample
+PAIRS = 7
+WARM_UPS = 3
+
+
+@frozen(kw_only=True)
+class Alternative:
+    """Another way to do one step of one region: what would be selected instead."""
+
+    signature: str
+    match_id: str
+    selected: SelectedStep
+
+
+@frozen(kw_only=True)
+class Question:
+    """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold."""
+
+    graph: Graph
+    regions: tuple[Region, ...]
+    selections: tuple[Selection, ...]
+    alternatives: tuple[Alternative, ...]
+    target: Target
+    backend: str
+    position: int
+    margin: float
+    budget_s: float
+
+
+@frozen(kw_only=True)
+class Answer:
+    """The selections that won, what the shortened step takes with them and on the framework alone, in microseconds."""
+
+    selections: tuple[Selection, ...]
+    us: float
+    first_us: float
+    framework_us: float
+    tried: int
+    accepted: int
+
+
+def judge(argument: Any, session: Any, phase: Callable[[str], None]) -> Any:
+    """Worker entry: a Question as JSON in, an Answer as JSON out."""
+    question = serial.structure(argument, Question)
+    return serial.unstructure(_Chain(question, session.backend(question.backend), phase).sweep())
+
+
+class _Captured:
+    """One variant of the step as a captured graph; holds what the graph needs alive."""
+
+    def __init__(self, bound: Any, reset: Callable[[], None]) -> None:
+        self._bound, self._reset = bound, reset
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            reset()
+            for _ in range(WARM_UPS):
+                bound.run()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            bound.run()
+        torch.cuda.synchronize()
+
+    def sample_us(self) -> float:
+        """Microseconds per replay, over REPLAYS replays from the same position."""
+        self._reset()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._graph.replay()
+        start.record()
+        for _ in range(REPLAYS):
+            self._graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / REPLAYS
+
+
+class _Chain:
+    def __init__(self, question: Question, backend: Backend, phase: Callable[[str], None]) -> None:
+        self.q, self.backend, self.phase = question, backend, phase
+        self.kernels: dict[str, Kernel] = {}
+        self.weights = WeightStore.from_tensors(_tensors(question.graph, (ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device)
+        self.states = _tensors(question.graph, (ValueKind.STATE,), by_source=True)
+        self.inputs = _tensors(question.graph, (ValueKind.INPUT,), by_source=False)
+        self.tried = self.accepted = 0
+
+    def reset(self) -> None:
+        """Back to the position at which the chain is judged."""
+        if "session.position" in self.states:
+            self.states["session.position"].fill_(self.q.position)
+
+    def captured(self, selections: tuple[Selection, ...]) -> _Captured:
+        """The step under these selections."""
+        return self._capture(make_program(self.q.graph, self.q.regions, {s.signature: s for s in selections}))
+
+    def _capture(self, program: Program) -> _Captured:
+        for source in program.sources:
+            if source.digest not in self.kernels:
+                self.kernels[source.digest] = self.backend.build(source, self.q.target)
+        with torch.inference_mode():
+            bound = program.bind(self.weights, self.states, self.inputs, self.backend.device, self.backend, self.kernels)
+            return _Captured(bound, self.reset)
+
+    def sweep(self) -> Answer:
+        """Try every alternative in turn, twice at the most while it helps, within the budget."""
+        deadline = time.monotonic() + self.q.budget_s
+        incumbent = self.q.selections
+        best = self.captured(incumbent)
+        first_us = statistics.median(best.sample_us() for _ in range(PAIRS))
+        for _ in range(2):
+            before = self.accepted
+            for alternative in self.q.alternatives:
+                if time.monotonic() > deadline:
+                    break
+                if _holds(incumbent, alternative):
+                    continue
+                challenger = _replaced(incumbent, alternative)
+                captured = self._try(challenger, best, str(alternative.selected.step))
+                if captured is not None:
+                    incumbent, best = challenger, captured
+            if self.accepted == before:
+                break
+        us = statistics.median(best.sample_us() for _ in range(PAIRS))
+        self.phase("framework")
+        framework_us = self._framework_us()
+        return Answer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried, accepted=self.accepted)
+
+    def _framework_us(self) -> float:
+        try:
+            framework = self._capture(framework_program(self.q.graph))
+        except (RuntimeError, AgentCompileError):
+            return 0.0  # what cannot be captured is no bar for what can
+        return statistics.median(framework.sample_us() for _ in range(3))
+
+    def _try(self, challenger: tuple[Selection, ...], best: _Captured, what: str) -> _Captured | None:
+        self.phase(what)
+        self.tried += 1
+        try:
+            captured = self.captured(challenger)
+        except AgentCompileError:
+            return None
+        quick = captured.sample_us() / best.sample_us()
+        if quick > 1.01:
+            return None
+        ratios = []
+        for pair in range(PAIRS):
+            samples = (captured.sample_us(), best.sample_us()) if pair % 2 else tuple(reversed((best.sample_us(), captured.sample_us())))
+            ratios.append(samples[0] / samples[1])
+        if upper_bound(ratios) < 1.0 - self.q.margin:
+            self.accepted += 1
+            return captured
+        return None
+
+
+def upper_bound(ratios: list[float]) -> float:
+    """Upper end of the 95 % confidence interval of the mean of paired ratios (normal approximation with t for few pairs)."""
+    if len(ratios) < 2:
+        return math.inf
+    t = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}.get(len(ratios), 2.0)
+    return statistics.mean(ratios) + t * statistics.stdev(ratios) / math.sqrt(len(ratios))
+
+
+def _holds(selections: tuple[Selection, ...], alternative: Alternative) -> bool:
+    return any(step.step == alternative.selected.step for s in selections if s.signature == alternative.signature for step in s.steps)
+
+
+def _replaced(selections: tuple[Selection, ...], alternative: Alternative) -> tuple[Selection, ...]:
+    def swap(step: SelectedStep) -> SelectedStep:
+        return alternative.selected if step.step.match_id == alternative.match_id else step
+
+    return tuple(evolve(s, steps=tuple(swap(step) for step in s.steps)) if s.signature == alternative.signature else s for s in selections)
+
+
+def _tensors(graph: Graph, kinds: tuple[ValueKind, ...], by_source: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {(v.source if by_source else v.name): _synthetic(v) for v in graph.values if v.kind in kinds}
+
+
+def _synthetic(value: Value) -> torch.Tensor:
+    dtype = getattr(torch, value.spec.dtype.value)
+    shape = value.spec.shape
+    if not value.spec.dtype.is_float:
+        extra = 1 << 16 if value.source == "session.history" else 0  # positions move on while timing
+        return torch.zeros((shape[0] + extra, *shape[1:]), dtype=dtype, device="cuda")
+    if value.source.endswith("inv_freq"):
+        return (1e6 ** (-torch.arange(value.spec.numel, device="cuda") / max(1, value.spec.numel))).to(dtype).view(shape)
+    if value.kind is ValueKind.WEIGHT and len(shape) == 1:
+        return torch.ones(shape, dtype=dtype, device="cuda")
+    return torch.randn(shape, dtype=dtype, device="cuda").mul_(0.02)
