@@ -1,5 +1,6 @@
 """Options and fixtures of the core's tests."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -40,3 +41,13 @@ def golden(request: pytest.FixtureRequest):
 def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run strict: a failure that a run would survive is raised (architecture, section 6)."""
     monkeypatch.setenv("AGENTCOMPILE_STRICT", os.environ.get("AGENTCOMPILE_STRICT", "1"))
+
+
+@pytest.fixture(scope="session")
+def decode_graphs():
+    """The module ``decode_graphs``: hand-built decode graphs and what match kinds mean."""
+    path = Path(__file__).parent / "decode_graphs.py"
+    spec = importlib.util.spec_from_file_location("decode_graphs", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

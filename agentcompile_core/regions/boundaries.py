@@ -88,10 +88,15 @@ def _keys(graph: Graph, deps: Dependencies) -> list[str]:
 
 
 def layer_indices(nodes: Sequence[Node]) -> dict[str, int]:
-    """The repeated layer of each node: as captured, else from its module path (``model.layers.3.mlp``); -1 for none."""
-    found = {node.name: node.layer for node in nodes}
-    if any(layer >= 0 for layer in found.values()):
-        return found
+    """The repeated layer of each node: as captured, else from its module path (``model.layers.3.mlp``); -1 for none.
+
+    The members of a small ``Sequential`` are numbered too; they are no layers unless one has at least four nodes.
+    """
+    captured = Counter(node.layer for node in nodes if node.layer >= 0)
+    if captured:
+        is_layered = max(captured.values()) >= SMALLEST_LAYER
+        return {node.name: node.layer if is_layered else -1 for node in nodes}
+    found = dict.fromkeys((node.name for node in nodes), -1)
     containers: dict[str, dict[int, list[str]]] = {}
     for node in nodes:
         numbered = _NUMBERED.match(node.module)

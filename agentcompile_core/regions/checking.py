@@ -20,9 +20,7 @@ def normalized(match: Match, deps: Dependencies, rule: str) -> Match:
 
 
 def problem(match: Match, graph: Graph, deps: Dependencies) -> str:
-    """Why a match is refused; empty if it may be used."""
-    if not match.nodes:
-        return "it covers no node"
+    """Why a match of at least one node of the graph is refused; empty if it may be used."""
     unknown = [v for operand in match.operands for v in operand.values if v not in graph.by_name]
     if unknown:
         return f"its operands name {unknown[0]!r}, which is no value of the region"

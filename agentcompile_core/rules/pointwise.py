@@ -61,10 +61,17 @@ def translate(view: RegionView, node: Node) -> tuple[tuple[PointwiseKind, tuple[
 
 def is_pointwise(view: RegionView, node: Node) -> bool:
     """Whether a node computes a float tensor element by element within the grammar."""
-    if len(node.outputs) != 1 or not node.inputs or node.mutates or translate(view, node) is None:
+    if len(node.outputs) != 1 or not node.inputs or node.mutates:
+        return False
+    operations = translate(view, node)
+    if operations is None or not all(_is_scalar(given) for _, arguments in operations for given in arguments):
         return False
     specs = [view.graph.spec(value) for value in (*node.inputs, *node.outputs)]
     return all(spec.dtype in KERNEL_TYPES and is_contiguous(spec) for spec in specs)
+
+
+def _is_scalar(given: Argument) -> bool:
+    return isinstance(given, Ref) or (isinstance(given, int | float) and not isinstance(given, bool))
 
 
 class _Builder:

@@ -56,6 +56,8 @@ def _checked(name: str, match: Match, region: Region, deps: Dependencies, ctx: C
         unknown = [node for node in match.nodes if node not in deps.index]
         if unknown:
             raise ContractError(f"it names {unknown[0]!r}, which is no node of the region")
+        if not match.nodes:
+            raise ContractError("it covers no node; a match covers at least one")
         summarize_match(match, region.graph)  # reads the attributes that the match's kind promises
         return normalized(match, deps, name)
 

@@ -1,0 +1,363 @@
+"""Analyze: where regions are cut, which are equal, which matches the core refuses, what summaries say."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcompile_core import rules, serial
+from agentcompile_core.context import Config, Context
+from agentcompile_core.errors import AgentCompileError, Cause
+from agentcompile_core.graph import (
+    DType,
+    Graph,
+    GraphKind,
+    GraphSet,
+    ModelInfo,
+    Node,
+    Ref,
+    TensorSpec,
+    Value,
+    ValueKind,
+    Workload,
+    map_refs,
+)
+from agentcompile_core.interfaces import RegionRule
+from agentcompile_core.plugins import Catalog
+from agentcompile_core.region import Access, Analysis, Match, Operand, Role, SemanticLabel
+from agentcompile_core.regions.boundaries import boundary_reason, layer_indices, partition
+from agentcompile_core.regions.checking import problem
+from agentcompile_core.regions.dependency import dependencies
+from agentcompile_core.regions.merging import canonical, merge
+from agentcompile_core.stages import analyze
+from agentcompile_core.target import preset
+
+SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
+
+
+def context(*extra, strict=True):
+    catalog = Catalog(strict=strict)
+    for rule in (*rules.agentcompile_region_rules(), *extra):
+        catalog.region_rules[f"test/{rule.name}"] = rule
+    return Context(catalog=catalog, target=preset("h200"), config=Config(), store=None)
+
+
+def graph_set(*graphs):
+    model = ModelInfo(name="m", model_type="m", config_json="{}", digest="0", parameter_bytes=0)
+    return GraphSet(model=model, workload=Workload(dtype=DType.F32, max_context=16), graphs=graphs)
+
+
+def renamed(graph, salt):
+    """The same graph under other names of values, nodes and modules."""
+    values = {v.name: f"{salt}{i}" for i, v in enumerate(graph.values)}
+    nodes = [evolve(n, name=f"{salt}_n{i}", module=f"{salt}.{n.module}", args=tuple(map_refs(a, values) for a in n.args),
+                    kwargs=tuple((k, map_refs(a, values)) for k, a in n.kwargs), outputs=tuple(values[o] for o in n.outputs),
+                    mutates=tuple(values[m] for m in n.mutates)) for i, n in enumerate(graph.nodes)]
+    return evolve(graph, name=salt, values=tuple(evolve(v, name=values[v.name], source=salt) for v in graph.values), nodes=tuple(nodes),
+                  inputs=tuple(values[i] for i in graph.inputs), outputs=tuple(values[o] for o in graph.outputs)).verify()
+
+
+def chain(*nodes, outputs=("c",), given=("x",), spec=SPEC):
+    """A graph from (name, op, kind, inputs, outputs) rows over vectors of four."""
+    made = [Node(name=name, op=op, kind=kind, args=tuple(Ref(i) for i in ins), outputs=outs, **extra)
+            for name, op, kind, ins, outs, extra in nodes]
+    values = [Value(name=g, spec=spec, kind=ValueKind.INPUT) for g in given]
+    values += [Value(name=out, spec=spec) for node in made for out in node.outputs]
+    return Graph(name="g", kind=GraphKind.FORWARD, values=tuple(values), nodes=tuple(made), inputs=given, outputs=outputs).verify()
+
+
+def relu(name, source, out, **extra):
+    return (name, "aten.relu.default", "relu", (source,), (out,), extra)
+
+
+# ---- regions
+
+
+def test_a_transformer_is_prologue_layer_and_head(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=3)
+    (analysis,) = analyze.run(graph_set(graph), context())
+    assert [(r.name, len(r.instances)) for r in analysis.regions] == [("prologue", 1), ("layer", 3), ("head", 1)]
+    assert analysis.instances == 5 and analysis.graph == "decode"
+    covered = [name for region in analysis.regions for instance in region.instances for name in instance.node.values()]
+    assert sorted(covered) == sorted(node.name for node in graph.nodes)
+
+
+def test_instances_are_the_region_under_other_names(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=3)
+    layer = merge(graph, partition(graph))[1]
+    for index, instance in enumerate(layer.instances):
+        assert list(instance.node) == [node.name for node in layer.graph.nodes]
+        for node in layer.graph.nodes:
+            other = graph.node_by_name[instance.node[node.name]]
+            assert (other.op, other.layer) == (node.op, index)
+            assert other.args == tuple(map_refs(a, instance.value) for a in node.args)
+            assert other.outputs == tuple(instance.value[o] for o in node.outputs)
+    weights = {instance.value["layers.0.q.weight"] for instance in layer.instances}
+    assert weights == {f"layers.{i}.q.weight" for i in range(3)}
+
+
+def test_layers_that_differ_are_not_merged(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=3, window=4)
+    odd = next(n for n in graph.nodes if n.kind == "attention" and n.layer == 1)
+    nodes = tuple(evolve(n, args=(*n.args[:7], 0)) if n is odd else n for n in graph.nodes)
+    regions = merge(evolve(graph, nodes=nodes), partition(graph))
+    assert [(r.name, len(r.instances)) for r in regions] == [("prologue", 1), ("layer", 2), ("layer_2", 1), ("head", 1)]
+
+
+@given(salt=st.text("abcxyz", min_size=1, max_size=4))
+def test_signatures_do_not_depend_on_names(decode_graphs, salt):
+    _, graph = decode_graphs.transformer(layers=2, hidden=16, inter=24, vocabulary=8)
+    other = renamed(graph, salt)
+    mine, theirs = merge(graph, partition(graph)), merge(other, partition(other))
+    assert [r.signature for r in mine] == [r.signature for r in theirs]
+    assert [len(r.instances) for r in mine] == [len(r.instances) for r in theirs]
+    found, again = ([analyze.with_matches(r, context()).matches for r in regions] for regions in (mine, theirs))
+    assert [[(m.kind, m.attributes, m.epilogue) for m in ms] for ms in found] == [
+        [(m.kind, m.attributes, m.epilogue) for m in ms] for ms in again]
+
+
+@pytest.mark.parametrize("change", [
+    lambda n, v, o: ((evolve(n, op="aten.silu.default"),), v, o),
+    lambda n, v, o: ((evolve(n, kind="silu"),), v, o),
+    lambda n, v, o: ((evolve(n, args=(*n.args, 1)),), v, o),
+    lambda n, v, o: ((evolve(n, args=(*n.args, 1.0)),), v, o),
+    lambda n, v, o: ((evolve(n, args=(*n.args, True)),), v, o),
+    lambda n, v, o: ((evolve(n, args=(*n.args, float("inf"))),), v, o),
+    lambda n, v, o: ((evolve(n, args=(*n.args, "inf")),), v, o),
+    lambda n, v, o: ((evolve(n, kwargs=(("alpha", 1),)),), v, o),
+    lambda n, v, o: ((evolve(n, mutates=("x",)),), v, o),
+    lambda n, v, o: ((n,), (evolve(v[0], kind=ValueKind.WEIGHT), v[1]), o),
+    lambda n, v, o: ((n,), (evolve(v[0], spec=TensorSpec(shape=(4,), dtype=DType.F16)), v[1]), o),
+    lambda n, v, o: ((n,), (evolve(v[0], spec=TensorSpec(shape=(2, 2), dtype=DType.F32)), v[1]), o),
+    lambda n, v, o: ((n,), (evolve(v[0], spec=TensorSpec(shape=(4,), dtype=DType.F32, strides=(2,))), v[1]), o),
+    lambda n, v, o: ((n,), v, ()),
+])
+def test_signatures_depend_on_everything_else(change):
+    graph = chain(relu("r", "x", "c"))
+    nodes, values, outputs = change(graph.nodes[0], graph.values, graph.outputs)
+    changed = [evolve(graph, nodes=nodes, values=values, outputs=outputs)]
+    assert canonical(changed[0]).signature != canonical(graph).signature
+
+
+def test_constants_of_different_types_are_different():
+    graph = chain(relu("r", "x", "c"))
+    nodes = [evolve(graph.nodes[0], args=(Ref("x"), a)) for a in (1, 1.0, True, "1", None, (1,))]
+    forms = {canonical(evolve(graph, nodes=(node,))).signature for node in nodes}
+    assert len(forms) == 6
+
+
+@pytest.mark.parametrize(("op", "extra", "reason"), [
+    ("aten.relu_.default", {}, "undeclared mutation"),
+    ("aten.add.out", {}, "undeclared mutation"),
+    ("aten.nonzero.default", {}, "data-dependent operator"),
+    ("aten._local_scalar_dense.default", {}, "data-dependent operator"),
+    ("aten.relu_.default", {"mutates": ("a",)}, ""),
+    ("aten.relu.default", {}, ""),
+])
+def test_hard_boundaries(op, extra, reason):
+    graph = chain(relu("first", "x", "a"), ("middle", op, "what", ("a",), ("b",), extra), relu("last", "b", "c"))
+    assert boundary_reason(graph, graph.nodes[1]) == reason
+    expected = [("first",), ("last",)] if reason else [("first", "middle", "last")]
+    assert [part.nodes for part in partition(graph)] == expected
+
+
+def test_double_precision_is_a_boundary():
+    assert partition(chain(relu("r", "x", "c"), spec=TensorSpec(shape=(4,), dtype=DType.F64))) == ()
+
+
+def test_layers_come_from_module_paths_where_capture_gave_none(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=3)
+    plain = evolve(graph, nodes=tuple(evolve(n, layer=-1) for n in graph.nodes))
+    assert layer_indices(plain.nodes) == layer_indices(graph.nodes)
+
+
+def test_a_small_sequential_is_one_region():
+    rows = [relu(f"r{i}", "x" if i == 0 else f"v{i - 1}", f"v{i}", module=f"net.{i}", layer=i) for i in range(4)]
+    assert [part.nodes for part in partition(chain(*rows, outputs=("v3",)))] == [("r0", "r1", "r2", "r3")]
+
+
+def test_a_layer_that_something_outside_interrupts_is_cut():
+    rows = [relu(f"a{i}", "x" if i == 0 else f"va{i - 1}", f"va{i}", layer=0) for i in range(4)]
+    rows += [relu("outside", "va3", "vo")] + [relu(f"b{i}", "vo" if i == 0 else f"vb{i - 1}", f"vb{i}", layer=0) for i in range(4)]
+    parts = partition(chain(*rows, outputs=("vb3",)))
+    assert [part.nodes for part in parts] == [("a0", "a1", "a2", "a3"), ("outside",), ("b0", "b1", "b2", "b3")]
+
+
+@st.composite
+def random_graphs(draw):
+    """Random programs of relu and add over a few layers, with boundaries."""
+    count = draw(st.integers(1, 24))
+    rows = []
+    for i in range(count):
+        sources = draw(st.lists(st.sampled_from(["x", *(f"v{j}" for j in range(i))]), min_size=1, max_size=2))
+        op = draw(st.sampled_from(["aten.relu.default"] * 6 + ["aten.nonzero.default"]))
+        rows.append((f"n{i}", op, "relu", tuple(sources), (f"v{i}",), {"layer": draw(st.integers(-1, 2))}))
+    return chain(*rows, outputs=(f"v{count - 1}",))
+
+
+@given(graph=random_graphs())
+def test_parts_are_disjoint_convex_and_of_one_layer(graph):
+    deps = dependencies(graph)
+    parts = partition(graph)
+    masks = [deps.mask(part.nodes) for part in parts]
+    assert sum(mask.bit_count() for mask in masks) == sum(1 for n in graph.nodes if not boundary_reason(graph, n))
+    assert all(deps.is_convex(mask) for mask in masks) and deps.is_schedulable(masks)
+    layers = layer_indices(graph.nodes)
+    if max(list(layers.values()).count(layer) for layer in range(3)) >= 4:
+        assert all(len({layers[name] for name in part.nodes}) == 1 for part in parts)
+
+
+@given(graph=random_graphs(), data=st.data())
+def test_convexity_is_what_it_says(graph, data):
+    deps = dependencies(graph)
+    chosen = data.draw(st.sets(st.sampled_from([n.name for n in graph.nodes]), min_size=1))
+    reached, convex = set(), True  # by hand: what is reached from the set through the outside
+    for node in graph.nodes:
+        sources = {graph.producer[i].name for i in node.inputs if i in graph.producer}
+        if node.name in chosen:
+            convex &= not sources & reached
+        elif sources & (chosen | reached):
+            reached.add(node.name)
+    assert deps.is_convex(deps.mask(chosen)) == convex
+
+
+def test_writers_wait_for_readers(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=2)
+    deps = dependencies(graph)
+    advance = next(n.name for n in graph.nodes if n.kind == "advance")
+    readers = [n.name for n in graph.nodes if n.kind in ("attention", "rotary_embedding", "embedding")]
+    assert deps.mask(readers) & ~deps.ancestors[deps.index[advance]] == 0
+
+
+# ---- matches
+
+
+class Proposing(RegionRule):
+    """A rule that proposes what it is told to."""
+
+    name = "proposing"
+
+    def __init__(self, *matches):
+        self.matches = matches
+
+    def find(self, graph, target):
+        return self.matches
+
+
+class Raising(RegionRule):
+    name = "raising"
+
+    def find(self, graph, target):
+        yield from ()
+        raise RuntimeError("broken rule")
+
+
+def operand(name, role, *values):
+    access = Access.WRITE if role is Role.OUTPUT else Access.READ
+    return Operand(name=name, role=role, access=access, values=values, spec=SPEC)
+
+
+def match(nodes, *operands, kind="elementwise"):
+    return Match(kind=kind, label=SemanticLabel.ELEMENTWISE, nodes=nodes, operands=operands)
+
+
+DIAMOND = chain(relu("n0", "x", "a"), relu("n1", "a", "b"), ("n2", "aten.add.Tensor", "add", ("a", "b"), ("c",), {}))
+IN, OUT = operand("in0", Role.INPUT, "x"), operand("out", Role.OUTPUT, "c")
+
+
+@pytest.mark.parametrize(("proposal", "reason"), [
+    (match(("n0", "n2"), IN, operand("in1", Role.INPUT, "b"), OUT), "not convex"),
+    (match(("n0",), IN), "hides 'a'"),
+    (match(("n0", "n1", "n2"), OUT), "reads 'x'"),
+    (match(("n0", "n1", "n2"), IN, operand("out", Role.OUTPUT, "x")), "not produced"),
+    (match(("n0", "n1", "n2"), IN, operand("in1", Role.INPUT, "b"), OUT), "produced inside"),
+    (match(("n0", "n1", "n2"), operand("w", Role.WEIGHT, "x"), OUT), "changes while the program runs"),
+    (match(("n0", "n1", "n2"), IN, operand("w", Role.INPUT, "nothing"), OUT), "no value of the region"),
+])
+def test_untrue_matches_are_refused(proposal, reason):
+    assert reason in problem(proposal, DIAMOND, dependencies(DIAMOND))
+    ctx = context(Proposing(proposal), strict=False)
+    (analysis,) = analyze.run(graph_set(DIAMOND), ctx)
+    assert proposal.nodes not in [m.nodes for r in analysis.regions for m in r.matches if m.rule == "test/proposing"]
+    (failure,) = ctx.catalog.failures
+    assert failure.cause is Cause.CONTRACT and failure.plugin == "test/proposing" and reason in failure.message
+
+
+def test_a_true_match_is_kept_with_its_rule_and_in_graph_order():
+    proposal = match(("n2", "n0", "n1"), IN, OUT, kind="acme_fused")
+    (analysis,) = analyze.run(graph_set(DIAMOND), context(Proposing(proposal)))
+    (kept,) = [m for m in analysis.regions[0].matches if m.kind == "acme_fused"]
+    assert kept.nodes == ("n0", "n1", "n2") and kept.rule == "test/proposing" and kept.id == "acme_fused:n0+3:n2"
+
+
+def test_undeclared_writes_of_a_match_are_refused():
+    graph = chain(("n0", "aten.relu_.default", "relu", ("x",), ("c",), {"mutates": ("x",)}))
+    assert "state operand" in problem(match(("n0",), IN, OUT), graph, dependencies(graph))
+
+
+@pytest.mark.parametrize("proposal", [
+    "not a match", match((), IN, OUT), match(("absent",), IN, OUT), match(("n0", "n1", "n2"), IN, OUT, kind="linear")])
+def test_nonsense_from_a_rule_is_a_failure_and_the_run_goes_on(proposal):
+    ctx = context(Proposing(proposal), strict=False)
+    (analysis,) = analyze.run(graph_set(DIAMOND), ctx)
+    assert len(ctx.catalog.failures) == 1 and analysis.regions[0].matches
+
+
+def test_a_raising_rule_is_a_failure_and_the_run_goes_on(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    ctx = context(Raising(), strict=False)
+    (analysis,) = analyze.run(graph_set(graph), ctx)
+    assert {f.plugin for f in ctx.catalog.failures} == {"test/raising"} and "broken rule" in ctx.catalog.failures[0].message
+    assert analysis == analyze.run(graph_set(graph), context())[0]
+    with pytest.raises((RuntimeError, AgentCompileError)):
+        analyze.run(graph_set(graph), context(Raising(), strict=True))
+
+
+def test_rules_are_asked_once_per_merged_region(decode_graphs):
+    asked = []
+
+    class Counting(RegionRule):
+        name = "counting"
+
+        def find(self, graph, target):
+            asked.append(graph.name)
+            return ()
+
+    _, graph = decode_graphs.transformer(layers=3)
+    analyze.run(graph_set(graph), context(Counting()))
+    assert asked == ["prologue", "layer", "head"]
+
+
+def test_decode_is_preferred_and_prefill_ignored(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    prefill = evolve(graph, name="prefill", kind=GraphKind.PREFILL)
+    assert [a.graph for a in analyze.run(graph_set(prefill, graph), context())] == ["decode"]
+    assert analyze.run(graph_set(prefill), context()) == ()
+
+
+# ---- summaries
+
+
+def test_summaries_count_and_measure(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=2)
+    (analysis,) = analyze.run(graph_set(graph), context())
+    layer = analysis.summaries[1]
+    assert layer.instances == 2 and dict(layer.operators)["linear"] == 7 and "view" not in dict(layer.operators)
+    assert layer.dominant is SemanticLabel.GATED_MLP and layer.label is SemanticLabel.MIXED and layer.dynamic_shapes
+    pair = next(m for m in layer.matches if m.label is SemanticLabel.GATED_MLP and m.kind == "linear" and "rms_norm" in m.operators)
+    assert pair.flops == 2 * 2 * 48 * 32 + 48 * 2 + 4 * 32
+    assert pair.bytes == 4 * (2 * 48 * 32 + 32 + 32 + 48)
+    assert pair.dtype == "float32" and pair.reduction_axis == -1 and pair.intensity == pytest.approx(pair.flops / pair.bytes)
+
+
+def test_summaries_name_no_weight_and_no_module(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    (analysis,) = analyze.run(graph_set(graph), context())
+    text = serial.dumps(analysis.summaries)
+    assert "layers.0" not in text and ".weight" not in text
+
+
+def test_analyses_survive_json(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    (analysis,) = analyze.run(graph_set(graph), context())
+    assert serial.loads(serial.dumps(analysis), Analysis) == analysis

@@ -1,0 +1,209 @@
+"""The core's rules: what they find, what they must not find, and that every match computes what its nodes compute."""
+
+import pytest
+import torch
+
+from agentcompile_core.expression import PointwiseKind as K
+from agentcompile_core.graph import GraphKind, Symbol, ValueKind
+from agentcompile_core.interpreter import run_nodes
+from agentcompile_core.region import Role, SemanticLabel
+from agentcompile_core.regions.checking import problem
+from agentcompile_core.regions.dependency import dependencies
+from agentcompile_core.rules import agentcompile_region_rules
+from agentcompile_core.target import preset
+
+H200 = preset("h200")
+MODELS = {
+    "qwen3": {},
+    "llama": {"qk_norm": False},
+    "qwen2": {"qk_norm": False, "bias": True},
+    "gemma2": {"qk_norm": False, "norm": "rms_one_plus", "act": "gelu_tanh", "sandwich": True, "cap": 30.0, "softcap": 50.0, "window": 4},
+    "gemma3": {"norm": "rms_one_plus", "act": "gelu_tanh", "sandwich": True},
+    "partial_rope": {"qk_norm": False, "rotary_dim": 4, "norm": "layer", "bias": True, "act": "gelu"},
+}
+
+
+def find(graph):
+    return [match for rule in agentcompile_region_rules() for match in rule.find(graph, H200)]
+
+
+def of_kind(matches, kind, label=None):
+    return [m for m in matches if m.kind == kind and label in (None, m.label)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_match_computes_what_its_nodes_compute(decode_graphs, model):
+    builder, graph = decode_graphs.transformer(layers=1, **MODELS[model])
+    deps = dependencies(graph)
+    tensors = {**builder.results, **builder.tensors}  # states as they were before the run
+    matches = find(graph)
+    assert {m.kind for m in matches} == {"linear", "norm", "attention", "rope", "rope_table", "elementwise", "gather", "argmax"}
+    for match in matches:
+        assert not problem(match, graph, deps), (match.id, problem(match, graph, deps))
+        states = [v for o in match.operands if o.role is Role.STATE for v in o.values]
+        env = {name: tensor.clone() for name, tensor in tensors.items()}
+        wanted = run_nodes(graph, match.nodes, env, "cpu") | {name: env[name] for name in states}
+        said = decode_graphs.promised(match, tensors)
+        for operand in match.operands:
+            if operand.access.value != "read":
+                real = torch.cat([wanted.get(v, env[v]).reshape(-1) for v in operand.values])
+                claim = said[operand.name].reshape(-1)
+                torch.testing.assert_close(claim, real, rtol=2e-5, atol=2e-5, msg=lambda m, x=match: f"{x.id}: {m}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_operand_specs_are_contiguous_and_of_the_right_size(decode_graphs, model):
+    _, graph = decode_graphs.transformer(layers=1, **MODELS[model])
+    for match in find(graph):
+        for operand in match.operands:
+            assert not operand.spec.strides
+            assert operand.spec.numel == sum(graph.spec(v).numel for v in operand.values), (match.id, operand.name)
+
+
+def test_qkv_with_norm_is_one_match_over_the_residual(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1, bias=True)
+    best = max(of_kind(find(graph), "linear", SemanticLabel.QKV_PROJECTION), key=lambda m: len(m.nodes))
+    assert best.text("norm") == "rms" and best.integer("n") == 64 and best.integer("k") == 32
+    assert best.need("weight").values == ("layers.0.q.weight", "layers.0.k.weight", "layers.0.v.weight")
+    assert best.need("aux0").values == ("layers.0.q.bias", "layers.0.k.bias", "layers.0.v.bias") and best.need("aux0").spec.shape == (64,)
+    assert best.need("weight").spec.shape == (64, 32) and len(best.need("out").values) == 3
+    assert best.need("x").values[0].startswith("embedding")
+
+
+def test_gate_rows_come_first_whichever_order_the_model_calls_them_in(decode_graphs):
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(1, 1, 16), ValueKind.INPUT)
+    up = b.linear("up", x, 24)
+    gate = b.call("aten.silu.default", b.linear("gate", x, 24))
+    pair = next(m for m in find(b.graph(b.call("aten.mul.Tensor", up, gate))) if m.label is SemanticLabel.GATED_MLP)
+    assert pair.need("weight").values == ("gate.weight", "up.weight") and pair.integer("pair") == 2
+    assert [op.kind for op in pair.epilogue.operations] == [K.SILU, K.MUL]
+
+
+def test_pair_with_biases_adds_them_before_the_activation(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1, bias=True, qk_norm=False)
+    pair = next(m for m in find(graph) if m.label is SemanticLabel.GATED_MLP)
+    assert [op.kind for op in pair.epilogue.operations] == [K.ADD, K.ADD, K.SILU, K.MUL]
+    assert (pair.need("aux0").values, pair.need("aux1").values) == (("layers.0.gate.bias",), ("layers.0.up.bias",))
+
+
+def test_output_projection_takes_the_residual(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    fused = [m for m in of_kind(find(graph), "linear", SemanticLabel.GEMV) if m.operand("aux0") and m.need("aux0").role is Role.INPUT]
+    residuals = {m.need("weight").values[0]: m.need("aux0").values[0] for m in fused}
+    assert residuals["layers.0.o.weight"].startswith("embedding") and residuals["layers.0.down.weight"].startswith("add")
+
+
+def test_attention_reaches_from_the_projections_to_the_output_projection(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    widest = max(of_kind(find(graph), "attention"), key=lambda m: len(m.nodes))
+    assert widest.flag("qk_norm") and widest.flag("rope") and widest.need("out").values[0].startswith("reshape")
+    assert all(widest.need(name).values[0].startswith("linear") for name in ("q", "k", "v"))
+    assert widest.need("position").role is Role.LENGTH and widest.need("k_cache").role is Role.STATE
+    assert widest.integer("state_bytes") == 2 * 8 * 2 * 8 * 4  # K and V, half of 16 positions, 2 heads of 8 fp32
+
+
+def test_attention_with_different_norms_for_q_and_k_keeps_them_outside(decode_graphs):
+    b = decode_graphs.Builder()
+    cos, sin = (b.given(n, b.randn(1, 1, 8), ValueKind.INPUT) for n in ("cos", "sin"))
+    sides = []
+    for name, eps in (("q", 1e-6), ("k", 1e-5), ("v", None)):
+        side = b.given(name, b.randn(1, 2, 1, 8), ValueKind.INPUT)
+        if eps:
+            side = b.call("agentcompile.rms_norm.default", side, b.weight(f"{name}_norm", 8), eps, False)
+            side = b.call("agentcompile.rope.default", side, cos, sin)
+        sides.append(side)
+    caches = [b.given(n, b.randn(1, 16, 2, 8), ValueKind.STATE) for n in ("kc", "vc")]
+    position = b.given("position", torch.tensor([2]), ValueKind.STATE)
+    out = b.call("agentcompile.attention.default", *sides, *caches, position, 1.0, mutates=("kc", "vc"))
+    attention = of_kind(find(b.graph(out)), "attention")
+    assert {m.flag("rope") for m in attention} == {True, False} and not any(m.flag("qk_norm") for m in attention)
+
+
+def test_prompt_chunks_and_fresh_attention_are_not_matched(decode_graphs):
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(1, 4, 16), ValueKind.INPUT)
+    q, k = (b.given(n, b.randn(1, 2, 4, 8), ValueKind.INPUT) for n in ("q", "k"))
+    caches = [b.given(n, b.randn(1, 16, 2, 8), ValueKind.STATE) for n in ("kc", "vc")]
+    position = b.given("position", torch.tensor([0]), ValueKind.STATE)
+    out = b.call("agentcompile.attention.default", q, k, k, *caches, position, 1.0, 0, 0.0, None, True, mutates=("kc", "vc"))
+    assert not of_kind(find(b.graph(b.linear("w", x, 24), out)), "linear") + of_kind(find(b.graph(out)), "attention")
+
+
+def test_norm_that_others_read_is_not_hidden_in_a_prologue(decode_graphs):
+    b = decode_graphs.Builder()
+    h = b.given("h", b.randn(1, 1, 16), ValueKind.INPUT)
+    x = b.norm("norm", h)
+    graph = b.graph(b.linear("w", x, 24), x)
+    assert [m.text("norm") for m in of_kind(find(graph), "linear")] == ["none"]
+
+
+def test_value_that_others_read_ends_the_epilogue(decode_graphs):
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(1, 1, 16), ValueKind.INPUT)
+    y = b.linear("w", x, 24)
+    z = b.call("aten.silu.default", y)
+    assert [m.need("out").values for m in of_kind(find(b.graph(y, z)), "linear")] == [(y.value,)]
+    assert {m.need("out").values for m in of_kind(find(b.graph(z)), "linear")} == {(y.value,), (z.value,)}
+
+
+def test_value_used_twice_inside_is_fused(decode_graphs):
+    b = decode_graphs.Builder()
+    y = b.linear("w", b.given("x", b.randn(1, 1, 16), ValueKind.INPUT), 24)
+    swish = b.call("aten.mul.Tensor", y, b.call("aten.sigmoid.default", y))
+    graph = b.graph(b.call("aten.sub.Tensor", swish, 0.5))
+    widest = max(of_kind(find(graph), "linear"), key=lambda m: len(m.nodes))
+    assert [op.kind for op in widest.epilogue.operations] == [K.SIGMOID, K.MUL, K.SUB]
+    assert widest.epilogue.operations[2].operands == (1, 0.5)
+
+
+def test_residual_that_depends_on_the_match_is_not_taken(decode_graphs):
+    b = decode_graphs.Builder()
+    y = b.linear("w", b.given("x", b.randn(1, 1, 16), ValueKind.INPUT), 16)
+    later = b.linear("v", b.norm("n", y), 16)
+    graph = b.graph(b.add(y, later))
+    assert not any("w.weight" in m.need("weight").values and len(m.nodes) > 1 for m in of_kind(find(graph), "linear"))
+
+
+@pytest.mark.parametrize("call", [
+    lambda b, x: b.call("aten.add.Tensor", x, x, alpha=2),
+    lambda b, x: b.call("aten.div.Tensor_mode", x, 2.0, rounding_mode="floor"),
+    lambda b, x: b.call("aten.pow.Tensor_Scalar", x, 2.5),
+    lambda b, x: b.call("aten.cumsum.default", x, -1),
+    lambda b, x: b.call("aten.to.dtype", x, Symbol("dtype", "float16")),
+])
+def test_operators_outside_the_grammar_are_not_elementwise(decode_graphs, call):
+    b = decode_graphs.Builder()
+    out = call(b, b.given("x", b.randn(1, 1, 16), ValueKind.INPUT))
+    assert not [m for m in find(b.graph(out)) if m.label is SemanticLabel.ELEMENTWISE and m.epilogue.operations[0].kind is not K.ROUND]
+
+
+def test_broadcast_of_rows_and_scalars(decode_graphs):
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(1, 3, 16), ValueKind.INPUT)
+    out = b.call("aten.mul.Tensor", b.add(x, b.weight("row", 16)), b.weight("scalar", 1))
+    widest = max(find(b.graph(out)), key=lambda m: len(m.nodes))
+    assert [widest.text(f"broadcast{i}") for i in range(3)] == ["full", "row", "scalar"]
+    assert (widest.integer("count"), widest.integer("columns")) == (48, 16)
+
+
+def test_column_broadcast_is_refused(decode_graphs):
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(1, 3, 16), ValueKind.INPUT)
+    assert not find(b.graph(b.add(x, b.weight("column", 3, 1))))
+
+
+def test_embedding_by_position_reads_the_state_as_an_input(decode_graphs):
+    b = decode_graphs.Builder()
+    position = b.given("session.position", torch.tensor([2]), ValueKind.STATE)
+    graph = b.graph(b.call("aten.embedding.default", b.weight("wpe", 16, 8), b.call("aten.unsqueeze.default", position, 0)))
+    (gather,) = of_kind(find(graph), "gather")
+    assert gather.need("ids").role is Role.INPUT and (gather.integer("rows"), gather.integer("columns")) == (1, 8)
+
+
+def test_forward_graphs_of_plain_modules_are_matched_too(decode_graphs):
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(1, 16), ValueKind.INPUT)
+    y = b.linear("fc2", b.call("aten.relu.default", b.linear("fc1", x, 24, bias=True)), 4)
+    graph = b.graph(y, kind=GraphKind.FORWARD)
+    assert {m.need("weight").values[0] for m in of_kind(find(graph), "linear")} == {"fc1.weight", "fc2.weight"}
