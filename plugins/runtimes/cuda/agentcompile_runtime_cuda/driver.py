@@ -40,8 +40,8 @@ class Config(ctypes.Structure):
     )
 
 
-class CudaError(AgentCompileError):
-    """The driver refused a call, or an earlier kernel failed. ``code`` is the CUresult."""
+class CudaError(AgentCompileError, RuntimeError):
+    """The driver refused a call, or an earlier kernel failed; a RuntimeError as torch's. ``code`` is the CUresult."""
 
     def __init__(self, doing: str, code: int, name: str) -> None:
         super().__init__(f"{doing} failed with {name} ({code})")

@@ -4,11 +4,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
+class NotCapturable(Exception):
+    """A program did something that a CUDA graph cannot hold; the device is still usable. The text is one line."""
+
+
 class Capture(Protocol):
     """Warm ``run`` up, capture ``runs`` runs of it, and return what replays them."""
 
     def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
-        """Raises RuntimeError where ``run`` does something that cannot be captured."""
+        """Raises NotCapturable, and whatever ``run`` itself raises while it warms up."""
 
 
 class CudaCapture:
@@ -33,9 +37,13 @@ class CudaCapture:
                 run()
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-            for _ in range(runs):
-                run()
+        try:
+            # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                for _ in range(runs):
+                    run()
+        except RuntimeError as exc:
+            torch.cuda.synchronize()  # raises where the device itself is broken: that is no matter of capturing
+            raise NotCapturable(f"{type(exc).__name__}: {str(exc).splitlines()[0]}") from exc
         torch.cuda.current_stream().wait_stream(side)
         return graph.replay

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.interfaces import DecodeRuntime
 
-from .capture import Capture, CudaCapture
+from .capture import Capture, CudaCapture, NotCapturable
 
 if TYPE_CHECKING:
     from agentcompile_core.program import BoundProgram
@@ -81,8 +81,8 @@ class CudaGraphRuntime(DecodeRuntime):
         try:
             with preserved(bound, session, WARM_UPS):
                 replay = self._capture(bound.run, warm_ups=WARM_UPS, runs=steps, owner=session)
-        except RuntimeError as exc:
-            return self._from_python(bound, session, steps, f"{type(exc).__name__}: {str(exc).splitlines()[0]}")
+        except NotCapturable as exc:
+            return self._from_python(bound, session, steps, str(exc))
         return GraphStep(name, session, replay)
 
     @staticmethod

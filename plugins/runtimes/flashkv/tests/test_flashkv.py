@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from agentcompile_runtime_flashkv import FlashKVCacheManager, FlashKVRuntime, agentcompile_runtimes
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agentcompile_core.errors import UsageError
 from agentcompile_core.graph import DType, KVSpec
-from agentcompile_runtime_flashkv import FlashKVCacheManager, FlashKVRuntime, agentcompile_runtimes
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

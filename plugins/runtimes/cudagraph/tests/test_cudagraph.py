@@ -1,0 +1,240 @@
+"""The cudagraph runtime: state is preserved, replays are counted, what cannot be captured runs from Python and says so.
+
+Without a GPU, capturing is replaced by a function that does what CUDA does: it runs the warm-ups, runs nothing while it
+captures, and repeats the captured runs at each replay.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from agentcompile_runtime_cudagraph import CudaGraphRuntime, GraphStep, agentcompile_runtimes
+from agentcompile_runtime_cudagraph.capture import NotCapturable
+
+from agentcompile_core.errors import Reject, UsageError, VerificationError
+from agentcompile_core.graph import Graph, GraphKind
+
+CAPACITY, LAYERS = 12, 2
+
+
+class FakeCapture:
+    """Stands for CUDA: see the head of this file."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+        self.owners: list[object] = []
+
+    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
+        self.owners.append(owner)
+        for _ in range(warm_ups):
+            run()
+        if self.error:
+            raise NotCapturable(self.error)
+
+        def replay() -> None:
+            for _ in range(runs):
+                run()
+
+        return replay
+
+
+class Session:
+    """What the runtime uses of a session."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        shape = (1, CAPACITY, 1, 2)
+        self.generation = 0
+        self.ids = torch.tensor([[7]], device=device)
+        self.position = torch.tensor([3], device=device)
+        self.history = torch.arange(CAPACITY + 1, device=device)
+        self.kv = SimpleNamespace(capacity=CAPACITY, keys=tuple(torch.randn(shape, device=device) for _ in range(LAYERS)),
+                                  values=tuple(torch.randn(shape, device=device) for _ in range(LAYERS)))
+
+    def state(self) -> list[torch.Tensor]:
+        return [t.clone() for t in (self.ids, self.position, self.history, *self.kv.keys, *self.kv.values)]
+
+
+class Bound:
+    """A program that, like a decode step, appends to the KV cache and advances; or, like a prompt chunk, writes T rows."""
+
+    def __init__(self, session: Session, kind: GraphKind = GraphKind.DECODE, tokens: int = 1) -> None:
+        inputs = ("prompt", "start", "length") if kind is GraphKind.PREFILL else ()
+        graph = Graph(name=kind.value, kind=kind, tokens=tokens, values=(), nodes=(), inputs=inputs, outputs=())
+        self.program = SimpleNamespace(graph=graph)
+        device = session.ids.device
+        self.environment = {
+            "prompt": torch.full((1, tokens), 5, device=device), "start": torch.tensor([0], device=device),
+            "length": torch.tensor([0], device=device),
+        } if inputs else {}
+        self.generation = 0
+        self.uncapturable: tuple[str, ...] = ()
+        self.session, self.runs = session, 0
+        self.device = device.type
+
+    def run(self) -> None:
+        self.runs += 1
+        session, graph = self.session, self.program.graph
+        if graph.kind is GraphKind.DECODE:
+            rows, count = session.position.clone(), 1
+        else:
+            rows, count = self.environment["start"] + torch.arange(graph.tokens, device=self.device), graph.tokens
+            if self.device == "cpu":
+                assert int(self.environment["length"]) >= 1, "row -1 of a chunk would be read"
+                rows = rows[rows < CAPACITY]
+                count = len(rows)
+        if self.device == "cpu":
+            assert int(rows.max()) < CAPACITY, "wrote beyond the cache"
+        for tensor in (*session.kv.keys, *session.kv.values):
+            tensor.index_copy_(1, rows, torch.full((1, count, 1, 2), 99.0, device=self.device))
+        session.ids.add_(1)
+        session.position.add_(1) if graph.kind is GraphKind.DECODE else session.position.copy_(
+            self.environment["start"] + self.environment["length"])
+        session.history.index_copy_(0, session.position, session.ids[0])
+
+
+def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("position", [0, 3, CAPACITY - 2, CAPACITY - 1, CAPACITY])
+def test_preparing_leaves_the_state_as_it_was(position: int) -> None:
+    session = Session()
+    session.position.fill_(position)
+    bound, before = Bound(session), session.state()
+    step = CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    assert step.captured and bound.runs == 2
+    assert_same(session.state(), before)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, CAPACITY, CAPACITY + 5])
+@pytest.mark.parametrize("position", [0, 3, CAPACITY])
+def test_preparing_a_prompt_chunk_leaves_state_and_inputs_as_they_were(tokens: int, position: int) -> None:
+    session = Session()
+    session.position.fill_(position)
+    bound = Bound(session, GraphKind.PREFILL, tokens)
+    before, inputs = session.state(), [t.clone() for t in bound.environment.values()]
+    CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    assert_same(session.state(), before)
+    assert_same(list(bound.environment.values()), inputs)
+
+
+def test_a_step_is_one_replay() -> None:
+    session = Session()
+    bound = Bound(session)
+    step = CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    step()
+    assert (bound.runs, int(session.position), int(session.ids)) == (3, 4, 8)
+    assert float(session.kv.keys[0][0, 3, 0, 0]) == 99.0 != float(session.kv.keys[0][0, 4, 0, 0])
+
+
+def test_several_steps_in_one_graph() -> None:
+    session = Session()
+    step = CudaGraphRuntime(FakeCapture()).prepare(Bound(session), session, steps=4)
+    step()
+    assert (int(session.position), int(session.ids)) == (7, 11)
+    with pytest.raises(UsageError, match="0 steps in one graph; at least 1"):
+        CudaGraphRuntime(FakeCapture()).prepare(Bound(session), session, steps=0)
+
+
+def test_replaying_after_the_buffers_moved_is_refused() -> None:
+    session = Session()
+    step = CudaGraphRuntime(FakeCapture()).prepare(Bound(session), session)
+    session.generation += 1
+    with pytest.raises(VerificationError, match=r"captured for generation 0 .* at 1 now; prepare the program again"):
+        step()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_capture_that_fails_runs_from_python_with_a_reason(caplog: pytest.LogCaptureFixture, steps: int) -> None:
+    session = Session()
+    bound, before = Bound(session), session.state()
+    with caplog.at_level("WARNING"):
+        step = CudaGraphRuntime(FakeCapture("RuntimeError: not while capturing")).prepare(
+            bound, session, steps)
+    assert not step.captured and step.reason == "RuntimeError: not while capturing"
+    assert "decode runs from Python" in caplog.text
+    assert_same(session.state(), before)
+    step()
+    assert int(session.position) == 3 + steps
+
+
+def test_segments_known_not_to_be_capturable_are_not_tried() -> None:
+    session = Session()
+    bound = Bound(session)
+    bound.uncapturable = ("moe router",)
+    capture = FakeCapture()
+    step = CudaGraphRuntime(capture).prepare(bound, session)
+    assert step.reason == "moe router cannot be captured" and capture.owners == [] and bound.runs == 0
+    step()
+    assert bound.runs == 1
+
+
+def test_an_error_of_the_program_itself_is_not_hidden() -> None:
+    session = Session()
+    bound = Bound(session)
+    bound.run = lambda: (_ for _ in ()).throw(RuntimeError("a defect"))  # type: ignore[method-assign]
+    before = session.state()
+    with pytest.raises(RuntimeError, match="a defect"):
+        CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    assert_same(session.state(), before)
+
+
+def test_a_cpu_program_is_rejected() -> None:
+    (runtime,) = agentcompile_runtimes()
+    assert (runtime.name, runtime.role) == ("cudagraph", "decode")
+    answer = runtime.available("cpu")
+    assert isinstance(answer, Reject) and "not on cpu" in answer.reason
+    assert runtime.available("cuda") is True or not torch.cuda.is_available()
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("steps", [1, 3])
+def test_captured_steps_compute_what_python_does(steps: int) -> None:
+    expected, session = Session("cuda"), Session("cuda")
+    for name in ("keys", "values"):
+        for mine, theirs in zip(getattr(session.kv, name), getattr(expected.kv, name), strict=True):
+            theirs.copy_(mine)
+    before = session.state()
+    bound, reference = Bound(session), Bound(expected)
+    step = CudaGraphRuntime().prepare(bound, session, steps)
+    torch.cuda.synchronize()
+    assert step.captured, step.reason
+    assert_same(session.state(), before)
+    for _ in range(2):
+        step()
+        for _ in range(steps):
+            reference.run()
+    torch.cuda.synchronize()
+    assert_same(session.state(), expected.state())
+    assert bound.runs == 2 + steps, "a replay must not run Python"
+
+
+@pytest.mark.device
+def test_a_synchronizing_program_runs_from_python_and_the_device_stays_usable() -> None:
+    session = Session("cuda")
+    bound = Bound(session)
+    inner = bound.run
+    bound.run = lambda: (inner(), torch.cuda.synchronize())  # type: ignore[method-assign,assignment]
+    before = session.state()
+    step = CudaGraphRuntime().prepare(bound, session)
+    assert isinstance(step, GraphStep) and not step.captured and step.reason
+    assert_same(session.state(), before)
+    step()
+    assert int(session.position) == 4
+
+
+@pytest.mark.device
+def test_graphs_of_one_session_share_a_pool_and_do_not_disturb_each_other() -> None:
+    session, runtime = Session("cuda"), CudaGraphRuntime()
+    chunk, decode = Bound(session, GraphKind.PREFILL, 4), Bound(session)
+    first, second = runtime.prepare(chunk, session), runtime.prepare(decode, session)
+    chunk.environment["length"].fill_(4)
+    first()
+    assert int(session.position) == 4
+    second()
+    second()
+    assert int(session.position) == 6
+    chunk.environment["start"].fill_(1)
+    first()
+    assert int(session.position) == 5
