@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .interfaces import Backend
     from .plugins import Catalog
     from .store import Store
+    from .worker import Worker
 
 
 @frozen(kw_only=True)
@@ -41,6 +42,7 @@ class Context:
     config: Config
     store: "Store"
     backend: "Backend | None" = None
+    worker: "Worker | None" = None  # started by the first stage that needs it
     failures: list[Failure] = Factory(list)
     report: Callable[[str, dict[str, Any]], None] = lambda event, facts: None  # progress: event name and facts
 
@@ -48,3 +50,8 @@ class Context:
         """Record a failure and tell whoever watches."""
         self.failures.append(failure)
         self.report("failure", {"failure": str(failure)})
+
+    def close(self) -> None:
+        """End the worker, so that the device memory it holds is free."""
+        if self.worker is not None:
+            self.worker.close()

@@ -4,6 +4,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from attrs import define, evolve
@@ -65,28 +66,30 @@ class Worker:
             self._child.kill()
             self._child = None
 
-    def evaluate(self, jobs: Iterable[Job], *, stop_at: float | None = None,
+    def evaluate(self, jobs: Iterable[Job], *, stop_at: float | None = None, window: int = WINDOW,
                  progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:
         """Evaluate ``jobs`` in order and yield (index, evaluation) as each is done.
 
-        A crash, hang or lost device context ends the candidate that was running, and nothing else. After ``stop_at``
-        (``time.monotonic``) no further result is waited for. ``progress`` hears (index, phase).
+        ``jobs`` is read lazily, at most ``window`` ahead of the results. A crash, hang or lost device context ends the
+        candidate that was running, and nothing else. After ``stop_at`` (``time.monotonic``) no further result is
+        waited for. ``progress`` hears (index, phase).
         """
-        waiting = deque(_Sent(index, job) for index, job in enumerate(jobs))
+        waiting = (_Sent(index, job) for index, job in enumerate(jobs))
         out: deque[_Sent] = deque()
         fruitless = 0
         try:
-            while waiting or out:
-                if stop_at is not None and time.monotonic() >= stop_at:
+            while True:
+                fresh = list(islice(waiting, window - len(out)))
+                if not (out or fresh) or (stop_at is not None and time.monotonic() >= stop_at):
                     break
                 try:
                     child = self._running(out)
                 except ChildEnded as exc:
-                    yield from self._give_up(out, waiting, str(exc))
+                    yield from self._give_up((*out, *fresh, *waiting), str(exc))
                     return
-                while waiting and len(out) < WINDOW:
-                    out.append(waiting.popleft())
-                    self._send(child, out[-1])
+                for sent in fresh:
+                    out.append(sent)
+                    self._send(child, sent)
                 result = self._await(child, out[0], out, stop_at, progress)
                 if result is None:
                     break
@@ -101,9 +104,8 @@ class Worker:
             if out:  # the child still works on what nobody waits for
                 self.close()
 
-    def _give_up(self, out: deque[_Sent], waiting: deque[_Sent], why: str) -> Iterator[tuple[int, Evaluation]]:
-        while out or waiting:
-            sent = (out or waiting).popleft()
+    def _give_up(self, left: Iterable[_Sent], why: str) -> Iterator[tuple[int, Evaluation]]:
+        for sent in left:
             yield sent.index, Evaluation(failure=Cause.UNAVAILABLE, message=f"the worker does not start: {why}"[:2000])
 
     def _running(self, out: Iterable[_Sent] = ()) -> Child:

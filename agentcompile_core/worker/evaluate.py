@@ -99,19 +99,22 @@ class Session:
         if key not in self._controls:
             self._controls[key] = ""
             good, bad = validator.controls()
+            kernels: dict[str, Kernel] = {}  # trials often differ in an argument only
             for trial, expected in (*((t, True) for t in good), *((t, False) for t in bad)):
-                why = self._control(validator, trial, execution, expected)
+                why = self._control(validator, trial, execution, expected, kernels)
                 if why:
                     self._controls[key] = f"validator {name} fails its own controls: {why}"
                     break
         return self._controls[key]
 
-    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool) -> str:
+    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool, kernels: dict[str, Kernel]) -> str:
         backend = execution.backend
         here = evolve(trial, target=execution.trial.target)
+        code = trial.source.code
         try:
-            handle = backend.load(backend.build(here.source, here.target))
-            verdict = validator.check(here, Execution(here, backend, handle))
+            if code not in kernels:
+                kernels[code] = backend.build(here.source, here.target)
+            verdict = validator.check(here, Execution(here, backend, backend.load(kernels[code])))
         except Exception as exc:
             return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
         if verdict.passed is expected:
@@ -120,8 +123,9 @@ class Session:
 
     def _timed(self, job: Job, execution: Execution, done: Evaluation) -> Evaluation:
         case = job.trial.cases[0]
-        if isinstance(execution.backend.available(), Reject) or execution.backend.device == "cpu":
-            return _provisional(done, "there is no device here that kernels could be timed on")
+        possible = execution.backend.time(lambda stream: None, repetitions=1, runs_per_repetition=1)
+        if isinstance(possible, Reject):
+            return _provisional(done, possible.reason)
         turn = timing.rotation(job.trial, case, execution.device)
         measured = timing.time_kernel(execution, turn, job.good_enough_us)
         execution.synchronize()

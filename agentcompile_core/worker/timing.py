@@ -54,7 +54,7 @@ def copies_needed(trial: Trial, target: Target) -> tuple[int, bool]:
 def rotation(trial: Trial, case: Case, device: str) -> Rotation:
     """Make the copies and fill them with the inputs of ``case``."""
     count, cold = copies_needed(trial, trial.target)
-    copies = []
+    copies: list[Buffers] = []
     for _ in range(count):
         buffers = Buffers(roomy(trial), device)
         filled = buffers.tensors(Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)

@@ -1,0 +1,1 @@
+"""For tests of plugins: doubles that misbehave on command, and the conformance kit."""

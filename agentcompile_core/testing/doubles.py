@@ -1,0 +1,260 @@
+"""Stand-ins that behave badly on command: a backend whose "kernels" are Python, a family, a simple validator.
+
+A fake source is text such as ``behave=honest us=3.0``. What it may do is listed in ``BEHAVIOURS``.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from ..candidate import Kernel, Launch, StepSource, i32, pointer
+from ..errors import BuildError, Cause, Reject
+from ..graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from ..interfaces import Backend, TemplateFamily, TrialRun, Validator
+from ..plan import Parameter, Schedule, ScheduleSpace
+from ..plugins import OFFERS, Catalog
+from ..record import Measurement
+from ..reference import compare
+from ..region import Access, Match, Operand, Role, SemanticLabel
+from ..target import PRESETS, Target
+from ..verdict import Case, Check, InputFamily, Outcome, Trial, Verdict
+
+BEHAVIOURS = {
+    "honest": "adds",
+    "wrong": "is off by 1 %",
+    "unwritten": "leaves the last element as it was",
+    "outside": "writes one element behind the end",
+    "input": "changes its input",
+    "lies": "adds correctly the first few times only",
+    "abort": "calls abort()",
+    "segfault": "reads address 0",
+    "exit": "exits the process",
+    "hang": "never returns",
+    "raises": "raises an exception",
+    "no_build": "does not compile",
+    "prints": "writes to standard output, then adds",
+    "nan_time": "adds; its timing is NaN",
+    "too_fast": "adds; its timing is beyond the memory bandwidth",
+}
+FRAMEWORK_US = 10.0
+HONEST_RUNS = 6  # of a kernel that lies
+DIGEST = "fa4e"
+
+
+class FakeBackend(Backend):
+    """Runs sources that are words. Launch arguments: in0, in1, out (fp32) and the count.
+
+    ``time`` reports the ``us`` of the last kernel that ran, or ``FRAMEWORK_US`` if none did.
+    """
+
+    name = "fake"
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.builds = 0
+        self._us: float | None = None
+        self._runs: dict[str, int] = {}
+
+    def available(self) -> Literal[True] | Reject:
+        """Always."""
+        return True
+
+    def can_build(self, target: Target) -> Literal[True] | Reject:
+        """Always."""
+        return True
+
+    def live_target(self) -> Target | None:
+        """The H200 preset, so that timings count."""
+        return PRESETS["h200"]
+
+    def compiler(self) -> str:
+        """A constant."""
+        return "fake 1"
+
+    def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+        """The text is the binary."""
+        self.builds += 1
+        if "behave=no_build" in source.code:
+            raise BuildError("line 1: the fake compiler was told to refuse this")
+        binary = source.code.encode()
+        return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary,
+                      sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler())
+
+    def load(self, kernel: Kernel) -> str:
+        """The text again."""
+        return kernel.binary.decode()
+
+    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+        """A run that does what the text says."""
+        behaviour = _word(handle, "behave", "honest")
+        us = {"nan_time": float("nan"), "too_fast": 1e-9}.get(behaviour, float(_word(handle, "us", "5.0")))
+
+        def run(stream: int) -> None:
+            self._us = us
+            self._runs[handle] = self._runs.get(handle, 0) + 1
+            _behave(behaviour, self._runs[handle], *(int(a) for a in arguments))
+
+        return run
+
+    def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
+        """Run once per run of one repetition and report what the text says."""
+        self._us = None
+        for _ in range(runs_per_repetition):
+            run(0)
+        us = FRAMEWORK_US if self._us is None else self._us
+        return tuple(us * (1.0 + 0.001 * (i % 3)) for i in range(repetitions))
+
+
+def _word(text: str, name: str, default: str) -> str:
+    found = re.search(rf"\b{name}=(\S+)", text)
+    return found.group(1) if found else default
+
+
+def _behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int) -> None:
+    if behaviour == "abort":
+        os.abort()
+    if behaviour == "segfault":
+        ctypes.string_at(0)
+    if behaviour == "exit":
+        os._exit(7)
+    if behaviour == "hang":
+        time.sleep(1e6)
+    if behaviour == "raises":
+        raise RuntimeError("the fake kernel was told to fail")
+    if behaviour == "prints":
+        sys.stdout.write("this is no message\n")
+        os.write(1, b"nor is this\n")
+    a, b, c = (_floats(address, count + 1) for address in (in0, in1, out))
+    factor = 1.01 if behaviour == "wrong" or (behaviour == "lies" and runs > HONEST_RUNS) else 1.0
+    written = count - 1 if behaviour == "unwritten" else count
+    for i in range(written):
+        c[i] = (a[i] + b[i]) * factor
+    if behaviour == "outside":
+        c[count] = 1.0
+    if behaviour == "input":
+        a[0] = c[0]
+
+
+def _floats(address: int, count: int) -> Any:
+    return (ctypes.c_float * count).from_address(address)
+
+
+class FakeFamily(TemplateFamily):
+    """Lowers ``elementwise`` matches; its schedules are the behaviours, honest ones first."""
+
+    name = "fake_family"
+    behaviours = tuple(BEHAVIOURS)
+
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """Only elementwise matches."""
+        return True if match.kind == "elementwise" else Reject("the fake family adds, nothing else")
+
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """One point per behaviour."""
+        points = tuple(Schedule({"behave": name, "us": 5.0}) for name in self.behaviours)
+        parameters = (Parameter(name="behave", values=self.behaviours), Parameter(name="us", values=(5.0,)))
+        return ScheduleSpace(parameters=parameters, points=points)
+
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """The words of the schedule."""
+        return fake_source(str(schedule["behave"]), float(schedule["us"]), match.need("out").spec.numel)
+
+
+def fake_source(behaviour: str, us: float = 5.0, count: int = 100) -> StepSource:
+    """A source for ``FakeBackend``."""
+    digest = hashlib.sha256(f"{behaviour} {us} {count}".encode()).hexdigest()[:12]
+    arguments = (pointer("in0", Role.INPUT, DType.F32), pointer("in1", Role.INPUT, DType.F32),
+                 pointer("out", Role.OUTPUT, DType.F32, Access.WRITE), i32("count", count))
+    launch = Launch(entry=f"fake_{digest}", grid=(1, 1, 1), block=(128, 1, 1), arguments=arguments)
+    return StepSource(digest=digest, code=f"behave={behaviour} us={us}", launches=(launch,), reduction_depth=1)
+
+
+def fake_match(count: int = 100) -> tuple[Match, Graph]:
+    """An addition of two fp32 vectors as a match, and its graph."""
+    spec = TensorSpec(shape=(count,), dtype=DType.F32)
+    values = (Value(name="a", spec=spec, kind=ValueKind.INPUT), Value(name="b", spec=spec, kind=ValueKind.INPUT),
+              Value(name="sum", spec=spec))
+    node = Node(name="add", op="aten.add.Tensor", kind="add", args=(Ref("a"), Ref("b")), outputs=("sum",))
+    graph = Graph(name="addition", kind=GraphKind.DECODE, values=values, nodes=(node,), inputs=("a", "b"), outputs=("sum",))
+    roles = (("in0", Role.INPUT, Access.READ, "a"), ("in1", Role.INPUT, Access.READ, "b"), ("out", Role.OUTPUT, Access.WRITE, "sum"))
+    operands = tuple(Operand(name=n, role=r, access=a, values=(v,), spec=spec) for n, r, a, v in roles)
+    attributes = (("broadcast0", "full"), ("broadcast1", "full"), ("columns", count), ("count", count))
+    match = Match(kind="elementwise", label=SemanticLabel.ELEMENTWISE, nodes=("add",), operands=operands, attributes=attributes)
+    return match, graph
+
+
+def fake_trial(behaviour: str, us: float = 5.0, count: int = 100) -> Trial:
+    """A trial of the fake addition."""
+    match, graph = fake_match(count)
+    cases = (Case(family=InputFamily.NORMAL, seed=1), Case(family=InputFamily.INTEGERS, seed=2))
+    return Trial(match=match, graph=graph, source=fake_source(behaviour, us, count), target=PRESETS["h200"], cases=cases)
+
+
+class SimpleValidator(Validator):
+    """Compares each case with the reference and looks at the guards. No controls of its own."""
+
+    name = "simple"
+
+    def applies(self, trial: Trial) -> bool:
+        """Every trial."""
+        return True
+
+    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """None."""
+        return (), ()
+
+    def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        """The first thing that is wrong, if anything is."""
+        checks = []
+        for case in trial.cases:
+            result = run.run(case, float("nan"))
+            expected = run.expected(case, result.inputs)
+            found = [compare(tensor, expected[name]) for name, tensor in run.values(result.outputs).items()]
+            bad = result.detail or next((c.detail for c in found if not c.ok), "")
+            checks.append(Check(name=case.family.value, outcome=Outcome.FAIL if bad else Outcome.PASS, detail=bad))
+            if bad:
+                return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=Cause.TOLERANCE, message=bad)
+        return Verdict(validator=self.name, outcome=Outcome.PASS, checks=tuple(checks))
+
+
+class BrokenValidator(SimpleValidator):
+    """Passes everything, its own bad control too."""
+
+    name = "broken"
+
+    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """One good and one bad trial."""
+        return (fake_trial("honest"),), (fake_trial("wrong"),)
+
+    def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        """Always a pass."""
+        return Verdict(validator=self.name, outcome=Outcome.PASS)
+
+
+class NoTimeBackend(FakeBackend):
+    """A backend that cannot time, like an emulator."""
+
+    name = "no_time"
+
+    def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
+        """Never."""
+        return Reject("emulated kernels have no time")
+
+
+def catalog() -> Catalog:
+    """A catalog of these doubles; for a worker: ``catalog="agentcompile_core.testing.doubles:catalog"``."""
+    made = Catalog()
+    for offer in (FakeBackend(), NoTimeBackend(), FakeFamily(), SimpleValidator(), BrokenValidator()):
+        hook = next(hook for hook, kind in OFFERS.items() if isinstance(offer, kind))
+        made.offers[hook][f"doubles/{offer.name}"] = offer
+    return made
+
+
+def measurement(us: float, spread_us: float = 0.01, floor_us: float = 0.0) -> Measurement:
+    """A measurement of 25 repetitions."""
+    return Measurement(us=us, spread_us=spread_us, repetitions=25, floor_us=floor_us)

@@ -1,0 +1,238 @@
+"""Lower, validate and select over doubles: only evidence selects, what is known is not measured again, every no has a reason."""
+
+import pytest
+from attrs import evolve
+
+from agentcompile_core.advice import Advice, AdviceRecord, OrderedPlan
+from agentcompile_core.context import Config, Context
+from agentcompile_core.errors import Cause
+from agentcompile_core.graph import Graph, Node, Ref
+from agentcompile_core.plan import Cover, Fusion, Origin, PlanSpace, Schedule, Step
+from agentcompile_core.record import TuningRecord
+from agentcompile_core.region import Instance, Region
+from agentcompile_core.selection import Basis
+from agentcompile_core.stages import lower, select, validate
+from agentcompile_core.stages.validate import baseline_step
+from agentcompile_core.store import Store
+from agentcompile_core.target import PRESETS
+from agentcompile_core.testing import doubles
+from agentcompile_core.verdict import Outcome, Verdict
+from agentcompile_core.worker import Worker
+
+FAMILY = "doubles/fake_family"
+MATCH = "elementwise:add+1:add"
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker(catalog="agentcompile_core.testing.doubles:catalog", deadlines_s={"check": 3.0}, builders=2) as made:
+        yield made
+
+
+def context(worker: Worker | None = None, **config: object) -> Context:
+    catalog = doubles.catalog()
+    return Context(catalog=catalog, target=PRESETS["h200"], config=Config(**{"validators": ("simple",), **config}), store=Store(None),
+                   backend=catalog.backends["doubles/fake"], worker=worker)
+
+
+def region() -> Region:
+    match, graph = doubles.fake_match()
+    return Region(name="addition", signature="s1", graph=graph, instances=(Instance(nodes=(("add", "add"),), values=()),), matches=(match,))
+
+
+def step(behaviour: str, us: float = 5.0, match_id: str = MATCH) -> Step:
+    return Step(match_id=match_id, implementation=FAMILY, origin=Origin.GENERATED, schedule=Schedule({"behave": behaviour, "us": us}))
+
+
+def plan(*steps: Step) -> OrderedPlan:
+    record = AdviceRecord(advisor="test", signature="s1", round=0, accepted=Advice())
+    return OrderedPlan(signature="s1", steps=steps, ranks=tuple(range(len(steps))), record=record)
+
+
+def space(*covers: Cover) -> PlanSpace:
+    full = covers or (Cover(matches=(MATCH,), fusion=Fusion.FULL, rank=0),)
+    return PlanSpace(signature="s1", covers=(*full, Cover(matches=(), fusion=Fusion.FRAMEWORK, rank=99)), steps=())
+
+
+def run(ctx: Context, *steps: Step):
+    regions, ordered = (region(),), (plan(*steps),)
+    candidates = lower.run(regions, ordered, ctx)
+    records = validate.run(candidates, regions, ordered, 60.0, ctx)
+    return records, select.run(regions, (space(),), records, ctx)[0]
+
+
+@pytest.fixture
+def ctx(worker: Worker):
+    made: list[tuple[str, dict]] = []
+    context_ = context(worker)
+    context_.report = lambda name, facts: made.append((name, facts))
+    return context_, made
+
+
+@pytest.fixture(autouse=True)
+def _no_surprises(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AGENTCOMPILE_STRICT", "0")
+
+
+def test_the_fastest_valid_step_is_selected_and_the_rest_is_recorded(ctx):
+    made, events = ctx
+    records, selection = run(made, step("wrong", 1.0), step("honest", 7.0), step("abort", 1.0), step("honest", 3.0))
+    assert selection.basis is Basis.MEASURED
+    assert selection.steps[0].step == step("honest", 3.0)
+    assert selection.region_us == pytest.approx(3.0, rel=0.01)
+    assert selection.baseline_us == pytest.approx(doubles.FRAMEWORK_US, rel=0.01)
+    assert "of the framework" in selection.steps[0].reason
+    causes = {r.step.schedule["us"]: r.failure for r in records if r.step.implementation == FAMILY and r.failure}
+    assert set(causes.values()) <= {Cause.TOLERANCE, Cause.CRASH}
+    assert len([r for r in records if r.failure]) == 2
+    lines = [facts for name, facts in events if name == "candidate"]
+    assert len(lines) == 4
+    assert {"verdict", "us", "baseline_us", "rank", "schedule"} <= set(lines[0])
+    assert [f.cause for f in made.failures] == [Cause.CRASH]
+
+
+def test_a_warm_run_builds_and_times_nothing(ctx):
+    made, _ = ctx
+    steps = (step("honest", 4.0), step("wrong", 2.0))
+    first, chosen = run(made, *steps)
+    cold = context(worker=None)
+    cold.store = made.store
+    cold.worker = _Forbidden()
+    again, warm = run(cold, *steps)
+    assert warm == chosen
+    assert {r.step for r in again} == {r.step for r in first}
+
+
+class _Forbidden:
+    def evaluate(self, *args: object, **kwargs: object) -> None:
+        raise AssertionError("a warm run evaluated something")
+
+
+def test_another_target_or_compiler_is_another_key(ctx, worker: Worker):
+    made, _ = ctx
+    run(made, step("honest", 4.0))
+    other = context(worker=None)
+    other.store, other.target = made.store, PRESETS["h100"]
+    other.worker = _Forbidden()
+    with pytest.raises(AssertionError):
+        run(other, step("honest", 4.0))
+
+
+def test_slower_than_the_framework_stays_on_it_with_a_reason(ctx):
+    made, _ = ctx
+    _, selection = run(made, step("honest", 9.95), step("honest", 30.0))
+    assert selection.basis is Basis.FALLBACK
+    assert selection.steps == ()
+    assert any("not faster beyond noise and margin" in why for _, why in selection.fallback_reasons)
+
+
+def test_when_all_fail_the_reason_counts_them(ctx):
+    made, _ = ctx
+    _, selection = run(made, step("wrong"), step("no_build"))
+    (reason,) = [why for what, why in selection.fallback_reasons if what == MATCH]
+    assert "all 2 candidates failed" in reason
+    assert "1 compile" in reason
+    assert "1 tolerance" in reason
+
+
+def test_without_a_clock_one_pass_is_enough_and_provisional(worker: Worker):
+    made = context(worker)
+    made.backend = made.catalog.backends["doubles/no_time"]
+    records, selection = run(made, step("wrong"), step("honest", 7.0), *(step("honest", 10.0 + i) for i in range(9)))
+    assert selection.basis is Basis.PROVISIONAL
+    assert selection.steps[0].step == step("honest", 7.0)
+    assert "never used on a GPU" in selection.steps[0].reason
+    assert len(records) <= 5
+
+
+def test_without_a_backend_nothing_is_selected():
+    made = context()
+    made.backend = None
+    records, selection = run(made, step("honest"))
+    assert records == ()
+    assert selection.basis is Basis.FALLBACK
+    assert "no candidate was evaluated" in selection.fallback_reasons[-1][1]
+
+
+def test_a_family_that_breaks_its_contract_is_switched_off(worker: Worker):
+    made = context(worker)
+    family = made.catalog.template_families[FAMILY]
+    family.lower = lambda match, schedule, target: evolve(doubles.fake_source("honest"), launches=())  # type: ignore[method-assign]
+    assert lower.run((region(),), (plan(step("honest"), step("wrong")),), made) == ()
+    assert [f.cause for f in made.failures] == [Cause.CONTRACT]
+    assert "no launch" in made.failures[0].message
+
+
+def record(match_id: str, us: float, order: int = 0, implementation: str = FAMILY, spread: float = 0.01) -> TuningRecord:
+    made = step("honest", us, match_id) if implementation == FAMILY else baseline_step(match_id)
+    verdict = Verdict(validator="simple", outcome=Outcome.PASS) if implementation == FAMILY else None
+    return TuningRecord(key=f"{match_id}{us}{implementation}", signature="s1", step=made, verdict=verdict, order=order,
+                        source_digest=doubles.fake_source("honest", us).digest, measurement=doubles.measurement(us, spread))
+
+
+def two_additions() -> Region:
+    """y = (a + b) + b: one match for both nodes would be fused; here two single ones and their union."""
+    match, graph = doubles.fake_match()
+    second = Node(name="add2", op="aten.add.Tensor", kind="add", args=(Ref("sum"), Ref("b")), outputs=("sum2",))
+    values = (*graph.values, evolve(graph.values[-1], name="sum2"))
+    graph = Graph(name="g", kind=graph.kind, values=values, nodes=(*graph.nodes, second), inputs=graph.inputs, outputs=("sum2",))
+    other = evolve(match, nodes=("add2",))
+    both = evolve(match, nodes=("add", "add2"))
+    return Region(name="r", signature="s1", graph=graph, instances=(Instance(nodes=(), values=()),), matches=(match, other, both))
+
+
+ONE, TWO, BOTH = MATCH, "elementwise:add2+1:add2", "elementwise:add+2:add2"
+COVERS = (Cover(matches=(BOTH,), fusion=Fusion.FULL, rank=0), Cover(matches=(ONE, TWO), fusion=Fusion.NONE, rank=1))
+
+
+@pytest.mark.parametrize(("fused_us", "expected"), [(6.0, (BOTH,)), (14.0, (ONE, TWO)), (25.0, (ONE, TWO))])
+def test_covers_compare_by_what_they_save(fused_us: float, expected: tuple[str, ...]):
+    made = context()
+    records = [record(m, us, implementation="framework") for m, us in ((ONE, 10.0), (TWO, 10.0), (BOTH, 20.0))]
+    records += [record(ONE, 5.0), record(TWO, 6.0), record(BOTH, fused_us)]
+    (selection,) = select.run((two_additions(),), (space(*COVERS),), tuple(records), made)
+    assert selection.cover.matches == expected
+
+
+def test_a_step_falls_back_alone():
+    made = context()
+    records = [record(m, 10.0, implementation="framework") for m in (ONE, TWO)] + [record(ONE, 5.0), record(TWO, 12.0)]
+    (selection,) = select.run((two_additions(),), (space(*COVERS),), tuple(records), made)
+    assert selection.cover.matches == (ONE,)
+    assert selection.cover.fusion is Fusion.PARTIAL
+    reasons = dict(selection.fallback_reasons)
+    assert "12.00 us, the framework 10.00 us" in reasons[TWO]
+    assert "add2" in reasons["1 nodes"]
+
+
+def test_noise_counts_against_the_candidate():
+    made = context()
+    records = [record(ONE, 10.0, implementation="framework", spread=1.5), record(ONE, 9.0, spread=0.2)]
+    (selection,) = select.run((region(),), (space(),), tuple(records), made)
+    assert selection.basis is Basis.FALLBACK
+
+
+def test_the_chain_overrules_isolated_timings():
+    made = context()
+    records = [record(ONE, 10.0, implementation="framework"), record(ONE, 3.0), record(ONE, 4.0, order=1)]
+    chain = {("s1", step("honest", 3.0)): 1.0, ("s1", step("honest", 4.0)): 2.5}
+    (selection,) = select.run((region(),), (space(),), tuple(records), made, chain)
+    assert selection.basis is Basis.CHAIN
+    assert selection.steps[0].step == step("honest", 4.0)
+    (none,) = select.run((region(),), (space(),), tuple(records), made, dict.fromkeys(chain, -0.5))
+    assert none.basis is Basis.FALLBACK
+
+
+def test_a_candidate_without_a_baseline_is_not_called_faster():
+    made = context()
+    (selection,) = select.run((region(),), (space(),), (record(ONE, 3.0),), made)
+    assert selection.basis is Basis.FALLBACK
+    assert "could not be timed" in dict(selection.fallback_reasons)[ONE]
+
+
+def test_a_source_that_changed_since_is_not_used():
+    made = context()
+    records = (record(ONE, 10.0, implementation="framework"), evolve(record(ONE, 3.0), source_digest="another"))
+    (selection,) = select.run((region(),), (space(),), records, made)
+    assert selection.basis is Basis.FALLBACK
+    assert "another source" in dict(selection.fallback_reasons)[ONE]
