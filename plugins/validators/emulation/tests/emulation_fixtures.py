@@ -14,9 +14,9 @@ KERNELS = Path(__file__).parent / "kernels"
 
 def entries_of(code: str) -> list[str]:
     """Names of the extern "C" kernels in the text, also of those made by the X_KERNEL(name, ...) macros."""
-    named = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(\w+\) )?(\w+)\((?=const|float)', code)
+    named = re.findall(r'^extern "C" __global__ void (\w+)\(', code, flags=re.MULTILINE)
     made = re.findall(r"^[A-Z]+_KERNEL\((\w+),", code, flags=re.MULTILINE)
-    return sorted({*named, *made} - {"name"})
+    return sorted({*named, *made})
 
 
 @functools.cache

@@ -189,15 +189,9 @@ static void arrive(Collective kind, unsigned mask, WarpFunction function = nullp
   if (!(mask & bit)) fail("warp %s with mask 0x%08x, which does not contain the calling lane %u", name_of(kind), mask, thread->lane);
   if (mask & ~warp.alive)
     fail("warp %s with mask 0x%08x names lanes 0x%08x that have exited or do not exist", name_of(kind), mask, mask & ~warp.alive);
-  size_t found = warp.groups.size();
-  for (size_t i = 0; i < warp.groups.size(); ++i) {
-    const Warp::Group& group = warp.groups[i];
-    if (!(group.mask & mask)) continue;
-    if (group.mask != mask || group.kind != kind)
-      fail("divergent warp collective: lanes 0x%08x are at a %s with mask 0x%08x, lane %u is at a %s with mask 0x%08x", group.arrived,
-           name_of(group.kind), group.mask, thread->lane, name_of(kind), mask);
-    found = i;
-  }
+  // Lanes that are still at another collective may come later; if they never do, the scheduler reports the deadlock.
+  size_t found = 0;
+  while (found < warp.groups.size() && (warp.groups[found].mask != mask || warp.groups[found].kind != kind)) ++found;
   if (found == warp.groups.size()) warp.groups.push_back({mask, 0, kind});
   Warp::Group& group = warp.groups[found];
   group.arrived |= bit;

@@ -89,7 +89,9 @@ using identity_t = typename Identity<T>::type;
 template <class T>
 EMU_UNCHECKED __attribute__((noinline)) T load_relaxed(const T* address) {
   note_relaxed_load(address, sizeof(T));
-  return *const_cast<const volatile T*>(address);
+  T value;
+  std::memcpy(static_cast<void*>(&value), address, sizeof(T));
+  return value;
 }
 
 }  // namespace emu

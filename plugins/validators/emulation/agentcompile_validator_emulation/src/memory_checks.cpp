@@ -318,8 +318,8 @@ void note_atomic(const void* address, size_t bytes) {
 void note_relaxed_load(const void* address, size_t bytes) {
   if (!options.checks) return;
   RuntimeScope scope;
-  check_access(address, bytes, {Access::read, true}, __builtin_return_address(0));
-  acquire_at(reinterpret_cast<uintptr_t>(address), self());
+  acquire_at(reinterpret_cast<uintptr_t>(address), self());  // ordered after atomic operations on it, not after plain writes
+  check_access(address, bytes, {Access::read, false, true}, __builtin_return_address(0));
 }
 
 static int collect_module_range(dl_phdr_info* info, size_t, void*) {

@@ -176,6 +176,18 @@ static void start_block(uint3 index, dim3 grid) {
   reset_run_order();
 }
 
+// Where the other lanes of a waiting thread's warp are.
+static std::string describe_other_groups(const Thread& thread) {
+  std::string text;
+  for (const Warp::Group& group : warp_of(&thread).groups) {
+    if (group.mask == thread.collective_mask && group.kind == thread.collective) continue;
+    char part[100];
+    snprintf(part, sizeof part, "; lanes 0x%08x are at a %s with mask 0x%08x", group.arrived, name_of(group.kind), group.mask);
+    text += part;
+  }
+  return text;
+}
+
 static void report_stuck_block() {
   unsigned done = 0, at_barrier = 0;
   const Thread *barrier_waiter = nullptr, *elsewhere = nullptr, *other = nullptr;
@@ -188,8 +200,8 @@ static void report_stuck_block() {
     } else if (!other) other = &thread;
   }
   if (other && other->state == State::in_warp_collective)
-    return fail("deadlock: thread %u waits in a warp %s with mask 0x%08x for lanes that never arrive (%u threads at a block barrier, %u exited)",
-                other->linear, name_of(other->collective), other->collective_mask, at_barrier, done);
+    return fail("deadlock: thread %u waits in a warp %s with mask 0x%08x for lanes that never arrive%s (%u threads at a block barrier, %u exited)",
+                other->linear, name_of(other->collective), other->collective_mask, describe_other_groups(*other).c_str(), at_barrier, done);
   if (other && other->state == State::at_mbarrier)
     return fail("deadlock: thread %u waits for parity %u of %s (%u threads at a block barrier, %u exited)", other->linear,
                 other->awaited_parity, describe_mbarrier(*other->awaited).c_str(), at_barrier, done);

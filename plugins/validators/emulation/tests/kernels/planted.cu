@@ -262,7 +262,7 @@ __device__ __forceinline__ void last_arriver_sum(const float* in, float* out, in
   __threadfence();
   if (threadIdx.x == 0) {
     float sum = 0.0f;
-    for (unsigned j = 0; j < gridDim.x * threads; ++j) sum += partial[j];
+    for (unsigned j = 0; j < gridDim.x * threads; ++j) sum += ac::load_relaxed(&partial[j]);
     out[0] = sum;
   }
 }
