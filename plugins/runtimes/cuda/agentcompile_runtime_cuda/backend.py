@@ -110,10 +110,10 @@ class CudaBackend(Backend):
         import torch
 
         torch.cuda.init()
-        torch.cuda.synchronize()  # makes torch's primary context current in this thread
         key = (torch.cuda.current_device(), kernel.sha256)
         with self._lock:
             if key not in self._loaded:
+                torch.cuda.synchronize()  # makes torch's primary context current in this thread
                 self._loaded[key] = launching.LoadedKernel(driver(), kernel.binary, kernel.sha256)
             return self._loaded[key]
 

@@ -19,7 +19,7 @@ from . import headers
 from .ptxas import first_error
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
-SERVERS = 8
+SERVERS = 16
 
 
 class Compiler(Protocol):
@@ -36,7 +36,7 @@ class Compiler(Protocol):
 
 
 class Nvrtc:
-    """NVRTC through cuda-bindings, in up to eight server processes, so that an endless build costs only itself."""
+    """NVRTC through cuda-bindings, in up to sixteen server processes, so that an endless build costs only itself."""
 
     def __init__(self) -> None:
         self._idle: queue.LifoQueue[GuardedServer] = queue.LifoQueue()
