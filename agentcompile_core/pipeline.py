@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from . import keys, serial
+from . import chain, keys, serial
 from .advice import AdviceRecord
 from .bundle import Bundle
 from .candidate import Kernel, StepSource
@@ -37,6 +37,7 @@ class Compilation:
     failures: tuple[Failure, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     lowered: int = 0
+    step_us: tuple[float, float] = (0.0, 0.0)  # the shortened step of the chain: with kernels, on the framework
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -67,12 +68,33 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         spaces = plan.run(analyses, ctx)
     records, advice, lowered = _rounds(regions, summaries, spaces, ctx, clock)
     with clock("select"):
-        selections = select.run(regions, spaces, records, ctx)
+        selections, step_us = selected(graphs, regions, spaces, records, ctx)
     programs = programs_of(graphs, regions, selections)
     with clock("build"):
         kernels = built(programs, ctx)
     return Compilation(graphs=graphs, analyses=analyses, spaces=spaces, advice=advice, records=records, selections=selections,
-                       programs=programs, kernels=kernels, failures=tuple(ctx.failures), seconds=clock.seconds, lowered=lowered)
+                       programs=programs, kernels=kernels, failures=tuple(ctx.failures), seconds=clock.seconds, lowered=lowered,
+                       step_us=step_us)
+
+
+def selected(graphs: GraphSet, regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tuple[TuningRecord, ...],
+             ctx: Context) -> tuple[tuple[Selection, ...], tuple[float, float]]:
+    """Select by isolated timings; where there is a device, let the captured chain judge, and the whole step against the framework's.
+
+    Returns the selections, and the microseconds of the shortened step with them and on the framework (0: not measured).
+    """
+    if not chain.possible(ctx) or not any(r.usable for r in records):
+        return select.run(regions, spaces, records, ctx), (0.0, 0.0)
+    # Beside fallbacks there is no PDL, so the chain starts with every step at its best isolated candidate, also those that lost alone.
+    started = select.run(regions, spaces, records, evolve(ctx, config=evolve(ctx.config, margin=-1.0)))
+    graph = next(g for g in graphs.graphs if g.kind is not GraphKind.PREFILL)
+    judged, answer = chain.run(graph, regions, started, records, ctx.config.budget_s / 2, ctx)
+    if answer is None:
+        return select.run(regions, spaces, records, ctx), (0.0, 0.0)
+    if answer.framework_us and answer.us * (1 + ctx.config.margin) >= answer.framework_us:
+        why = f"the whole step takes {answer.us:.1f} us with kernels and {answer.framework_us:.1f} us on the framework"
+        return tuple(fallback(s.signature, s.region, why) for s in judged), (answer.us, answer.framework_us)
+    return judged, (answer.us, answer.framework_us)
 
 
 def _rounds(regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...], ctx: Context,

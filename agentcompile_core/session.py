@@ -201,6 +201,19 @@ class Session:
             step()
         return self.bound(name)
 
+    def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
+        """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""
+        import torch
+
+        tokens = self._checked(tokens, 1)
+        with self._lock, torch.inference_mode():
+            rows = [self.prefill(tokens[:, :1]).output(0)[0, -1].clone()]
+            for i in range(1, tokens.shape[1]):
+                self.ids.copy_(tokens[:, i:i + 1])
+                self._step("decode")()
+                rows.append(self.bound("decode").output(0)[0, -1].clone())
+            return torch.stack(rows)
+
     def _tokens(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], sampling: Sampling | None, eager: bool) -> Iterator[int]:
         last = self.prefill(prompt)
         if sampling is not None:

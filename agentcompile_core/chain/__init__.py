@@ -1,80 +1,133 @@
 """The chain has the last word: steps that won alone are judged inside captured whole layers, all others held at their best."""
 
-from typing import TYPE_CHECKING
-
 from attrs import evolve
 
-from .. import serial
+from .. import keys, serial
 from ..context import Context
-from ..errors import Cause, Failure, StageName
+from ..errors import Cause, Failure, StageName, UsageError
 from ..graph import Graph
-from ..record import TuningRecord
+from ..plan import Fusion
+from ..record import Measurement, TuningRecord
 from ..region import Region
-from ..selection import Basis, Selection, SelectedStep
+from ..selection import Basis, SelectedStep, Selection
+from ..stages.lower import CALLABLE, source_of
+from ..stages.validate import FRAMEWORK
+from ..worker import Worker
+from ..worker.client import WorkerLost
 from .cut import cut, layers_needed
 from .judge import Alternative, Answer, Question
-
-if TYPE_CHECKING:
-    from ..worker import Worker
 
 MOST_PER_STEP = 8
 POSITION = 256
 CALL_DEADLINE_S = 60.0
 
 
-def run(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], alternatives: tuple[Alternative, ...],
-        worker: "Worker", budget_s: float, ctx: Context) -> tuple[tuple[Selection, ...], Answer | None]:
-    """Judge ``alternatives`` in the captured chain; returns the selections that won, and what was measured.
+def possible(ctx: Context) -> bool:
+    """Whether there is a device on which a chain can be timed."""
+    return ctx.backend is not None and ctx.backend.device == "cuda"
 
-    Without a backend that can time, or if the worker fails, the selections stay as they are.
+
+def run(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...], budget_s: float,
+        ctx: Context) -> tuple[tuple[Selection, ...], Answer | None]:
+    """Judge the selected steps and their alternatives in the captured chain; an answer in the store is used again.
+
+    Returns the selections that won and what was measured; None and the selections as they are if the worker failed.
     """
-    if ctx.backend is None or ctx.backend.device != "cuda" or not any(s.steps for s in selections):
-        return selections, None
+    assert ctx.backend is not None
     layers = layers_needed(graph, ctx.target)
     short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
     capacity = min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=POSITION * 4)
-    question = Question(graph=short, regions=short_regions, selections=selections, alternatives=alternatives, target=ctx.target,
-                        backend=ctx.backend.name, position=min(POSITION, capacity // 4), margin=ctx.config.margin / 2, budget_s=budget_s)
-    from ..worker.client import WorkerLost
-
-    try:
-        answer = serial.structure(
-            worker.call("agentcompile_core.chain.judge:judge", serial.unstructure(question), deadline_s=CALL_DEADLINE_S,
-                        progress=lambda what: ctx.report("candidate", {"step": what, "verdict": "chain"})), Answer)
-    except WorkerLost as exc:
-        ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))
+    question = Question(graph=short, regions=short_regions, selections=selections, alternatives=alternatives_of(regions, selections, records, ctx),
+                        target=ctx.target, backend=ctx.backend.name, position=min(POSITION, capacity // 4), margin=ctx.config.margin / 2,
+                        budget_s=budget_s)
+    answer = _stored(question, ctx)
+    if answer is None:
         return selections, None
     return tuple(_annotated(s, old, answer) for s, old in zip(answer.selections, selections, strict=True)), answer
 
 
+def _stored(question: Question, ctx: Context) -> Answer | None:
+    # The budget is not part of the key: an answer that took longer is as good.
+    assert ctx.backend is not None
+    key = "chain-" + serial.digest(_timeless(question), keys.device_library_digest(), ctx.backend.compiler(), length=32)
+    text = ctx.store.text("chain", key)
+    if text is not None:
+        try:
+            return serial.loads(text, Answer)
+        except UsageError:
+            ctx.report("store_miss", {"key": key})
+    if ctx.worker is None:
+        ctx.worker = Worker()
+    try:
+        raw = ctx.worker.call("agentcompile_core.chain.judge:judge", serial.unstructure(question), deadline_s=CALL_DEADLINE_S,
+                              progress=lambda what: ctx.report("chain", {"step": what}))
+    except WorkerLost as exc:
+        ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))
+        return None
+    answer = serial.structure(raw, Answer)
+    ctx.store.put_text("chain", key, serial.dumps(answer))
+    return answer
+
+
+def _timeless(question: Question) -> Question:
+    """The question without the microseconds that differ from run to run, for its key."""
+    def plain(step: SelectedStep) -> SelectedStep:
+        return evolve(step, measurement=None, baseline=None, reason="", max_abs=0.0, max_rel=0.0)
+
+    selections = tuple(evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=()) for s in question.selections)
+    alternatives = tuple(evolve(a, selected=plain(a.selected) if a.selected else None) for a in question.alternatives)
+    return evolve(question, selections=selections, alternatives=alternatives, budget_s=0.0)
+
+
 def _annotated(new: Selection, old: Selection, answer: Answer) -> Selection:
-    before = {s.step.match_id: s.step for s in old.steps}
+    before = {s.step.match_id: s for s in old.steps}
 
     def reason(step: SelectedStep) -> SelectedStep:
-        if before.get(step.step.match_id) == step.step:
-            return evolve(step, basis=Basis.CHAIN, reason=f"{step.reason}; kept by the chain")
         was = before.get(step.step.match_id)
-        return evolve(step, basis=Basis.CHAIN, reason=f"faster inside the captured chain than {was.schedule if was else 'the fallback'}, which won alone")
+        if was is not None and was.step == step.step:
+            return evolve(step, basis=Basis.CHAIN, reason=f"{was.reason}; no alternative was faster inside the captured chain")
+        why = f"faster inside the captured chain than {was.step.schedule}, which won alone" if was else "faster inside the captured chain"
+        return evolve(step, basis=Basis.CHAIN, reason=why)
 
-    return evolve(new, steps=tuple(reason(s) for s in new.steps), basis=Basis.CHAIN if new.steps else new.basis)
+    kept = {s.step.match_id for s in new.steps}
+    removed = tuple((m, "inside the captured chain the framework is faster") for m in before if m not in kept)
+    cover = evolve(new.cover, matches=tuple(m for m in new.cover.matches if m in kept),
+                   fusion=new.cover.fusion if kept == set(before) else Fusion.PARTIAL if kept else Fusion.FRAMEWORK)
+    return evolve(new, steps=tuple(reason(s) for s in new.steps), cover=cover, basis=Basis.CHAIN if kept else Basis.FALLBACK,
+                  fallback_reasons=(*new.fallback_reasons, *removed))
 
 
 def alternatives_of(regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...],
-                    chosen: "dict[str, SelectedStep]") -> tuple[Alternative, ...]:
-    """For every selected step up to eight others that passed and were measured, fastest alone first, one per class at least.
+                    ctx: Context) -> tuple[Alternative, ...]:
+    """For every selected step up to eight others that passed and were measured, and its removal if it lost alone.
 
-    A class is (shared memory, registers) rounded: the chain's winner is rarely the fastest alone. ``chosen`` maps a
-    record's key to what would be selected. The steps with the largest share of the time come first.
+    At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
+    fastest alone. The steps with the largest share of the time come first.
     """
     found: list[tuple[float, list[Alternative]]] = []
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
-            mine = [r for r in records if r.signature == region.signature and r.step.match_id == step.step.match_id and r.usable and r.key in chosen]
+            mine = [r for r in records if r.signature == region.signature and r.step.match_id == step.step.match_id and r.usable
+                    and r.step.implementation != FRAMEWORK]
             mine.sort(key=lambda r: r.measurement.us if r.measurement else 0.0)
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
-            found.append((-share, [Alternative(signature=region.signature, match_id=step.step.match_id, selected=chosen[r.key])
-                                   for r in _diverse(mine)]))
+            group = [a for a in (_alternative(r, region, step.baseline, ctx) for r in _diverse(mine)) if a is not None]
+            if step.baseline is None or (step.measurement and step.measurement.us > step.baseline.us):
+                group.append(Alternative(signature=region.signature, match_id=step.step.match_id, selected=None))
+            found.append((-share, group))
     return tuple(a for _, group in sorted(found, key=lambda item: item[0]) for a in group)
+
+
+def _alternative(record: TuningRecord, region: Region, baseline: Measurement | None, ctx: Context) -> Alternative | None:
+    match = region.match_by_id[record.step.match_id]
+    source = ctx.catalog.guard(lambda: source_of(record.step, match, ctx), stage=StageName.SELECT, plugin=record.step.implementation,
+                               subject=str(record.step))
+    if source is None or source.language == CALLABLE or source.digest != record.source_digest:
+        return None
+    checks = record.verdict.checks if record.verdict else ()
+    selected = SelectedStep(step=record.step, label=match.label, nodes=match.nodes, source=source, basis=Basis.CHAIN, measurement=record.measurement,
+                            baseline=baseline, max_abs=max((c.max_abs for c in checks), default=0.0), max_rel=max((c.max_rel for c in checks), default=0.0))
+    return Alternative(signature=region.signature, match_id=match.id, selected=selected)
 
 
 def _diverse(records: list[TuningRecord]) -> list[TuningRecord]:

@@ -31,11 +31,14 @@ WARM_UPS = 3
 
 @frozen(kw_only=True)
 class Alternative:
-    """Another way to do one step of one region: what would be selected instead."""
+    """Another way to do one step of one region: what would be selected instead (None: the framework)."""
 
     signature: str
     match_id: str
-    selected: SelectedStep
+    selected: SelectedStep | None
+
+    def __str__(self) -> str:
+        return str(self.selected.step) if self.selected else f"framework on {self.match_id}"
 
 
 @frozen(kw_only=True)
@@ -141,7 +144,7 @@ class _Chain:
                 if _holds(incumbent, alternative):
                     continue
                 challenger = _replaced(incumbent, alternative)
-                captured = self._try(challenger, best, str(alternative.selected.step))
+                captured = self._try(challenger, best, str(alternative))
                 if captured is not None:
                     incumbent, best = challenger, captured
             if self.accepted == before:
@@ -187,14 +190,19 @@ def upper_bound(ratios: list[float]) -> float:
 
 
 def _holds(selections: tuple[Selection, ...], alternative: Alternative) -> bool:
-    return any(step.step == alternative.selected.step for s in selections if s.signature == alternative.signature for step in s.steps)
+    """Whether the alternative is what is selected already (or would remove a step that is gone)."""
+    steps = [s for sel in selections if sel.signature == alternative.signature for s in sel.steps if s.step.match_id == alternative.match_id]
+    if alternative.selected is None:
+        return not steps
+    return any(s.step == alternative.selected.step for s in steps)
 
 
 def _replaced(selections: tuple[Selection, ...], alternative: Alternative) -> tuple[Selection, ...]:
-    def swap(step: SelectedStep) -> SelectedStep:
-        return alternative.selected if step.step.match_id == alternative.match_id else step
+    def steps(selection: Selection) -> tuple[SelectedStep, ...]:
+        others = [s for s in selection.steps if s.step.match_id != alternative.match_id]
+        return (*others, alternative.selected) if alternative.selected else tuple(others)
 
-    return tuple(evolve(s, steps=tuple(swap(step) for step in s.steps)) if s.signature == alternative.signature else s for s in selections)
+    return tuple(evolve(s, steps=steps(s)) if s.signature == alternative.signature else s for s in selections)
 
 
 def _tensors(graph: Graph, kinds: tuple[ValueKind, ...], by_source: bool) -> dict[str, torch.Tensor]:

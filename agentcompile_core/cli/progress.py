@@ -20,6 +20,8 @@ class Progress:
         """Show one event."""
         if event == "candidate":
             self._candidate(facts)
+        elif event == "chain":
+            self._say(f"chain: {facts['step']}", transient=True)
         elif event == "workload":
             self._say(f"workload: batch 1, context {facts['max_context']}, {facts['dtype']}, prompts in chunks of {facts['chunks']}")
         elif event == "stage_started":
@@ -48,7 +50,7 @@ class Progress:
             self._log.write(json.dumps(facts, sort_keys=True) + "\n")
             self._log.flush()
         us = facts.get("us")
-        self._say(f"candidate {self._count}: {facts.get('step', '')} {facts.get('verdict', '')}" + (f" {us:.2f} us" if us else ""), transient=True)
+        self._say(f"candidate {self._count}: {facts.get('implementation', '')} on {facts.get('match', '')}: {facts.get('verdict', '')}" + (f" {us:.2f} us" if us else ""), transient=True)
 
     def _say(self, text: str, transient: bool = False) -> None:
         if self._quiet or (transient and not self._live):

@@ -1,0 +1,72 @@
+"""What every benchmark shares: models with random weights, results files, the memory and the machine."""
+
+import json
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+CONFIGS = ROOT / "configs"
+RESULTS = ROOT / "results"
+MODELS = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b")
+PACKAGES = ("torch", "transformers", "triton", "cuda-bindings", "cuda-core", "vllm", "flash-attn")
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a number may depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """GPU name, UUID and driver."""
+    import torch
+
+    query = subprocess.run(["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    name, uuid, driver = (query.stdout.strip().splitlines()[0].split(", ") if query.returncode == 0 else (torch.cuda.get_device_name(), "", ""))
+    return {"gpu": name, "gpu_uuid": uuid, "driver": driver}
+
+
+def commit(given: str | None = None) -> str:
+    """The commit that is measured; ``given`` where there is no git here."""
+    if given:
+        return given
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+    return found.stdout.strip() or "unknown"
+
+
+def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None) -> Path:
+    """Write ``<out>/<name>.json`` as evaluation.md section 5 says; rows of models that are not measured now are kept."""
+    path = out / f"{name}.json"
+    kept: list[dict[str, Any]] = []
+    if path.exists():
+        measured = {(r["model"], r.get("workload")) for r in rows}
+        kept = [r for r in json.loads(path.read_text())["rows"] if (r["model"], r.get("workload")) not in measured]
+    document = {"schema": 1, **machine(), "versions": versions(), "commit": commit(given_commit), "date": time.strftime("%Y-%m-%d"),
+                "read_ceiling_gbps": read_ceiling_gbps, "rows": kept + rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def read_ceiling_gbps() -> float:
+    """Measured read-only bandwidth of this GPU in 1e9 bytes per second."""
+    from agentcompile_runtime_cuda.ceiling import read_ceiling_gbps as measure
+
+    return float(measure())
+
+
+def used_bytes() -> int:
+    """Device memory in use by everyone on this GPU."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return total - free
