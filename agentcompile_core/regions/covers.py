@@ -21,7 +21,7 @@ STEP_US = 2.0  # launch, tail and dependency of one kernel in a captured chain
 FRAMEWORK_US = 6.0  # the same of one framework operator, without programmatic dependent launch
 WAYS = 12  # kept per set of decided nodes
 SETS = 192  # kept per step of the search
-MOST_NEIGHBOURS = 128  # matches for which the cheapest cover that holds them is looked for
+NEIGHBOUR_WORK = 6000  # nodes times matches for which the cheapest cover that holds the match is looked for
 
 
 @frozen
@@ -73,16 +73,16 @@ def _problem(graph: Graph, matches: Sequence[Match], target: Target) -> _Problem
 
 
 def _neighbours(problem: _Problem) -> list[_Way]:
-    """For every match the cheapest cover that holds it, cheapest first."""
+    """For every match (the first ones, in a very large region) the cheapest cover that holds it, cheapest first."""
     found = []
-    for index in range(min(len(problem.matches), MOST_NEIGHBOURS)):
+    for index in range(min(len(problem.matches), NEIGHBOUR_WORK // len(problem.deps.names))):
         mask = problem.masks[index]
         beside = [other for other, taken in enumerate(problem.masks) if other == index or not taken & mask]
-        found += [way for way in _search(problem, beside, forced=index)[:1] if index in way.matches]
+        found += _search(problem, beside, forced=index, ways=2)[:1]
     return sorted(set(found), key=lambda way: (way.cost_us, way.matches))
 
 
-def _search(problem: _Problem, usable: Iterable[int], forced: int = -1) -> list[_Way]:
+def _search(problem: _Problem, usable: Iterable[int], forced: int = -1, ways: int = WAYS) -> list[_Way]:
     """The cheapest ways to decide every node, using only matches in ``usable`` (all of which are disjoint from
     ``forced``, which must be used), cheapest first; only those whose matches can run one after the other."""
     must = problem.masks[forced] if forced >= 0 else 0
@@ -94,18 +94,18 @@ def _search(problem: _Problem, usable: Iterable[int], forced: int = -1) -> list[
     states: dict[int, list[_Way]] = {0: [_Way(0.0, ())]}
     for node in range(count):
         following: dict[int, list[_Way]] = {}
-        for decided, ways in states.items():
+        for decided, before in states.items():
             if decided >> node & 1:
-                _add(following, decided, ways, 0.0, ())
+                _add(following, decided, before, 0.0, ())
                 continue
             if not must >> node & 1:
-                _add(following, decided | 1 << node, ways, problem.framework_us[node], ())
+                _add(following, decided | 1 << node, before, problem.framework_us[node], ())
             for index in starting.get(node, ()):
                 mask = problem.masks[index]
                 if not mask & decided:
-                    _add(following, decided | mask, ways, problem.costs_us[index], (index,))
-        states = _bounded(following)
-    found = sorted((way for ways in states.values() for way in ways), key=lambda way: (way.cost_us, way.matches))
+                    _add(following, decided | mask, before, problem.costs_us[index], (index,))
+        states = _bounded(following, ways)
+    found = sorted((way for kept in states.values() for way in kept), key=lambda way: (way.cost_us, way.matches))
     return [way for way in found if problem.deps.is_schedulable([problem.masks[i] for i in way.matches])]
 
 
@@ -113,8 +113,8 @@ def _add(states: dict[int, list[_Way]], decided: int, ways: Iterable[_Way], cost
     states.setdefault(decided, []).extend(_Way(way.cost_us + cost_us, way.matches + matches) for way in ways)
 
 
-def _bounded(states: Mapping[int, list[_Way]]) -> dict[int, list[_Way]]:
-    kept = {mask: sorted(ways, key=lambda way: (way.cost_us, way.matches))[:WAYS] for mask, ways in states.items()}
+def _bounded(states: Mapping[int, list[_Way]], most: int) -> dict[int, list[_Way]]:
+    kept = {mask: sorted(ways, key=lambda way: (way.cost_us, way.matches))[:most] for mask, ways in states.items()}
     # Sets that decided more have paid more: compare per decided node, so that long matches are not thrown away early.
     order = sorted(kept, key=lambda mask: (kept[mask][0].cost_us / mask.bit_count(), mask))
     return {mask: kept[mask] for mask in order[:SETS]}
