@@ -9,8 +9,6 @@ import ctypes
 import functools
 from typing import Any
 
-from agentcompile_core.errors import AgentCompileError
-
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
@@ -40,11 +38,14 @@ class Config(ctypes.Structure):
     )
 
 
-class CudaError(AgentCompileError, RuntimeError):
-    """The driver refused a call, or an earlier kernel failed; a RuntimeError as torch's. ``code`` is the CUresult."""
+class CudaError(RuntimeError):
+    """The driver refused a call, or an earlier kernel failed; a RuntimeError as torch's own.
 
-    def __init__(self, doing: str, code: int, name: str) -> None:
-        super().__init__(f"{doing} failed with {name} ({code})")
+    The message holds the driver's words ("an illegal memory access was encountered"), ``code`` is the CUresult.
+    """
+
+    def __init__(self, doing: str, code: int, name: str, words: str) -> None:
+        super().__init__(f"{doing} failed: {words} ({name}, {code})")
         self.code = code
         self.name = name
 
@@ -62,8 +63,9 @@ class Driver:
         self._function.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p)
         self._set_attribute = library.cuFuncSetAttribute
         self._set_attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-        self._error_name = library.cuGetErrorName
-        self._error_name.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
+        self._texts = (library.cuGetErrorName, library.cuGetErrorString)
+        for function in self._texts:
+            function.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
 
     def load_module(self, binary: bytes) -> int:
         """Load a cubin into the current context and return its CUmodule."""
@@ -84,9 +86,14 @@ class Driver:
     def check(self, doing: str, code: int) -> None:
         """Raise CudaError if ``code`` is not success."""
         if code:
-            name = ctypes.c_char_p()
-            self._error_name(code, ctypes.byref(name))
-            raise CudaError(doing, code, (name.value or b"an unknown error").decode())
+            name, words = (self._text(function, code) for function in self._texts)
+            raise CudaError(doing, code, name, words)
+
+    @staticmethod
+    def _text(function: Any, code: int) -> str:
+        text = ctypes.c_char_p()
+        function(code, ctypes.byref(text))
+        return (text.value or b"unknown error").decode()
 
 
 @functools.cache

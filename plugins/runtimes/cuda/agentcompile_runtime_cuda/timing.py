@@ -1,8 +1,14 @@
 """The fixed timing protocol: a captured graph, warm-ups, CUDA events around each repetition, one synchronization."""
 
+import contextlib
+import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agentcompile_core.errors import Reject
+
+if TYPE_CHECKING:
+    import torch
 
 WARM_UPS = 3
 HOST_US_PER_REPLAY = 40.0  # generous: the host must be ahead of the device when the first event is reached
@@ -21,15 +27,13 @@ def time_captured(run: Callable[[int], None], repetitions: int, runs_per_repetit
         return Reject(f"{repetitions} repetitions of {runs_per_repetition} runs: both must be at least 1")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.stream(stream):
             run(stream.cuda_stream)  # lazy work of a first call may not happen inside a capture
-        stream.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(runs_per_repetition):
-                run(stream.cuda_stream)
+            stream.synchronize()
+            graph = _captured(run, runs_per_repetition, stream)
     except RuntimeError as exc:
+        torch.cuda.synchronize()  # raises where the device itself is broken: that is no matter of capturing
         return Reject(f"cannot be captured into a CUDA graph: {str(exc).splitlines()[0]}")
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)]
     with torch.cuda.stream(stream):
@@ -43,3 +47,23 @@ def time_captured(run: Callable[[int], None], repetitions: int, runs_per_repetit
             end.record(stream)
     stream.synchronize()
     return tuple(start.elapsed_time(end) * 1e3 / runs_per_repetition for start, end in events)
+
+
+def _captured(run: Callable[[int], None], runs: int, stream: "torch.cuda.Stream") -> "torch.cuda.CUDAGraph":
+    """Capture on the current stream. Not by ``torch.cuda.graph``: it empties the allocator's cache each time, and leaves
+    the current stream switched where the capture fails."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        for _ in range(runs):
+            run(stream.cuda_stream)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works
+        graph.capture_end()
+    return graph

@@ -36,7 +36,13 @@ CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int valu
   return CUDA_SUCCESS;
 }
 CUresult cuGetErrorName(CUresult error, const char** name) {
-  *name = error == CUDA_ERROR_NOT_FOUND ? "CUDA_ERROR_NOT_FOUND" : error == CUDA_ERROR_INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : "CUDA_ERROR_LAUNCH_FAILED";
+  *name = error == CUDA_ERROR_NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
+          : error == CUDA_ERROR_INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE" : "CUDA_ERROR_ILLEGAL_ADDRESS";
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult error, const char** text) {
+  if (error != CUDA_ERROR_ILLEGAL_ADDRESS) return CUDA_ERROR_INVALID_VALUE;  // as a driver does for a code it does not know
+  *text = "an illegal memory access was encountered";
   return CUDA_SUCCESS;
 }
 // The arguments are always: a pointer, an int, a long long, a float.

@@ -133,12 +133,13 @@ def test_large_clusters_are_asked_for(fake: Fake) -> None:
 
 def test_errors_of_the_driver_have_their_names(fake: Fake) -> None:
     run = launching.prepare(fake.kernel(), launch(), (0, 0, 0, 0), False)
-    fake.library.fail_next_launch(719)
-    with pytest.raises(driver.CudaError, match=r"launching entry failed with CUDA_ERROR_LAUNCH_FAILED \(719\)") as caught:
+    fake.library.fail_next_launch(700)
+    words = r"launching entry failed: an illegal memory access was encountered \(CUDA_ERROR_ILLEGAL_ADDRESS, 700\)"
+    with pytest.raises(driver.CudaError, match=words) as caught:
         run(0)
-    assert caught.value.code == 719
+    assert caught.value.code == 700 and isinstance(caught.value, RuntimeError)
     run(0)
-    with pytest.raises(driver.CudaError, match=r"looking up kernel absent failed with CUDA_ERROR_NOT_FOUND"):
+    with pytest.raises(driver.CudaError, match=r"looking up kernel absent failed: unknown error \(CUDA_ERROR_NOT_FOUND"):
         fake.kernel().function(launch(entry="absent"))
     with pytest.raises(driver.CudaError, match=r"CUDA_ERROR_INVALID_IMAGE"):
         launching.LoadedKernel(fake.driver, b"garbage", "sha")

@@ -38,8 +38,9 @@ class CudaCapture:
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures. The outer
+            # context restores the current stream, which torch leaves switched where a capture fails.
+            with torch.cuda.stream(side), torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 for _ in range(runs):
                     run()
         except RuntimeError as exc:
