@@ -27,7 +27,7 @@ elementwise  out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar
     attributes count, columns, broadcast0.. ("full", "row", "scalar")
 gather       out = table[ids]
     operands   ids INPUT i64 [rows]; table WEIGHT [vocabulary, columns]; out OUTPUT
-    attributes rows, columns
+    attributes rows, columns, unread_bytes (of the table's other rows)
 argmax       token = first index of the maximum; with ``advance`` the decode state moves on as well
     operands   logits INPUT [.., n]; token OUTPUT i64 [1]; ids, position, history STATE i64 (advance)
     attributes n, advance (bool)

@@ -138,12 +138,12 @@ class Match:
 
     @property
     def bytes_moved(self) -> int:
-        """The fewest bytes that must cross device memory: each operand once (KV states are counted by their attribute)."""
+        """The fewest bytes that must cross device memory: each operand once, states by ``state_bytes``, less ``unread_bytes``."""
         total = 0
         for operand in self.operands:
             if operand.role is not Role.STATE:
                 total += operand.spec.nbytes
-        return total + int(self._attributes.get("state_bytes", 0))
+        return total + int(self._attributes.get("state_bytes", 0)) - int(self._attributes.get("unread_bytes", 0))
 
 
 @frozen(kw_only=True)

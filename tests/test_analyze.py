@@ -361,3 +361,10 @@ def test_analyses_survive_json(decode_graphs):
     _, graph = decode_graphs.transformer(layers=1)
     (analysis,) = analyze.run(graph_set(graph), context())
     assert serial.loads(serial.dumps(analysis), Analysis) == analysis
+
+
+def test_a_lookup_moves_its_row_and_not_the_table(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    (analysis,) = analyze.run(graph_set(graph), context())
+    (lookup,) = [m for m in analysis.summaries[0].matches if m.kind == "gather"]
+    assert lookup.bytes == 8 + 2 * 32 * 4  # the id, the row read, the row written

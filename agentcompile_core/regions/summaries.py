@@ -8,6 +8,8 @@ from ..graph import Graph, Node
 from ..layout import is_alias
 from ..region import Match, MatchSummary, Region, RegionSummary, Role, SemanticLabel
 
+LOOKUPS = ("embedding", "index", "index_select", "gather")
+
 
 def summarize(region: Region) -> RegionSummary:
     """The summary of a merged region."""
@@ -50,8 +52,9 @@ def flops(match: Match) -> int:
 
 
 def bytes_of(node: Node, graph: Graph) -> int:
-    """Bytes of everything a node reads and writes."""
-    return sum(graph.spec(name).nbytes for name in (*node.inputs, *node.outputs))
+    """Bytes of everything a node reads and writes; of a table that it looks rows up in, the rows it returns."""
+    read = node.inputs[1:] + node.outputs if node.kind in LOOKUPS else node.inputs
+    return sum(graph.spec(name).nbytes for name in (*read, *node.outputs))
 
 
 def dominant(matches: Sequence[Match]) -> SemanticLabel:

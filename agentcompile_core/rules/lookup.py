@@ -32,7 +32,8 @@ def _gather(view: RegionView, node: Node) -> Match | None:
     return Match(
         kind=GATHER, label=SemanticLabel.GATHER, nodes=(node.name,),
         operands=(view.read("ids", ids), view.read("table", table), view.write("out", node.outputs[0])),
-        attributes=(("rows", wanted.numel), ("columns", spec.shape[1])),
+        attributes=(("rows", wanted.numel), ("columns", spec.shape[1]),
+                    ("unread_bytes", max(0, spec.shape[0] - wanted.numel) * spec.shape[1] * spec.dtype.bytes)),
     )
 
 
