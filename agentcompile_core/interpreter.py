@@ -171,13 +171,11 @@ class Prepared:
 
         With a type override, states that had to be promoted are changed in a copy; the copy is returned beside the outputs.
         """
-        env = dict(env)
-        for name in self.mutates:
-            env[name] = self._promoted(env[name])
+        if self._override is None:
+            return dict(zip(self.outputs, self.bind(env)(), strict=True))
+        env = {**env, **{name: self._promoted(env[name]) for name in self.mutates if name in env}}
         found = dict(zip(self.outputs, self.bind(env)(), strict=True))
-        if self._override is not None:
-            found.update((name, env[name]) for name in self.mutates)
-        return found
+        return {**found, **{name: env[name] for name in self.mutates}}
 
     def _promoted(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._override) if self._override is not None and tensor.is_floating_point() else tensor

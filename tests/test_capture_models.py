@@ -1,0 +1,152 @@
+"""Every architecture either is captured and then speaks exactly as HuggingFace does, or says in one sentence why not."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from agentcompile_core.capture.language_model import capture_language_model
+from agentcompile_core.graph import DType, GraphKind, ValueKind, Workload
+
+sys.path.insert(0, str(Path(__file__).parent))
+from capture_models import GPT, SIZES, TOKENS, WINDOWED, WORKLOAD, generate, greedy, tiny, without
+
+PROMPT = torch.tensor([[3, 17, 90, 4, 55, 21, 8, 100, 63, 2, 41]])
+CAPTURED = {
+    "qwen3": SIZES,
+    "llama": SIZES,
+    "qwen2": without("head_dim"),
+    "mistral": WINDOWED,
+    "gemma2": WINDOWED,
+    "gemma3_text": WINDOWED,
+    "gpt2": GPT,
+    "gpt_neox": without("num_key_value_heads", "head_dim"),
+    "phi": without("head_dim"),
+    "granite": {**without("head_dim"), "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "cohere": without("head_dim"),
+    "cohere2": WINDOWED,
+    "starcoder2": {**without("head_dim"), "sliding_window": 5},
+    "olmo2": without("head_dim"),
+    "stablelm": without("head_dim"),
+}
+REFUSED = {
+    "mamba": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **TOKENS}, "no attention heads"),
+    "mixtral": ({**SIZES, "num_local_experts": 4}, "outside aten"),
+    "qwen3_moe": ({**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, "outside aten"),
+    "gptj": ({**GPT, "rotary_dim": 4}, "outside transformers' attention interface"),
+    "bloom": ({"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS}, "position_ids"),
+    "llama4_text": ({**SIZES, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48}, "branches"),
+}
+EITHER = {
+    "opt": {"vocab_size": 128, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "max_position_embeddings": 64, "word_embed_proj_dim": 32, **TOKENS},
+    "gpt_oss": {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+}
+
+
+@pytest.mark.parametrize("model_type", CAPTURED)
+def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
+    model = tiny(model_type, CAPTURED[model_type])
+    graphs = capture_language_model(model, model_type, WORKLOAD).verify()
+    assert graphs.eager_reason == ""
+    want, want_logits = greedy(model, PROMPT, 8)
+    found, logits, env = generate(model, graphs, PROMPT, 8)
+    assert found == want
+    torch.testing.assert_close(logits, want_logits, rtol=1e-4, atol=1e-4 * float(want_logits.std()))
+    # The device's own history agrees with what was seen step by step, and nothing else was written.
+    assert env["session.history"][11:19].tolist() == want and int(env["session.position"]) == 18
+    assert bool((env["session.history"][19:] == -1).all())
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_refused_model_says_why(model_type: str, capfd: pytest.CaptureFixture[str]) -> None:
+    options, reason = REFUSED[model_type]
+    graphs = capture_language_model(tiny(model_type, options), model_type, WORKLOAD)
+    assert graphs.graphs == () and graphs.kv is None
+    assert reason in graphs.eager_reason and "\n" not in graphs.eager_reason and len(graphs.eager_reason) < 260
+    assert "torch.ops" not in "".join(capfd.readouterr()), "torch.export's own noise reached the terminal"
+
+
+@pytest.mark.parametrize("model_type", EITHER)
+def test_model_is_captured_or_says_why(model_type: str) -> None:
+    model = tiny(model_type, EITHER[model_type])
+    graphs = capture_language_model(model, model_type, WORKLOAD).verify()
+    if not graphs.eager_reason:
+        assert generate(model, graphs, PROMPT, 8)[0] == greedy(model, PROMPT, 8)[0]
+
+
+def test_qwen3_is_made_of_whole_concepts() -> None:
+    """One node per norm, rotation and projection: what region rules rely on."""
+    graphs = capture_language_model(tiny("qwen3", SIZES), "qwen3", WORKLOAD)
+    decode = graphs.of_kind(GraphKind.DECODE)[0]
+    kinds = Counter(node.kind for node in decode.nodes)
+    assert kinds == {
+        "embedding": 1, "rotary_embedding": 1, "rms_norm": 9, "linear": 15, "rope": 4, "attention": 2, "silu": 2, "mul": 2, "add": 4,
+        "argmax": 1, "advance": 1, "view": kinds["view"],
+    }
+    assert [n.layer for n in decode.nodes if n.kind == "attention"] == [0, 1]
+    assert next(n for n in decode.nodes if n.kind == "linear").module == "model.layers.0.self_attn.q_proj"
+    assert decode.inputs == () and len(decode.outputs) == 2
+    assert decode.spec(decode.outputs[0]).shape == (1, 1, 128) and decode.spec(decode.outputs[1]).dtype is DType.I64
+
+
+def test_states_and_effects_are_declared() -> None:
+    graphs = capture_language_model(tiny("llama", SIZES), "llama", WORKLOAD)
+    decode = graphs.of_kind(GraphKind.DECODE)[0]
+    states = {v.source for v in decode.values if v.kind is ValueKind.STATE}
+    assert states == {"session.ids", "session.position", "session.history", *(f"kv.{p}.{i}" for p in ("key", "value") for i in (0, 1))}
+    attention = next(n for n in decode.nodes if n.kind == "attention")
+    assert attention.mutates == ("kv.key.0", "kv.value.0")
+    assert next(n for n in decode.nodes if n.kind == "advance").mutates == ("session.ids", "session.position", "session.history")
+    for prefill in graphs.of_kind(GraphKind.PREFILL):
+        assert set(prefill.inputs) == {"prompt", "start", "length"}
+        head = [n for n in prefill.nodes if n.kind == "linear"][-1]
+        assert prefill.spec(head.outputs[0]).shape == (1, 1, 128), "the head must see one row"
+
+
+def test_tied_weights_appear_once() -> None:
+    graphs = capture_language_model(tiny("llama", {**SIZES, "tie_word_embeddings": True}), "llama", WORKLOAD)
+    weights = {v.source for v in graphs.of_kind(GraphKind.DECODE)[0].values if v.kind is ValueKind.WEIGHT}
+    assert "model.embed_tokens.weight" in weights and "lm_head.weight" not in weights
+
+
+def test_window_softcap_and_fresh_reach_the_operator() -> None:
+    graphs = capture_language_model(tiny("gemma2", WINDOWED), "gemma2", WORKLOAD)
+    calls = [n for n in graphs.of_kind(GraphKind.DECODE)[0].nodes if n.kind == "attention"]
+    assert sorted(n.args[7] for n in calls) == [0, 5] and all(n.args[8] == 50.0 for n in calls)
+    fresh = next(g for g in graphs.graphs if g.name == "prefill_8_fresh")
+    assert all(n.kwarg("fresh") is True for n in fresh.nodes if n.kind == "attention")
+
+
+def test_window_as_long_as_the_context_is_none() -> None:
+    graphs = capture_language_model(tiny("mistral", {**SIZES, "sliding_window": 32}), "mistral", WORKLOAD)
+    calls = [n for n in graphs.of_kind(GraphKind.DECODE)[0].nodes if n.kind == "attention"]
+    assert all((*n.args, 0)[7] == 0 for n in calls)
+
+
+def test_capture_leaves_the_model_as_it_was() -> None:
+    model = tiny("qwen3", SIZES).train()
+    before = greedy(model.eval(), PROMPT, 3)[0]
+    model.train()
+    capture_language_model(model, "qwen3", WORKLOAD)
+    assert all(part.training for part in model.modules()) and model.config._attn_implementation == "eager"
+    assert "forward" not in vars(model.model.rotary_emb)
+    assert greedy(model.eval(), PROMPT, 3)[0] == before
+
+
+def test_full_size_model_is_captured_without_weights() -> None:
+    folder = Path(__file__).parents[1] / "benchmarks" / "configs" / "llama-3.2-1b"
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    graphs = capture_language_model(model.eval(), "llama", Workload(dtype=DType.F16, max_context=8192, prefill_chunks=(128,))).verify()
+    decode = graphs.of_kind(GraphKind.DECODE)[0]
+    kinds = Counter(node.kind for node in decode.nodes)
+    assert (kinds["linear"], kinds["rms_norm"], kinds["rope"], kinds["attention"]) == (16 * 7 + 1, 33, 32, 16)
+    assert kinds["rotary_embedding"] == 1, "static scaled RoPE is one operator too"
+    assert not kinds["cast"] and not kinds["copy"]
+    assert graphs.kv is not None and (graphs.kv.layers, graphs.kv.kv_heads, graphs.kv.head_dim) == (16, 8, 64)
