@@ -34,7 +34,7 @@ def origins(ctx: Context) -> frozenset[Origin]:
     known = {origin.value: origin for origin in Origin}
     unknown = [name for name in ctx.config.origins if name not in known]
     if unknown:
-        raise UsageError(f"unknown origin {unknown[0]!r}; known origins: {', '.join(known)}; pass some of them as --origins")
+        raise UsageError(f"unknown origin {unknown[0]!r}; known origins: {', '.join(known)}; set some of them as Config.origins")
     return frozenset(known[name] for name in ctx.config.origins)
 
 
