@@ -113,3 +113,4 @@ class OrderedPlan:
     steps: tuple[Step, ...]
     ranks: tuple[int, ...]  # the advisor's rank of each step, -1: it said nothing of it
     record: AdviceRecord
+    primary: tuple[str, ...] = ()  # matches of the planner's favourite cover: evaluated before all others

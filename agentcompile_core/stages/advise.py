@@ -87,7 +87,8 @@ def _ordered(space: PlanSpace, record: AdviceRecord, done: set, shares: dict[tup
         for step, rank in fresh[:shares.get((space.signature, match_id), 0)]:
             steps.append(step)
             ranks.append(rank)
-    return OrderedPlan(signature=space.signature, steps=tuple(steps), ranks=tuple(ranks), record=record)
+    return OrderedPlan(signature=space.signature, steps=tuple(steps), ranks=tuple(ranks), record=record,
+                       primary=min(space.covers, key=lambda c: c.rank).matches if space.covers else ())
 
 
 def _interleaved(spaces: Iterable[StepSpace], advice: Advice) -> list[tuple[Step, int]]:

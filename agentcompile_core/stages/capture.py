@@ -15,7 +15,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
         UsageError: the workload asks for more than the model or this version allows.
         VerificationError: a frontend returned a broken graph.
     """
-    check(workload)
+    check(workload, loaded)
     if frontend is None:
         from ..capture.frontends import frontend_of
 
@@ -27,12 +27,23 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     return graphs
 
 
-def check(workload: Workload) -> None:
-    """Refuse workloads that this version does not compile.
+def check(workload: Workload, loaded: LoadedModel) -> None:
+    """Refuse workloads that this version or the model does not allow.
 
     Raises:
-        UsageError: batch other than 1, no context, or a chunk of less than two tokens.
+        UsageError: batch other than 1, no context or one beyond the model's, a chunk of less than two tokens, another
+            element type than the parameters have.
     """
+    from ..capture import model_info
+    from ..capture.describe import dtype_of
+
+    limit, dtype = model_info(loaded).limit, dtype_of(loaded.module)
+    if limit and workload.max_context > limit:
+        raise UsageError(f"a context of {workload.max_context} was asked for; {loaded.name} allows {limit}; pass at most that")
+    if limit and workload.dtype is not dtype:
+        raise UsageError(
+            f"{workload.dtype.value} was asked for and {loaded.name} was loaded as {dtype.value}; load it with dtype={workload.dtype.value!r}"
+        )
     if workload.batch != 1:
         raise UsageError(f"batch {workload.batch} was asked for; single requests (batch 1) are compiled; pass batch=1")
     if workload.max_context < 2:

@@ -34,7 +34,7 @@ class _Choice:
 
 def run(regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tuple[TuningRecord, ...], ctx: Context,
         chain: Chain | None = None) -> tuple[Selection, ...]:
-    """Select a cover and its steps for every region.
+    """Select a cover and its steps for every space (one per merged region).
 
     A measured step is taken if it beats its baseline by ``config.margin`` beyond both spreads. Where nothing could be
     timed, the first validated step in planner order is taken, as provisional. ``chain`` overrules isolated timings for
@@ -44,7 +44,9 @@ def run(regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tup
     by_signature: dict[str, list[TuningRecord]] = {}
     for record in records:
         by_signature.setdefault(record.signature, []).append(record)
-    for region, space in zip(regions, spaces, strict=True):
+    by_space = {region.signature: region for region in reversed(regions)}
+    for space in spaces:
+        region = by_space[space.signature]
         selection = _region(region, space, by_signature.get(region.signature, []), ctx, chain or {})
         ctx.report("selected", {"region": region.name, "signature": region.signature, "basis": selection.basis.value,
                                 "steps": [str(s.step) for s in selection.steps], "us": selection.region_us,

@@ -41,6 +41,7 @@ class _Entry:
     baseline_key: str
     rank: int
     advisor: str
+    primary: bool  # part of the planner's favourite cover
     weight: int  # bytes per run of the program, for the order of evaluation
 
     @property
@@ -62,7 +63,8 @@ def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered:
         ctx: Context) -> tuple[TuningRecord, ...]:
     """Evaluate ``candidates`` within ``left_s`` seconds; return a record of each that was evaluated, and of baselines.
 
-    Matches take turns, those that move most bytes first, so that an early end finds every match served.
+    Matches take turns, those of the favourite cover and those that move most bytes first, so that an early end finds
+    every match served.
     """
     if ctx.backend is None:
         ctx.report("validate", {"message": "no backend can launch kernels here; nothing is validated or selected"})
@@ -110,12 +112,13 @@ def _entries(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
             kernel_key=keys.kernel_key(candidate.source, ctx.target, backend.name, backend.compiler()),
             baseline_key="baseline-" + serial.digest(trial.match, trial.graph, *environment, length=32),
             rank=ranks.get((candidate.signature, candidate.step), -1), advisor=plan.record.advisor if plan else "",
-            weight=trial.match.bytes_moved * len(region.instances)))
+            primary=plan is not None and place[1] in plan.primary, weight=trial.match.bytes_moved * len(region.instances)))
     return _by_turns(list(queues.values()))
 
 
 def _by_turns(queues: list[list[_Entry]]) -> list[_Entry]:
-    queues.sort(key=lambda queue: -queue[0].weight)
+    """First schedules of the favourite cover, then of the other matches, then everyone's second schedules, and so on."""
+    queues.sort(key=lambda queue: (not queue[0].primary, -queue[0].weight))
     longest = max((len(queue) for queue in queues), default=0)
     return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
 
