@@ -42,7 +42,8 @@ def check(workload: Workload, loaded: LoadedModel) -> None:
         raise UsageError(f"a context of {workload.max_context} was asked for; {loaded.name} allows {limit}; pass at most that")
     if limit and workload.dtype is not dtype:
         raise UsageError(
-            f"{workload.dtype.value} was asked for and {loaded.name} was loaded as {dtype.value}; load it with dtype={workload.dtype.value!r}"
+            f"{workload.dtype.value} was asked for and {loaded.name} was loaded as {dtype.value}; "
+            f"load it with dtype={workload.dtype.value!r}"
         )
     if workload.batch != 1:
         raise UsageError(f"batch {workload.batch} was asked for; single requests (batch 1) are compiled; pass batch=1")
