@@ -223,3 +223,13 @@ def test_an_operator_without_a_rule_is_named():
     y = b.call("aten.cumsum.default", b.given("x", torch.ones(4)), 0)
     with pytest.raises(AgentCompileError, match=r"aten\.cumsum\.default"):
         oracle(b.graph(y), b.tensors)
+
+
+def test_the_framework_passes_where_half_precision_is_subnormal():
+    g = torch.Generator().manual_seed(0)
+    b = Build()
+    x = b.given("x", torch.cat((randn(g, 1, 1, 500, scale=0.03), randn(g, 1, 1, 12, scale=1e-6), torch.full((1, 1, 1), 60.0)), -1).half())
+    w = b.given("w", 1 + randn(g, 513, dtype=torch.float16, scale=0.1), ValueKind.WEIGHT)
+    cos, sin = (b.given(n, randn(g, 1, 1, 512, scale=2e-4).half()) for n in ("cos", "sin"))
+    turned = b.given("t", randn(g, 1, 3, 1, 512, scale=1e-3).half())
+    assert_passes(b.check(b.call("agentcompile.rms_norm.default", x, w, 1e-6), b.call("agentcompile.rope.default", turned, cos, sin)))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import AgentCompileError
 from ..graph import Argument, Graph, Node, Ref, Symbol
+from ..interpreter import resolve_symbol
 from .bounded import Bounded, exact, rounded, torch_dtype
 from .rules import Call, apply
 
@@ -62,7 +63,7 @@ def _resolve(argument: Argument, env: Mapping[str, Bounded]) -> Any:
     if isinstance(argument, Ref):
         return env[argument.value]
     if isinstance(argument, Symbol):
-        return getattr(torch, argument.name) if argument.kind == "dtype" else argument.name
+        return resolve_symbol(argument, "cpu")
     if isinstance(argument, tuple):
         return [_resolve(item, env) for item in argument]
     return argument

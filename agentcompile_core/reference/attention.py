@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from .bounded import U32, Bounded
+from ..graph import DType
+from .bounded import TINY, U32, UNIT_ROUNDOFF, Bounded
 from .reductions import TAIL
 
 
@@ -19,11 +20,11 @@ def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
 
 def attention(
     q: Bounded, keys: Bounded, values: Bounded, position: int, scale: float, window: int, softcap: float,
-    sinks: Bounded | None, unit: float, depth: int,
+    sinks: Bounded | None, dtype: DType, depth: int,
 ) -> Bounded:
     """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D].
 
-    Flash kernels may round the probabilities to the element type before they multiply V, hence ``unit``.
+    Flash kernels may round the probabilities to the element type before they multiply V, hence ``dtype``.
     """
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
@@ -37,7 +38,7 @@ def attention(
     scores = scores.masked_fill(~_mask(live, count, position, window, q.value.device), float("-inf"))
     probabilities = _probabilities(scores, sinks, kv_heads)
     out = probabilities @ v
-    error = _output_error(probabilities, out, bound, v, ev, unit, depth)
+    error = _output_error(probabilities, out, bound, v, ev, dtype, depth)
     shape = (1, heads, count, v.shape[-1])
     return Bounded(out.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
 
@@ -69,12 +70,12 @@ def _probabilities(scores: Tensor, sinks: Bounded | None, kv_heads: int) -> Tens
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
-def _output_error(p: Tensor, out: Tensor, bound: Tensor, v: Tensor, ev: Tensor, unit: float, depth: int) -> Tensor:
+def _output_error(p: Tensor, out: Tensor, bound: Tensor, v: Tensor, ev: Tensor, dtype: DType, depth: int) -> Tensor:
     """First order: d out = sum p_j (v_j - out) d s_j, so at most sum p_j b_j |v_j - out| <= sum p_j b_j (|v_j| + |out|)."""
     weighted = p * (bound + (2.0 * depth**0.5 + 32.0) * U32)
     error = weighted @ v.abs() + weighted.sum(-1, keepdim=True) * out.abs()
     error = error + 2.0 * depth**0.5 * U32 * (p @ v.abs())
-    for part, other in ((unit * p, v), (p, ev)):
+    for part, other in ((UNIT_ROUNDOFF[dtype] * p + TINY[dtype], v), (p, ev)):
         if bool(other.any()):
             error = error + torch.minimum(TAIL * ((part**2) @ (other**2)).sqrt(), part @ other.abs())
     return error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graph import DType
-from .bounded import U32, Bounded, representable
+from .bounded import TINY, U32, UNIT_ROUNDOFF, Bounded, representable
 from .pointwise import unary
 
 TAIL = 3.0
@@ -60,15 +60,16 @@ def matmul(a: Bounded, b: Bounded, depth: int) -> Bounded:
     return Bounded(x @ y, error)
 
 
-def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inner_unit: float, depth: int) -> Bounded:
-    """RMS norm over the last axis; ``inner_unit`` is the unit roundoff of the normalized row before the weight (0: none)."""
+def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inner: DType | None, depth: int) -> Bounded:
+    """RMS norm over the last axis; the normalized row is rounded to ``inner`` before the weight (None: it is not)."""
     power = x.value.pow(2).mean(-1, keepdim=True) + eps
     scale = power.rsqrt()
     count = x.value.shape[-1]
     normal = x.value * scale
     shared = TAIL * (x.value * x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
     error = x.error * scale + normal.abs() * (shared + (2.0 * depth**0.5 + 8.0) * U32)
-    error = error + inner_unit * normal.abs()
+    if inner is not None:
+        error = error + 1.001 * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
     return _scaled(normal, error, weight, one_plus)
 
 
@@ -118,8 +119,8 @@ def argmax(x: Bounded) -> Bounded:
     return Bounded(index, torch.zeros(1, dtype=torch.float64, device=flat.device), chosen)
 
 
-def rope(x: Bounded, cos: Bounded, sin: Bounded, unit: float) -> Bounded:
-    """Half-style rotation of the first R channels of ``x`` [1, H, T, D]; cos, sin [1, T, R]; both products round to ``unit``."""
+def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType) -> Bounded:
+    """Half-style rotation of the first R channels of ``x`` [1, H, T, D]; cos, sin [1, T, R]; both products round to ``dtype``."""
     width = cos.value.shape[-1]
     c, s = (Bounded(t.value.unsqueeze(1), t.error.unsqueeze(1)) for t in (cos, sin))
     turned, turned_error = x.value[..., :width], x.error[..., :width]
@@ -128,9 +129,9 @@ def rope(x: Bounded, cos: Bounded, sin: Bounded, unit: float) -> Bounded:
     swapped_error = torch.cat((turned_error[..., half:], turned_error[..., :half]), -1)
     first, second = turned * c.value, swapped * s.value
     error = c.value.abs() * turned_error + s.value.abs() * swapped_error + turned.abs() * c.error + swapped.abs() * s.error
-    error = error + (1.001 * unit + 4.0 * U32) * (first.abs() + second.abs())
-    exactly = (first == 0) & (second == 0) & (error == 0)
-    error = torch.where(exactly, 0.0, error)
+    error = error + (1.001 * UNIT_ROUNDOFF[dtype] + 4.0 * U32) * (first.abs() + second.abs()) + 2.0 * TINY[dtype]
+    zero = (turned == 0) & (swapped == 0) & (turned_error == 0) & (swapped_error == 0)
+    error = torch.where(zero, 0.0, error)
     value = first + second
     return Bounded(torch.cat((value, x.value[..., width:]), -1), torch.cat((error, x.error[..., width:]), -1))
 

@@ -8,9 +8,10 @@ from attrs import frozen
 
 from ..errors import AgentCompileError
 from ..graph import DType, Graph, Node
+from ..interpreter import operator_of
 from . import pointwise, reductions
 from .attention import append, attention
-from .bounded import UNIT_ROUNDOFF, Bounded, exact
+from .bounded import Bounded, exact
 
 _RESHAPES = ("view", "_unsafe_view", "reshape")
 _VIEWS = (
@@ -49,10 +50,9 @@ class Call:
         return self.kwargs.get(name, default)
 
     @property
-    def unit(self) -> float:
-        """Unit roundoff of the first output."""
-        dtype = self.graph.spec(self.node.outputs[0]).dtype if self.node.outputs else DType.F32
-        return UNIT_ROUNDOFF.get(dtype, 0.0)
+    def dtype(self) -> DType:
+        """Element type of the first output."""
+        return self.graph.spec(self.node.outputs[0]).dtype
 
     def length(self, depth: int) -> int:
         """The reduction depth to charge for an axis of ``depth`` elements."""
@@ -89,7 +89,7 @@ def _view(call: Call) -> tuple[Bounded, ...]:
     if call.name in _RESHAPES:
         shape = call.args[1]
         return (Bounded(call.args[0].value.reshape(shape), call.args[0].error.reshape(shape)),)
-    overload = _overload(call.node.op)
+    overload = operator_of(call.node.op)
     keep = [call.args[0], *(_integer(a) for a in call.args[1:])]
     kwargs = {k: _integer(v) for k, v in call.kwargs.items()}
     parts = []
@@ -102,15 +102,6 @@ def _view(call: Call) -> tuple[Bounded, ...]:
     if isinstance(values, torch.Tensor):
         return (Bounded(values, errors),)
     return tuple(Bounded(v, e) for v, e in zip(values, errors, strict=True))
-
-
-def _overload(op: str) -> Any:
-    namespace, name, overload = op.split(".")
-    if namespace == "agentcompile":
-        from ..capture import ops
-
-        ops.register()
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def _cat(call: Call) -> tuple[Bounded, ...]:
@@ -140,7 +131,7 @@ def _binary(call: Call) -> tuple[Bounded, ...]:
     a, b = pointwise.bounded(a, like), pointwise.bounded(b, like)
     if not (a.value.is_floating_point() or b.value.is_floating_point()):
         args = [_pick(x, "value") for x in call.args]
-        value = _overload(call.node.op)(*args, **call.kwargs)
+        value = operator_of(call.node.op)(*args, **call.kwargs)
         return (Bounded(value, torch.zeros(value.shape, dtype=torch.float64, device=value.device)),)
     alpha = float(call.kwargs.get("alpha", 1.0))
     if call.name == "rsub":
@@ -189,7 +180,7 @@ def _rms_norm(call: Call) -> tuple[Bounded, ...]:
     weight = call.args[1] if ours else call.argument(2, "weight")
     eps = call.argument(2, "eps") if ours else call.argument(3, "eps")
     one_plus = bool(call.argument(3, "one_plus", False)) if ours else False
-    inner = 0.0 if one_plus or not ours else 1.001 * call.unit
+    inner = call.dtype if ours and not one_plus else None
     if eps is None:
         eps = torch.finfo(torch.float32).eps
     return (reductions.rms_norm(x, weight, float(eps), one_plus, inner, call.length(x.value.shape[-1])),)
@@ -209,7 +200,7 @@ def _softmax(call: Call) -> tuple[Bounded, ...]:
 
 def _rope(call: Call) -> tuple[Bounded, ...]:
     x, cos, sin = call.args[:3]
-    return (reductions.rope(x, cos, sin, call.unit),)
+    return (reductions.rope(x, cos, sin, call.dtype),)
 
 
 def _rotary(call: Call) -> tuple[Bounded, ...]:
@@ -225,7 +216,7 @@ def _attention(call: Call) -> tuple[Bounded, ...]:
     window, softcap = int(call.argument(7, "window", 0)), float(call.argument(8, "softcap", 0.0))
     depth = call.depth if call.depth > 0 else max(q.value.shape[-1], start + q.value.shape[2])
     return (attention(q, keys, values, start, float(call.argument(6, "scale")), window, softcap,
-                      call.argument(9, "sinks"), call.unit, depth),)
+                      call.argument(9, "sinks"), call.dtype, depth),)
 
 
 def _argmax(call: Call) -> tuple[Bounded, ...]:
@@ -239,7 +230,7 @@ def _integers(call: Call) -> tuple[Bounded, ...]:
     mutated = {name: call.env[name].value.clone() for name in call.node.mutates}
     names = {id(call.env[name]): value for name, value in mutated.items()}
     args = [names.get(id(a), _pick(a, "value")) for a in call.args]
-    result = _overload(call.node.op)(*args, **{k: _pick(v, "value") for k, v in call.kwargs.items()})
+    result = operator_of(call.node.op)(*args, **{k: _pick(v, "value") for k, v in call.kwargs.items()})
     for name, value in mutated.items():
         call.env[name] = exact(value)
     if not call.node.outputs:
