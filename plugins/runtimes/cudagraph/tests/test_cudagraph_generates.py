@@ -1,0 +1,76 @@
+"""A whole model generates through captured graphs what HuggingFace generates, however late each graph is captured."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from agentcompile_runtime_cudagraph import CudaGraphRuntime
+from agentcompile_runtime_cudagraph.capture import CudaCapture
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentcompile_core.capture.language_model import capture_language_model
+from agentcompile_core.graph import DType, GraphSet, Workload
+from agentcompile_core.program import framework_program
+from agentcompile_core.runtimes import PlainKVCache
+from agentcompile_core.session import Session
+from agentcompile_core.weights import WeightStore
+
+NEW = 6
+
+
+class Repeating:
+    """Without a GPU: warm up as CUDA does, then run from Python at each replay."""
+
+    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
+        for _ in range(warm_ups):
+            run()
+        return lambda: [run() for _ in range(runs)] and None
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None)
+    config.initializer_range = 0.3  # far apart logits: no near ties between two ways to compute them
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def graphs(model: LlamaForCausalLM) -> GraphSet:
+    found = capture_language_model(model, "tiny", Workload(dtype=DType.F32, max_context=40, prefill_chunks=(4, 8)))
+    assert found.graphs, found.eager_reason
+    return found
+
+
+def session(model: LlamaForCausalLM, graphs: GraphSet, device: str) -> Session:
+    assert graphs.kv is not None
+    programs = {g.name: framework_program(g) for g in graphs.graphs}
+    runtime = CudaGraphRuntime(Repeating() if device == "cpu" else CudaCapture())
+    return Session(graphs, programs, WeightStore(model.to(device), device), device=device,
+                   kv_state=PlainKVCache().allocate(graphs.kv, device), decode=runtime)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.device)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("early", [True, False], ids=["prepared", "captured-in-the-middle"])
+@pytest.mark.parametrize("length", [1, 7, 20])
+def test_generates_what_huggingface_does(model: LlamaForCausalLM, graphs: GraphSet, device: str, early: bool, length: int) -> None:
+    mine = session(model, graphs, device)
+    if early:
+        mine.prepare()
+    prompt = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(length))
+    with torch.no_grad():
+        wanted = model.generate(prompt.to(device), attention_mask=torch.ones_like(prompt).to(device), max_new_tokens=NEW,
+                                do_sample=False).cpu()
+    for _ in range(2):  # the second request replays only
+        assert torch.equal(mine.generate(prompt, NEW), wanted)
+
+
+@pytest.mark.device
+def test_every_program_of_a_model_is_captured(model: LlamaForCausalLM, graphs: GraphSet) -> None:
+    mine = session(model, graphs, "cuda")
+    mine.prepare()
+    assert {name: step.reason for name, step in mine._steps.items()} == dict.fromkeys(mine._steps, "")
