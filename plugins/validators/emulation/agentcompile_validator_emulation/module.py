@@ -2,6 +2,8 @@
 
 import ctypes
 import enum
+import functools
+import mmap
 import re
 import shutil
 import subprocess
@@ -95,7 +97,23 @@ class _LaunchRequest(ctypes.Structure):
                 ("buffers", ctypes.POINTER(_BufferSpec)), ("buffer_count", ctypes.c_int), ("lane_order", ctypes.c_int),
                 ("warp_skewed", ctypes.c_int), ("lazy_copies", ctypes.c_int), ("checks", ctypes.c_int),
                 ("programmatic_launch", ctypes.c_int), ("preempt_per_million", ctypes.c_long), ("seed", ctypes.c_ulonglong),
-                ("deadline_s", ctypes.c_double)]
+                ("deadline_s", ctypes.c_double), ("stacks", ctypes.c_void_p), ("bytes_per_stack", ctypes.c_size_t)]
+
+
+MAX_THREADS = 1024
+BYTES_PER_STACK = 128 << 10  # of one emulated thread; sanitizers make frames larger
+_PROCESS_LOCK = threading.Lock()
+
+
+@functools.cache
+def _stacks() -> ctypes.c_void_p:
+    """Address of the memory for the threads of one block: reserved once in the process, taken up as it is touched."""
+    memory = mmap.mmap(-1, MAX_THREADS * BYTES_PER_STACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _KEPT.append(memory)
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+
+
+_KEPT: list[mmap.mmap] = []
 
 
 class PreparedLaunch:
@@ -116,7 +134,8 @@ class PreparedLaunch:
             dynamic_shared_bytes=dynamic_shared_bytes, arguments=self._array, buffers=self._specs, buffer_count=len(live),
             lane_order=int(options.order), warp_skewed=options.warp_skewed, lazy_copies=options.lazy_copies,
             checks=module.checked, programmatic_launch=options.programmatic_launch,
-            preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s)
+            preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s, stacks=_stacks(),
+            bytes_per_stack=BYTES_PER_STACK)
 
     def __call__(self) -> None:
         """Run the grid to its end.
@@ -135,12 +154,11 @@ def _three(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 class EmulatedModule:
-    """A library from ``engine.build``, loaded. One launch at a time; other threads wait."""
+    """A library from ``engine.build``, loaded. One launch at a time in the whole process; other threads wait."""
 
     def __init__(self, library: Path, *, checked: bool) -> None:
         self.library = library
         self.checked = checked
-        self._lock = threading.Lock()
         self._launch = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL).emu_launch
         self._launch.argtypes = [ctypes.POINTER(_LaunchRequest), ctypes.c_char_p, ctypes.c_size_t]
         self._launch.restype = ctypes.c_int
@@ -157,7 +175,7 @@ class EmulatedModule:
 
     def _run(self, request: _LaunchRequest) -> None:
         error = ctypes.create_string_buffer(2048)
-        with self._lock:
+        with _PROCESS_LOCK:
             code = self._launch(ctypes.byref(request), error, len(error))
         if code:
             raise EmulationError(_with_source_lines(error.value.decode(errors="replace"), self.library))

@@ -155,3 +155,20 @@ def test_scalars_are_passed_by_kind():
 
     assert isinstance(backend_module.launch_argument(ArgumentKind.F32, "x", 1.5), ctypes.c_float)
     assert backend_module.launch_argument(ArgumentKind.I64, "x", 1 << 40).value == 1 << 40
+
+
+def test_many_modules_share_one_set_of_stacks(cache):
+    """A worker loads hundreds of kernels into one process: mappings must not grow with the threads of each."""
+    def mappings() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum(1 for _ in maps)
+
+    trial = GOOD[0]
+    tensors = {**make_inputs(trial.match, trial.cases[0], "cpu"), "out": torch.zeros(1000)}
+    grown = []
+    for number in range(3):
+        source = attrs.evolve(trial.source, code=trial.source.code + f"// {number}\n")
+        before = mappings()
+        run_checked(source, tensors, cache_folder=cache)
+        grown.append(mappings() - before)
+    assert grown[-1] < 40

@@ -2,9 +2,7 @@
 // goes on with the next unstarted thread, so a block without barriers costs one function call per thread. A thread that waits
 // switches straight to the next runnable one; the scheduler is entered only when none is left.
 #include <pthread.h>
-#include <sys/mman.h>
 #include <ucontext.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -21,7 +19,10 @@ struct Fiber {
   void* sanitizer_stack = nullptr;
 };
 
-constexpr size_t stack_bytes = 256 << 10;
+// The caller gives one piece of memory for all stacks, shared by the modules of the process: a mapping for each fiber of
+// each module would run into the kernel's limit on mappings. There are no guard pages between the stacks.
+static char* stack_memory;
+static size_t stack_bytes;
 static Fiber scheduler_fiber;
 static std::vector<Fiber*> all_fibers, free_fibers;
 static KernelTrampoline running_kernel;
@@ -152,15 +153,8 @@ static EMU_RAW void fiber_entry() {
 
 static Fiber* take_fiber() {
   if (free_fibers.empty()) {
-    const size_t guard = size_t(sysconf(_SC_PAGESIZE));
-    void* memory = mmap(nullptr, stack_bytes + guard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-      fprintf(stderr, "emulator: no memory for a thread's stack\n");
-      abort();
-    }
-    mprotect(memory, guard, PROT_NONE);
     Fiber* fiber = new Fiber();
-    fiber->stack_low = static_cast<char*>(memory) + guard;
+    fiber->stack_low = stack_memory + all_fibers.size() * stack_bytes;
     all_fibers.push_back(fiber);
     free_fibers.push_back(fiber);
   }
@@ -246,6 +240,15 @@ bool on_stack(const Thread* thread, const void* address) {
 
 void discard_fibers() {
   free_fibers = all_fibers;  // threads of a failed block are never resumed
+}
+
+void set_stacks(char* memory, size_t bytes_per_stack) {
+  if (memory == stack_memory && bytes_per_stack == stack_bytes) return;
+  for (Fiber* fiber : all_fibers) delete fiber;
+  all_fibers.clear();
+  free_fibers.clear();
+  stack_memory = memory;
+  stack_bytes = bytes_per_stack;
 }
 
 void set_kernel(KernelTrampoline kernel, void** arguments) {

@@ -351,6 +351,8 @@ void begin_launch_checks(const BufferSpec* specs, int count) {
   dynamic_cells.assign(options.checks ? dynamic_region.bytes : 0, Cell{});
 }
 
+void end_launch_checks() { buffers.clear(); }
+
 void begin_block_checks() { acquired.clear(); }
 
 }  // namespace emu

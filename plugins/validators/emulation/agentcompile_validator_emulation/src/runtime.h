@@ -152,6 +152,7 @@ void reset_run_order();
 void discard_fibers();
 
 bool on_stack(const Thread* thread, const void* address);
+void set_stacks(char* memory, size_t bytes_per_stack);
 void set_kernel(KernelTrampoline kernel, void** arguments);
 
 // scheduler.cpp
@@ -183,6 +184,7 @@ void mark_landed(char* destination, size_t bytes, const Thread* writer);
 void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier);
 void mark_mbarrier(unsigned long long* barrier);
 void begin_launch_checks(const BufferSpec* buffers, int count);
+void end_launch_checks();
 void begin_block_checks();
 
 // collectives.cpp

@@ -31,6 +31,8 @@ struct LaunchRequest {  // mirrored by engine.py
   long preempt_per_million;
   unsigned long long seed;
   double deadline_s;
+  char* stacks;  // max_threads of them
+  size_t bytes_per_stack;
 };
 
 static std::map<std::string, KernelTrampoline>& kernels() {
@@ -264,6 +266,7 @@ static void run_grid(const LaunchRequest& request) {
   const dim3 grid(request.grid[0], request.grid[1], request.grid[2]), dim(request.block[0], request.block[1], request.block[2]);
   static_region = {&__start_emu_shared, size_t(&__stop_emu_shared - &__start_emu_shared), "static shared memory"};
   dynamic_region.name = "dynamic shared memory";
+  set_stacks(request.stacks, request.bytes_per_stack);
   set_kernel(kernels()[request.entry], request.arguments);
   prepare_threads(grid, dim);
   begin_launch_checks(request.buffers, request.buffer_count);
@@ -274,11 +277,12 @@ static void run_grid(const LaunchRequest& request) {
     if (failed) break;
   }
   if (failed) discard_fibers();
+  end_launch_checks();
 }
 
 }  // namespace emu
 
-// Returns 0, or 1 with a sentence in `error`. Not thread-safe: one launch at a time per module.
+// Returns 0, or 1 with a sentence in `error`. One launch at a time in the process: stacks and the deadline's signal are shared.
 extern "C" __attribute__((visibility("default"))) int emu_launch(const emu::LaunchRequest* request, char* error, size_t error_bytes) {
   using namespace emu;
   failed = false;
