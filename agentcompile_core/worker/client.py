@@ -1,5 +1,6 @@
 """The parent's side of the worker: jobs go out ahead of time, results come back in order, a lost child costs one job."""
 
+import os
 import signal
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from ..errors import AgentCompileError, Cause, UsageError
 from .process import Child, ChildEnded
 from .protocol import CATALOG, Evaluation, Job
 
+MAX_BUILDERS = 8
 WINDOW = 24  # jobs that are with the child at a time; their builds run ahead
 START_S = 180.0
 DEADLINES_S = {"build": 150.0, "check": 120.0, "time": 60.0, "load": 60.0}
@@ -44,15 +46,22 @@ class Worker:
         catalog: ``module:function`` that gives the child its plugins.
         deadlines_s: seconds per phase (build, load, check, time) after which the child is killed.
         memory_bytes: resident memory of the child beyond which it is killed.
-        builders: threads of the child that build ahead.
+        builders: threads of the child that build ahead; 0: as many as there are processors, at most 8.
     """
 
     def __init__(self, *, catalog: str = CATALOG, deadlines_s: dict[str, float] | None = None, memory_bytes: int = 48 << 30,
-                 builders: int = 4) -> None:
+                 builders: int = 0) -> None:
         self.restarts = 0
-        self._catalog, self._builders, self._memory_bytes = catalog, builders, memory_bytes
+        self._catalog, self._memory_bytes = catalog, memory_bytes
+        self._builders = builders or min(MAX_BUILDERS, os.cpu_count() or 1)
         self._deadlines_s = {**DEADLINES_S, **(deadlines_s or {})}
         self._child: Child | None = None
+        self._starting: Child | None = None
+
+    def start(self) -> None:
+        """Start the child without waiting for it, so that its imports overlap with other work."""
+        if self._child is None and self._starting is None:
+            self._starting = Child(self._catalog, self._builders, self._memory_bytes)
 
     def __enter__(self) -> "Worker":
         return self
@@ -62,9 +71,10 @@ class Worker:
 
     def close(self) -> None:
         """End the child; the next job starts another one."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        for child in (self._child, self._starting):
+            if child is not None:
+                child.kill()
+        self._child = self._starting = None
 
     def evaluate(self, jobs: Iterable[Job], *, stop_at: float | None = None, window: int = WINDOW,
                  progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:
@@ -112,7 +122,8 @@ class Worker:
         if self._child is not None:
             return self._child
         for attempt in range(MAX_STARTS_WITHOUT_RESULT):
-            child = Child(self._catalog, self._builders, self._memory_bytes)
+            child = self._starting or Child(self._catalog, self._builders, self._memory_bytes)
+            self._starting = None
             try:
                 message = child.receive(START_S)
                 if message and "hello" in message:

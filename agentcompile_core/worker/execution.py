@@ -144,8 +144,11 @@ class Execution:
             workspaces_restored=not dirty, detail="; ".join(notes))
 
     def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
-        """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run)."""
-        depth = self.trial.source.reduction_depth
+        """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
+
+        The depth counts as the next power of two, so that schedules share references.
+        """
+        depth = 1 << (max(1, self.trial.source.reduction_depth) - 1).bit_length()
         values = graph_values(self.trial.match, self.trial.graph, inputs)
         return self._oracles.get((self._digest, case, depth), lambda: oracle(self.trial.graph, values, depth))
 

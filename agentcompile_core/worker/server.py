@@ -22,7 +22,6 @@ from ..errors import Cause, UsageError
 from .evaluate import Session, cause_of, context_is_lost
 from .protocol import CATALOG, Evaluation, Job
 
-BUILDERS = 8
 _PR_SET_PDEATHSIG = 1
 Request = tuple[int, str, Any, "Future[Any] | None"]
 
@@ -121,7 +120,7 @@ def main() -> None:
     """Serve requests on standard input and output until the parent closes them."""
     parser = argparse.ArgumentParser(prog="agentcompile_core.worker")
     parser.add_argument("--catalog", default=CATALOG, help="module:function that returns the catalog")
-    parser.add_argument("--builders", type=int, default=min(BUILDERS, os.cpu_count() or 1))
+    parser.add_argument("--builders", type=int, default=1)
     options = parser.parse_args()
     _die_with_parent()
     # Whatever plugins and compilers print must not be taken for an answer.

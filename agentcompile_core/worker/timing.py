@@ -26,10 +26,11 @@ REPETITIONS = 25
 SCREENING = 5
 RUNS = 20  # at the least, per repetition
 MAX_COPIES = 64
+FEW_COPIES = 4  # where rotation cannot exceed the L2 anyway
 COPY_BYTES = 6 << 30  # of all copies together
 TOO_FAST = 0.9  # of the physical floor, with cold data
 HOPELESS = 2.0  # times the best so far: not timed to the end
-HISTORY_SLACK = 1 << 20  # elements: a decode state that moves on at every timed run needs room
+HISTORY_SLACK = 1 << 15  # elements: a decode state that moves on at every timed run needs room
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,7 +49,8 @@ def copies_needed(trial: Trial, target: Target) -> tuple[int, bool]:
     stored = sum(o.spec.nbytes for o in trial.match.operands)
     wanted = math.ceil(2 * target.l2_bytes / max(big, 1)) + 1
     allowed = max(2, min(MAX_COPIES, COPY_BYTES // max(stored, 1)))
-    return min(wanted, allowed), wanted <= allowed
+    cold = wanted <= allowed
+    return (wanted if cold else min(allowed, FEW_COPIES)), cold
 
 
 def rotation(trial: Trial, case: Case, device: str) -> Rotation:
