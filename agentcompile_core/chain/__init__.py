@@ -17,7 +17,7 @@ from ..worker.client import WorkerLost
 from .cut import cut, layers_needed
 from .judge import Alternative, Answer, Question
 
-MOST_PER_STEP = 8
+MOST_PER_STEP = 12
 POSITION = 256
 CALL_DEADLINE_S = 60.0
 
@@ -99,7 +99,7 @@ def _annotated(new: Selection, old: Selection, answer: Answer) -> Selection:
 
 def alternatives_of(regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...],
                     ctx: Context) -> tuple[Alternative, ...]:
-    """For every selected step up to eight others that passed and were measured, and its removal if it lost alone.
+    """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone.
 
     At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
     fastest alone. The steps with the largest share of the time come first.

@@ -66,16 +66,21 @@ def evidence(records: tuple[TuningRecord, ...], space: PlanSpace) -> tuple[Evide
 
 
 def _shares(regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], budget: int) -> dict[tuple[str, str], int]:
-    """Plans per match: at least DIVERSITY each, the rest by bytes moved per decode step."""
+    """Plans per match: at least DIVERSITY each, the rest by bytes moved; matches outside the favourite cover weigh a tenth."""
     weights: dict[tuple[str, str], float] = {}
     for region, space in zip(regions, spaces, strict=True):
         used = {m for cover in space.covers for m in cover.matches}
+        primary = _primary(space)
         for match_id in {s.match_id for s in space.steps} & used:
             match = region.match_by_id[match_id]
-            moved = sum(o.spec.nbytes for o in match.operands if o.role in (Role.WEIGHT, Role.STATE)) * len(region.instances)
-            weights[(space.signature, match_id)] = max(1.0, moved) ** 0.5
+            moved = sum(o.spec.nbytes for o in match.operands if o.role is Role.WEIGHT) + int(match.attribute("state_bytes", 0))
+            weights[(space.signature, match_id)] = max(1.0, moved * len(region.instances)) ** 0.5 * (1.0 if match_id in primary else 0.1)
     total = sum(weights.values()) or 1.0
     return {key: max(DIVERSITY, round(budget * weight / total)) for key, weight in weights.items()}
+
+
+def _primary(space: PlanSpace) -> tuple[str, ...]:
+    return min(space.covers, key=lambda c: c.rank).matches if space.covers else ()
 
 
 def _ordered(space: PlanSpace, record: AdviceRecord, done: set, shares: dict[tuple[str, str], int]) -> OrderedPlan:  # type: ignore[type-arg]
@@ -88,7 +93,7 @@ def _ordered(space: PlanSpace, record: AdviceRecord, done: set, shares: dict[tup
             steps.append(step)
             ranks.append(rank)
     return OrderedPlan(signature=space.signature, steps=tuple(steps), ranks=tuple(ranks), record=record,
-                       primary=min(space.covers, key=lambda c: c.rank).matches if space.covers else ())
+                       primary=_primary(space))
 
 
 def _interleaved(spaces: Iterable[StepSpace], advice: Advice) -> list[tuple[Step, int]]:
