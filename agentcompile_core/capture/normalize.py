@@ -19,7 +19,8 @@ def normalize(graph: Graph) -> Graph:
 def drop_noise(graph: Graph) -> Graph:
     """Remove calls that return their operand unchanged.
 
-    Before: ``a = to(x, float32)`` of a float32 x; ``b = dropout(a, 0.1, False)``; ``c = slice(b, 1, 0, FULL)``.
+    Before: ``a = to(x, float32)`` of a float32 x; ``b = dropout(a, 0.1, False)``; ``c = slice(b, 1, 0, FULL)``;
+    ``d = cat([c, e])`` with an empty e.
     After: x.
     """
     in_place = any(name not in _states(graph) for node in graph.nodes for name in node.mutates)
@@ -28,6 +29,8 @@ def drop_noise(graph: Graph) -> Graph:
     for node in graph.nodes:
         if _is_identity(graph, node, in_place):
             renamed[node.outputs[0]] = node.inputs[0]
+        elif not in_place and (only := _only_part(graph, node)):
+            renamed[node.outputs[0]] = only
         else:
             kept.append(node)
     return rebuild(graph, kept, resolve_chain(renamed))
@@ -46,6 +49,15 @@ _SHAPED = frozenset({
 })
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
 _DROPOUT = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.native_dropout.default"})
+
+
+def _only_part(graph: Graph, node: Node) -> str:
+    """The one operand of a concatenation that is not empty, where there is just one."""
+    if node.op != "aten.cat.default" or not isinstance(node.args[0], tuple):
+        return ""
+    parts = [part.value for part in node.args[0] if isinstance(part, Ref) and graph.spec(part.value).numel]
+    same = len(parts) == 1 and graph.spec(parts[0]) == graph.spec(node.outputs[0])
+    return parts[0] if same else ""
 
 
 def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
