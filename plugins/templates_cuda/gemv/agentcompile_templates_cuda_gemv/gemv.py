@@ -17,7 +17,7 @@ from agentcompile_core.plan import Parameter, Schedule, ScheduleSpace
 from agentcompile_core.region import Access, Match, Role
 from agentcompile_core.target import Target
 
-from .direct_space import direct_schedules, direct_shared_bytes, min_blocks
+from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
 from .ring_space import ring_schedules, ring_shared_bytes
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
 
@@ -113,7 +113,7 @@ def _direct_plan(shape: Shape, schedule: Schedule, target: Target) -> dict[str, 
     return {
         "threads": threads,
         **{name: schedule.integer(name) for name in ("warps", "rows", "unroll", "warps_per_row")},
-        "blocks_per_sm": min_blocks(shape, schedule, target),
+        "blocks_per_sm": promised_blocks(shape, schedule, target),
         "vectors": shape.vectorized,
         "held_vectors": _held_vectors(shape, threads),
     }

@@ -19,13 +19,13 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 @frozen(kw_only=True)
 class Shape:
-    """``weight [pair * n, k]`` of ``element_bytes``; ``has_norm``: x is normalized on the way in."""
+    """``weight [pair * n, k]`` of ``element_bytes``; ``norm`` of x on the way in, or "none"."""
 
     n: int
     k: int
     pair: int
     element_bytes: int
-    has_norm: bool
+    norm: str
 
     @property
     def vector(self) -> int:
@@ -60,5 +60,5 @@ def shape_of(match: Match) -> Shape:
         k=match.integer("k"),
         pair=match.integer("pair", 1),
         element_bytes=match.need("weight").spec.dtype.bytes,
-        has_norm=match.text("norm", "none") != "none",
+        norm=match.text("norm", "none"),
     )

@@ -14,7 +14,7 @@ struct Plan_DIGEST {
   static constexpr int rows = 2;
   static constexpr int unroll = 4;
   static constexpr int warps_per_row = 1;
-  static constexpr int blocks_per_sm = 2;
+  static constexpr int blocks_per_sm = 4;
   static constexpr bool vectors = true;
   static constexpr int held_vectors = 3;
   static constexpr int pair = 1;
