@@ -99,6 +99,7 @@ def test_states_and_effects_are_declared() -> None:
     decode = graphs.of_kind(GraphKind.DECODE)[0]
     states = {v.source for v in decode.values if v.kind is ValueKind.STATE}
     assert states == {"session.ids", "session.position", "session.history", *(f"kv.{p}.{i}" for p in ("key", "value") for i in (0, 1))}
+    assert decode.spec("kv.key.1").shape == (1, 32, 2, 8) and all(v.spec.strides == () for v in decode.values if v.kind is ValueKind.STATE)
     attention = next(n for n in decode.nodes if n.kind == "attention")
     assert attention.mutates == ("kv.key.0", "kv.value.0")
     assert next(n for n in decode.nodes if n.kind == "advance").mutates == ("session.ids", "session.position", "session.history")

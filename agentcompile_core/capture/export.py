@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.export
 from attrs import frozen
 from torch import Tensor, nn
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.export
 from attrs import evolve
 from torch import Tensor
 from torch.fx import Node as FxNode
