@@ -82,8 +82,11 @@ class Builder:
 
 
 def transformer(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, inter=48, capacity=16, vocabulary=40, rotary_dim=0,
-                qk_norm=True, bias=False, norm="rms", act="silu", sandwich=False, softcap=0.0, window=0, cap=0.0, seed=0):
-    """One decode step of a transformer: Qwen3 by default. Returns its Builder and its Graph."""
+                qk_norm=True, bias=False, norm="rms", act="silu", sandwich=False, softcap=0.0, window=0, cap=0.0, fused=False, seed=0):
+    """One decode step of a transformer: Qwen3 by default. Returns its Builder and its Graph.
+
+    ``fused``: one matrix for q, k and v and one for gate and up, as Phi-3 has them.
+    """
     b = Builder(seed)
     ids = b.given("session.ids", torch.tensor([[3]]), ValueKind.STATE)
     position = b.given("session.position", torch.tensor([5]), ValueKind.STATE)
@@ -96,9 +99,14 @@ def transformer(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, inter=48, 
         b.layer, path = layer, f"layers.{layer}"
         b.module = path
         x = b.norm(f"{path}.input_norm", h, norm)
-        sides = []
+        sides, first = [], 0
+        whole = b.linear(f"{path}.qkv", x, (heads + 2 * kv_heads) * head_dim, bias) if fused else None
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            side = b.linear(f"{path}.{name}", x, count * head_dim, bias)
+            if whole:
+                side = b.call("aten.slice.Tensor", whole, 2, first, first + count * head_dim)
+                first += count * head_dim
+            else:
+                side = b.linear(f"{path}.{name}", x, count * head_dim, bias)
             side = b.call("aten.view.default", side, (1, 1, count, head_dim))
             if qk_norm and name != "v":
                 side = b.norm(f"{path}.{name}_norm", side, norm)
@@ -113,9 +121,12 @@ def transformer(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, inter=48, 
             out = b.norm(f"{path}.after_attention", out, norm)
         h = b.add(h, out)
         x = b.norm(f"{path}.post_norm", h, norm)
-        gate = b.linear(f"{path}.gate", x, inter, bias)
+        if fused:
+            gate, up = b.call("aten.chunk.default", b.linear(f"{path}.gate_up", x, 2 * inter), 2, -1)
+        else:
+            gate = b.linear(f"{path}.gate", x, inter, bias)
         gate = b.call("aten.gelu.default", gate, approximate="tanh") if act == "gelu_tanh" else b.call(f"aten.{act}.default", gate)
-        up = b.linear(f"{path}.up", x, inter, bias)
+        up = up if fused else b.linear(f"{path}.up", x, inter, bias)
         out = b.linear(f"{path}.down", b.call("aten.mul.Tensor", gate, up), hidden)
         if sandwich:
             out = b.norm(f"{path}.after_mlp", out, norm)

@@ -208,3 +208,14 @@ def test_literals_survive_json() -> None:
 def test_layer_index_is_that_of_the_repeated_list() -> None:
     assert layer_of("model.layers.3.mlp.experts.7") == 3 and layer_of("transformer.h.11.attn") == 11
     assert layer_of("model.embed_tokens") == -1 and layer_of("") == -1
+
+
+def test_concatenation_with_nothing_is_dropped() -> None:
+    class Joined(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat((x.relu(), x[..., x.shape[-1]:]), dim=-1)
+
+    raw = forward_graph(Joined(), torch.randn(2, 4))
+    assert kinds(raw)["cat"] == 1 and kinds(eliminate_dead_code(drop_noise(raw))) == {"relu": 1}
+    x = torch.randn(2, 4)
+    assert torch.equal(run(drop_noise(raw), Joined(), x), run(raw, Joined(), x))

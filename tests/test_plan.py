@@ -101,7 +101,8 @@ def test_best_cover_of_a_decode_layer_is_five_steps(planned):
 
 
 @pytest.mark.parametrize("model", [
-    {"qk_norm": False}, {"qk_norm": False, "bias": True}, {"norm": "rms_one_plus", "act": "gelu_tanh", "sandwich": True, "cap": 30.0},
+    {"qk_norm": False}, {"qk_norm": False, "bias": True}, {"qk_norm": False, "fused": True},
+    {"norm": "rms_one_plus", "act": "gelu_tanh", "sandwich": True, "cap": 30.0},
     {"qk_norm": False, "rotary_dim": 4, "norm": "layer", "bias": True, "act": "gelu"},
 ])
 def test_other_architectures_leave_nothing_on_the_framework(planned, model):

@@ -19,6 +19,8 @@ MODELS = {
     "qwen2": {"qk_norm": False, "bias": True},
     "gemma2": {"qk_norm": False, "norm": "rms_one_plus", "act": "gelu_tanh", "sandwich": True, "cap": 30.0, "softcap": 50.0, "window": 4},
     "gemma3": {"norm": "rms_one_plus", "act": "gelu_tanh", "sandwich": True},
+    "phi3": {"qk_norm": False, "fused": True},
+    "phi3 with biases": {"qk_norm": False, "fused": True, "bias": True},
     "partial_rope": {"qk_norm": False, "rotary_dim": 4, "norm": "layer", "bias": True, "act": "gelu"},
 }
 
@@ -68,6 +70,22 @@ def test_qkv_with_norm_is_one_match_over_the_residual(decode_graphs):
     assert best.need("aux0").values == ("layers.0.q.bias", "layers.0.k.bias", "layers.0.v.bias") and best.need("aux0").spec.shape == (64,)
     assert best.need("weight").spec.shape == (64, 32) and len(best.need("out").values) == 3
     assert best.need("x").values[0].startswith("embedding")
+
+
+def test_one_matrix_for_q_k_and_v_writes_the_parts(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1, fused=True)
+    parts = [m for m in of_kind(find(graph), "linear", SemanticLabel.QKV_PROJECTION) if m.text("norm") == "rms"]
+    (match,) = parts
+    assert match.need("weight").values == ("layers.0.qkv.weight",) and match.integer("n") == 64
+    assert [graph.spec(v).numel for v in match.need("out").values] == [32, 16, 16]
+
+
+@pytest.mark.parametrize("ranges", [[(0, 8), (8, 12)], [(0, 8), (6, 16)], [(4, 16)], [(0, 16, 2), (1, 16, 2)], [(0, 16)]])
+def test_parts_that_do_not_tile_the_result_are_not_written_alone(decode_graphs, ranges):
+    b = decode_graphs.Builder()
+    y = b.linear("w", b.given("x", b.randn(1, 1, 8), ValueKind.INPUT), 16)
+    cuts = [b.call("aten.slice.Tensor", y, 2, *r) for r in ranges]
+    assert {m.need("out").values for m in of_kind(find(b.graph(*cuts)), "linear")} == {(y.value,)}
 
 
 def test_gate_rows_come_first_whichever_order_the_model_calls_them_in(decode_graphs):

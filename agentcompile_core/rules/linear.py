@@ -13,6 +13,7 @@ from ..region import Match, Operand, SemanticLabel
 from ..target import Target
 from .norm import NormNode, norm_of
 from .pointwise import Growth, grow
+from .split import parts_of
 from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, ref
 
 MOST_AUX = 2
@@ -75,6 +76,7 @@ def _matches_of_group(view: RegionView, group: list[Linear]) -> Iterator[Match]:
     """``group`` are all linear nodes over one value, in graph order."""
     for linear in group:
         yield from _single(view, linear)
+        yield from _split(view, linear)
     paired: set[str] = set()
     for one, other in combinations(group, 2):
         for match in _pair(view, one, other):
@@ -116,6 +118,25 @@ def _pair(view: RegionView, one: Linear, other: Linear) -> Iterator[Match]:
                               SemanticLabel.GATED_MLP)
 
 
+def _split(view: RegionView, linear: Linear) -> Iterator[Match]:
+    """One matrix whose result is cut: the parts lie side by side as they are; two halves may be a gate and its product."""
+    found = parts_of(view, linear.out)
+    if found is None:
+        return
+    parts, cuts = found
+    nodes = (linear.node.name, *cuts)
+    label = SemanticLabel.QKV_PROJECTION if all(_leads_to_attention(view, part) for part in parts) else SemanticLabel.GEMV
+    aux = [view.read("aux0", linear.bias)] if linear.bias else []
+    yield from _with_norm(view, [linear], nodes, view.write("out", *parts), aux, 1, _bias_expression() if aux else None, label)
+    if linear.bias or len(parts) != 2 or view.graph.spec(parts[0]).numel != view.graph.spec(parts[1]).numel:
+        return
+    for growth in grow(view, {parts[0]: "acc0", parts[1]: "acc1"}, frozenset(nodes), prefix="aux", limit=MOST_AUX,
+                       fits=lambda value: view.graph.spec(value).numel * 2 == linear.n):
+        aux = [view.read(f"aux{i}", value) for i, value in enumerate(growth.external)]
+        yield from _with_norm(view, [linear], (*nodes, *growth.nodes), view.write("out", growth.output), aux, 2, growth.expression,
+                              SemanticLabel.GATED_MLP)
+
+
 def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
     biases = [linear.bias for linear in group if linear.bias]
     if biases and len(biases) != len(group):
@@ -148,7 +169,7 @@ def _with_norm(view: RegionView, group: list[Linear], nodes: tuple[str, ...], ou
 def _match(view: RegionView, group: list[Linear], nodes: tuple[str, ...], x: Operand, parameters: tuple[Operand, ...],
            norm: NormNode | None, out: Operand, aux: list[Operand], pair: int, expression: Expression | None,
            label: SemanticLabel) -> Match:
-    n = group[0].n if pair == 2 else sum(linear.n for linear in group)
+    n = sum(linear.n for linear in group) // pair
     weight = view.read("weight", *(linear.weight for linear in group))
     attributes = (("n", n), ("k", group[0].k), ("pair", pair), ("norm", norm.kind if norm else "none"),
                   ("norm_eps", norm.eps if norm else 0.0))
@@ -189,8 +210,12 @@ def _is_activated(view: RegionView, linear: Linear) -> bool:
 
 
 def _feeds_attention(view: RegionView, linear: Linear) -> bool:
-    """Whether the output goes to an attention node through nothing but views, norms and rope."""
-    waiting, seen = [linear.out], set()
+    return _leads_to_attention(view, linear.out)
+
+
+def _leads_to_attention(view: RegionView, value: str) -> bool:
+    """Whether a value goes to an attention node through nothing but views, norms and rope."""
+    waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
         for user in view.users(value):

@@ -58,7 +58,7 @@ def _argmax(view: RegionView, node: Node) -> list[Match]:
     if logits is None:
         return []
     spec = view.graph.spec(logits)
-    if spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or spec.numel != spec.shape[-1]:
+    if not spec.shape or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or spec.numel != spec.shape[-1]:
         return []
     token = view.write("token", node.outputs[0])
     found = [_match(view, (node.name,), (view.read("logits", logits), token), spec.numel, False)]

@@ -48,7 +48,7 @@ def norm_of(view: RegionView, node: Node) -> NormNode | None:
         return None
     spec = view.graph.spec(x)
     columns = spec.shape[-1] if spec.shape else 0
-    if spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or not view.is_weight(weight, columns):
+    if not columns or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or not view.is_weight(weight, columns):
         return None
     if bias is not None and not view.is_weight(bias, columns):
         return None

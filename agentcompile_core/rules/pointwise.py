@@ -46,6 +46,8 @@ def translate(view: RegionView, node: Node) -> tuple[tuple[PointwiseKind, tuple[
     if node.kind == "gelu":
         tanh = argument(node, 1, "approximate", "none") == "tanh"
         return ((K.GELU_TANH if tanh else K.GELU, (first,)),)
+    if node.kind == "square":
+        return ((K.MUL, (first, first)),)
     if node.kind == "pow" and argument(node, 1, "exponent") in (2, 3):
         square = (K.MUL, (first, first))
         return (square,) if argument(node, 1, "exponent") == 2 else (square, (K.MUL, (before, first)))

@@ -1,0 +1,55 @@
+"""Projections that are one matrix from the start: a linear node whose result is only read in parts."""
+
+from ..graph import Node
+from ..regions.boundaries import operator
+from .view import RegionView, argument, is_contiguous
+
+Part = tuple[int, str]  # first element, value
+
+
+def parts_of(view: RegionView, value: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The parts that ``value`` [.., n] is read in, in order, and the nodes that cut it.
+
+    None unless every reader takes ranges of the last axis, the ranges lie side by side from 0 to n, and there are at
+    least two: then a kernel may write the parts instead of the whole.
+    """
+    shape = view.graph.spec(value).shape
+    if view.leaves(value) or not shape or view.graph.spec(value).numel != shape[-1]:
+        return None
+    parts: list[Part] = []
+    for node in view.users(value):
+        found = _ranges(view, node, len(shape), shape[-1])
+        if found is None:
+            return None
+        parts += found
+    parts.sort()
+    end = 0
+    for first, name in parts:
+        if first != end or not is_contiguous(view.graph.spec(name)):
+            return None
+        end += view.graph.spec(name).numel
+    if end != shape[-1] or len(parts) < 2:
+        return None
+    return tuple(name for _, name in parts), tuple(node.name for node in view.users(value))
+
+
+def _ranges(view: RegionView, node: Node, rank: int, n: int) -> list[Part] | None:
+    name, _ = operator(node)
+    if node.kind != "view" or len(node.inputs) != 1:
+        return None
+    if name == "slice":
+        axis, first, step = (argument(node, i, key, d) for i, key, d in ((1, "dim", 0), (2, "start", 0), (4, "step", 1)))
+        first = 0 if first is None else first
+        if not isinstance(axis, int) or axis % rank != rank - 1 or not isinstance(first, int) or step != 1:
+            return None
+        return [(first + n if first < 0 else first, node.outputs[0])]
+    if name in ("split", "split_with_sizes", "chunk"):
+        axis = argument(node, 2, "dim", 0)
+        if not isinstance(axis, int) or axis % rank != rank - 1:
+            return None
+        found, first = [], 0
+        for out in node.outputs:
+            found.append((first, out))
+            first += view.graph.spec(out).shape[-1]
+        return found
+    return None
