@@ -1,0 +1,86 @@
+"""Which attention matches are served, with which schedules, and that every architecture's compiler takes the kernels."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from agentcompile_templates_cuda_attention import AttentionFamily
+from agentcompile_templates_cuda_attention.space import STATIC_SHARED_BYTES
+
+from agentcompile_core.binding import check_source
+from agentcompile_core.graph import DType
+from agentcompile_core.target import preset
+
+pytest.importorskip("agentcompile_validator_emulation")
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
+from attention_cases import Model
+
+H200 = preset("h200")
+FAMILY = AttentionFamily()
+QWEN = Model(kv_heads=8, group=2, head_dim=128, rotary_dim=128, capacity=8192)
+LLAMA_1B = Model(kv_heads=8, group=4, head_dim=64, rotary_dim=64, norm="none", capacity=8192)
+QWEN_4B = Model(kv_heads=8, group=4, head_dim=128, rotary_dim=128, capacity=8192)
+LLAMA_3B = Model(kv_heads=8, group=3, head_dim=128, rotary_dim=128, norm="none", capacity=8192)
+MODELS = {"qwen3_1.7b": QWEN, "llama_1b": LLAMA_1B, "qwen3_4b": QWEN_4B, "llama_3b": LLAMA_3B,
+          "qwen3_f32": Model(dtype=DType.F32, kv_heads=8, head_dim=128, rotary_dim=128, capacity=8192),
+          "tiny": Model(kv_heads=2, group=2, head_dim=32, rotary_dim=32, capacity=512),
+          "multi_head": Model(kv_heads=32, group=1, head_dim=80, rotary_dim=32, norm="none", capacity=2048)}
+TARGETS = ("a100", "rtx3090", "rtx4090", "h200", "b200", "rtx5090")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("target", ["h200", "rtx3090"])
+def test_every_point_of_the_space_lowers(name: str, target: str) -> None:
+    match = MODELS[name].match()
+    assert FAMILY.accepts(match, preset(target)) is True
+    space = FAMILY.space(match, preset(target))
+    assert 4 <= len(space) == len(set(space.points)) <= 64
+    for point in space.points:
+        source = FAMILY.lower(match, point, preset(target))
+        check_source(match, source, preset(target))
+        assert {w.name: w.zeroed for w in source.workspaces} == {"workspace": False, "counters": True}
+
+
+def test_the_space_offers_both_kernels_where_types_allow() -> None:
+    paths = {point["path"] for point in FAMILY.space(QWEN.match(), H200).points}
+    assert paths == {"lanes", "tensor"}
+    assert {point["path"] for point in FAMILY.space(MODELS["qwen3_f32"].match(), H200).points} == {"lanes"}
+    wide = Model(kv_heads=1, group=16, head_dim=64, rotary_dim=64, capacity=512)
+    assert {point["path"] for point in FAMILY.space(wide.match(), H200).points} <= {"lanes"}
+
+
+def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:
+    first = FAMILY.space(QWEN.match(), H200).points[0]
+    assert 66 <= first.integer("splits") * 8 <= 264
+
+
+def test_schedules_that_differ_in_splits_share_a_kernel() -> None:
+    points = FAMILY.space(QWEN.match(), H200).points
+    digests = {FAMILY.lower(QWEN.match(), point, H200).digest for point in points}
+    assert len(digests) < len(points)
+
+
+@pytest.mark.parametrize("model,reason", [
+    (Model(head_dim=60, rotary_dim=0), "multiples of 8"),
+    (Model(rotary_dim=24), "rotary part of 24"),
+    (Model(dtype=DType.I64), "float16, bfloat16, float32"),
+    (Model(group=128, head_dim=256, rotary_dim=0), "do not fit"),
+    (Model(norm="cube"), "unknown norm"),
+], ids=lambda value: value if isinstance(value, str) else "model")
+def test_what_is_not_served_is_refused_with_a_reason(model: Model, reason: str) -> None:
+    answer = FAMILY.accepts(model.match(), H200)
+    assert not answer and reason in answer.reason
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", TARGETS)
+def test_builds_without_spills(target: str) -> None:
+    backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
+    if not backend.can_build(preset(target)):
+        pytest.skip(backend.can_build(preset(target)).reason)
+    points = FAMILY.space(QWEN.match(), preset(target)).points
+    for path in ("lanes", "tensor"):
+        point = next(p for p in points if p["path"] == path)
+        kernel = backend.build(FAMILY.lower(QWEN.match(), point, preset(target)), preset(target))
+        assert kernel.resources.spill_bytes == 0
+        assert kernel.resources.shared_bytes <= STATIC_SHARED_BYTES

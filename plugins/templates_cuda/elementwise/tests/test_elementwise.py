@@ -1,0 +1,129 @@
+"""The elementwise and gather families against torch on the CPU."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.expression import Expression, Operation, PointwiseKind
+from agentcompile_core.graph import DType
+from agentcompile_core.match_kinds import ELEMENTWISE, GATHER
+from agentcompile_core.plan import Schedule
+from agentcompile_core.region import Access, Match, Role, SemanticLabel
+from agentcompile_core.target import preset
+
+pytest.importorskip("agentcompile_validator_emulation")
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
+from agentcompile_validator_emulation.module import SCHEDULES
+from emulated_elementwise import TINY, TORCH, UNIT, Emulated, aligned, operand
+
+H200 = preset("h200")
+POINTWISE, LOOKUP = ElementwiseFamily(), GatherFamily()
+FEW = settings(max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+# T(silu(in0)) * in1 + in2, as a gated MLP with a bias would have it
+GATE = Expression(arguments=("in0", "in1", "in2"), operations=(
+    Operation(PointwiseKind.SILU, ("in0",)), Operation(PointwiseKind.ROUND, (0,)), Operation(PointwiseKind.MUL, (1, "in1")),
+    Operation(PointwiseKind.ADD, (2, "in2"))))
+SHAPES = {"full": lambda rows, columns: (rows, columns), "row": lambda rows, columns: (columns,), "scalar": lambda rows, columns: (1,)}
+
+
+def pointwise_match(rows: int, columns: int, broadcasts: tuple[str, ...], expression: Expression | None, dtype: DType,
+                    dtypes: tuple[DType, ...] = ()) -> Match:
+    types = dtypes or (dtype,) * len(broadcasts)
+    operands = [operand(f"in{j}", Role.INPUT, SHAPES[kind](rows, columns), types[j]) for j, kind in enumerate(broadcasts)]
+    operands.append(operand("out", Role.OUTPUT, (rows, columns), dtype, Access.WRITE))
+    return Match(kind=ELEMENTWISE, label=SemanticLabel.ELEMENTWISE, nodes=("pointwise",), operands=tuple(operands),
+                 attributes=(("count", rows * columns), ("columns", columns),
+                             *((f"broadcast{j}", kind) for j, kind in enumerate(broadcasts))), epilogue=expression)
+
+
+def gather_match(rows: int, columns: int, vocabulary: int, dtype: DType = DType.F16) -> Match:
+    operands = (operand("ids", Role.INPUT, (1, rows), DType.I64), operand("table", Role.WEIGHT, (vocabulary, columns), dtype),
+                operand("out", Role.OUTPUT, (1, rows, columns), dtype, Access.WRITE))
+    return Match(kind=GATHER, label=SemanticLabel.GATHER, nodes=("embedding",), operands=operands,
+                 attributes=(("rows", rows), ("columns", columns)))
+
+
+def emulated(match: Match, step: int, threads: int = 64) -> Emulated:
+    assert POINTWISE.accepts(match, H200) is True
+    return Emulated(POINTWISE.lower(match, Schedule({"step": step, "threads": threads}), H200), match, H200)
+
+
+def draw(match: Match, seed: int, offset: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {item.name: aligned(torch.randn(item.spec.shape, generator=generator), TORCH[item.spec.dtype], offset)
+               for item in match.operands if item.role is not Role.OUTPUT}
+    out = match.need("out").spec
+    return {**tensors, "out": aligned(torch.full(out.shape, math.nan), TORCH[out.dtype])}
+
+
+@pytest.mark.parametrize("dtype,step", [(DType.F16, 8), (DType.BF16, 1), (DType.F32, 4)], ids=str)
+@FEW
+@given(data=st.data())
+def test_gate_within_budget(dtype: DType, step: int, data: st.DataObject) -> None:
+    columns = data.draw(st.sampled_from((1, 7, 8, 24, 130)))
+    match = pointwise_match(data.draw(st.sampled_from((1, 3, 9))), columns, ("full", "full", "row"), GATE, dtype)
+    tensors = draw(match, data.draw(st.integers(0, 99)), data.draw(st.sampled_from((0, 1))))
+    emulated(match, step).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    unit, tiny = UNIT[TORCH[dtype]], TINY[TORCH[dtype]]
+    gate = torch.nn.functional.silu(tensors["in0"].double())
+    product = gate * tensors["in1"].double()
+    expected = product + tensors["in2"].double()
+    gate_error = 1.001 * unit * gate.abs() + tiny + 2.0**-21 * gate.abs()
+    budget = 1.001 * unit * expected.abs() + tiny + gate_error * tensors["in1"].double().abs() + 2.0**-22 * product.abs()
+    assert bool(((tensors["out"].double() - expected).abs() <= budget).all())
+
+
+def test_mixed_types_scalars_and_copies() -> None:
+    product = Expression(arguments=("in0", "in1"), operations=(Operation(PointwiseKind.MUL, ("in0", "in1")),))
+    match = pointwise_match(3, 40, ("full", "scalar"), product, DType.F32, (DType.F16, DType.F32))
+    for step in (4, 1):
+        tensors = draw(match, step)
+        emulated(match, step).run(tensors)
+        assert torch.equal(tensors["out"], tensors["in0"].float() * tensors["in1"])
+    copy = pointwise_match(1, 33, ("full",), None, DType.F16)
+    tensors = draw(copy, 3)
+    emulated(copy, 8).run(tensors)
+    assert torch.equal(tensors["out"], tensors["in0"])
+
+
+@FEW
+@given(data=st.data())
+def test_gather_copies_rows(data: st.DataObject) -> None:
+    columns, dtype = data.draw(st.sampled_from(((1, DType.F16), (7, DType.F32), (64, DType.BF16), (520, DType.F16))))
+    rows, vocabulary = data.draw(st.sampled_from((1, 3))), 11
+    match = gather_match(rows, columns, vocabulary, dtype)
+    table = aligned(torch.randn(vocabulary, columns), TORCH[dtype], data.draw(st.sampled_from((0, 1))))
+    ids = torch.tensor([data.draw(st.lists(st.sampled_from((0, 5, vocabulary - 1)), min_size=rows, max_size=rows))])
+    tensors = {"ids": ids, "table": table, "out": aligned(torch.full((1, rows, columns), math.nan), TORCH[dtype])}
+    assert LOOKUP.accepts(match, H200) is True
+    Emulated(LOOKUP.lower(match, Schedule({"threads": 64}), H200), match, H200).run(tensors)
+    assert torch.equal(tensors["out"], table[ids])
+
+
+def test_spaces_and_rejects() -> None:
+    match = pointwise_match(1, 64, ("full", "full", "row"), GATE, DType.F16)
+    for family, item in ((POINTWISE, match), (LOOKUP, gather_match(1, 2048, 1000))):
+        points = family.space(item, H200).points
+        assert 0 < len(points) == len(set(points)) <= 64
+    assert "float16" in POINTWISE.accepts(pointwise_match(1, 8, ("full",), None, DType.F16, (DType.I64,)), H200).reason
+    assert "7 inputs" in POINTWISE.accepts(pointwise_match(1, 8, ("full",) * 7, None, DType.F16), H200).reason
+    assert "serves" in LOOKUP.accepts(match, H200).reason
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "h200", "b200", "rtx5090"])
+def test_builds(name: str) -> None:
+    backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
+    target = preset(name)
+    if not backend.can_build(target):
+        pytest.skip(backend.can_build(target).reason)
+    gate = pointwise_match(1, 6144, ("full", "full", "row"), GATE, DType.BF16)
+    for family, match in ((POINTWISE, gate), (LOOKUP, gather_match(1, 2048, 9))):
+        source = family.lower(match, family.space(match, target).points[0], target)
+        assert backend.build(source, target).resources.spill_bytes == 0
