@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentcompile_core.expression import Expression, Operation, PointwiseKind
 from agentcompile_core.graph import DType
 from agentcompile_core.plan import Schedule
 from agentcompile_core.target import preset
@@ -129,6 +130,17 @@ def test_a_nan_reaches_exactly_the_rows_that_use_it(name: str) -> None:
     tensors = draw(match, 6)
     tensors["x"][-1] = float("nan")
     assert run(match, config.schedule, H200, tensors).isnan().all()
+
+
+@pytest.mark.parametrize("path", ["direct", "ring"])
+def test_an_epilogue_rounds_where_its_contract_says(path: str) -> None:
+    rounded = Expression(arguments=("acc0", "aux0"), operations=(
+        Operation(PointwiseKind.ROUND, ("acc0",)), Operation(PointwiseKind.ADD, (0, "aux0"))))
+    schedule = _ring(512) if path == "ring" else _direct()
+    match = linear_match(50, 504, aux=1, epilogue=rounded)
+    tensors = draw(match, 9)
+    plain = run(linear_match(50, 504), schedule, H200, tensors)
+    assert torch.equal(run(match, schedule, H200, tensors), plain + tensors["aux0"])
 
 
 def test_misaligned_input_takes_the_scalar_path() -> None:
