@@ -6,12 +6,14 @@ themselves belong to the backends.
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,8 +65,10 @@ def run_guarded(command: Sequence[str], *, deadline_s: float, memory_bytes: int 
         out, err = Path(temporary, ".stdout"), Path(temporary, ".stderr")
         start = time.monotonic()
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = _start(command, memory_bytes, cwd=str(cwd or temporary), stdin=subprocess.DEVNULL, stdout=stdout,
-                             stderr=stderr, env=compiler_environment(temporary, extra_env))
+            # The limit on processor time ends a compiler whose guardian was killed.
+            process = _start(command, memory_bytes, cpu_s=math.ceil(deadline_s) + 5, cwd=str(cwd or temporary),
+                             stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                             env=compiler_environment(temporary, extra_env))
             try:
                 finished = _wait(process, start + deadline_s)
             finally:
@@ -171,8 +175,10 @@ class GuardedServer:
 def serve(answer: Callable[[bytes], bytes]) -> None:
     """The child's side of GuardedServer: call ``answer(bytes) -> bytes`` for each request until the input ends.
 
-    Standard output carries the answers alone: whatever else the process prints goes to standard error.
+    Standard output carries the answers alone: whatever else the process prints goes to standard error. The process ends
+    when its parent does, even in the middle of an answer (which must release the interpreter, as bindings do).
     """
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0), "rb")
@@ -182,13 +188,20 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
         output.flush()
 
 
-def _start(command: Sequence[str], memory_bytes: int, **options: object) -> "subprocess.Popen[bytes]":
-    # The shell sets the limit in the child: preexec_fn is not safe beside threads. Arguments are never parsed by it.
-    limited = ["/bin/sh", "-c", 'ulimit -v "$0" && exec "$@"', str(memory_bytes >> 10), *command]
+def _start(command: Sequence[str], memory_bytes: int, cpu_s: int | None = None, **options: object) -> "subprocess.Popen[bytes]":
+    # The shell sets the limits in the child: preexec_fn is not safe beside threads. Arguments are never parsed by it.
+    limits = f"ulimit -v {memory_bytes >> 10}" + (f" && ulimit -t {cpu_s}" if cpu_s else "")
+    limited = ["/bin/sh", "-c", f'{limits} && exec "$@"', "sh", *command]
     try:
         return subprocess.Popen(limited, start_new_session=True, **options)  # type: ignore[call-overload,no-any-return]
     except OSError as exc:
         raise BuildError(f"cannot start {command[0]}: {exc}") from exc
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _alive(process: "subprocess.Popen[bytes]") -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -160,6 +161,32 @@ def test_a_server_that_was_killed_between_requests_is_replaced(server: GuardedSe
     os.kill(first, signal.SIGKILL)
     assert wait_dead(first)
     assert server.request(b"ok", 20) == b"okok"
+
+
+PARENT = """
+import os, sys, threading, time
+from agentcompile_core.toolchain import GuardedServer
+server = GuardedServer([sys.executable, "-c", sys.argv[1]], extra_env={"PYTHONPATH": os.environ["PYTHONPATH"]})
+print(server.request(b"pid", 20).decode(), flush=True)
+server.request(b"hang", 60)
+"""
+
+
+def test_a_server_ends_with_a_parent_that_was_killed() -> None:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    parent = subprocess.Popen([PYTHON, "-c", PARENT, SERVER], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE,
+                              text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    assert wait_dead(pid)
+
+
+def test_a_command_has_a_limit_of_processor_time() -> None:
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[0])"
+    assert run(code, deadline_s=30).stdout == "35\n"
 
 
 def test_an_endless_answer_is_refused() -> None:
