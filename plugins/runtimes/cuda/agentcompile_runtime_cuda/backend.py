@@ -79,8 +79,8 @@ class CudaBackend(Backend):
         compiler = self._compiler
         if isinstance(compiler, Reject):
             return "none"
-        include = headers.cuda_include()
-        version = headers.headers_version(include) if include else "of nvcc"
+        includes = headers.cuda_includes()
+        version = headers.headers_version(includes[0]) if includes and compiler.version().startswith("nvrtc") else "its own"
         return f"{compiler.version()}, headers {version}, {' '.join(FLAGS)}"
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:

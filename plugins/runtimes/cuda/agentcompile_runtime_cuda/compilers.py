@@ -53,12 +53,10 @@ class Nvrtc:
 
     def compile(self, source: StepSource, arch: str, deadline_s: float) -> tuple[bytes, str]:
         """Compile ``source`` for ``arch``; the headers of the source are passed in memory."""
-        include = headers.cuda_include()
-        assert include is not None, "nvrtc_usable() was not asked"
         request = {
             "name": f"{source.digest}.cu", "code": source.code, "headers": [list(pair) for pair in source.headers],
             "options": [f"--gpu-architecture={arch}", "-default-device", *FLAGS, f"-I{headers.device_library()}",
-                        *headers.cuda_include_options(include)],
+                        *headers.cuda_include_options()],
         }
         server = self._idle.get()
         try:
@@ -126,7 +124,7 @@ def nvrtc_usable() -> Literal[True] | Reject:
         return Reject(f"NVRTC is not installed ({exc}); pip install cuda-bindings nvidia-cuda-nvrtc")
     except Exception as exc:  # the bindings raise their own types where the library cannot be loaded
         return Reject(f"NVRTC cannot be loaded ({type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else exc})")
-    if headers.cuda_include() is None:
+    if not headers.cuda_includes():
         return Reject("the CUDA headers are missing; pip install nvidia-cuda-runtime or set CUDA_HOME to a toolkit")
     return True
 

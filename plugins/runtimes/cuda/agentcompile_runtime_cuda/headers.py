@@ -15,18 +15,19 @@ def device_library() -> Path:
 
 
 @functools.cache
-def cuda_include() -> Path | None:
-    """The folder of ``cuda_fp16.h``: of NVIDIA's wheels, else of a toolkit; None where there is neither."""
-    for folder in (_of_wheels(), *(home / "include" for home in toolkit_homes())):
-        if folder is not None and (folder / "cuda_fp16.h").is_file():
-            return folder
-    return None
+def cuda_includes() -> tuple[Path, ...]:
+    """Folders with ``cuda_fp16.h``: of NVIDIA's wheels, then of toolkits; empty where there is neither.
+
+    The first one is used; the others fill in what it lacks (the wheel of the runtime alone has no libcu++).
+    """
+    found = (_of_wheels(), *(home / "include" for home in toolkit_homes()))
+    return tuple(dict.fromkeys(path.resolve() for path in found if path is not None and (path / "cuda_fp16.h").is_file()))
 
 
-def cuda_include_options(include: Path) -> list[str]:
-    """Options that make ``include`` and the libcu++ beside it visible."""
-    cccl = include / "cccl"
-    return [f"-I{include}", *([f"-I{cccl}"] if cccl.is_dir() else [])]
+def cuda_include_options() -> list[str]:
+    """Options that make the CUDA headers, and the libcu++ beside them, visible."""
+    folders = [folder for path in cuda_includes() for folder in (path, path / "cccl") if folder.is_dir()]
+    return [f"-I{folder}" for folder in folders]
 
 
 @functools.cache
