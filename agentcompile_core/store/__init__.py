@@ -175,7 +175,8 @@ class Store:
                 self._warn(f"the cache folder {root} cannot be used ({exc.strerror}); keeping everything in memory; "
                            f"set {ENVIRONMENT} to a folder that can be written")
                 return
-        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        found = folder.stat()
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
             self._warn(f"the cache folder {folder} can be written by other users, who could plant kernels in it; "
                        f"run chmod 700 on it")
         self._entries = Entries(folder)

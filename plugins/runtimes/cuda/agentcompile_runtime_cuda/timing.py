@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agentcompile_core.capturing import settle_generator
 from agentcompile_core.errors import Reject
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def time_captured(run: Callable[[int], None], repetitions: int, runs_per_repetit
             stream.synchronize()
             graph = _captured(run, runs_per_repetition, stream)
     except RuntimeError as exc:
-        torch.cuda.synchronize()  # raises where the device itself is broken: that is no matter of capturing
+        settle_generator()  # raises where the device itself is broken: that is no matter of capturing
         return Reject(f"cannot be captured into a CUDA graph: {str(exc).splitlines()[0]}")
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)]
     with torch.cuda.stream(stream):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,13 @@ def test_an_endless_compile_costs_only_itself(backend: CudaBackend) -> None:
         backend.build(source(endless), preset("h100"), deadline_s=2)
     assert time.monotonic() - start < 10
     assert backend.build(source(), preset("h100")).resources.registers > 0
+
+
+def test_threads_build_at_the_same_time(backend: CudaBackend) -> None:
+    codes = [CODE.replace("factors[threadIdx.x ^ 1]", f"factors[threadIdx.x ^ {n}]") for n in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda code: backend.build(source(code), preset("h100")).sha256, codes))
+    assert together == [backend.build(source(code), preset("h100")).sha256 for code in codes] and len(set(together)) == 6
 
 
 def test_features_that_the_target_lacks_are_refused_before_compiling(backend: CudaBackend) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from agentcompile_core.capturing import settle_generator
+
 
 class NotCapturable(Exception):
     """A program did something that a CUDA graph cannot hold; the device is still usable. The text is one line."""
@@ -16,7 +18,8 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """Capture with torch. Graphs of one owner share a memory pool: they are replayed on one stream, one after another."""
+    """Capture with torch. Graphs of one owner share a memory pool: they are replayed on one stream, one after another,
+    and what one leaves in its outputs is valid until another one runs."""
 
     def __init__(self) -> None:
         from weakref import WeakKeyDictionary
@@ -44,7 +47,7 @@ class CudaCapture:
                 for _ in range(runs):
                     run()
         except RuntimeError as exc:
-            torch.cuda.synchronize()  # raises where the device itself is broken: that is no matter of capturing
+            settle_generator()  # raises where the device itself is broken: that is no matter of capturing
             raise NotCapturable(f"{type(exc).__name__}: {str(exc).splitlines()[0]}") from exc
         torch.cuda.current_stream().wait_stream(side)
         return graph.replay
