@@ -42,12 +42,14 @@ class _Binder:
         self._place_aliases()
 
     def _place_weights(self) -> None:
-        # Concatenations first: they move parameters, and addresses are read afterwards.
+        # Layout first: it moves parameters, and addresses are read afterwards.
+        groups = []
         for segment in self.segments:
             for name, values in segment.operands:
                 operand = next(o for o in segment.match.operands if o.name == name)  # type: ignore[union-attr]
                 if operand.role is Role.WEIGHT:
-                    self.weights.concatenated(tuple(self.graph.by_name[v].source for v in values))
+                    groups.append(tuple(self.graph.by_name[self.roots[v]].source for v in values))
+        self.weights.arrange(groups)
 
     def _place_values(self, states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]") -> None:
         for value in self.graph.values:

@@ -100,7 +100,9 @@ class Session:
         return found
 
     def bound(self, name: str) -> BoundProgram:
-        """The bound program of the graph called ``name``; bound on first use."""
+        """The bound program of the graph called ``name``; bound on first use, and ``decode`` before any other: it arranges the weights."""
+        if name != "decode" and "decode" in self._programs:
+            self.bound("decode")
         if name not in self._bound:
             graph = self._programs[name].graph
             self._bound[name] = self._programs[name].bind(
@@ -125,8 +127,7 @@ class Session:
     def prepare(self, report: Callable[[str, dict[str, Any]], None] = lambda event, facts: None) -> None:
         """Bind and capture every program now, so that no request pays for it."""
         with self._lock:
-            # Decode first: binding it concatenates weights, and the prefill programs then take the final addresses.
-            for name in sorted(self._programs, key=lambda n: (n != "decode", n)):
+            for name in sorted(self._programs):
                 report("prepare", {"graph": name})
                 self._step(name)
 
