@@ -29,7 +29,7 @@ class _Binder:
         self.program, self.graph = program, program.graph
         self.weights, self.device, self.backend = weights, device, backend
         self.kernels, self.callables = kernels, callables
-        self.sources: dict[str, StepSource] = {s.digest: s for s in program.sources}
+        self.sources: dict[str, StepSource] = {s.key: s for s in program.sources}
         self.segments = without_views(program.graph, program.segments)
         self.roots = alias_roots(program.graph)
         self.keep: list[Any] = []
@@ -163,7 +163,7 @@ class _Binder:
 
         found = {}
         for workspace in source.workspaces:
-            key = (source.digest, workspace.name)
+            key = (source.key, workspace.name)
             if key not in self.workspaces:
                 self.workspaces[key] = torch.zeros(workspace.nbytes, dtype=torch.uint8, device=self.device)
                 self.keep.append(self.workspaces[key])

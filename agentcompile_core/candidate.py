@@ -1,6 +1,7 @@
 """A step made concrete: source text, launches with ordered arguments, the built kernel."""
 
 import enum
+import hashlib
 
 from attrs import field, frozen
 
@@ -111,6 +112,12 @@ class StepSource:
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
     reduction_depth: int = 1
+
+    @property
+    def key(self) -> str:
+        """Names text and launches: sources of several shapes share one digest, and so one binary, but not their grids and values."""
+        launched = hashlib.sha256(repr((self.launches, self.workspaces)).encode()).hexdigest()
+        return f"{self.digest}-{launched[:16]}"
 
 
 @frozen(kw_only=True)

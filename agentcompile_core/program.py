@@ -28,7 +28,7 @@ class Segment:
     step: Step | None = None
     label: SemanticLabel = SemanticLabel.MIXED
     match: Match | None = None
-    source: str = ""  # digest of the StepSource; empty for framework nodes and bound callables
+    source: str = ""  # key of the StepSource; empty for framework nodes and bound callables
     operands: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
@@ -119,11 +119,11 @@ def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[
         for selected in selection.steps:
             match = region.match_by_id[selected.step.match_id]
             if selected.source is not None:
-                sources[selected.source.digest] = selected.source
+                sources[selected.source.key] = selected.source
             for instance in region.instances:
                 operands = tuple((o.name, tuple(instance.value[v] for v in o.values)) for o in match.operands)
                 steps.append(Segment(nodes=tuple(instance.node[n] for n in match.nodes), step=selected.step, label=selected.label,
-                                     match=match, source=selected.source.digest if selected.source else "", operands=operands))
+                                     match=match, source=selected.source.key if selected.source else "", operands=operands))
     return Program(graph=graph, segments=_ordered(graph, steps), sources=tuple(sources[k] for k in sorted(sources))).verify()
 
 
@@ -287,6 +287,6 @@ def launches_of(program: Program, segment: Segment) -> tuple[Launch, ...]:
         ContractError: the program has no such source.
     """
     for source in program.sources:
-        if source.digest == segment.source:
+        if source.key == segment.source:
             return source.launches
     raise ContractError(f"program {program.graph.name} has no source {segment.source}")

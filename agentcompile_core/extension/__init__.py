@@ -21,20 +21,23 @@ def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kerne
     """
     sources: dict[str, tuple[StepSource, Segment]] = {}
     for program in programs.values():
-        by_digest = {s.digest: s for s in program.sources}
+        by_key = {s.key: s for s in program.sources}
         for segment in program.segments:
-            if segment.source in by_digest:
-                sources.setdefault(segment.source, (by_digest[segment.source], segment))
+            if segment.source in by_key:
+                sources.setdefault(segment.source, (by_key[segment.source], segment))
     signatures: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for digest, (source, segment) in sorted(sources.items()):
+    for _, (source, segment) in sorted(sources.items()):
+        digest = source.digest
         kernel = kernels.get(digest)
         if kernel is None or kernel.backend != "cuda":
             continue
         files[f"{PACKAGE}/cubins/{digest}.cubin"] = kernel.binary
         for launch in source.launches:
-            signatures[launch.entry] = {
-                "cubin": f"{digest}.cubin", "sha256": kernel.sha256, "grid": launch.grid, "block": launch.block,
+            # Matches of other shapes launch the same entry in other grids: each is a signature of its own.
+            twins = sum(name.split("@")[0] == launch.entry for name in signatures)
+            signatures[f"{launch.entry}@{twins}" if twins else launch.entry] = {
+                "entry": launch.entry, "cubin": f"{digest}.cubin", "sha256": kernel.sha256, "grid": launch.grid, "block": launch.block,
                 "shared_bytes": launch.shared_bytes, "cluster": launch.cluster, "pdl": launch.pdl, "label": segment.label.value,
                 "arguments": [_argument(a, source, segment) for a in launch.arguments],
             }

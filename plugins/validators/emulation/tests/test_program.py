@@ -1,0 +1,52 @@
+"""Programs of the core run on the emulation backend."""
+
+import attrs
+import torch
+from agentcompile_core.candidate import i32
+from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.plan import Origin, Schedule, Step
+from agentcompile_core.program import Program, Segment
+from agentcompile_core.target import preset
+from agentcompile_core.weights import WeightStore
+from agentcompile_validator_emulation.backend import EmulationBackend
+from agentcompile_validator_emulation.validator import EmulationValidator
+
+TRIAL = EmulationValidator().controls()[0][0]
+
+
+def source_for(count: int):
+    """The good control's source over ``count`` elements: the same text and digest, another grid and another scalar."""
+    launch = TRIAL.source.launches[0]
+    arguments = (*launch.arguments[:2], i32("count", count))
+    return attrs.evolve(TRIAL.source, launches=(attrs.evolve(launch, grid=(-(-count // 128), 1, 1), arguments=arguments),))
+
+
+def match_for(name: str, count: int):
+    """The control's match at a node called ``name``."""
+    spec = TensorSpec(shape=(count,), dtype=DType.F32)
+    operands = tuple(attrs.evolve(operand, spec=spec) for operand in TRIAL.match.operands)
+    return attrs.evolve(TRIAL.match, nodes=(name,), operands=operands)
+
+
+def test_two_steps_that_share_a_binary_run_over_their_own_shapes():
+    """Shapes are arguments, so both steps have one digest; each must still get its own grid and values."""
+    counts, values, nodes, segments = (1000, 300), [], [], []
+    sources = {count: source_for(count) for count in counts}
+    for i, count in enumerate(counts):
+        spec = TensorSpec(shape=(count,), dtype=DType.F32)
+        values += [Value(name=f"in{i}", spec=spec, kind=ValueKind.INPUT), Value(name=f"out{i}", spec=spec)]
+        nodes.append(Node(name=f"mul{i}", op="aten.mul.Tensor", kind="mul", args=(Ref(f"in{i}"), 2.0), outputs=(f"out{i}",)))
+        match = match_for(f"mul{i}", count)
+        step = Step(match_id=match.id, implementation="test/twice", origin=Origin.GENERATED, schedule=Schedule(()))
+        segments.append(Segment(nodes=(f"mul{i}",), step=step, match=match, source=sources[count].key,
+                                operands=(("in0", (f"in{i}",)), ("out", (f"out{i}",)))))
+    graph = Graph(name="two", kind=GraphKind.FORWARD, values=tuple(values), nodes=tuple(nodes), inputs=("in0", "in1"), outputs=("out0", "out1"))
+    program = Program(graph=graph, segments=tuple(segments), sources=tuple(sources.values())).verify()
+    backend = EmulationBackend()
+    assert sources[1000].digest == sources[300].digest
+    kernel = backend.build(sources[1000], preset("h200"))
+    inputs = {f"in{i}": torch.randn(count) for i, count in enumerate(counts)}
+    bound = program.bind(WeightStore(torch.nn.Module(), "cpu"), {}, inputs, "cpu", backend, {kernel.digest: kernel})
+    bound.run()
+    for i in range(2):
+        torch.testing.assert_close(bound.output(i), 2 * inputs[f"in{i}"], rtol=0, atol=0)
