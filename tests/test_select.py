@@ -108,6 +108,35 @@ class _Forbidden:
         raise AssertionError("a warm run evaluated something")
 
 
+def test_a_warm_run_does_not_go_on_where_time_ran_out(ctx):
+    made, _ = ctx
+    regions, ordered = (region(),), (plan(step("honest", 4.0), step("hang"), step("honest", 3.0)),)
+    records = validate.run(lower.run(regions, ordered, made), regions, ordered, 2.0, made)
+    assert [r.step for r in records if r.measurement and r.step.implementation == FAMILY] == [step("honest", 4.0)]
+    warm = context(worker=None)
+    warm.store, warm.worker = made.store, _Forbidden()
+    again = validate.run(lower.run(regions, ordered, warm), regions, ordered, 60.0, warm)
+    assert {r.step for r in again} == {r.step for r in records}
+    later = (evolve(plan(step("honest", 2.0)), record=evolve(ordered[0].record, round=1)),)
+    assert not [r for r in validate.run(lower.run(regions, later, warm), regions, later, 60.0, warm) if r.step.implementation == FAMILY]
+    patient = context(worker=made.worker, budget_s=500.0)
+    patient.store = made.store
+    found = validate.run(lower.run(regions, ordered, patient), regions, ordered, 60.0, patient)
+    assert {r.failure for r in found} == {None, Cause.TIMEOUT}
+
+
+def test_validators_of_winners_judge_the_best_until_one_passes(worker: Worker):
+    made = context(worker, validators=("simple", "picky"))
+    records, selection = run(made, step("honest", 2.0), step("honest", 3.0), step("honest", 5.0), step("honest", 6.0))
+    assert selection.steps[0].step == step("honest", 5.0)
+    refused = {r.step.schedule["us"]: r for r in records if r.failure}
+    assert set(refused) == {2.0, 3.0}
+    assert "a race that only this validator sees" in refused[2.0].message
+    warm = context(worker=None, validators=("simple", "picky"))
+    warm.store, warm.worker = made.store, _Forbidden()
+    assert run(warm, step("honest", 2.0), step("honest", 3.0), step("honest", 5.0), step("honest", 6.0))[1] == selection
+
+
 def test_another_target_or_compiler_is_another_key(ctx, worker: Worker):
     made, _ = ctx
     run(made, step("honest", 4.0))

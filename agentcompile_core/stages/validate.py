@@ -1,12 +1,12 @@
 """Stage validate: candidates are built, judged and timed in the worker; what the store knows already is not done again."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from attrs import define, evolve, frozen
 
-from .. import keys, serial
+from .. import keys, serial, winners
 from ..advice import OrderedPlan, Risk
 from ..candidate import Candidate, Kernel
 from ..cases import cases_for
@@ -16,12 +16,15 @@ from ..interfaces import Backend
 from ..plan import Origin, Schedule, Step
 from ..record import TuningRecord
 from ..region import Match, Region, Role
+from ..searches import Search
 from ..verdict import Trial, Verdict
 from ..worker import Evaluation, Job, Worker
 from .lower import CALLABLE
 
 FRAMEWORK = "framework"  # implementation of the record that holds a match's baseline
 EMULATED_BYTES = 32 << 20  # a match that moves more is not emulated
+WINNERS_S = 30.0  # for validators of winners, should the search have used up its time
+DEVICE_DEADLINES_S = {"build": 60.0, "check": 15.0, "time": 15.0}  # a hang must not use up the budget
 _NOT_KEPT = (Cause.UNAVAILABLE, Cause.EXCEPTION)  # failures of the moment rather than of the candidate
 
 
@@ -42,6 +45,7 @@ class _Entry:
     rank: int
     advisor: str
     primary: bool  # part of the planner's favourite cover
+    nodes: frozenset[str]
     weight: int  # bytes per run of the program, for the order of evaluation
 
     @property
@@ -55,8 +59,18 @@ class _State:
 
     best_us: dict[tuple[str, str], float]
     baselines: dict[tuple[str, str], TuningRecord]
-    settled: set[tuple[str, str]]  # of a backend without a clock: one pass is enough
+    covered: dict[str, set[str]]  # without a clock: nodes of each region that disjoint valid steps serve already
     order: int = 0
+
+    def is_settled(self, entry: _Entry) -> bool:
+        """Whether nothing is to be learnt any more about the nodes of an entry."""
+        return entry.nodes <= self.covered.get(entry.candidate.signature, set())
+
+    def settle(self, signature: str, nodes: Iterable[str]) -> None:
+        """Without a clock one valid step is enough; remember its nodes if they are disjoint from those before."""
+        covered = self.covered.setdefault(signature, set())
+        if covered.isdisjoint(nodes):
+            covered.update(nodes)
 
 
 def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], left_s: float,
@@ -70,7 +84,11 @@ def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered:
         ctx.report("validate", {"message": "no backend can launch kernels here; nothing is validated or selected"})
         return ()
     entries = _entries(candidates, regions, ordered, ctx.backend, ctx)
-    state = _State(best_us={}, baselines={}, settled=set())
+    state = _State(best_us={}, baselines={}, covered={})
+    if any(plan.record.round for plan in ordered) and _has_no_clock(ctx.backend):
+        _recall(regions, state, ctx)
+    search = Search(ordered, (entry.key for entry in entries), _environment(ctx.backend, ctx), ctx)
+    stop_at = time.monotonic() + left_s
     records: list[TuningRecord] = []
     fresh: list[_Entry] = []
     for entry in entries:
@@ -85,8 +103,28 @@ def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered:
         known = ctx.store.record(entry.baseline_key)
         if known is not None:
             state.baselines.setdefault(entry.place, evolve(known, signature=entry.candidate.signature, step=baseline_step(entry.place[1])))
-    records += _evaluated(fresh, state, left_s, ctx.backend, ctx)
-    return (*records, *state.baselines.values())
+    if not search.ended:
+        records += _evaluated(fresh, state, stop_at, ctx.backend, ctx)
+        search.end(out_of_time=time.monotonic() >= stop_at)
+    return (*_judged(records, entries, state, stop_at, ctx.backend, ctx), *state.baselines.values())
+
+
+def _judged(records: list[TuningRecord], entries: list[_Entry], state: _State, stop_at: float, backend: Backend,
+            ctx: Context) -> list[TuningRecord]:
+    if not records or not winners.names_of(ctx, "winner"):
+        return records
+    by_key = {entry.key: entry for entry in entries}
+    stop_at = max(stop_at, time.monotonic() + WINNERS_S)
+    return winners.judged(records, lambda record: _job(by_key[record.key], state, backend, ctx), stop_at, worker_of(ctx), ctx)
+
+
+def _recall(regions: tuple[Region, ...], state: _State, ctx: Context) -> None:
+    """What earlier rounds settled where nothing is timed."""
+    for region in regions:
+        for record in ctx.store.records(region.signature):
+            match = region.match_by_id.get(record.step.match_id)
+            if match is not None and record.verdict is not None and record.verdict.passed and record.failure is None:
+                state.settle(region.signature, match.nodes)
 
 
 def _entries(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], backend: Backend,
@@ -112,7 +150,8 @@ def _entries(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
             kernel_key=keys.kernel_key(candidate.source, ctx.target, backend.name, backend.compiler()),
             baseline_key="baseline-" + serial.digest(trial.match, trial.graph, *environment, length=32),
             rank=ranks.get((candidate.signature, candidate.step), -1), advisor=plan.record.advisor if plan else "",
-            primary=plan is not None and place[1] in plan.primary, weight=trial.match.bytes_moved * len(region.instances)))
+            primary=plan is not None and place[1] in plan.primary, nodes=frozenset(trial.match.nodes),
+            weight=trial.match.bytes_moved * len(region.instances)))
     return _by_turns(list(queues.values()))
 
 
@@ -150,21 +189,26 @@ def _device(backend: Backend) -> str:
     return f"{torch.cuda.get_device_name()} driver {driver} torch {torch.__version__}" if torch.cuda.is_available() else "cuda"
 
 
-def _evaluated(fresh: list[_Entry], state: _State, left_s: float, backend: Backend, ctx: Context) -> Iterator[TuningRecord]:
-    if not fresh:
-        return
+def worker_of(ctx: Context) -> Worker:
+    """The worker of this compilation; made, not started, if there is none yet."""
     if ctx.worker is None:
-        ctx.worker = Worker()
+        ctx.worker = Worker(deadlines_s=DEVICE_DEADLINES_S if ctx.backend is not None and ctx.backend.device == "cuda" else {})
+    return ctx.worker
+
+
+def _evaluated(fresh: list[_Entry], state: _State, stop_at: float, backend: Backend, ctx: Context) -> Iterator[TuningRecord]:
     sent: list[_Entry] = []
     window = 2 if backend.device == "cpu" else 24
 
     def jobs() -> Iterator[Job]:
         for entry in fresh:
-            if entry.place not in state.settled:
+            if not state.is_settled(entry):
                 sent.append(entry)
                 yield _job(entry, state, backend, ctx)
 
-    for index, evaluation in ctx.worker.evaluate(jobs(), stop_at=time.monotonic() + left_s, window=window):
+    if not fresh:
+        return
+    for index, evaluation in worker_of(ctx).evaluate(jobs(), stop_at=stop_at, window=window):
         entry = sent[index]
         record = _record(entry, evaluation, state)
         _keep(entry, record, evaluation, state, ctx)
@@ -175,7 +219,8 @@ def _evaluated(fresh: list[_Entry], state: _State, left_s: float, backend: Backe
 
 def _job(entry: _Entry, state: _State, backend: Backend, ctx: Context) -> Job:
     known = None if entry.candidate.source.language == CALLABLE else ctx.store.kernel(entry.kernel_key)
-    return Job(trial=entry.trial, step=entry.candidate.step, backend=backend.name, validators=ctx.config.validators, kernel=known,
+    names = winners.names_of(ctx, "candidate")
+    return Job(trial=entry.trial, step=entry.candidate.step, backend=backend.name, validators=names, kernel=known,
                baseline=entry.place not in state.baselines, good_enough_us=state.best_us.get(entry.place, 0.0))
 
 
@@ -214,7 +259,7 @@ def _learn(record: TuningRecord, entry: _Entry, state: _State, backend: Backend)
         best = state.best_us.get(entry.place, record.measurement.us)
         state.best_us[entry.place] = min(best, record.measurement.us)
     elif record.verdict is not None and record.verdict.passed and record.failure is None and _has_no_clock(backend):
-        state.settled.add(entry.place)
+        state.settle(entry.candidate.signature, entry.nodes)
 
 
 def _has_no_clock(backend: Backend) -> bool:

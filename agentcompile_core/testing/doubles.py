@@ -236,6 +236,19 @@ class BrokenValidator(SimpleValidator):
         return Verdict(validator=self.name, outcome=Outcome.PASS)
 
 
+class PickyValidator(SimpleValidator):
+    """Judges winners only, and refuses every source whose ``us`` is below 4."""
+
+    name = "picky"
+    scope = "winner"
+
+    def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        """A look at the text."""
+        good = float(_word(trial.source.code, "us", "5.0")) >= 4.0
+        return Verdict(validator=self.name, outcome=Outcome.PASS if good else Outcome.FAIL, cause=None if good else Cause.MEMORY_FAULT,
+                       message="" if good else "a race that only this validator sees")
+
+
 class NoTimeBackend(FakeBackend):
     """A backend that cannot time, like an emulator."""
 
@@ -249,7 +262,7 @@ class NoTimeBackend(FakeBackend):
 def catalog() -> Catalog:
     """A catalog of these doubles; for a worker: ``catalog="agentcompile_core.testing.doubles:catalog"``."""
     made = Catalog()
-    for offer in (FakeBackend(), NoTimeBackend(), FakeFamily(), SimpleValidator(), BrokenValidator()):
+    for offer in (FakeBackend(), NoTimeBackend(), FakeFamily(), SimpleValidator(), BrokenValidator(), PickyValidator()):
         hook = next(hook for hook, kind in OFFERS.items() if isinstance(offer, kind))
         made.offers[hook][f"doubles/{offer.name}"] = offer
     return made

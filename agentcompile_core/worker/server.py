@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -133,6 +134,8 @@ def main() -> None:
     except Exception as exc:
         channel.send({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(3) from exc
+    gc.collect()
+    gc.freeze()  # captures of CUDA graphs collect garbage; what was imported never is any
     server = Server(session, channel, options.builders)
     threading.Thread(target=server.read, name="reader", daemon=True).start()
     channel.send({"hello": os.getpid()})
