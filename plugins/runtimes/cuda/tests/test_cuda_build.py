@@ -122,11 +122,12 @@ def test_an_endless_compile_costs_only_itself(backend: CudaBackend) -> None:
     assert backend.build(source(), preset("h100")).resources.registers > 0
 
 
-def test_threads_build_at_the_same_time(backend: CudaBackend) -> None:
-    codes = [CODE.replace("factors[threadIdx.x ^ 1]", f"factors[threadIdx.x ^ {n}]") for n in range(6)]
+def test_threads_build_at_the_same_time() -> None:
+    backend = CudaBackend()
+    codes = [CODE.replace("factors[threadIdx.x ^ 1]", f"factors[threadIdx.x ^ {n}]") for n in range(4)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda code: backend.build(source(code), preset("h100")).sha256, codes))
-    assert together == [backend.build(source(code), preset("h100")).sha256 for code in codes] and len(set(together)) == 6
+    assert together == [backend.build(source(code), preset("h100")).sha256 for code in codes] and len(set(together)) == 4
 
 
 def test_features_that_the_target_lacks_are_refused_before_compiling(backend: CudaBackend) -> None:
