@@ -59,6 +59,13 @@ inline uint4 load_stream16(const void* global) {
 template <class T>
 inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
 
+// Blocks run one after another here: sources with the feature "cluster" are built for GPUs only.
+inline unsigned cluster_rank() { return 0; }
+inline void cluster_arrive_relaxed() { ::emu::trap("the emulator has no clusters"); }
+inline void cluster_arrive_release() { ::emu::trap("the emulator has no clusters"); }
+inline void cluster_wait() { ::emu::trap("the emulator has no clusters"); }
+inline void store_to_cluster(float*, unsigned, float) { ::emu::trap("the emulator has no clusters"); }
+
 inline void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) { ::emu::ldmatrix_x4(fragment, shared_row, false); }
 inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
   ::emu::ldmatrix_x4(fragment, shared_row, true);
@@ -224,6 +231,49 @@ __device__ __forceinline__ T load_relaxed(const T* global) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(global) : "memory");
     return *reinterpret_cast<T*>(&bits);
   }
+}
+
+// --- clusters (sm_90) -------------------------------------------------------------------------------------------------------
+// All threads of the cluster's blocks that have not exited take part in arrive and wait. A block's shared memory may be
+// written by others only between its arrival at the first barrier and their arrival at the last.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank = 0;
+#if AC_HAS_BULK_COPY
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if AC_HAS_BULK_COPY
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+// Publishes what this thread stored to the other blocks of the cluster, to those that wait.
+__device__ __forceinline__ void cluster_arrive_release() {
+#if AC_HAS_BULK_COPY
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if AC_HAS_BULK_COPY
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+// Stores to the variable of block `rank` of the cluster that lies where `shared` lies in this block.
+__device__ __forceinline__ void store_to_cluster(float* shared, unsigned rank, float value) {
+#if AC_HAS_BULK_COPY
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+#else
+  __trap();
+#endif
 }
 
 // --- tensor cores -----------------------------------------------------------------------------------------------------------

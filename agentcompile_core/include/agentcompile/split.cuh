@@ -4,6 +4,7 @@
 // 2^(score - maximum) and the sum of 2^(score - maximum) * value.
 #pragma once
 #include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
 
 namespace ac {
 
@@ -105,6 +106,66 @@ __device__ __forceinline__ void merge_splits(const float (&outputs)[Warps][Group
         active, [&](int split) { return load_relaxed(&part_states[split * Group + i / HeadDim]); },
         [&](int split) { return load_relaxed(&part_outputs[split * width + i]); }, merged);
     finish(i, total, merged);
+  }
+}
+
+// What the blocks of a cluster send each other: of every block its weighted sums, maxima and sums.
+template <int Blocks, int Group, int HeadDim> struct ClusterParts {
+  float outputs[Blocks][Group * HeadDim];
+  float maxima[Blocks][Group];
+  float sums[Blocks][Group];
+};
+template <int Group, int HeadDim> struct ClusterParts<0, Group, HeadDim> {};  // no cluster
+
+// As merge_splits where the splits of a KV head are one cluster of Blocks blocks: each block pushes every 32 outputs into the
+// shared memory of the block that finishes them, so one cluster barrier stands in for fence, counter and global memory.
+// Each block has called cluster_arrive_relaxed() when it started, and blocks without work have exited. `parts`: shared.
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
+__device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                              ClusterParts<Blocks, Group, HeadDim>& parts, int active, Finish finish) {
+  constexpr int width = Group * HeadDim;
+  const int block = blockIdx.x;
+  __syncthreads();
+  if (active > 1) cluster_wait();  // the others have started
+  for (int i = threadIdx.x; i < width; i += Threads) {
+    SoftmaxState merged;
+    const int head = i / HeadDim;
+    const float total = merge_partials<Warps>(
+        Warps, [&](int warp) { return states[warp][head]; }, [&](int warp) { return outputs[warp][i]; }, merged);
+    if (active == 1) {
+      finish(i, total, merged);
+      continue;
+    }
+    store_to_cluster(&parts.outputs[block][i], i / warp_size % active, total);
+    if (i % HeadDim < active) {
+      store_to_cluster(&parts.maxima[block][head], i % HeadDim, merged.maximum);
+      store_to_cluster(&parts.sums[block][head], i % HeadDim, merged.sum);
+    }
+  }
+  if (active == 1) return;
+  __syncwarp();  // the barrier is executed by whole warps
+  cluster_arrive_release();
+  cluster_wait();
+  for (int i = threadIdx.x; i < width; i += Threads) {
+    if (i / warp_size % active != block) continue;
+    SoftmaxState merged;
+    const int head = i / HeadDim;
+    const float total = merge_partials<Blocks>(
+        active, [&](int other) { return make_float2(parts.maxima[other][head], parts.sums[other][head]); },
+        [&](int other) { return parts.outputs[other][i]; }, merged);
+    finish(i, total, merged);
+  }
+}
+
+// The end of a split attention block: by a cluster of Cluster blocks, or through global memory where Cluster is 0.
+template <int Threads, int Warps, int Group, int HeadDim, int Cluster, class Finish>
+__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                                ClusterParts<Cluster, Group, HeadDim>& parts, float* workspace,
+                                                unsigned int* counter, int active, bool* last, Finish finish) {
+  if constexpr (Cluster > 0) {
+    merge_cluster<Threads, Warps, Group, HeadDim, Cluster>(outputs, states, parts, active, finish);
+  } else {
+    merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, workspace, counter, active, last, finish);
   }
 }
 

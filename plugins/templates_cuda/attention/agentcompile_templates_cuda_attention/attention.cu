@@ -7,7 +7,8 @@
 // head use them. The positions are dealt out to the splits in tiles, round robin: short contexts keep few blocks busy, the
 // others leave after the dependency wait, and no division depends on the length. Norm and RoPE of q are computed by every
 // lane group while its K and V are in flight; k's only in the block whose tile holds `position`, which appends it and uses
-// it from registers. The last block to finish merges the splits in order.
+// it from registers. The last block to finish merges the splits in order, or (Plan::cluster) the splits of a head are a
+// thread-block cluster and send each other their parts through shared memory (sm_90; not emulated).
 // Wins for fp32, for one or two query heads per KV head, and where there are no tensor cores (see attention_tensor.cu).
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
@@ -142,8 +143,10 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ __align__(16) float warp_outputs[warps][group * head_dim];
   __shared__ float2 warp_states[warps][group];
   __shared__ bool last;
+  __shared__ ac::ClusterParts<Plan::cluster, group, head_dim> parts;
 
   if (Plan::pdl) ac::launch_dependents();
+  if constexpr (Plan::cluster > 0) ac::cluster_arrive_relaxed();
   const int lane = threadIdx.x % lanes;
   const int group_in_block = threadIdx.x / lanes;
   const int split = blockIdx.x;
@@ -251,14 +254,14 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   }
 
   T* out_heads = out + kv_head * group * head_dim;
-  ac::merge_splits<Plan::threads, warps, group, head_dim>(
-      warp_outputs, warp_states, workspace, &counters[kv_head], active_splits, &last,
-      [&](int i, float total, ac::SoftmaxState state) {
-        if constexpr (Plan::has_sinks) {
-          const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
-          out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
-        } else {
-          out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
-        }
-      });
+  auto finish = [&](int i, float total, ac::SoftmaxState state) {
+    if constexpr (Plan::has_sinks) {
+      const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
+      out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
+    } else {
+      out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
+    }
+  };
+  ac::merge_attention<Plan::threads, warps, group, head_dim, Plan::cluster>(warp_outputs, warp_states, parts, workspace,
+                                                                           counters + kv_head, active_splits, &last, finish);
 }

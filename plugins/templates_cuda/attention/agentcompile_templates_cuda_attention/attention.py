@@ -26,7 +26,8 @@ class AttentionFamily(TemplateFamily):
     """``attention`` matches: q/k norm, RoPE, append and split-KV attention with GQA packing, in one launch.
 
     Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
-    mma.m16n8k16, fp16 and bf16).
+    mma.m16n8k16, fp16 and bf16). ``merge=cluster`` (sm_90) merges splits through the shared memory of a thread-block
+    cluster, which the CPU emulator does not have: such schedules are validated on GPUs only.
     """
 
     name = "attention"
@@ -53,24 +54,26 @@ class AttentionFamily(TemplateFamily):
         shape = shape_of(match)
         tensor = schedule["path"] == "tensor"
         splits, warps = schedule.integer("splits"), schedule.integer("warps")
+        cluster = splits if schedule["merge"] == "cluster" else 0
         sinks = match.operand("sinks")
         pdl = target.has_bulk_copy
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "rotary_dim": _rotary_dim(match), "group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
-            "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
+            "cluster": cluster, "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
             "has_sinks": sinks is not None,
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS[shape.dtype]
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, 1), block=(warps * WARP, 1, 1), pdl=pdl,
-                        arguments=_arguments(match, shape))
+                        cluster=max(1, cluster), arguments=_arguments(match, shape))
         return make_source(
             FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
             constants=constants,
             types={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32)},
             launches=(launch,),
-            features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor,
+            features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor
+            + [Feature.CLUSTER] * (cluster > 0),
             workspaces=(
                 Workspace(name="workspace", nbytes=4 * shape.kv_heads * splits * shape.group * (shape.head_dim + 2)),
                 Workspace(name="counters", nbytes=4 * shape.kv_heads, zeroed=True),

@@ -239,8 +239,10 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ Vector new_key[KeyHead::head_vectors];
   __shared__ Vector new_value[KeyHead::head_vectors];
   __shared__ bool last;
+  __shared__ ac::ClusterParts<Plan::cluster, group, head_dim> parts;
 
   if (Plan::pdl) ac::launch_dependents();
+  if constexpr (Plan::cluster > 0) ac::cluster_arrive_relaxed();
   const int warp = threadIdx.x / ac::warp_size;
   const int row = threadIdx.x % ac::warp_size / 4;
   const int column = threadIdx.x % 4;
@@ -351,14 +353,14 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
   T* out_heads = out + kv_head * group * head_dim;
-  ac::merge_splits<Plan::threads, warps, group, head_dim>(
-      warp_outputs, warp_states, workspace, &counters[kv_head], active_splits, &last,
-      [&](int i, float total, ac::SoftmaxState state) {
-        if constexpr (Plan::has_sinks) {
-          const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
-          out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
-        } else {
-          out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
-        }
-      });
+  auto finish = [&](int i, float total, ac::SoftmaxState state) {
+    if constexpr (Plan::has_sinks) {
+      const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
+      out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
+    } else {
+      out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
+    }
+  };
+  ac::merge_attention<Plan::threads, warps, group, head_dim, Plan::cluster>(warp_outputs, warp_states, parts, workspace,
+                                                                           counters + kv_head, active_splits, &last, finish);
 }

@@ -1,7 +1,6 @@
 """Schedules of the attention family: which are legal for a match, and in which order they are worth trying."""
 
-from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product, zip_longest
 
 from attrs import frozen
 
@@ -16,7 +15,8 @@ MOST_POINTS = 64
 MOST_TENSOR_GROUP = 8  # query heads per KV head that one tensor-core fragment holds
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
-NAMES = ("path", "warps", "lanes", "unroll", "splits")
+CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
+NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge")
 
 
 @frozen(kw_only=True)
@@ -48,64 +48,71 @@ def shape_of(match: Match) -> Shape:
 
 
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
-    """At most 64 legal schedules: tensor cores before FMA where both exist, one block per SM before others."""
-    paths = [path for path in (tensor_schedules(shape, target), lane_schedules(shape, target)) if path]
-    share = MOST_POINTS // max(1, len(paths))
-    points = tuple(point for path in paths for point in path[:share])
+    """At most 64 legal schedules, best guess first; two tensor-core schedules for each FMA schedule where both exist."""
+    tensor, lanes = iter(tensor_schedules(shape, target)), iter(lane_schedules(shape, target))
+    mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
+    points = tuple(islice(mixed, MOST_POINTS))
     parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in NAMES)
     return ScheduleSpace(parameters=parameters, points=points)
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
     """FMA schedules: a group of ``lanes`` lanes owns a position, ``unroll`` positions in flight."""
-    def legal(warps: int, lanes: int, unroll: int) -> bool:
+    def registers(lanes: int, unroll: int) -> int:
         vectors = -(-shape.head_vectors // lanes)
-        registers = 2 * shape.group * vectors * shape.vector + unroll * (8 * vectors + shape.group) + REGISTERS_BESIDE
-        return registers <= _registers(warps, target) and _shared_bytes(shape, warps) <= STATIC_SHARED_BYTES
+        return 2 * shape.group * vectors * shape.vector + unroll * (8 * vectors + shape.group) + REGISTERS_BESIDE
 
     widest = min(WARP, 1 << (shape.head_vectors - 1).bit_length())
-    choices = [(warps, lanes, unroll) for warps, lanes, unroll in product((8, 4, 16), (widest, max(1, widest // 2)), (4, 2, 1))
-               if legal(warps, lanes, unroll)]
-    return [schedule("lanes", warps, lanes, unroll, splits)
-            for splits in _splits(shape, target) for warps, lanes, unroll in choices
-            if _useful(shape, warps * WARP // lanes * unroll, splits)]
+    choices = [("lanes", warps, lanes, unroll) for unroll, lanes, warps in product((4, 2, 1), (widest, max(1, widest // 2)), (8, 4, 16))
+               if registers(lanes, unroll) <= _registers(warps, target)]
+    return _with_merges(shape, target, choices)
 
 
 def tensor_schedules(shape: Shape, target: Target) -> list[Schedule]:
     """Tensor-core schedules: a warp owns 16 positions at a time, ``unroll`` of these steps in flight."""
     if shape.dtype is DType.F32 or shape.group > MOST_TENSOR_GROUP:
         return []
+    key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.head_vectors // 8)
 
-    def legal(warps: int, unroll: int) -> bool:
-        key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.head_vectors // 8)
-        in_flight = unroll * (8 * key_vectors + 16 * value_vectors)  # K and V of one step, then q and the outputs
-        registers = in_flight + 4 * key_vectors + 16 * value_vectors + 4 * unroll + REGISTERS_BESIDE
-        return registers <= _registers(warps, target) and _shared_bytes(shape, warps) <= STATIC_SHARED_BYTES
+    def registers(unroll: int) -> int:  # K and V in flight and scores, then q and the outputs
+        return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
 
-    return [schedule("tensor", warps, 4, unroll, splits)
-            for splits in _splits(shape, target) for warps, unroll in ((8, 1), (4, 1), (4, 2), (8, 2), (2, 2), (16, 1))
-            if legal(warps, unroll) and _useful(shape, warps * TENSOR_POSITIONS * unroll, splits)]
+    choices = [("tensor", warps, 4, unroll) for warps, unroll in ((8, 1), (4, 1), (4, 2), (2, 1), (8, 2), (2, 2), (16, 1))
+               if registers(unroll) <= _registers(warps, target)]
+    return _with_merges(shape, target, choices)
 
 
-def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int) -> Schedule:
+def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge: str = "global") -> Schedule:
     """One schedule."""
-    return Schedule({"path": path, "warps": warps, "lanes": lanes, "unroll": unroll, "splits": splits})
+    return Schedule({"path": path, "warps": warps, "lanes": lanes, "unroll": unroll, "splits": splits, "merge": merge})
 
 
-def _splits(shape: Shape, target: Target) -> Iterator[int]:
-    """Splits per KV head: about one block per SM, or per 32 positions where those are fewer; then half, double, a quarter."""
+def _with_merges(shape: Shape, target: Target, choices: list[tuple[str, int, int, int]]) -> list[Schedule]:
+    """Every choice with every way to split and merge that fits, those that come early in both lists first."""
+    ranked = []
+    for rank, (splits, merge) in enumerate(_merges(shape, target)):
+        for place, (path, warps, lanes, unroll) in enumerate(choices):
+            tile = warps * unroll * (TENSOR_POSITIONS if path == "tensor" else WARP // lanes)
+            cluster = splits if merge == "cluster" else 0
+            fits = _shared_bytes(shape, warps, cluster) <= STATIC_SHARED_BYTES
+            if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
+                ranked.append((rank + place, schedule(path, warps, lanes, unroll, splits, merge)))
+    return [point for _, point in sorted(ranked, key=lambda item: item[0])]
+
+
+def _merges(shape: Shape, target: Target) -> list[tuple[int, str]]:
+    """Splits per KV head and how they merge: about one block per SM first, or per 32 positions where those are fewer."""
     blocks = min(target.sm_count // shape.kv_heads, -(-shape.capacity // 32))
     even = 1 << max(0, blocks.bit_length() - 1)
-    yield from dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))
-
-
-def _useful(shape: Shape, tile: int, splits: int) -> bool:
-    return splits == 1 or (splits // 2) * tile < shape.capacity
+    through_memory = [(splits, "global") for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
+    clusters = [(splits, "cluster") for splits in CLUSTERS] if target.capability >= 90 else []
+    return [merge for pair in zip_longest(through_memory, clusters) for merge in pair if merge is not None]
 
 
 def _registers(warps: int, target: Target) -> int:
     return min(255, target.registers_per_sm // (warps * WARP))
 
 
-def _shared_bytes(shape: Shape, warps: int) -> int:
-    return warps * shape.group * (4 * shape.head_dim + 8) + 2 * (shape.group + 2) * shape.head_dim + 16
+def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:
+    parts = (warps + cluster) * shape.group * (4 * shape.head_dim + 8)
+    return parts + 2 * (shape.group + 2) * shape.head_dim + 16

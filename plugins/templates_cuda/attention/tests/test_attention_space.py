@@ -8,6 +8,7 @@ from agentcompile_templates_cuda_attention import AttentionFamily
 from agentcompile_templates_cuda_attention.space import STATIC_SHARED_BYTES
 
 from agentcompile_core.binding import check_source
+from agentcompile_core.candidate import Feature
 from agentcompile_core.graph import DType
 from agentcompile_core.target import preset
 
@@ -49,6 +50,15 @@ def test_the_space_offers_both_kernels_where_types_allow() -> None:
     assert {point["path"] for point in FAMILY.space(wide.match(), H200).points} <= {"lanes"}
 
 
+def test_clusters_are_offered_where_they_exist_and_declared() -> None:
+    points = [p for p in FAMILY.space(QWEN.match(), H200).points if p["merge"] == "cluster"]
+    assert {p["splits"] for p in points} == {2, 4, 8}
+    for point in points:
+        source = FAMILY.lower(QWEN.match(), point, H200)
+        assert Feature.CLUSTER in source.features and source.launches[0].cluster == point["splits"]
+    assert {p["merge"] for p in FAMILY.space(QWEN.match(), preset("a100")).points} == {"global"}
+
+
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:
     first = FAMILY.space(QWEN.match(), H200).points[0]
     assert 66 <= first.integer("splits") * 8 <= 264
@@ -79,8 +89,8 @@ def test_builds_without_spills(target: str) -> None:
     if not backend.can_build(preset(target)):
         pytest.skip(backend.can_build(preset(target)).reason)
     points = FAMILY.space(QWEN.match(), preset(target)).points
-    for path in ("lanes", "tensor"):
-        point = next(p for p in points if p["path"] == path)
+    for path, merge in dict.fromkeys((p["path"], p["merge"]) for p in points):
+        point = next(p for p in points if (p["path"], p["merge"]) == (path, merge))
         kernel = backend.build(FAMILY.lower(QWEN.match(), point, preset(target)), preset(target))
         assert kernel.resources.spill_bytes == 0
         assert kernel.resources.shared_bytes <= STATIC_SHARED_BYTES
