@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pluggy
@@ -27,7 +26,7 @@ from .interfaces import (
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 OFFERS: dict[str, type[Offer]] = {
     "agentcompile_frontends": Frontend,
     "agentcompile_region_rules": RegionRule,
@@ -240,7 +239,7 @@ class _Loader:
     def _admit(self, hook: str, kind: type[Offer], item: Any, plugin: str) -> str:
         if not isinstance(item, kind):
             raise ContractError(f"expected {kind.__name__}, got {type(item).__name__}")
-        if not _NAME.match(getattr(item, "name", "")):
+        if not NAME.match(getattr(item, "name", "")):
             raise ContractError(f"bad name {getattr(item, 'name', None)!r}; use lower_snake_case")
         if type(item.version) is not int or item.version < 1:
             raise ContractError(f"bad version {item.version!r} of {item.name}; use an int from 1")

@@ -1,0 +1,210 @@
+"""Matches to try a family on: tiny one-token graphs, matched by the core's own rules exactly as in a compilation.
+
+Each function returns the widest match of its graph and the graph of that match alone. Sizes are keyword arguments in
+elements; ``dtype`` is the element type of weights and activations.
+"""
+
+from collections.abc import Sequence
+
+from ..errors import UsageError
+from ..graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from ..interfaces import RegionRule
+from ..region import Match, Role
+from ..regions.checking import normalized, problem
+from ..regions.dependency import dependencies
+from ..rules.attention import AttentionRule
+from ..rules.elementwise import ElementwiseRule
+from ..rules.linear import LinearRule
+from ..rules.lookup import ArgmaxRule, GatherRule
+from ..rules.norm import NormRule
+from ..rules.rope import RopeRule, RopeTableRule
+from ..target import PRESETS
+
+Pair = tuple[Match, Graph]
+EPS = 1e-6
+BINARY = ("add", "sub", "mul", "div")
+
+
+class Draft:
+    """A graph in the making: values and nodes with shapes that the caller states."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+
+    def given(self, name: str, shape: tuple[int, ...], dtype: DType, kind: ValueKind = ValueKind.INPUT) -> Ref:
+        """A value that the graph is given: an input, weight, constant or state."""
+        source = "" if kind is ValueKind.INPUT else name
+        self.values.append(Value(name=name, spec=TensorSpec(shape=shape, dtype=dtype), kind=kind, source=source))
+        return Ref(name)
+
+    def weight(self, name: str, *shape: int, dtype: DType) -> Ref:
+        """A parameter."""
+        return self.given(name, shape, dtype, ValueKind.WEIGHT)
+
+    def call(self, op: str, args: tuple[Argument, ...], *shapes: tuple[int, ...], dtype: DType, kind: str = "",
+             mutates: tuple[str, ...] = ()) -> tuple[Ref, ...]:
+        """Append the operator ``op`` (``aten.add.Tensor``) with one result per shape."""
+        name = f"{op.split('.')[1]}_{len(self.nodes)}"
+        outputs = tuple(f"{name}.{i}" for i in range(len(shapes)))
+        self.values += [Value(name=out, spec=TensorSpec(shape=shape, dtype=dtype)) for out, shape in zip(outputs, shapes, strict=True)]
+        self.nodes.append(Node(name=name, op=op, kind=kind or op.split(".")[1], args=args, outputs=outputs, mutates=mutates))
+        return tuple(Ref(out) for out in outputs)
+
+    def one(self, op: str, args: tuple[Argument, ...], shape: tuple[int, ...], dtype: DType, kind: str = "") -> Ref:
+        """``call`` of an operator with a single result."""
+        return self.call(op, args, shape, dtype=dtype, kind=kind)[0]
+
+    def norm(self, name: str, x: Ref, norm: str, shape: tuple[int, ...], dtype: DType) -> Ref:
+        """A norm over the last axis: ``rms``, ``rms_one_plus`` or ``layer``."""
+        weight = self.weight(f"{name}.weight", shape[-1], dtype=dtype)
+        if norm == "layer":
+            bias = self.weight(f"{name}.bias", shape[-1], dtype=dtype)
+            return self.one("aten.layer_norm.default", (x, (shape[-1],), weight, bias, EPS), shape, dtype)
+        if norm not in ("rms", "rms_one_plus"):
+            raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_one_plus and layer")
+        return self.one("agentcompile.rms_norm.default", (x, weight, EPS, norm == "rms_one_plus"), shape, dtype)
+
+    def linear(self, name: str, x: Ref, n: int, k: int, dtype: DType, bias: bool = False) -> Ref:
+        """``y[n] = weight[n, k] x[k] (+ bias[n])``."""
+        parameters = (self.weight(f"{name}.weight", n, k, dtype=dtype), *((self.weight(f"{name}.bias", n, dtype=dtype),) if bias else ()))
+        return self.one("aten.linear.default", (x, *parameters), (1, 1, n), dtype)
+
+    def graph(self, *outputs: Ref) -> Graph:
+        """The finished graph."""
+        inputs = tuple(value.name for value in self.values if value.kind is ValueKind.INPUT)
+        return Graph(name="case", kind=GraphKind.DECODE, values=tuple(self.values), nodes=tuple(self.nodes), inputs=inputs,
+                     outputs=tuple(out.value for out in outputs)).verify()
+
+
+def matched(rule: RegionRule, graph: Graph) -> Pair:
+    """The match of ``rule`` that covers most nodes of ``graph`` and that the core accepts, and its own graph.
+
+    Raises:
+        UsageError: there is none; the message holds why the core refused what the rule found.
+    """
+    deps = dependencies(graph)
+    found = [normalized(match, deps, f"core_rules/{rule.name}") for match in rule.find(graph, PRESETS["h200"])]
+    reasons = {match.id: problem(match, graph, deps) for match in found}
+    usable = [match for match in found if not reasons[match.id]]
+    if not usable:
+        raise UsageError(f"rule {rule.name} finds nothing to serve in this graph {reasons or ''}; change its shapes or types")
+    match = max(usable, key=lambda m: len(m.nodes))
+    outputs = tuple(value for operand in match.operands if operand.role is Role.OUTPUT for value in operand.values)
+    return match, graph.sub(match.nodes, match.id, outputs)
+
+
+def gather_case(*, columns: int, vocabulary: int, rows: int = 1, dtype: DType = DType.F16) -> Pair:
+    """Rows of an embedding table [vocabulary, columns] by int64 ids [1, rows]."""
+    draft = Draft()
+    table = draft.weight("table", vocabulary, columns, dtype=dtype)
+    ids = draft.given("ids", (1, rows), DType.I64)
+    return matched(GatherRule(), draft.graph(draft.one("aten.embedding.default", (table, ids), (1, rows, columns), dtype)))
+
+
+def norm_case(*, columns: int, rows: int = 1, norm: str = "rms", residual: bool = False, dtype: DType = DType.F16) -> Pair:
+    """A norm of [1, rows, columns]; with ``residual``, of a sum that others read as well."""
+    draft, shape = Draft(), (1, rows, columns)
+    x = draft.given("x", shape, dtype)
+    outputs: tuple[Ref, ...] = ()
+    if residual:
+        x = draft.one("aten.add.Tensor", (x, draft.given("residual", shape, dtype)), shape, dtype)
+        outputs = (x,)
+    return matched(NormRule(), draft.graph(draft.norm("norm", x, norm, shape, dtype), *outputs))
+
+
+def linear_case(*, n: int | Sequence[int], k: int, norm: str = "none", bias: bool = False, activation: str = "",
+                residual: bool = False, dtype: DType = DType.F16) -> Pair:
+    """A linear layer of one token, ``n`` outputs from ``k`` inputs; several ``n``: siblings over one input, such as Q/K/V.
+
+    ``norm`` before it, ``activation`` (``silu``, ``relu``, ...) and ``residual`` behind it (of a single layer only).
+    """
+    draft = Draft()
+    x = _source(draft, k, norm, dtype)
+    sizes = [n] if isinstance(n, int) else list(n)
+    outputs = [draft.linear(f"linear{i}", x, size, k, dtype, bias) for i, size in enumerate(sizes)]
+    if len(sizes) > 1 and (activation or residual):
+        raise UsageError("siblings have no activation or residual of their own; give one n")
+    shape = (1, 1, sizes[0])
+    if activation:
+        outputs = [draft.one(f"aten.{activation}.default", (outputs[0],), shape, dtype)]
+    if residual:
+        outputs = [draft.one("aten.add.Tensor", (draft.given("residual", shape, dtype), outputs[0]), shape, dtype)]
+    return matched(LinearRule(), draft.graph(*outputs))
+
+
+def gated_case(*, n: int, k: int, norm: str = "none", activation: str = "silu", dtype: DType = DType.F16) -> Pair:
+    """A gated MLP's first half: ``activation(gate x) * (up x)``, [n] from [k]."""
+    draft, shape = Draft(), (1, 1, n)
+    x = _source(draft, k, norm, dtype)
+    gate, up = (draft.linear(name, x, n, k, dtype) for name in ("gate", "up"))
+    active = draft.one(f"aten.{activation}.default", (gate,), shape, dtype)
+    return matched(LinearRule(), draft.graph(draft.one("aten.mul.Tensor", (active, up), shape, dtype)))
+
+
+def elementwise_case(*, columns: int, rows: int = 1, operators: Sequence[str] = ("silu", "mul"), dtype: DType = DType.F16) -> Pair:
+    """A chain of pointwise operators on [1, rows, columns]; add, sub, mul and div take another full input each."""
+    draft, shape = Draft(), (1, rows, columns)
+    x = draft.given("in0", shape, dtype)
+    for i, name in enumerate(operators, 1):
+        if name in BINARY:
+            x = draft.one(f"aten.{name}.Tensor", (x, draft.given(f"in{i}", shape, dtype)), shape, dtype)
+        else:
+            x = draft.one(f"aten.{name}.default", (x,), shape, dtype)
+    return matched(ElementwiseRule(), draft.graph(x))
+
+
+def rope_case(*, heads: int, head_dim: int, rotary_dim: int = 0, dtype: DType = DType.F16) -> Pair:
+    """The rotation of one token's heads; ``rotary_dim`` 0: all of ``head_dim``."""
+    draft, shape = Draft(), (1, heads, 1, head_dim)
+    table = tuple(draft.given(name, (1, 1, rotary_dim or head_dim), dtype) for name in ("cos", "sin"))
+    return matched(RopeRule(), draft.graph(draft.one("agentcompile.rope.default", (draft.given("x", shape, dtype), *table), shape, dtype)))
+
+
+def rope_table_case(*, half: int, dtype: DType = DType.F16) -> Pair:
+    """cos and sin of one position, [1, 1, 2 * half] each."""
+    draft, shape = Draft(), (1, 1, 2 * half)
+    position = draft.given("position", (1, 1), DType.I64)
+    frequencies = draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT)
+    arguments = (position, frequencies, 1.0, Symbol("dtype", dtype.value))
+    return matched(RopeTableRule(), draft.graph(*draft.call("agentcompile.rotary_embedding.default", arguments, shape, shape, dtype=dtype)))
+
+
+def attention_case(*, heads: int, kv_heads: int, head_dim: int, capacity: int, window: int = 0, softcap: float = 0.0,
+                   rope: bool = False, qk_norm: str = "none", dtype: DType = DType.F16) -> Pair:
+    """Decode attention that appends K and V first; ``qk_norm`` (``rms``) needs ``rope``."""
+    draft = Draft()
+    if qk_norm != "none" and not rope:
+        raise UsageError("qk_norm is fused with rope only; set rope=True")
+    table = tuple(draft.given(name, (1, 1, head_dim), dtype) for name in ("cos", "sin")) if rope else ()
+    sides = []
+    for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        side = draft.given(name, (1, 1, count, head_dim), dtype)
+        if qk_norm != "none" and name != "v":
+            side = draft.norm(f"{name}_norm", side, qk_norm, (1, 1, count, head_dim), dtype)
+        side = draft.one("aten.transpose.int", (side, 1, 2), (1, count, 1, head_dim), dtype, kind="view")
+        if rope and name != "v":
+            side = draft.one("agentcompile.rope.default", (side, *table), (1, count, 1, head_dim), dtype)
+        sides.append(side)
+    caches = [draft.given(name, (1, capacity, kv_heads, head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
+    position = draft.given("position", (1,), DType.I64)
+    arguments = (*sides, *caches, position, head_dim**-0.5, window, softcap)
+    out = draft.call("agentcompile.attention.default", arguments, (1, 1, heads, head_dim), dtype=dtype, mutates=("k_cache", "v_cache"))
+    return matched(AttentionRule(), draft.graph(*out))
+
+
+def argmax_case(*, n: int, advance: bool = False, dtype: DType = DType.F16) -> Pair:
+    """The first index of the maximum of ``n`` logits; with ``advance`` the decode state moves on as well."""
+    draft = Draft()
+    token = draft.one("agentcompile.argmax.default", (draft.given("logits", (1, 1, n), dtype),), (1,), DType.I64)
+    if advance:
+        states = ("ids", "position", "history")
+        shapes = ((1, 1), (1,), (65,))
+        values = tuple(draft.given(name, shape, DType.I64, ValueKind.STATE) for name, shape in zip(states, shapes, strict=True))
+        draft.call("agentcompile.advance.default", (token, *values), dtype=DType.I64, mutates=states)
+    return matched(ArgmaxRule(), draft.graph(token))
+
+
+def _source(draft: Draft, k: int, norm: str, dtype: DType) -> Ref:
+    x = draft.given("x", (1, 1, k), dtype)
+    return x if norm == "none" else draft.norm("norm", x, norm, (1, 1, k), dtype)
