@@ -168,8 +168,10 @@ class GuardedServer:
         return process
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        try:
             self._close()
+        except Exception:  # noqa: SIM105  when the interpreter ends, contextlib may be gone already
+            pass
 
 
 def serve(answer: Callable[[bytes], bytes]) -> None:

@@ -72,7 +72,7 @@ class TemplateFamilyConformance:
                 answer = self.family.accepts(match, target)
                 _demand(isinstance(answer, Reject), f"{match.id} on {target.name}: accepts() returned {answer!r}, expected a Reject")
                 reason = getattr(answer, "reason", "")
-                _demand(len(reason) >= SHORTEST_REASON, f"{match.id}: the reason {reason!r} says too little; name what was seen and is served")
+                _demand(len(reason) >= SHORTEST_REASON, f"{match.id}: the reason {reason!r} says too little; name what is served")
 
     def test_space_is_bounded_and_repeatable(self) -> None:
         """Every space has 1 to 256 different points inside its own parameters, in the same order each time it is asked for."""
