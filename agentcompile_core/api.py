@@ -11,8 +11,9 @@ from . import __version__, install, pipeline
 from .bundle import Bundle
 from .candidate import Kernel
 from .context import Config, Context
-from .eager import EagerSession
+from .eager import EagerModule, EagerSession
 from .errors import Reject, UsageError
+from .forward import ModuleSession
 from .graph import DType, GraphSet, Workload
 from .interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from .pipeline import Compilation
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 Report = Callable[[str, dict[str, Any]], None]
+AnySession = Session | EagerSession | ModuleSession | EagerModule
 DEFAULT_TARGET = "h200"
 DEFAULT_CONTEXT = 8192
 
@@ -40,7 +42,7 @@ def _silent(event: str, facts: dict[str, Any]) -> None:
 class CompiledModel:
     """A model that generates through its programs. ``compilation`` is None for one that was loaded from a bundle."""
 
-    def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "Session | EagerSession | None", bundle: Bundle | None,
+    def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "AnySession | None", bundle: Bundle | None,
                  compilation: Compilation | None, notes: tuple[str, ...], context: Context) -> None:
         self.loaded, self.graphs, self.session = loaded, graphs, session
         self.bundle, self.compilation, self.notes, self.context = bundle, compilation, notes, context
@@ -56,8 +58,16 @@ class CompiledModel:
         """Continue a prompt of int64 [1, n]; returns int64 [1, n + m] on the CPU. See Session.generate for limits and errors."""
         if self.session is None:
             raise UsageError("the model was captured without weights, so it cannot generate; compile it where its weights are")
+        if isinstance(self.session, ModuleSession | EagerModule):
+            raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed) if do_sample else None
         return self.session.generate(input_ids, max_new_tokens, eos_token_id=eos_token_id, streamer=streamer, sampling=sampling)
+
+    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+        """Run a plain module on tensors of the shapes it was compiled for; see ModuleSession."""
+        if not isinstance(self.session, ModuleSession | EagerModule):
+            raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
+        return self.session(*inputs)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle as ``folder``; see stages.emit.write."""
@@ -139,10 +149,11 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
 
 
 def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program], kernels: dict[str, Kernel], provisional: bool,
-             device: str, run_on: str, ctx: Context) -> tuple[Session | EagerSession, tuple[str, ...]]:
+             device: str, run_on: str, ctx: Context) -> tuple[AnySession, tuple[str, ...]]:
     """Bind programs to a device: the last step, and the only one with effects outside values."""
-    if graphs.eager_reason or graphs.kv is None:
-        return EagerSession(loaded.module, graphs, device), (f"runs on the framework alone: {graphs.eager_reason or 'no decode graph'}",)
+    if graphs.eager_reason or not graphs.graphs:
+        eager = EagerSession if hasattr(loaded.module, "generate") else EagerModule
+        return eager(loaded.module, graphs, device), (f"runs on the framework alone: {graphs.eager_reason or 'no decode graph'}",)
     notes: list[str] = []
     backend: Backend | None = None
     if run_on == "emulation":
@@ -155,6 +166,10 @@ def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program]
         if any(s.step for p in programs.values() for s in p.segments):
             notes.append("every step runs on the framework's operators: " + _why_framework(run_on, device, provisional, backend, bool(missing)))
         programs = {name: pipeline.framework_program(p.graph) for name, p in programs.items()}
+    if graphs.kv is None:
+        module = ModuleSession(graphs, programs["forward"], WeightStore(loaded.module, device), device=device,
+                               decode=_decode_runtime(ctx, "cpu", notes), backend=backend, kernels=kernels)
+        return module, tuple(notes)
     kv_runtime = _kv_runtime(ctx, notes)
     session = Session(graphs, programs, WeightStore(loaded.module, device), device=device, kv_state=kv_runtime.allocate(graphs.kv, device),
                       decode=_decode_runtime(ctx, device, notes), backend=backend, kernels=kernels)

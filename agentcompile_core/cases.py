@@ -11,7 +11,7 @@ from .verdict import Case, InputFamily
 F = InputFamily
 _FAMILIES = (F.NORMAL, F.INTEGERS, F.NORMAL_LARGE, F.NORMAL_SMALL, F.ONE_HOT, F.SPIKY)
 _EDGES = (0, 1, 31, 32, 33)
-_TIMED_POSITIONS = 4096  # as the kinds' ``state_bytes`` count them
+_TIMED_POSITIONS = 512  # as the kinds' ``state_bytes`` count them
 _EMULATED_POSITIONS = 256
 _RISKS = {
     Risk.RAGGED_TAIL: F.INTEGERS, Risk.MISALIGNED: F.INTEGERS, Risk.LARGE_VALUES: F.NORMAL_LARGE, Risk.CANCELLATION: F.SPIKY,

@@ -70,3 +70,21 @@ class EagerSession:
         if streamer is not None:
             streamer.end()
         return found.cpu()
+
+
+class EagerModule:
+    """A plain module that could not be captured: called as it is."""
+
+    def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str) -> None:
+        self.module, self.graphs, self.device = module.to(device), graphs, device
+
+    def prepare(self, report: Any = None) -> None:
+        """Nothing to prepare."""
+
+    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+        """Call the module without gradients; one tensor becomes a tuple of one."""
+        import torch
+
+        with torch.inference_mode():
+            found = self.module(*(tensor.to(self.device) for tensor in inputs))
+        return found if isinstance(found, tuple) else (found,)

@@ -21,7 +21,8 @@ attention    append K, V at position; softmax(q K^T * scale) V over positions 0.
     operands   q INPUT [H*D]; k, v INPUT [KV*D]; q_norm, k_norm WEIGHT [D]; cos, sin INPUT [D];
                k_cache, v_cache STATE [1, S, KV, D]; position LENGTH [1] i64; sinks WEIGHT [H]; out OUTPUT [H*D]
     attributes heads, kv_heads, head_dim, capacity, scale, window (0: none), softcap (0: none), qk_norm, rope (bools),
-               norm_eps, state_bytes (KV bytes read at half the capacity, at most 4096 positions)
+               norm_eps, state_bytes (KV bytes read at half the capacity, at most 512 positions: where single requests spend
+               most of their steps)
 elementwise  out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row
     operands   in0.. INPUT or WEIGHT; out OUTPUT
     attributes count, columns, broadcast0.. ("full", "row", "scalar")

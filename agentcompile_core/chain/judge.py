@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 
 from .. import serial
 from ..candidate import Kernel
+from ..capturing import settle_generator
 from ..errors import AgentCompileError
 from ..graph import Graph, Value, ValueKind
 from ..interfaces import Backend
@@ -87,7 +88,8 @@ class _Captured:
                 bound.run()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # The outer context restores the current stream, which torch leaves switched where a capture fails.
+        with torch.cuda.stream(stream), torch.cuda.graph(self._graph, stream=stream):
             bound.run()
         torch.cuda.synchronize()
 
@@ -158,6 +160,7 @@ class _Chain:
         try:
             framework = self._capture(framework_program(self.q.graph))
         except (RuntimeError, AgentCompileError):
+            settle_generator()
             return 0.0  # what cannot be captured is no bar for what can
         return statistics.median(framework.sample_us() for _ in range(3))
 
@@ -167,6 +170,9 @@ class _Chain:
         try:
             captured = self.captured(challenger)
         except AgentCompileError:
+            return None
+        except RuntimeError:
+            settle_generator()  # raises where the device itself is broken, which ends this worker
             return None
         quick = captured.sample_us() / best.sample_us()
         if quick > 1.01:

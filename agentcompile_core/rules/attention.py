@@ -13,7 +13,7 @@ from .norm import NormNode, norm_of
 from .rope import RopeNode, rope_of
 from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, ref
 
-MOST_POSITIONS = 4096  # KV positions that state_bytes counts at the most
+MOST_POSITIONS = 512  # KV positions that state_bytes counts at the most
 
 
 @frozen(kw_only=True)

@@ -1,7 +1,6 @@
 """Loaded kernels and prepared launches."""
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +35,6 @@ class LoadedKernel:
         entry = launch.entry
         if entry not in self._functions:
             self._functions[entry] = self.driver.function(self._module, entry)
-            if launch.pdl and os.environ.get("AC_CARVEOUT"):
-                self.driver.set_attribute(self._functions[entry], cu.PREFERRED_SHARED_MEMORY_CARVEOUT, int(os.environ["AC_CARVEOUT"]))
         function = self._functions[entry]
         # Only ever raised: two launches of one entry may want different sizes.
         if launch.shared_bytes > max(STATIC_SHARED_LIMIT, self._shared.get(entry, 0)):
