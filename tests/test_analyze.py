@@ -229,6 +229,12 @@ def test_writers_wait_for_readers(decode_graphs):
     assert deps.mask(readers) & ~deps.ancestors[deps.index[advance]] == 0
 
 
+def test_effects_order_what_data_does_not():
+    rows = [relu("reads", "s", "a"), ("writes", "aten.relu_.default", "relu", ("s",), ("b",), {"mutates": ("s",)}), relu("again", "s", "c")]
+    deps = dependencies(chain(*rows, given=("s",)))
+    assert [deps.members(mask) for mask in deps.before] == [(), ("reads",), ("writes",)]
+
+
 # ---- matches
 
 

@@ -80,7 +80,7 @@ def test_one_matrix_for_q_k_and_v_writes_the_parts(decode_graphs):
     assert [graph.spec(v).numel for v in match.need("out").values] == [32, 16, 16]
 
 
-@pytest.mark.parametrize("ranges", [[(0, 8), (8, 12)], [(0, 8), (6, 16)], [(4, 16)], [(0, 16, 2), (1, 16, 2)], [(0, 16)]])
+@pytest.mark.parametrize("ranges", [[(0, 8), (8, 12)], [(0, 8), (6, 16)], [(0, 8), (4, 12)], [(2, 10), (10, 18)], [(4, 16)], [(0, 16, 2), (1, 16, 2)], [(0, 16)]])
 def test_parts_that_do_not_tile_the_result_are_not_written_alone(decode_graphs, ranges):
     b = decode_graphs.Builder()
     y = b.linear("w", b.given("x", b.randn(1, 1, 8), ValueKind.INPUT), 16)
@@ -154,6 +154,25 @@ def test_norm_that_others_read_is_not_hidden_in_a_prologue(decode_graphs):
     x = b.norm("norm", h)
     graph = b.graph(b.linear("w", x, 24), x)
     assert [m.text("norm") for m in of_kind(find(graph), "linear")] == ["none"]
+
+
+def test_norm_per_head_before_a_linear_is_no_prologue(decode_graphs):
+    b = decode_graphs.Builder()
+    heads = b.norm("norm", b.given("h", b.randn(1, 1, 4, 8), ValueKind.INPUT))
+    graph = b.graph(b.linear("w", b.call("aten.view.default", heads, (1, 1, 32)), 24))
+    assert [m.text("norm") for m in of_kind(find(graph), "linear")] == ["none"]
+
+
+def test_a_window_bounds_the_bytes_of_attention(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1, window=4)
+    assert {m.integer("state_bytes") for m in of_kind(find(graph), "attention")} == {2 * 4 * 2 * 8 * 4}
+
+
+def test_the_table_of_a_position_reads_it_late(decode_graphs):
+    _, graph = decode_graphs.transformer(layers=1)
+    (table,) = of_kind(find(graph), "rope_table")
+    assert table.need("position").role is Role.LENGTH and table.need("position").values == ("session.position",)
+    assert table.need("inv_freq").role is Role.CONSTANT
 
 
 def test_value_that_others_read_ends_the_epilogue(decode_graphs):

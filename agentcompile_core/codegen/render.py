@@ -66,7 +66,7 @@ def source_digest(*texts: str, language: str = "cuda") -> str:
 
 def render(template: str, header: str, digest: str, entries: Sequence[str]) -> tuple[str, str]:
     """Return code and header in which Plan, Epilogue, Prologue and ``entries`` end in ``_<digest>``, as whole identifiers."""
-    names = "|".join(re.escape(name) for name in (*RENAMED, *sorted(entries, key=len, reverse=True)))
+    names = "|".join(re.escape(name) for name in (*RENAMED, *entries))
     pattern = re.compile(rf"(?<![\w])({names})(?!\w)")
     code, plan = (pattern.sub(rf"\1_{digest}", text) for text in (template, header))
     return code, plan
