@@ -80,7 +80,8 @@ def test_one_matrix_for_q_k_and_v_writes_the_parts(decode_graphs):
     assert [graph.spec(v).numel for v in match.need("out").values] == [32, 16, 16]
 
 
-@pytest.mark.parametrize("ranges", [[(0, 8), (8, 12)], [(0, 8), (6, 16)], [(0, 8), (4, 12)], [(2, 10), (10, 18)], [(4, 16)], [(0, 16, 2), (1, 16, 2)], [(0, 16)]])
+@pytest.mark.parametrize("ranges", [
+    [(0, 8), (8, 12)], [(0, 8), (6, 16)], [(0, 8), (4, 12)], [(2, 10), (10, 18)], [(4, 16)], [(0, 16, 2), (1, 16, 2)], [(0, 16)]])
 def test_parts_that_do_not_tile_the_result_are_not_written_alone(decode_graphs, ranges):
     b = decode_graphs.Builder()
     y = b.linear("w", b.given("x", b.randn(1, 1, 8), ValueKind.INPUT), 16)
