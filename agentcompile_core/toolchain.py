@@ -168,9 +168,9 @@ class GuardedServer:
         return process
 
     def __del__(self) -> None:
-        try:
+        try:  # noqa: SIM105  when the interpreter ends, contextlib may be gone already
             self._close()
-        except Exception:  # noqa: SIM105  when the interpreter ends, contextlib may be gone already
+        except Exception:
             pass
 
 
