@@ -10,7 +10,7 @@
 //            eighth vector of those four positions of V and pairs positions with byte permutes.
 //            Results: heads 2 column and 2 column + 1, the elements of the vectors it loaded.
 // So K and V go from memory to registers to tensor cores, without shared memory or shuffles. The weights 2^(score - maximum)
-// are split into Plan::terms values of T, which keeps them as exact as fp32 weights.
+// are split into Plan::terms values of T, so that their rounding does not add to the output's.
 // Wins from about 500 positions on and for groups of three and more query heads, where fp32 FMA costs more than the loads.
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>

@@ -99,6 +99,8 @@ class Model:
                 swapped = torch.cat((sign * a[:, half:r], a[:, :half]), -1)
                 return torch.cat((a[:, :r] * c + swapped * s, a[:, r:]), -1)
             x, error = turn(x, cos, sin, -1.0), turn(error, cos.abs(), sin.abs(), 1.0)
+        elif self.norm == "none":
+            return x, error
         return x, error + 1.001 * unit * x.abs() + 2.0**-22 * x.abs() + TINY[TORCH[self.dtype]]
 
     def expect(self, tensors: dict[str, torch.Tensor], depth: int) -> tuple[torch.Tensor, torch.Tensor]:

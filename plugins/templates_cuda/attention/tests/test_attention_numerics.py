@@ -34,6 +34,9 @@ KERNELS = {
     "tensor_f16": (Model(head_dim=128, rotary_dim=128), ("tensor", 2, 4, 1)),
     "tensor_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True), ("tensor", 1, 4, 2)),
     "tensor_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("tensor", 2, 4, 1)),
+    # Without norm and RoPE nothing is rounded before the output, so the budget shows the error of the weights themselves.
+    "tensor_plain": (Model(rotary_dim=0, norm="none"), ("tensor", 2, 4, 1)),
+    "lanes_plain": (Model(rotary_dim=0, norm="none"), ("lanes", 2, 8, 1)),
     "tensor_group8": (Model(group=8, head_dim=32, rotary_dim=32, norm="none"), ("tensor", 1, 4, 1)),
 }
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none")
