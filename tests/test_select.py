@@ -137,6 +137,17 @@ def test_validators_of_winners_judge_the_best_until_one_passes(worker: Worker):
     assert run(warm, step("honest", 2.0), step("honest", 3.0), step("honest", 5.0), step("honest", 6.0))[1] == selection
 
 
+def test_a_validator_that_cannot_judge_ends_the_search_and_leaves_no_records(worker: Worker):
+    made = context(worker, validators=("broken",))
+    records, selection = run(made, step("honest", 4.0), step("honest", 3.0))
+    assert [r.failure for r in records] == [Cause.UNAVAILABLE]
+    assert selection.basis is Basis.FALLBACK
+    assert "fails its own controls" in dict(selection.fallback_reasons)[MATCH]
+    assert made.store.describe()["records"] == 0
+    again, _ = run(made, step("honest", 4.0))
+    assert [r.failure for r in again] == [Cause.UNAVAILABLE]  # asked again, not remembered
+
+
 def test_another_target_or_compiler_is_another_key(ctx, worker: Worker):
     made, _ = ctx
     run(made, step("honest", 4.0))

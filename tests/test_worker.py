@@ -99,7 +99,7 @@ def test_without_a_clock_a_pass_is_provisional(worker: Worker):
 
 def test_a_validator_that_fails_its_controls_refuses_everything(worker: Worker):
     (found,) = evaluate(worker, job("honest", validators=("broken",)))
-    assert found.failure is Cause.CONTRACT
+    assert found.failure is Cause.UNAVAILABLE
     assert "fails its own controls" in found.message
 
 

@@ -84,7 +84,7 @@ def _choose(match_id: str, signature: str, records: list[TuningRecord], margin: 
     mine = [r for r in records if r.step.match_id == match_id and r.step.implementation != FRAMEWORK]
     baseline = next((r.measurement for r in records if r.step.match_id == match_id and r.step.implementation == FRAMEWORK), None)
     if not mine:
-        return _Choice(match_id=match_id, reason="no candidate was evaluated within the budget")
+        return _Choice(match_id=match_id, reason="no candidate was evaluated (out of budget, or nothing could judge it)")
     judged = [r for r in mine if (signature, r.step) in chain and r.verdict is not None and r.verdict.passed]
     if judged:
         return _by_chain(match_id, signature, judged, baseline, chain)

@@ -61,6 +61,7 @@ class _State:
     baselines: dict[tuple[str, str], TuningRecord]
     covered: dict[str, set[str]]  # without a clock: nodes of each region that disjoint valid steps serve already
     order: int = 0
+    hopeless: bool = False  # the worker does not start, or a validator cannot judge
 
     def is_settled(self, entry: _Entry) -> bool:
         """Whether nothing is to be learnt any more about the nodes of an entry."""
@@ -105,7 +106,8 @@ def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered:
             state.baselines.setdefault(entry.place, evolve(known, signature=entry.candidate.signature, step=baseline_step(entry.place[1])))
     if not search.ended:
         records += _evaluated(fresh, state, stop_at, ctx.backend, ctx)
-        search.end(out_of_time=time.monotonic() >= stop_at)
+        if not state.hopeless:
+            search.end(out_of_time=time.monotonic() >= stop_at)
     return (*_judged(records, entries, state, stop_at, ctx.backend, ctx), *state.baselines.values())
 
 
@@ -215,6 +217,9 @@ def _evaluated(fresh: list[_Entry], state: _State, stop_at: float, backend: Back
         _learn(record, entry, state, backend)
         _report(record, entry, state, ctx, cached=False)
         yield record
+        if record.failure is Cause.UNAVAILABLE and not (record.verdict and record.verdict.passed):
+            state.hopeless = True
+            return
 
 
 def _job(entry: _Entry, state: _State, backend: Backend, ctx: Context) -> Job:

@@ -85,7 +85,7 @@ class Session:
         phase(f"controls of {name}")
         broken = self._broken(name, validator, execution)
         if broken:
-            return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.CONTRACT, message=broken)
+            return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.UNAVAILABLE, message=broken)
         phase("check")
         if not validator.applies(execution.trial):
             return Verdict(validator=validator.name, outcome=Outcome.PASS, message="does not apply")
