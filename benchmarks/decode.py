@@ -66,8 +66,8 @@ def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any]:
         return float(error.flatten().double().kthvalue(int(0.999 * error.numel())).values)
 
     agree = (ours.argmax(-1) == reference.argmax(-1)).float().mean()
-    return {"model": name, "dtype": "float16", "positions": positions, "rms_ratio": rms(mine) / rms(theirs), "p999_ratio": p999(mine) / p999(theirs),
-            "rms_error": rms(mine), "framework_rms_error": rms(theirs), "greedy_agreement": float(agree)}
+    return {"model": name, "dtype": "float16", "positions": positions, "rms_ratio": rms(mine) / rms(theirs),
+            "p999_ratio": p999(mine) / p999(theirs), "rms_error": rms(mine), "framework_rms_error": rms(theirs), "greedy_agreement": float(agree)}
 
 
 def _fp32_logits(module: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def main() -> int:
         harness.write_results("decode", rows, ceiling, options.out, options.commit)
         harness.write_results("pipeline", [pipeline_row(options.model, model)], ceiling, options.out, options.commit)
         harness.write_results("accuracy", [accuracy], ceiling, options.out, options.commit)
-        times = {"model": options.model, "cold_s": cold_s}
+        times: dict[str, Any] = {"model": options.model, "cold_s": cold_s, "warm_s": None}
         if options.warm:
             del model
             gc.collect()

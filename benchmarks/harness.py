@@ -30,8 +30,10 @@ def machine() -> dict[str, Any]:
     """GPU name, UUID and driver."""
     import torch
 
-    query = subprocess.run(["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False)
-    name, uuid, driver = (query.stdout.strip().splitlines()[0].split(", ") if query.returncode == 0 else (torch.cuda.get_device_name(), "", ""))
+    command = ["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"]
+    query = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = query.stdout.strip().splitlines()[0].split(", ") if query.returncode == 0 else (torch.cuda.get_device_name(), "", "")
+    name, uuid, driver = found
     return {"gpu": name, "gpu_uuid": uuid, "driver": driver}
 
 
@@ -44,14 +46,19 @@ def commit(given: str | None = None) -> str:
 
 
 def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None) -> Path:
-    """Write ``<out>/<name>.json`` as evaluation.md section 5 says; rows of models that are not measured now are kept."""
+    """Write ``<out>/<name>.json``; rows of models that are not measured now are kept.
+
+    The head says what the newest rows were measured on; every row says on which GPU, at which commit and when it was measured itself.
+    """
     path = out / f"{name}.json"
     kept: list[dict[str, Any]] = []
     if path.exists():
         measured = {(r["model"], r.get("workload")) for r in rows}
         kept = [r for r in json.loads(path.read_text())["rows"] if (r["model"], r.get("workload")) not in measured]
-    document = {"schema": 1, **machine(), "versions": versions(), "commit": commit(given_commit), "date": time.strftime("%Y-%m-%d"),
-                "read_ceiling_gbps": read_ceiling_gbps, "rows": kept + rows}
+    here, measured_commit, date = machine(), commit(given_commit), time.strftime("%Y-%m-%d")
+    stamp = {"gpu_uuid": here["gpu_uuid"], "commit": measured_commit, "date": date}
+    document = {"schema": 1, **here, "versions": versions(), "commit": measured_commit, "date": date,
+                "read_ceiling_gbps": read_ceiling_gbps, "rows": kept + [{**row, **stamp} for row in rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path

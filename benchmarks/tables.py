@@ -1,0 +1,229 @@
+"""Writes the results in benchmarks/results/<gpu>/*.json into docs/performance.md, README.md and docs/decode.svg.
+
+`make results` runs it; nobody types a number. With --check it writes nothing and exits with 1 where a document is stale.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from chart import decode_chart
+from harness import MODELS, RESULTS
+
+ROOT = RESULTS.parent.parent
+DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+CHART = ROOT / "docs" / "decode.svg"
+BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
+SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
+
+# Columns of evaluation.md, section 5: what a row of each file must have.
+COLUMNS = {
+    "decode": ("model", "dtype", "workload", "system", "e2e_ms", "prefill_ms", "step_ms", "floor_step_ms", "repetitions", "spread_ms",
+               "estimated"),
+    "pipeline": ("model", "nodes", "regions", "merged_regions", "plans", "candidates", "built", "validated", "advised", "selected",
+                 "selected_us_min", "selected_us_max", "max_abs", "max_rel", "files", "signatures"),
+    "accuracy": ("model", "positions", "rms_ratio", "p999_ratio"),
+    "compile_time": ("model", "cold_s", "warm_s"),
+    "kernels": ("family", "shape", "dtype", "us", "floor_us", "baseline_us", "baseline"),
+    "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
+}
+COLUMNS["sweep"] = COLUMNS["ablation"] = COLUMNS["decode"]
+HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
+
+
+class ResultsError(Exception):
+    """A results file that does not hold what it must."""
+
+
+def load(folder: Path) -> dict[str, dict[str, Any]]:
+    """Results files of one GPU by name, checked.
+
+    Raises:
+        ResultsError: a header field or a column is missing.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text())
+        if path.stem in COLUMNS:
+            check(path.stem, document)
+        found[path.stem] = document
+    return found
+
+
+def check(name: str, document: dict[str, Any]) -> None:
+    """Check one document; see ``load``."""
+    missing = [key for key in HEADER if key not in document]
+    if missing:
+        raise ResultsError(f"{name}.json lacks {', '.join(missing)}; write it with benchmarks/harness.py")
+    for row in document["rows"]:
+        missing = [key for key in COLUMNS[name] if key not in row]
+        if missing:
+            raise ResultsError(f"{name}.json, row {row.get('model', row)}: lacks {', '.join(missing)}")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def conditions(document: dict[str, Any]) -> str:
+    """What a table's figures were measured on, in one sentence."""
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    commits = sorted({r.get("commit", document["commit"])[:10] for r in document["rows"]})
+    dates = sorted({r.get("date", document["date"]) for r in document["rows"]})
+    ceiling = document["read_ceiling_gbps"]
+    return (f"{document['gpu']}, driver {document['driver']}, {versions}; read ceiling measured on it {ceiling:.0f} GB/s; "
+            f"commit {', '.join(commits)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    model = MODELS.index(row["model"]) if row["model"] in MODELS else len(MODELS)
+    system = SYSTEMS.index(row["system"]) if row.get("system") in SYSTEMS else -1
+    return (model, row["model"], [int(n) for n in re.findall(r"\d+", row.get("workload", ""))], system)
+
+
+def decode_table(document: dict[str, Any]) -> str:
+    """Every system on every workload."""
+    head = ("model", "prompt/new", "system", "total ms", "spread ms", "prefill ms", "ms per token", "tokens/s", "over eager", "floor ms",
+            "bandwidth", "runs")
+    rows = []
+    for r in sorted(document["rows"], key=_order):
+        share = r["floor_step_ms"] / r["step_ms"]
+        system = r["system"] + (" (estimated)" if r["estimated"] else "")
+        rows.append((r["model"], r["workload"], system, f"{r['e2e_ms']:.1f}", f"{r['spread_ms']:.1f}", f"{r['prefill_ms']:.2f}",
+                     f"{r['step_ms']:.3f}", f"{1e3 / r['step_ms']:.0f}", _speedup(document, r, "eager"),
+                     f"{r['floor_step_ms']:.3f}", f"{share:.0%}", str(r["repetitions"])))
+    return table(head, rows)
+
+
+def _speedup(document: dict[str, Any], row: dict[str, Any], over: str) -> str:
+    """How many times faster a row is end to end than the system ``over`` on the same model and workload."""
+    base = [r for r in document["rows"] if (r["model"], r["workload"], r["system"]) == (row["model"], row["workload"], over)]
+    return f"{base[0]['e2e_ms'] / row['e2e_ms']:.2f}x" if base else "-"
+
+
+def summary_table(document: dict[str, Any]) -> str:
+    """One row per model and workload: ours beside the baselines."""
+    head = ("model, fp16, batch 1", "prompt/new", "eager ms/token", "torch.compile", "agentcompile", "tokens/s", "over eager",
+            "over torch.compile", "share of memory bandwidth")
+    rows = []
+    for r in sorted((r for r in document["rows"] if r["system"] == "agentcompile"), key=_order):
+        steps = {o["system"]: o["step_ms"] for o in document["rows"] if (o["model"], o["workload"]) == (r["model"], r["workload"])}
+        cells = [f"{steps[s]:.2f}" if s in steps else "-" for s in ("eager", "torch_compile")]
+        rows.append((r["model"], r["workload"], *cells, f"{r['step_ms']:.2f}", f"{1e3 / r['step_ms']:.0f}", _speedup(document, r, "eager"),
+                     _speedup(document, r, "torch_compile"), f"{r['floor_step_ms'] / r['step_ms']:.0%}"))
+    return table(head, rows)
+
+
+def memory_table(document: dict[str, Any]) -> str:
+    """Device memory of ours while it generates."""
+    rows = [(r["model"], f"{r['weight_bytes'] / 2**30:.2f}", f"{r['kv_bytes'] / 2**30:.2f}", f"{r['extra_memory_bytes'] / 2**30:.2f}")
+            for r in sorted(document["rows"], key=_order) if "extra_memory_bytes" in r]
+    return table(("model", "weights GiB", "KV cache GiB", "beyond both GiB"), rows)
+
+
+def pipeline_table(document: dict[str, Any]) -> str:
+    """The pipeline's counts per model."""
+    keys = COLUMNS["pipeline"][1:10]
+    head = ("model", *(k.replace("_", " ") for k in keys), "latency us", "max abs", "max rel", "files/signatures")
+    rows = [(r["model"], *(str(r[k]) for k in keys), f"{r['selected_us_min']:.2f} to {r['selected_us_max']:.2f}", f"{r['max_abs']:.1e}",
+             f"{r['max_rel']:.1e}", f"{r['files']}/{r['signatures']}") for r in sorted(document["rows"], key=_order)]
+    return table(head, rows)
+
+
+def origins_table(document: dict[str, Any]) -> str:
+    """Who moves the bytes of a decode step, and what stays on the framework."""
+    rows = []
+    for r in sorted((r for r in document["rows"] if "accounting" in r), key=_order):
+        share, calls, rest = (r["accounting"][k] for k in ("share", "calls", "framework_operators"))
+        rows.append((r["model"], f"{share.get('generated', 0.0):.2%}", str(calls.get("generated", 0)), f"{share.get('framework', 0.0):.2%}",
+                     ", ".join(f"{n} {op}" for op, n in rest.items()) or "nothing"))
+    return table(("model", "bytes through generated kernels", "launches per token", "bytes on the framework", "framework operators"), rows)
+
+
+def accuracy_table(document: dict[str, Any]) -> str:
+    """Logit errors against fp32, ours over the framework's."""
+    rows = [(r["model"], str(r["positions"]), f"{r['rms_ratio']:.3f}", f"{r['p999_ratio']:.3f}")
+            for r in sorted(document["rows"], key=_order)]
+    return table(("model", "positions", "RMS error, ours / framework's", "99.9th percentile, ours / framework's"), rows)
+
+
+def compile_table(document: dict[str, Any]) -> str:
+    """Seconds of compile()."""
+    rows = [(r["model"], f"{r['cold_s']:.1f}", f"{r['warm_s']:.1f}" if r["warm_s"] is not None else "-")
+            for r in sorted(document["rows"], key=_order)]
+    return table(("model", "cold s", "warm s"), rows)
+
+
+def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
+    """The columns of a file as they are."""
+    def make(document: dict[str, Any]) -> str:
+        return table([c.replace("_", " ") for c in COLUMNS[name]],
+                     [tuple(f"{r[c]:.2f}" if isinstance(r[c], float) else str(r[c]) for c in COLUMNS[name]) for r in document["rows"]])
+    return make
+
+
+# Marker name -> (results file, table).
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "summary": ("decode", summary_table), "decode": ("decode", decode_table), "memory": ("decode", memory_table),
+    "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
+    "compile_time": ("compile_time", compile_table), "kernels": ("kernels", plain_table("kernels")),
+    "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
+}
+
+
+def section(marker: str, gpus: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The text between the markers called ``marker``: a table and its conditions per GPU.
+
+    Raises:
+        ResultsError: no table is called so.
+    """
+    if marker not in TABLES:
+        raise ResultsError(f"no table is called {marker!r}; there are {', '.join(TABLES)}")
+    name, make = TABLES[marker]
+    parts = [f"{make(results[name])}\n\n{conditions(results[name])} ([{name}.json]({{path}}benchmarks/results/{gpu}/{name}.json))"
+             for gpu, results in gpus.items() if name in results]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def rendered(text: str, gpus: dict[str, dict[str, dict[str, Any]]], to_root: str) -> str:
+    """``text`` with every marked section written anew; ``to_root`` leads from the document to the repository."""
+    pattern = re.compile(re.escape(BEGIN).replace(r"\{\}", r"(\w+)") + r"\n.*?" + re.escape(END), re.DOTALL)
+
+    def put(found: re.Match[str]) -> str:
+        return "\n".join((BEGIN.format(found[1]), "", section(found[1], gpus).replace("{path}", to_root), "", END))
+
+    return pattern.sub(put, text)
+
+
+def documents(results: Path = RESULTS) -> dict[Path, str]:
+    """Every document that holds results, as it must be."""
+    gpus = {folder.name: load(folder) for folder in sorted(results.glob("*")) if folder.is_dir()}
+    found = {path: rendered(path.read_text(), gpus, "../" if path.parent != ROOT else "") for path in DOCUMENTS if path.exists()}
+    decode = next((r["decode"] for r in gpus.values() if "decode" in r), None)
+    if decode is not None:
+        found[CHART] = decode_chart([r for r in sorted(decode["rows"], key=_order) if r["workload"] == "128/128"], decode["gpu"])
+    return found
+
+
+def main() -> int:
+    """Write the documents, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a document is stale")
+    options = parser.parse_args()
+    stale = {path: text for path, text in documents().items() if not path.exists() or path.read_text() != text}
+    for path, text in stale.items():
+        print(f"{path.relative_to(ROOT)}: {'stale' if options.check else 'written'}")
+        if not options.check:
+            path.write_text(text)
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
