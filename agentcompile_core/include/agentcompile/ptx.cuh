@@ -59,12 +59,11 @@ inline uint4 load_stream16(const void* global) {
 template <class T>
 inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
 
-// Blocks run one after another here: sources with the feature "cluster" are built for GPUs only.
-inline unsigned cluster_rank() { return 0; }
-inline void cluster_arrive_relaxed() { ::emu::trap("the emulator has no clusters"); }
-inline void cluster_arrive_release() { ::emu::trap("the emulator has no clusters"); }
-inline void cluster_wait() { ::emu::trap("the emulator has no clusters"); }
-inline void store_to_cluster(float*, unsigned, float) { ::emu::trap("the emulator has no clusters"); }
+inline unsigned cluster_rank() { return ::emu::cluster_rank(); }
+inline void cluster_arrive_relaxed() { ::emu::cluster_arrive(false); }
+inline void cluster_arrive_release() { ::emu::cluster_arrive(true); }
+inline void cluster_wait() { ::emu::cluster_wait(); }
+inline void store_to_cluster(float* shared, unsigned rank, float value) { ::emu::store_to_cluster(shared, rank, value); }
 
 inline void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) { ::emu::ldmatrix_x4(fragment, shared_row, false); }
 inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {

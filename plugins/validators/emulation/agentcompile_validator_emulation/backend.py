@@ -19,7 +19,8 @@ from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_di
 from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
 from .toolchain import find_toolchain
 
-FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS)
+FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
+            Feature.CLUSTER)
 LAUNCH_DEADLINE_S = 120.0
 
 
@@ -86,11 +87,10 @@ class EmulationBackend(Backend):
 
     def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """``run(stream)`` runs the launch to its end; the stream is ignored. Tensors must outlive ``run``."""
-        check_launch(launch)
         values = [launch_argument(argument.kind, argument.name, value)
                   for argument, value in zip(launch.arguments, arguments, strict=True)]
         options = LaunchOptions(programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
-        prepared = handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options)
+        prepared = handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options, launch.cluster)
 
         def run(stream: int = 0) -> None:
             prepared()
@@ -116,20 +116,12 @@ class EmulationBackend(Backend):
 
 
 def check_emulated(source: StepSource) -> None:
-    """Raises BuildError where the emulator lacks a language, feature or launch form that ``source`` declares."""
+    """Raises BuildError where the emulator lacks a language or feature that ``source`` declares."""
     if source.language != "cuda":
         raise BuildError(f"language {source.language!r} is not built by the emulation backend; allowed: cuda")
     missing = [feature.value for feature in source.features if feature not in FEATURES]
     if missing:
         raise BuildError(f"the emulator has no {', '.join(missing)}; such a source is validated on a GPU only")
-    for launch in source.launches:
-        check_launch(launch)
-
-
-def check_launch(launch: Launch) -> None:
-    """Raises BuildError where a launch asks for what the emulator lacks."""
-    if launch.cluster != 1:
-        raise BuildError(f"launch {launch.entry}: the emulator has no clusters; such a source is validated on a GPU only")
 
 
 def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = None, deadline_s: float = 120.0) -> Path:
@@ -150,4 +142,4 @@ def launch_argument(kind: ArgumentKind, name: str, value: int | float) -> Buffer
     return ctypes.c_int(int(value)) if kind is ArgumentKind.I32 else ctypes.c_longlong(int(value))
 
 
-__all__ = ["EmulationBackend", "EmulationError", "build_source", "check_emulated", "check_launch", "launch_argument"]
+__all__ = ["EmulationBackend", "EmulationError", "build_source", "check_emulated", "launch_argument"]

@@ -54,7 +54,7 @@ def run_checked(source: StepSource, tensors: "Mapping[str, torch.Tensor]", optio
     for launch in source.launches:
         arguments = [_argument(argument, {**tensors, **workspaces}, written) for argument in launch.arguments]
         chosen = attrs.evolve(options or LaunchOptions(lazy_copies=True), programmatic_launch=launch.pdl)
-        module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, chosen)
+        module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, chosen, launch.cluster)
         written |= _written_by(launch)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import enum
 import functools
+import math
 import mmap
 import re
 import shutil
@@ -94,21 +95,24 @@ class _BufferSpec(ctypes.Structure):
 class _LaunchRequest(ctypes.Structure):
     _fields_ = [("entry", ctypes.c_char_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
                 ("dynamic_shared_bytes", ctypes.c_size_t), ("arguments", ctypes.POINTER(ctypes.c_void_p)),
-                ("buffers", ctypes.POINTER(_BufferSpec)), ("buffer_count", ctypes.c_int), ("lane_order", ctypes.c_int),
+                ("buffers", ctypes.POINTER(_BufferSpec)), ("cluster", ctypes.c_int),
+                ("buffer_count", ctypes.c_int), ("lane_order", ctypes.c_int),
                 ("warp_skewed", ctypes.c_int), ("lazy_copies", ctypes.c_int), ("checks", ctypes.c_int),
                 ("programmatic_launch", ctypes.c_int), ("preempt_per_million", ctypes.c_long), ("seed", ctypes.c_ulonglong),
                 ("deadline_s", ctypes.c_double), ("stacks", ctypes.c_void_p), ("bytes_per_stack", ctypes.c_size_t)]
 
 
 MAX_THREADS = 1024
+MAX_CLUSTER = 8
+MAP_NORESERVE = 0x4000  # Linux; the standard library names it only from 3.12 on
 BYTES_PER_STACK = 128 << 10  # of one emulated thread; sanitizers make frames larger
 _PROCESS_LOCK = threading.Lock()
 
 
 @functools.cache
-def _stacks() -> ctypes.c_void_p:
-    """Address of the memory for the threads of one block: reserved once in the process, taken up as it is touched."""
-    memory = mmap.mmap(-1, MAX_THREADS * BYTES_PER_STACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _stacks(threads: int) -> ctypes.c_void_p:
+    """Address of the memory for so many threads: reserved once in the process, taken up as it is touched."""
+    memory = mmap.mmap(-1, threads * BYTES_PER_STACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     _KEPT.append(memory)
     return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
 
@@ -120,22 +124,24 @@ class PreparedLaunch:
     """One launch with its argument values; call it as often as wanted. Keeps every C structure it points to alive."""
 
     def __init__(self, module: "EmulatedModule", entry: str, grid: Sequence[int], block: Sequence[int],
-                 arguments: Sequence[Buffer | Scalar], dynamic_shared_bytes: int, options: LaunchOptions) -> None:
+                 arguments: Sequence[Buffer | Scalar], dynamic_shared_bytes: int, options: LaunchOptions,
+                 cluster: int) -> None:
         self._module = module
         buffers = [argument for argument in arguments if isinstance(argument, Buffer)]
         self._values = [ctypes.c_void_p(a.address or None) if isinstance(a, Buffer) else a for a in arguments]
         pointers = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values]
         self._array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
         live = [b for b in buffers if b.address]
+        stacks = MAX_THREADS if math.prod(block) * cluster <= MAX_THREADS else MAX_THREADS * MAX_CLUSTER
         self._specs = (_BufferSpec * max(1, len(live)))(*[
             _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain)) for b in live])
         self._request = _LaunchRequest(
             entry=entry.encode(), grid=(ctypes.c_uint * 3)(*_three(grid)), block=(ctypes.c_uint * 3)(*_three(block)),
-            dynamic_shared_bytes=dynamic_shared_bytes, arguments=self._array, buffers=self._specs, buffer_count=len(live),
+            dynamic_shared_bytes=dynamic_shared_bytes, arguments=self._array, buffers=self._specs, cluster=cluster, buffer_count=len(live),
             lane_order=int(options.order), warp_skewed=options.warp_skewed, lazy_copies=options.lazy_copies,
             checks=module.checked, programmatic_launch=options.programmatic_launch,
-            preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s, stacks=_stacks(),
-            bytes_per_stack=BYTES_PER_STACK)
+            preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s,
+            stacks=_stacks(stacks), bytes_per_stack=BYTES_PER_STACK)
 
     def __call__(self) -> None:
         """Run the grid to its end.
@@ -164,14 +170,19 @@ class EmulatedModule:
         self._launch.restype = ctypes.c_int
 
     def prepare(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
-                dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions()) -> PreparedLaunch:
-        """Return the launch as a callable. Buffers must stay alive and in place as long as it is used."""
-        return PreparedLaunch(self, entry, grid, block, arguments, dynamic_shared_bytes, options)
+                dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> PreparedLaunch:
+        """Return the launch as a callable. Buffers must stay alive and in place as long as it is used.
+
+        ``cluster``: blocks per cluster along x, 1 to 8, dividing the grid.
+        """
+        if not 1 <= cluster <= MAX_CLUSTER:
+            raise UsageError(f"clusters of {cluster} blocks; use 1 to {MAX_CLUSTER}")
+        return PreparedLaunch(self, entry, grid, block, arguments, dynamic_shared_bytes, options, cluster)
 
     def launch(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
-               dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions()) -> None:
+               dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> None:
         """Prepare and run once. Raises EmulationError."""
-        self.prepare(entry, grid, block, arguments, dynamic_shared_bytes, options)()
+        self.prepare(entry, grid, block, arguments, dynamic_shared_bytes, options, cluster)()
 
     def _run(self, request: _LaunchRequest) -> None:
         error = ctypes.create_string_buffer(2048)

@@ -2,14 +2,15 @@
 
 import attrs
 import torch
+from agentcompile_validator_emulation.backend import EmulationBackend
+from agentcompile_validator_emulation.validator import EmulationValidator
+
 from agentcompile_core.candidate import i32
 from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.plan import Origin, Schedule, Step
 from agentcompile_core.program import Program, Segment
 from agentcompile_core.target import preset
 from agentcompile_core.weights import WeightStore
-from agentcompile_validator_emulation.backend import EmulationBackend
-from agentcompile_validator_emulation.validator import EmulationValidator
 
 TRIAL = EmulationValidator().controls()[0][0]
 
@@ -40,7 +41,8 @@ def test_two_steps_that_share_a_binary_run_over_their_own_shapes():
         step = Step(match_id=match.id, implementation="test/twice", origin=Origin.GENERATED, schedule=Schedule(()))
         segments.append(Segment(nodes=(f"mul{i}",), step=step, match=match, source=sources[count].key,
                                 operands=(("in0", (f"in{i}",)), ("out", (f"out{i}",)))))
-    graph = Graph(name="two", kind=GraphKind.FORWARD, values=tuple(values), nodes=tuple(nodes), inputs=("in0", "in1"), outputs=("out0", "out1"))
+    graph = Graph(name="two", kind=GraphKind.FORWARD, values=tuple(values), nodes=tuple(nodes), inputs=("in0", "in1"),
+                  outputs=("out0", "out1"))
     program = Program(graph=graph, segments=tuple(segments), sources=tuple(sources.values())).verify()
     backend = EmulationBackend()
     assert sources[1000].digest == sources[300].digest

@@ -66,8 +66,8 @@ def test_bad_controls_are_refused_for_their_reason(trial, reason, cause):
 def test_validator_leaves_large_and_unknown_sources_to_others():
     validator, trial = EmulationValidator(), GOOD[0]
     assert validator.applies(trial)
-    clusters = attrs.evolve(trial.source, features=(Feature.CLUSTER,))
-    assert not validator.applies(attrs.evolve(trial, source=clusters))
+    tensor_cores = attrs.evolve(trial.source, features=(Feature.WGMMA,))
+    assert not validator.applies(attrs.evolve(trial, source=tensor_cores))
     operand = trial.match.operands[0]
     huge = attrs.evolve(operand, spec=attrs.evolve(operand.spec, shape=(1 << 24,)))
     assert not validator.applies(attrs.evolve(trial, match=attrs.evolve(trial.match, operands=(huge, trial.match.operands[1]))))
@@ -101,9 +101,6 @@ def test_backend_refuses_what_it_cannot_emulate(cache):
     backend, source = EmulationBackend(cache), GOOD[0].source
     with pytest.raises(BuildError, match="the emulator has no wgmma"):
         backend.build(attrs.evolve(source, features=(Feature.WGMMA,)), preset("h200"))
-    clustered = attrs.evolve(source, launches=(attrs.evolve(source.launches[0], cluster=2),))
-    with pytest.raises(BuildError, match="no clusters"):
-        backend.build(clustered, preset("h200"))
     with pytest.raises(BuildError, match=r"(?s)g.. refused the kernel.*kernel.cu:.*error"):
         backend.build(attrs.evolve(source, code=source.code.replace("const int last", "const in last")), preset("h200"))
 

@@ -73,7 +73,11 @@ int block_barrier_reduce(unsigned site, int predicate, Predicate kind) {
 // Called by the scheduler when every thread of the block waits at the same barrier.
 void release_block_barrier() {
   int holds = 0;
-  for (const Thread& thread : block.threads) holds += thread.reduce_operand;
+  uint32_t cluster_seen = 0;
+  for (const Thread& thread : block.threads) {
+    holds += thread.reduce_operand;
+    cluster_seen = std::max(cluster_seen, thread.cluster_seen);
+  }
   if (block.clocks_active) {  // threads are ordered by the epoch; what they know about bulk copies is shared here
     for (unsigned i = block.thread_count; i < block.thread_count + max_mbarriers; ++i) {
       uint32_t latest = 0;
@@ -90,6 +94,7 @@ void release_block_barrier() {
     }
     ++thread.block_epoch;
     ++thread.warp_epoch;
+    thread.cluster_seen = cluster_seen;
     make_ready(&thread);
   }
 }

@@ -49,6 +49,12 @@ void mbarrier_wait(unsigned long long* barrier, unsigned parity);
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
 void bulk_prefetch(const void* global, unsigned bytes);
 
+// --- thread-block clusters (clusters.cpp) ---
+unsigned cluster_rank();
+void cluster_arrive(bool release);
+void cluster_wait();
+void store_to_cluster(float* shared, unsigned rank, float value);
+
 // --- programmatic dependent launch, memory (scheduler.cpp, memory_checks.cpp) ---
 void grid_dependency_wait();
 void launch_dependents();

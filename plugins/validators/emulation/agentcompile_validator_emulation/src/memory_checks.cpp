@@ -14,10 +14,13 @@ namespace emu {
 
 // Who accessed a byte, and when. `thread` is the linear index + 1; above max_threads it is mbarrier index + 1 + max_threads,
 // that is, a bulk copy, and `time` is the barrier's phase count at which the copy is complete.
+// `cluster_remote` is a store of another block of the cluster: `time` is the cluster phase that publishes it, `block_epoch` the
+// writer's block and `warp_epoch` its thread.
 struct Stamp {
   uint32_t block = 0, time = 0, block_epoch = 0, warp_epoch = 0;
-  uint16_t thread = 0;
+  uint16_t thread = 0, cluster_arrivals = 0;
 };
+constexpr uint16_t cluster_remote = 0xffff;
 enum class Content : uint8_t { uninitialised, valid, in_flight, mbarrier };
 struct Cell {
   Stamp write, read, other_read;  // two readers: the first, and the latest of another thread (of another warp if there is one)
@@ -39,9 +42,13 @@ struct Acquisition {
 };
 
 static std::vector<Buffer> buffers;
-static std::vector<Cell> static_cells, dynamic_cells;
+struct BlockChecks {  // of one block, put aside with it
+  std::vector<Cell> static_cells, dynamic_cells;
+  std::vector<Acquisition> acquired;
+};
+static BlockChecks checks;
+static std::vector<BlockChecks> parked_checks;  // by rank in the cluster
 static std::unordered_map<uintptr_t, std::vector<Publication>> published_at;
-static std::vector<Acquisition> acquired;
 static std::vector<std::pair<const char*, const char*>> module_ranges;
 
 // --- messages -------------------------------------------------------------------------------------------------------------------
@@ -55,7 +62,9 @@ static std::string place(const void* code) {
 static const char* verb(Access access) { return access == Access::write ? "write" : "read"; }
 static std::string describe(const Stamp& stamp) {
   char text[80];
-  if (stamp.thread > max_threads)
+  if (stamp.thread == cluster_remote)
+    snprintf(text, sizeof text, "thread %u of block %u of the cluster", stamp.warp_epoch, stamp.block_epoch);
+  else if (stamp.thread > max_threads)
     snprintf(text, sizeof text, "a bulk copy on mbarrier %u", stamp.thread - max_threads - 1);
   else if (stamp.block != block.linear + 1)
     snprintf(text, sizeof text, "thread %u of block %u", stamp.thread - 1u, stamp.block - 1);
@@ -66,15 +75,17 @@ static std::string describe(const Stamp& stamp) {
 
 // --- order ----------------------------------------------------------------------------------------------------------------------
 static Stamp stamp_of(const Thread* thread) {
-  return {block.linear + 1, thread->time, thread->block_epoch, thread->warp_epoch, uint16_t(thread->linear + 1)};
+  return {block.linear + 1, thread->time, thread->block_epoch, thread->warp_epoch, uint16_t(thread->linear + 1), uint16_t(thread->cluster_arrivals)};
 }
 static bool ordered_in_block(const Thread* thread, const Stamp& earlier) {
+  if (earlier.thread == cluster_remote) return thread->cluster_seen >= earlier.time;
   if (earlier.thread > max_threads) {
     const size_t entry = block.thread_count + (earlier.thread - max_threads - 1);
     return entry < thread->clock.size() && thread->clock[entry] >= earlier.time;
   }
   const unsigned other = earlier.thread - 1u;
   if (other == thread->linear || earlier.block_epoch != thread->block_epoch) return true;
+  if (thread->cluster_seen > earlier.cluster_arrivals) return true;  // a cluster barrier lies between
   if (other / warp_lanes == thread->warp && earlier.warp_epoch != thread->warp_epoch) return true;
   return block.clocks_active && thread->clock[other] >= earlier.time;
 }
@@ -92,7 +103,9 @@ static bool usable(const Acquisition& acquisition, const Thread* thread) {
 }
 static bool ordered(const Thread* thread, const Stamp& earlier) {
   if (earlier.block == block.linear + 1) return ordered_in_block(thread, earlier);
-  for (const Acquisition& acquisition : acquired)
+  const bool same_cluster = (earlier.block - 1) / cluster_size() == block.linear / cluster_size();
+  if (same_cluster && thread->cluster_seen > earlier.cluster_arrivals) return true;
+  for (const Acquisition& acquisition : checks.acquired)
     if (usable(acquisition, thread))
       for (const Publication& publication : acquisition.publications)
         if (covers(publication, earlier)) return true;
@@ -117,6 +130,9 @@ static void remember_read(Cell& cell, const Stamp& now) {
 static void check_order(Thread* thread, Cell& cell, AccessKind kind, const char* where, size_t offset, const void* code) {
   const Stamp now = stamp_of(thread);
   if (cell.write.thread && !ordered(thread, cell.write)) {
+    if (cell.write.thread == cluster_remote)
+      fail("race: %s at byte %zu: %s by this thread and store by %s, with no cluster barrier between them%s", where, offset,
+           verb(kind.access), describe(cell.write).c_str(), place(code).c_str());
     const bool copy = cell.write.thread > max_threads;
     fail("%s %s at byte %zu: %s by this thread and write by %s, %s%s", copy ? "bulk copy in flight:" : "race:", where, offset,
          verb(kind.access), describe(cell.write).c_str(),
@@ -136,14 +152,15 @@ static void check_order(Thread* thread, Cell& cell, AccessKind kind, const char*
 }
 
 // --- shared memory --------------------------------------------------------------------------------------------------------------
-static Cell& cell_of(std::vector<Cell>& cells, size_t offset) {
+static Cell& cell_of(std::vector<Cell>& cells, size_t offset, unsigned owner_linear) {
   Cell& cell = cells[offset];
-  if (cell.owner_block != block.linear + 1) {
+  if (cell.owner_block != owner_linear + 1) {
     cell = Cell{};
-    cell.owner_block = block.linear + 1;
+    cell.owner_block = owner_linear + 1;
   }
   return cell;
 }
+static Cell& cell_of(std::vector<Cell>& cells, size_t offset) { return cell_of(cells, offset, block.linear); }
 
 static void check_shared(Thread* thread, const SharedRegion& region, std::vector<Cell>& cells, const char* address, size_t bytes,
                          AccessKind kind, const void* code) {
@@ -170,7 +187,7 @@ static void each_shared_cell(const char* address, size_t bytes, Visit visit) {
   if (!options.checks) return;
   const bool is_static = static_region.contains(address);
   const SharedRegion& region = is_static ? static_region : dynamic_region;
-  std::vector<Cell>& cells = is_static ? static_cells : dynamic_cells;
+  std::vector<Cell>& cells = is_static ? checks.static_cells : checks.dynamic_cells;
   for (size_t i = 0; i < bytes; ++i) visit(cell_of(cells, size_t(address - region.low) + i));
 }
 void mark_in_flight(char* destination, size_t bytes) {
@@ -195,6 +212,38 @@ void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier)
 }
 void mark_mbarrier(unsigned long long* barrier) {
   each_shared_cell(reinterpret_cast<char*>(barrier), 8, [](Cell& cell) { cell.content = Content::mbarrier; });
+}
+
+void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer, const void* code) {
+  if (!options.checks) return;
+  BlockChecks& owner = active ? checks : parked_checks[rank];
+  std::vector<Cell>& cells = store.is_static ? owner.static_cells : owner.dynamic_cells;
+  const char* where = store.is_static ? static_region.name : dynamic_region.name;
+  if (store.offset + sizeof store.value > cells.size())
+    fail("out of bounds: store to block %u of the cluster at byte %zu of %s, which has %zu bytes%s", rank, store.offset, where,
+         cells.size(), place(code).c_str());
+  Stamp now;
+  now.block = owner_linear + 1;
+  now.time = writer->cluster_arrivals + 1;
+  now.block_epoch = block.linear;
+  now.warp_epoch = writer->linear;
+  now.thread = cluster_remote;
+  for (size_t i = store.offset; i < store.offset + sizeof store.value; ++i) {
+    Cell& cell = cell_of(cells, i, owner_linear);
+    const Stamp& old = cell.write;
+    const bool same_writer = old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
+    for (const Stamp* earlier : {&cell.write, &cell.read, &cell.other_read}) {
+      if (!earlier->thread || same_writer) continue;
+      const uint32_t needed = earlier->thread == cluster_remote ? earlier->time : earlier->cluster_arrivals + 1u;
+      const bool own = active && earlier->thread != cluster_remote && ordered_in_block(writer, *earlier);
+      if (!own && writer->cluster_seen < needed)
+        fail("race: %s of block %u of the cluster at byte %zu: store by this thread and access by %s, with no cluster barrier between them%s",
+             where, rank, i, describe(*earlier).c_str(), place(code).c_str());
+    }
+    cell.content = Content::valid;
+    cell.write = now;
+    cell.read = cell.other_read = Stamp{};
+  }
 }
 
 // --- global memory --------------------------------------------------------------------------------------------------------------
@@ -265,9 +314,9 @@ void check_access(const void* pointer, size_t bytes, AccessKind kind, const void
   if (kind.must_be_aligned && (reinterpret_cast<uintptr_t>(address) & (bytes - 1)))
     fail("misaligned %zu-byte %s%s", bytes, verb(kind.access), place(code).c_str());
   if (static_region.contains(address))
-    check_shared(thread, static_region, static_cells, address, bytes, kind, code);
+    check_shared(thread, static_region, checks.static_cells, address, bytes, kind, code);
   else if (dynamic_region.contains(address))
-    check_shared(thread, dynamic_region, dynamic_cells, address, bytes, kind, code);
+    check_shared(thread, dynamic_region, checks.dynamic_cells, address, bytes, kind, code);
   else
     check_global(thread, address, bytes, kind, code);
   if (options.preempt_per_million && long(random_source() % 1000000) < options.preempt_per_million) suspend();
@@ -290,7 +339,7 @@ void device_fence() {
 
 static void acquire_at(uintptr_t address, const Thread* thread) {
   auto found = published_at.find(address);
-  if (found != published_at.end()) acquired.push_back({found->second, thread->warp, thread->block_epoch});
+  if (found != published_at.end()) checks.acquired.push_back({found->second, thread->warp, thread->block_epoch});
 }
 
 void note_atomic(const void* address, size_t bytes) {
@@ -304,7 +353,7 @@ void note_atomic(const void* address, size_t bytes) {
   std::vector<Publication>& published = published_at[key];
   const bool covers_block = thread->fence_epoch == thread->block_epoch || block.unfenced_writers == 0;
   published.push_back({stamp_of(thread), covers_block, !thread->unfenced_writes});
-  for (const Acquisition& acquisition : acquired)
+  for (const Acquisition& acquisition : checks.acquired)
     if (usable(acquisition, thread))
       for (const Publication& publication : acquisition.publications)
         if (std::none_of(published.begin(), published.end(), [&](const Publication& known) {
@@ -347,12 +396,21 @@ void begin_launch_checks(const BufferSpec* specs, int count) {
       buffer.cells.reset(static_cast<Cell*>(calloc(buffer.bytes + 1, sizeof(Cell))));
     buffers.push_back(std::move(buffer));
   }
-  static_cells.assign(options.checks ? static_region.bytes : 0, Cell{});
-  dynamic_cells.assign(options.checks ? dynamic_region.bytes : 0, Cell{});
+  parked_checks.resize(cluster_size());
+  for (unsigned rank = 0; rank < cluster_size(); ++rank) {
+    activate_block(rank);
+    checks.static_cells.assign(options.checks ? static_region.bytes : 0, Cell{});
+    checks.dynamic_cells.assign(options.checks ? dynamic_region.bytes : 0, Cell{});
+  }
 }
 
 void end_launch_checks() { buffers.clear(); }
 
-void begin_block_checks() { acquired.clear(); }
+void begin_block_checks() { checks.acquired.clear(); }
+
+void swap_block_checks(unsigned rank) {
+  if (rank >= parked_checks.size()) parked_checks.resize(rank + 1);
+  std::swap(checks, parked_checks[rank]);
+}
 
 }  // namespace emu

@@ -26,10 +26,10 @@
 
 namespace emu {
 
-constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64;
+constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64, max_cluster = 8;
 constexpr unsigned char poison = 0xff;  // a NaN in every float format
 
-enum class State : uint8_t { unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, done };
+enum class State : uint8_t { unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, at_cluster_barrier, done };
 enum class Collective : uint8_t { shuffle, ballot, match, barrier, reduce, tensor_core, ldmatrix };
 
 struct Fiber;
@@ -41,6 +41,13 @@ struct PendingCopy {
   char* destination;
   const char* source;
   unsigned bytes, source_bytes;
+};
+
+struct RemoteStore {  // a store into the shared memory of another block of the cluster
+  unsigned rank;
+  bool is_static;
+  size_t offset;
+  float value;
 };
 
 struct Thread : ThreadCoordinates {
@@ -58,6 +65,9 @@ struct Thread : ThreadCoordinates {
   bool unfenced_writes = false;
   Clock clock;                    // empty until the block uses an mbarrier or a named barrier
   bool dependency_waited = false;
+  // its cluster barriers: how often it arrived and waited, and the latest phase that a thread of its block waited for
+  uint32_t cluster_arrivals = 0, cluster_waits = 0, cluster_seen = 0;
+  std::vector<RemoteStore> unpublished_stores;
   // its cp.async groups
   std::vector<PendingCopy> open_group;
   std::vector<std::vector<PendingCopy>> groups;
@@ -155,6 +165,16 @@ bool on_stack(const Thread* thread, const void* address);
 void set_stacks(char* memory, size_t bytes_per_stack);
 void set_kernel(KernelTrampoline kernel, void** arguments);
 
+// clusters.cpp
+void begin_cluster_launch(unsigned size);
+void begin_cluster();
+void activate_block(unsigned rank);     // makes it the global `block`, with its shared memory and its checks
+void wake_cluster_waiters();            // of the active block
+bool complete_cluster_phase();          // false if a live thread has not arrived
+std::string describe_cluster_barrier();
+unsigned cluster_size();
+bool allocate_dynamic_shared(size_t bytes);  // of the active block
+
 // scheduler.cpp
 // Records the first failure of the launch; does not return when a thread runs.
 void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
@@ -186,6 +206,8 @@ void mark_mbarrier(unsigned long long* barrier);
 void begin_launch_checks(const BufferSpec* buffers, int count);
 void end_launch_checks();
 void begin_block_checks();
+void swap_block_checks(unsigned rank);  // exchanges the active block's state with the one kept for `rank`
+void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer, const void* code);
 
 // collectives.cpp
 void activate_clocks();

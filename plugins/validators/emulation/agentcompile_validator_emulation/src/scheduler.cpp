@@ -27,6 +27,7 @@ struct LaunchRequest {  // mirrored by engine.py
   size_t dynamic_shared_bytes;
   void** arguments;
   const BufferSpec* buffers;
+  int cluster;  // blocks of a cluster, along x
   int buffer_count, lane_order, warp_skewed, lazy_copies, checks, programmatic_launch;
   long preempt_per_million;
   unsigned long long seed;
@@ -121,18 +122,6 @@ static EMU_RAW void poison_shared_memory() {
   if (dynamic_region.bytes) std::memset(dynamic_region.low, poison, dynamic_region.bytes);
 }
 
-static bool allocate_dynamic_shared(size_t bytes) {
-  if (bytes == dynamic_region.bytes) return true;
-  free(dynamic_region.low);
-  dynamic_region.low = nullptr;
-  dynamic_region.bytes = 0;
-  void* memory = nullptr;
-  if (bytes && posix_memalign(&memory, 1024, bytes)) return false;  // the exact size: a sanitizer sees one byte too many
-  dynamic_region.low = static_cast<char*>(memory);
-  dynamic_region.bytes = bytes;
-  return true;
-}
-
 // --- one block --------------------------------------------------------------------------------------------------------------------
 static void prepare_threads(dim3 grid, dim3 dim) {
   block.thread_count = dim.x * dim.y * dim.z;
@@ -170,8 +159,10 @@ static void start_block(uint3 index, dim3 grid) {
     thread.block_epoch = thread.warp_epoch = thread.time = 1;
     thread.fence_epoch = 0;
     thread.unfenced_writes = thread.dependency_waited = false;
+    thread.cluster_arrivals = thread.cluster_waits = thread.cluster_seen = 0;
     thread.open_group.clear();
     thread.groups.clear();
+    thread.unpublished_stores.clear();
   }
   poison_shared_memory();
   begin_block_checks();
@@ -207,6 +198,9 @@ static void report_stuck_block() {
   if (other && other->state == State::at_mbarrier)
     return fail("deadlock: thread %u waits for parity %u of %s (%u threads at a block barrier, %u exited)", other->linear,
                 other->awaited_parity, describe_mbarrier(*other->awaited).c_str(), at_barrier, done);
+  if (other && other->state == State::at_cluster_barrier)
+    return fail("deadlock: thread %u of block (%u,%u,%u) waits at %s (%u threads at a block barrier, %u exited)", other->linear,
+                block.index.x, block.index.y, block.index.z, describe_cluster_barrier().c_str(), at_barrier, done);
   if (other)
     return fail("deadlock: thread %u waits at named barrier %d, to which %zu of %d threads came", other->linear, other->named_barrier,
                 block.named_barriers[other->named_barrier].waiting.size(), block.named_barriers[other->named_barrier].expected);
@@ -217,24 +211,53 @@ static void report_stuck_block() {
        barrier_waiter->barrier_site);
 }
 
-static void run_block(uint3 index, dim3 grid) {
-  start_block(index, grid);
+// Runs the active block until its threads have ended (true) or wait for something outside the block, or failed.
+static bool advance_block() {
+  wake_cluster_waiters();
+  reset_run_order();
   for (;;) {
     run_until_nothing_is_runnable();
-    if (failed) return;
+    if (failed) return false;
     bool all_done = true, all_at_one_barrier = true;
     const unsigned site = block.threads[0].barrier_site;
     for (const Thread& thread : block.threads) {
       all_done &= thread.state == State::done;
       all_at_one_barrier &= thread.state == State::at_block_barrier && thread.barrier_site == site;
     }
-    if (all_done) return check_no_copy_in_flight();
+    if (all_done) return true;
     if (all_at_one_barrier) {
       release_block_barrier();
       reset_run_order();
     } else if (!land_one_copy()) {
-      return report_stuck_block();
+      return false;
     }
+  }
+}
+
+static void run_cluster(uint3 first, dim3 grid) {
+  const unsigned size = cluster_size();
+  begin_cluster();
+  for (unsigned rank = 0; rank < size; ++rank) {
+    activate_block(rank);
+    start_block({first.x + rank, first.y, first.z}, grid);
+  }
+  for (;;) {
+    unsigned ended = 0, stuck = 0;
+    for (unsigned turn = 0; turn < size; ++turn) {
+      const unsigned rank = options.order == LaneOrder::descending ? size - 1 - turn : turn;
+      activate_block(rank);
+      if (advance_block()) ++ended;
+      else stuck = rank;
+      if (failed) return;
+    }
+    if (ended == size) break;
+    if (complete_cluster_phase()) continue;
+    activate_block(stuck);
+    return report_stuck_block();
+  }
+  for (unsigned rank = 0; rank < size; ++rank) {
+    activate_block(rank);
+    check_no_copy_in_flight();
   }
 }
 
@@ -247,16 +270,18 @@ static bool accept(const LaunchRequest& request) {
   else if (!request.grid[0] || !request.grid[1] || !request.grid[2]) fail("an empty grid");
   else if (request.dynamic_shared_bytes > max_shared_bytes)
     fail("%zu bytes of dynamic shared memory: at most %u", request.dynamic_shared_bytes, max_shared_bytes);
-  else if (!allocate_dynamic_shared(request.dynamic_shared_bytes)) fail("no memory for the dynamic shared memory");
+  else if (request.cluster < 1 || request.cluster > int(max_cluster) || request.grid[0] % unsigned(request.cluster))
+    fail("clusters of %d blocks in a grid of %u: use 1 to %u, dividing the grid", request.cluster, request.grid[0], max_cluster);
   return !failed;
 }
 
-static std::vector<uint3> order_blocks(dim3 grid) {
+// The first block of every cluster, in the order in which clusters run.
+static std::vector<uint3> order_clusters(dim3 grid) {
   std::vector<uint3> order;
-  order.reserve(size_t(grid.x) * grid.y * grid.z);
+  order.reserve(size_t(grid.x) * grid.y * grid.z / cluster_size());
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) order.push_back({x, y, z});
+      for (unsigned x = 0; x < grid.x; x += cluster_size()) order.push_back({x, y, z});
   if (options.order == LaneOrder::descending) std::reverse(order.begin(), order.end());
   if (options.order == LaneOrder::random) std::shuffle(order.begin(), order.end(), random_source);
   return order;
@@ -265,14 +290,18 @@ static std::vector<uint3> order_blocks(dim3 grid) {
 static void run_grid(const LaunchRequest& request) {
   const dim3 grid(request.grid[0], request.grid[1], request.grid[2]), dim(request.block[0], request.block[1], request.block[2]);
   static_region = {&__start_emu_shared, size_t(&__stop_emu_shared - &__start_emu_shared), "static shared memory"};
-  dynamic_region.name = "dynamic shared memory";
   set_stacks(request.stacks, request.bytes_per_stack);
   set_kernel(kernels()[request.entry], request.arguments);
-  prepare_threads(grid, dim);
+  begin_cluster_launch(unsigned(request.cluster));
+  for (unsigned rank = 0; rank < cluster_size(); ++rank) {
+    activate_block(rank);
+    prepare_threads(grid, dim);
+    if (!allocate_dynamic_shared(request.dynamic_shared_bytes)) return fail("no memory for the dynamic shared memory");
+  }
   begin_launch_checks(request.buffers, request.buffer_count);
   const DeadlineTimer timer(request.deadline_s);
-  for (const uint3& index : order_blocks(grid)) {
-    run_block(index, grid);
+  for (const uint3& first : order_clusters(grid)) {
+    run_cluster(first, grid);
     current = nullptr;
     if (failed) break;
   }
