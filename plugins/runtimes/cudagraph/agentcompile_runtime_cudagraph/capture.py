@@ -39,6 +39,7 @@ class CudaCapture:
             for _ in range(warm_ups):
                 run()
         side.synchronize()
+        _forget_workspaces()
         graph = torch.cuda.CUDAGraph()
         try:
             # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures. The outer
@@ -51,3 +52,16 @@ class CudaCapture:
             raise NotCapturable(f"{type(exc).__name__}: {str(exc).splitlines()[0]}") from exc
         torch.cuda.current_stream().wait_stream(side)
         return graph.replay
+
+
+def _forget_workspaces() -> None:
+    """Drop torch's cuBLAS workspaces, so that the capture allocates its own inside the graph's pool.
+
+    A workspace from outside would be freed by whoever clears them later (torch.compile's CUDA graphs do), and replays
+    would write to memory that is no longer theirs.
+    """
+    import torch
+
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
