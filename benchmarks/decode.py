@@ -67,7 +67,8 @@ def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any]:
 
     agree = (ours.argmax(-1) == reference.argmax(-1)).float().mean()
     return {"model": name, "dtype": "float16", "positions": positions, "rms_ratio": rms(mine) / rms(theirs),
-            "p999_ratio": p999(mine) / p999(theirs), "rms_error": rms(mine), "framework_rms_error": rms(theirs), "greedy_agreement": float(agree)}
+            "p999_ratio": p999(mine) / p999(theirs), "rms_error": rms(mine), "framework_rms_error": rms(theirs),
+            "greedy_agreement": float(agree)}
 
 
 def _fp32_logits(module: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

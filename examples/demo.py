@@ -88,7 +88,7 @@ def statistics_table(found: dict[str, tuple[dict[str, Any], int]]) -> str:
             ("candidates in the space", "candidates"), ("lowered", "lowered"), ("built", "built"), ("validated", "validated"),
             ("selected steps", "selected"), ("failures", "failures"))
     cells = [(title, *(s[key] for s, _ in found.values())) for title, key in rows]
-    cells.append(("built only, too large to emulate here", *(extra for _, extra in found.values())))
+    cells.append(("built only, not validated in this run", *(extra for _, extra in found.values())))
     cells.append(("bundle: files / signatures", *(f"{s['files']} / {s['signatures']}" for s, _ in found.values())))
     cells.append(("seconds", *(f"{sum(s['seconds'].values()):.0f}" for s, _ in found.values())))
     return table([tuple(str(c) for c in row) for row in cells], ("", *found))
