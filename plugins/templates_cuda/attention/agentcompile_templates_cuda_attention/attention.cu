@@ -8,7 +8,7 @@
 // others leave after the dependency wait, and no division depends on the length. Norm and RoPE of q are computed by every
 // lane group while its K and V are in flight; k's only in the block whose tile holds `position`, which appends it and uses
 // it from registers. The last block to finish merges the splits in order, or (Plan::cluster) the splits of a head are a
-// thread-block cluster and send each other their parts through shared memory (sm_90; not emulated).
+// thread-block cluster and send each other their parts through shared memory (sm_90).
 // Wins for fp32, for one or two query heads per KV head, and where there are no tensor cores (see attention_tensor.cu).
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>

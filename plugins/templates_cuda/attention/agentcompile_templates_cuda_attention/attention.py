@@ -26,8 +26,8 @@ class AttentionFamily(TemplateFamily):
     """``attention`` matches: q/k norm, RoPE, append and split-KV attention with GQA packing, in one launch.
 
     Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
-    mma.m16n8k16, fp16 and bf16). ``merge=cluster`` (sm_90) merges splits through the shared memory of a thread-block
-    cluster, which the CPU emulator does not have: such schedules are validated on GPUs only.
+    mma.m16n8k16, fp16 and bf16). Splits merge through global memory and a counter (``merge=global``) or through the shared
+    memory of a thread-block cluster (``merge=cluster``, sm_90).
     """
 
     name = "attention"

@@ -52,7 +52,7 @@ class Emulated:
         for launch in self.source.launches:
             arguments = [self._argument(argument, tensors) for argument in launch.arguments]
             options = options or LaunchOptions(programmatic_launch=launch.pdl)
-            self.module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, options)
+            self.module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, options, launch.cluster)
 
     def clean(self) -> bool:
         """Whether the zeroed workspaces are zero again."""

@@ -42,8 +42,8 @@ KERNELS = {
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none")
 
 
-def emulated(model: Model, choices: tuple[str, int, int, int], splits: int) -> Emulated:
-    point: Schedule = schedule(*choices, splits)
+def emulated(model: Model, choices: tuple[str, int, int, int], splits: int, merge: str = "global") -> Emulated:
+    point: Schedule = schedule(*choices, splits, merge)
     assert FAMILY.accepts(model.match(), H200) is True
     return Emulated(FAMILY.lower(model.match(), point, H200), model.match(), H200)
 
@@ -138,6 +138,21 @@ def test_every_number_of_splits_is_within_budget(name: str) -> None:
         kernel = emulated(model, choices, splits)
         kernel.run(again)
         assert model.use(again, before, kernel.source.reduction_depth) <= 1.0
+
+
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all"])
+def test_clusters_are_within_budget_and_repeat(name: str) -> None:
+    """Blocks without work leave early, one block alone needs no merge, all of them push to each other."""
+    model, choices = KERNELS[name]
+    kernel = emulated(model, choices, 4, "cluster")
+    for number, position in enumerate((0, 15, 40, 64, 95)):
+        tensors = model.draw(position, number)
+        before = snapshot(tensors)
+        kernel.run(tensors, SCHEDULES[number])
+        assert model.use(tensors, before, kernel.source.reduction_depth) <= 1.0
+        again = snapshot(before)
+        kernel.run(again, SCHEDULES[(number + 2) % len(SCHEDULES)])
+        assert torch.equal(again["out"], tensors["out"])
 
 
 @pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
