@@ -51,3 +51,43 @@ def decode_graphs():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """``cli(*arguments)``: run the command line in this process; returns (exit code, standard output, standard error)."""
+    import contextlib
+    import io
+
+    from agentcompile_core.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = main([str(a) for a in arguments])
+            except SystemExit as exc:  # argparse
+                code = int(exc.code or 0)
+        return code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_compiled(cli, tmp_path_factory: pytest.TempPathFactory):
+    """(bundle folder, the document that ``compile --json`` printed) of the tiny model in fp32, built for sm_90 without a GPU."""
+    import json
+
+    folder = tmp_path_factory.mktemp("bundle") / "tiny.bundle"
+    code, out, err = cli("compile", TINY, "--device", "cpu", "--target", "h200", "--dtype", "float32", "--context", 256, "--budget-plans", 12,
+                         "--rounds", 1, "--budget-s", 240, "--no-cache", "--out", folder, "--json")
+    assert code == 0, err
+    return folder, json.loads(out)
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_compiled) -> Path:
+    """The bundle folder of ``tiny_compiled``; do not change it."""
+    return tiny_compiled[0]

@@ -28,7 +28,12 @@ def _compiled(options: argparse.Namespace, *, run_on: str = "auto", meta: bool =
 
     return api.compile(options.model, dtype=options.dtype, max_context=options.context, target=options.target, device=options.device,
                        config=_config(options), store=Store(None) if options.no_cache else None,
-                       report=Progress(quiet=options.json, log=options.log), meta=meta, run_on=run_on, random_weights=options.random_weights)
+                       report=Progress(quiet=options.json, log=options.log), meta=meta, run_on=run_on, **_weights(options))
+
+
+def _weights(options: argparse.Namespace) -> dict[str, Any]:
+    """The seed of random weights where they were asked for; nothing where the model's own are wanted."""
+    return {"random_weights": 0} if options.random_weights else {}
 
 
 def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
@@ -54,7 +59,7 @@ def generate_command(options: argparse.Namespace) -> int:
         if options.model is None:
             raise UsageError("generate --bundle needs the model whose weights it runs with: agentcompile generate MODEL --bundle DIR --prompt TEXT")
         compiled = api.load(options.bundle, options.model, device=options.device, config=_config(options), run_on=options.run_on,
-                            report=Progress(quiet=options.json), random_weights=options.random_weights)
+                            report=Progress(quiet=options.json), **_weights(options))
     else:
         if options.model is None:
             raise UsageError("generate needs a model, or --bundle DIR and the model")
