@@ -51,6 +51,8 @@ BUGS = [
     ("bug_ring_refilled_too_early", "race: dynamic shared memory|bulk copy in flight|more than 1 arrivals", {"grid": 1, "count": 256}),
     ("bug_one_consumer_skips_wait", "bulk copy in flight|uninitialised read: dynamic", {"grid": 1}),
     ("bug_wrong_expected_bytes", "deadlock: .*mbarrier 0 in phase 0: 0 arrivals and 256 bytes missing", {"grid": 1}),
+    ("bug_missing_init_barrier", "race: an mbarrier is used by this thread and initialised by thread 0|used before ac::mbarrier_init",
+     {"grid": 1}),
     ("bug_missing_init_fence", "before ac::mbarrier_init_fence", {"grid": 1}),
     ("bug_named_barrier_count", "deadlock: thread .* named barrier 1, to which 64 of 96 threads came",
      {"grid": 1, "block": 96, "count": 64}),

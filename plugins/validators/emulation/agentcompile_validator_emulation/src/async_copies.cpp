@@ -64,6 +64,7 @@ static Mbarrier* find(unsigned long long* address) {
   auto found = block.mbarriers.find(address);
   if (found == block.mbarriers.end()) fail("an mbarrier is used before ac::mbarrier_init");
   if (!block.barriers_published) fail("an mbarrier is used before ac::mbarrier_init_fence");
+  check_mbarrier_use(address);
   return found->second.get();
 }
 

@@ -246,6 +246,13 @@ void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const
   }
 }
 
+void check_mbarrier_use(unsigned long long* barrier) {
+  each_shared_cell(reinterpret_cast<char*>(barrier), 1, [](Cell& cell) {
+    if (cell.write.thread && !ordered(self(), cell.write))
+      fail("race: an mbarrier is used by this thread and initialised by %s, with no barrier between them", describe(cell.write).c_str());
+  });
+}
+
 // --- global memory --------------------------------------------------------------------------------------------------------------
 [[noreturn]] static void fail_outside_buffers(const char* address, size_t bytes, Access access, const void* code) {
   const Buffer* nearest = nullptr;

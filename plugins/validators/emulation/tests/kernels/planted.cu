@@ -160,7 +160,7 @@ __device__ __forceinline__ void through_cp_async(const float* in, float* out, fl
   for (int j = 0; j < 4; ++j) out[first + j] = staged[threadIdx.x * 4 + j];
 }
 
-enum class Ring { clean, no_full_wait, no_empty_wait, one_consumer_skips_wait, wrong_bytes, no_init_fence };
+enum class Ring { clean, no_full_wait, no_empty_wait, one_consumer_skips_wait, wrong_bytes, no_init_fence, no_init_barrier };
 
 // Warp 0 fills two stages of 64 floats by bulk copies, warp 1 empties them: out = in for `count` (a multiple of 64) elements.
 template <Ring KIND>
@@ -173,7 +173,7 @@ __device__ __forceinline__ void ring(const float* in, float* out, int count, flo
     }
     if (KIND != Ring::no_init_fence) ac::mbarrier_init_fence();
   }
-  __syncthreads();
+  if (KIND != Ring::no_init_barrier) __syncthreads();
   const int tiles = count / 64;
   if (threadIdx.x == 0) {
     for (int tile = 0; tile < tiles; ++tile) {
@@ -214,6 +214,7 @@ RING_KERNEL(bug_ring_refilled_too_early, Ring::no_empty_wait)
 RING_KERNEL(bug_one_consumer_skips_wait, Ring::one_consumer_skips_wait)
 RING_KERNEL(bug_wrong_expected_bytes, Ring::wrong_bytes)
 RING_KERNEL(bug_missing_init_fence, Ring::no_init_fence)
+RING_KERNEL(bug_missing_init_barrier, Ring::no_init_barrier)
 
 extern "C" __global__ void bug_exit_with_copy_in_flight(const float* in, float* out, int count) {
   AC_DYNAMIC_SHARED(float, stages);
