@@ -27,6 +27,7 @@ from .interfaces import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_GROUP = re.compile(r"agentcompile\.v(\d+)\Z")
 OFFERS: dict[str, type[Offer]] = {
     "agentcompile_frontends": Frontend,
     "agentcompile_region_rules": RegionRule,
@@ -44,7 +45,11 @@ BUILT_IN = ("agentcompile_core.capture.frontends", "agentcompile_core.rules", "a
 
 @frozen(kw_only=True)
 class PluginInfo:
-    """One plugin as found: entry point, distribution, state (loaded, failed, blocked, other generation), what it offers."""
+    """One plugin as found: entry point, distribution, state, what it offers, what is wrong with it.
+
+    ``state``: loaded (it offers something, or has nothing to offer), failed, blocked, other generation (listed, not
+    imported), not installed (asked for by name), unreadable (its metadata are damaged).
+    """
 
     name: str
     distribution: str
@@ -148,7 +153,7 @@ class Catalog:
         for impl in getattr(self.manager.hook, event).get_hookimpls():
             try:
                 impl.function(**{name: arguments[name] for name in impl.argnames})
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 log.info("event %s of %s failed: %s", event, impl.plugin_name, exc)
 
 
@@ -159,13 +164,29 @@ class _Found:
     load: Callable[[], object]
 
 
-def _entry_points(group: str) -> Iterator[_Found]:
-    found: dict[tuple[str, str], _Found] = {}
+def _entry_points(catalog: Catalog) -> dict[str, list[_Found]]:
+    """Installed entry points by group, those of any generation of the hook API, sorted; a distribution seen twice counts once."""
+    found: dict[tuple[str, str, str], _Found] = {}
     for dist in metadata.distributions():
-        for point in dist.entry_points:
-            if point.group == group:
-                found.setdefault((point.name, point.value), _Found(point.name, f"{dist.name} {dist.version}", point.load))
-    yield from (found[key] for key in sorted(found))
+        try:
+            points, label = tuple(dist.entry_points), f"{dist.name} {dist.version}"
+        except Exception as exc:  # somebody's damaged installation, perhaps of no plugin at all
+            _unreadable(dist, exc, catalog)
+            continue
+        for point in points:
+            if _GROUP.match(point.group):
+                found.setdefault((point.group, point.name, point.value), _Found(point.name, label, point.load))
+    groups: dict[str, list[_Found]] = {}
+    for key in sorted(found):
+        groups.setdefault(key[0], []).append(found[key])
+    return groups
+
+
+def _unreadable(dist: Any, exc: Exception, catalog: Catalog) -> None:
+    name = str(getattr(dist, "_path", "")) or "a distribution"
+    message = f"its entry points cannot be read ({type(exc).__name__}: {exc}); install it again"
+    log.info("%s: %s", name, message)
+    catalog.plugins.append(PluginInfo(name=name, distribution=name, state="unreadable", message=message))
 
 
 def _built_in() -> Iterator[_Found]:
@@ -189,7 +210,7 @@ class _Loader:
         failed_before = len(self.catalog.failures)
         offers = self._load(found)
         failed = [f.message for f in self.catalog.failures[failed_before:]]
-        state = "failed" if offers is None else "loaded"
+        state = "failed" if failed and not offers else "loaded"
         self.catalog.plugins.append(PluginInfo(name=found.name, distribution=found.distribution, state=state,
                                                offers=tuple(offers or ()), message="; ".join(failed)))
 
@@ -202,8 +223,12 @@ class _Loader:
         if plugin is None:
             return None
         needs = getattr(plugin, "AGENTCOMPILE_API", (hookspecs.API[0], 0))
-        if needs > hookspecs.API:
+        message = ""
+        if type(needs) is not tuple or [type(part) for part in needs] != [int, int]:
+            message = f"AGENTCOMPILE_API is {needs!r}; write the hook API it needs as two integers, such as {hookspecs.API}"
+        elif needs > hookspecs.API:
             message = f"needs hook API {needs}, this core has {hookspecs.API}; upgrade agentcompile-core"
+        if message:
             self.catalog.fail(Failure(stage=StageName.LOAD, cause=Cause.API, plugin=found.name, subject="hook API",
                                       distribution=found.distribution, message=message))
             return None
@@ -221,6 +246,8 @@ class _Loader:
         return names
 
     def _register(self, plugin: object, name: str) -> str:
+        if "/" in name:
+            raise ContractError(f"an entry point is called {name!r}; its name must not hold a slash, which qualified names do")
         if self.pm.has_plugin(name):
             other = next(info.distribution for info in self.catalog.plugins if info.name == name)
             raise ContractError(f"two plugins are called {name!r}, the other one comes from {other}; uninstall one")
@@ -239,8 +266,9 @@ class _Loader:
     def _admit(self, hook: str, kind: type[Offer], item: Any, plugin: str) -> str:
         if not isinstance(item, kind):
             raise ContractError(f"expected {kind.__name__}, got {type(item).__name__}")
-        if not NAME.match(getattr(item, "name", "")):
-            raise ContractError(f"bad name {getattr(item, 'name', None)!r}; use lower_snake_case")
+        name = getattr(item, "name", None)
+        if type(name) is not str or not NAME.match(name):
+            raise ContractError(f"bad name {name!r}; use lower_snake_case")
         if type(item.version) is not int or item.version < 1:
             raise ContractError(f"bad version {item.version!r} of {item.name}; use an int from 1")
         shelf = self.catalog.offers[hook]
@@ -255,27 +283,40 @@ def load_catalog(*, only: Iterable[str] | None = None, block: Iterable[str] = ()
                  extra: Iterable[tuple[str, object]] = ()) -> Catalog:
     """Load the core's own plugins, the installed ones and ``extra`` (name, object) pairs.
 
-    ``only`` and ``block`` are entry point names; the environment adds AGENTCOMPILE_PLUGINS (comma separated, empty:
-    none) and AGENTCOMPILE_BLOCK_PLUGINS. ``strict`` (default: AGENTCOMPILE_STRICT=1) re-raises every failure.
+    ``only`` and ``block`` are entry point names, of installed plugins only; the environment adds AGENTCOMPILE_PLUGINS
+    (comma separated, empty: none) and AGENTCOMPILE_BLOCK_PLUGINS. ``strict`` (default: AGENTCOMPILE_STRICT=1) re-raises every failure.
     """
     environment = os.environ.get("AGENTCOMPILE_PLUGINS")
     if only is None and environment is not None:
-        only = [name for name in environment.split(",") if name]
+        only = _names(environment)
     allowed = None if only is None else set(only)
-    blocked = set(block) | {n for n in os.environ.get("AGENTCOMPILE_BLOCK_PLUGINS", "").split(",") if n}
+    blocked = {*block, *_names(os.environ.get("AGENTCOMPILE_BLOCK_PLUGINS", ""))}
     catalog = Catalog(strict=os.environ.get("AGENTCOMPILE_STRICT") == "1" if strict is None else strict)
     loader = _Loader(catalog)
     for found in _built_in():
         loader.add(found)
-    for found in _entry_points(hookspecs.GROUP):
+    groups = _entry_points(catalog)
+    ours = groups.pop(hookspecs.GROUP, [])
+    for found in ours:
         if found.name in blocked or (allowed is not None and found.name not in allowed):
             catalog.plugins.append(PluginInfo(name=found.name, distribution=found.distribution, state="blocked"))
         else:
             loader.add(found)
+    for name in sorted((allowed or set()) - {found.name for found in ours}):
+        message = "asked for, but no installed distribution offers it"
+        catalog.plugins.append(PluginInfo(name=name, distribution="none", state="not installed", message=message))
     for name, plugin in extra:
         loader.add(_Found(name, "given by the caller", lambda plugin=plugin: plugin))  # type: ignore[misc]
-    for old in range(hookspecs.API[0]):
-        for found in _entry_points(f"agentcompile.v{old}"):
-            message = f"built for hook API {old}, this core speaks {hookspecs.API[0]}; upgrade {found.distribution}"
-            catalog.plugins.append(PluginInfo(name=found.name, distribution=found.distribution, state="other generation", message=message))
+    for group, others in groups.items():
+        catalog.plugins += [_other_generation(found, int(group.rsplit(".v", 1)[1])) for found in others]
     return catalog
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _other_generation(found: _Found, api: int) -> PluginInfo:
+    upgrade = found.distribution if api < hookspecs.API[0] else "agentcompile-core"
+    message = f"built for hook API {api}, this core speaks {hookspecs.API[0]}; upgrade {upgrade}"
+    return PluginInfo(name=found.name, distribution=found.distribution, state="other generation", message=message)
