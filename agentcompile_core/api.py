@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from . import __version__, install, pipeline
+from . import install, pipeline
 from .bundle import Bundle
 from .candidate import Kernel
 from .context import Config, Context
 from .eager import EagerModule, EagerSession
-from .errors import Reject, UsageError
+from .errors import Reject, StageName, UsageError
 from .forward import ModuleSession
 from .graph import DType, GraphSet, Workload
 from .interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from .pipeline import Compilation
 from .plugins import Catalog, load_catalog
-from .program import Program
+from .program import Program, framework_program
 from .sampling import Sampling
 from .session import Session
 from .stages import emit
 from .store import Store, default_root
 from .target import Target, preset
+from .version import __version__
 from .weights import WeightStore
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class CompiledModel:
         return pipeline.statistics(self.compilation, self.bundle) if self.compilation else {}
 
 
-def compile(what: object, workload: Workload | None = None, *, dtype: str | None = None, max_context: int | None = None,  # noqa: A001
+def compile(what: object, workload: Workload | None = None, *, dtype: str | None = None, max_context: int | None = None,
             target: str | None = None, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
             store: Store | None = None, report: Report = _silent, meta: bool = False, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
@@ -165,7 +166,7 @@ def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program]
     if backend is None or missing:
         if any(s.step for p in programs.values() for s in p.segments):
             notes.append("every step runs on the framework's operators: " + _why_framework(run_on, device, provisional, backend, bool(missing)))
-        programs = {name: pipeline.framework_program(p.graph) for name, p in programs.items()}
+        programs = {name: framework_program(p.graph) for name, p in programs.items()}
     if graphs.kv is None:
         module = ModuleSession(graphs, programs["forward"], WeightStore(loaded.module, device), device=device,
                                decode=_decode_runtime(ctx, "cpu", notes), backend=backend, kernels=kernels)
@@ -244,14 +245,14 @@ def _validation_backend(ctx: Context, device: str) -> Backend | None:
     backend = next((b for b in ctx.catalog.backends.values() if b.name == wanted), None)
     if backend is None:
         return None
-    answer = ctx.catalog.guard(backend.available, stage=pipeline.StageName.LOAD, plugin=backend.name, subject="available")
+    answer = ctx.catalog.guard(backend.available, stage=StageName.LOAD, plugin=backend.name, subject="available")
     return backend if answer is True else None
 
 
 def _live_target(ctx: Context) -> Target | None:
     backend = next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None)
     if backend is not None:
-        return ctx.catalog.guard(backend.live_target, stage=pipeline.StageName.LOAD, plugin=backend.name, subject="live target")
+        return ctx.catalog.guard(backend.live_target, stage=StageName.LOAD, plugin=backend.name, subject="live target")
     return None
 
 

@@ -142,13 +142,10 @@ class _Binder:
         for launch in source.launches:
             launches.append(self._launch(handle, launch, addresses, chained))
             chained = True
-        if self.device == "cpu":
-            only = launches[0] if len(launches) == 1 else None
-            return (lambda: only(0)) if only else (lambda: [launch(0) for launch in launches] and None)
-        current = torch.cuda.current_stream
+        on_cpu, current = self.device == "cpu", torch.cuda.current_stream
 
         def run() -> None:
-            stream = current().cuda_stream
+            stream = 0 if on_cpu else current().cuda_stream
             for launch in launches:
                 launch(stream)
 
@@ -205,9 +202,15 @@ def _given(tensors: "Mapping[str, torch.Tensor]", name: str, what: str) -> "torc
 
 
 def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
-         device: str, backend: "Backend | None", kernels: Mapping[str, Kernel],
-         callables: Mapping[Step, Callable[..., None]]) -> BoundProgram:
-    """See Program.bind."""
-    binder = _Binder(program, weights, states, inputs, device, backend, kernels, callables)
+         device: str, backend: "Backend | None" = None, kernels: Mapping[str, Kernel] | None = None,
+         callables: Mapping[Step, Callable[..., None]] | None = None) -> BoundProgram:
+    """Give every value an address on ``device`` and every launch its arguments.
+
+    ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors.
+
+    Raises:
+        ContractError: a kernel, tensor or address is missing.
+    """
+    binder = _Binder(program, weights, states, inputs, device, backend, kernels or {}, callables or {})
     runs = binder.runs()
     return BoundProgram(program, runs, binder.environment, [binder.keep, binder.planned, binder.workspaces])

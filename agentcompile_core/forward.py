@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .binder import bind
 from .candidate import Kernel
 from .errors import UsageError
 from .graph import GraphSet
@@ -29,7 +30,7 @@ class ModuleSession:
         graph = program.graph
         self._inputs: dict[str, torch.Tensor] = {
             name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=device) for name in graph.inputs}
-        self._bound = program.bind(weights, {}, self._inputs, device, backend, kernels)
+        self._bound = bind(program, weights, {}, self._inputs, device, backend, kernels)
         # A module has no decode state to preserve, so only the plain loop serves it; the runtime is kept for its name.
         self.runtime = decode.name
         self._outputs = len(graph.outputs)

@@ -13,7 +13,14 @@ import pluggy
 if TYPE_CHECKING:
     from .errors import Failure
     from .interfaces import (
-        Advisor, Backend, Frontend, Implementation, RegionRule, RuntimeIntegration, TemplateFamily, Validator,
+        Advisor,
+        Backend,
+        Frontend,
+        Implementation,
+        RegionRule,
+        RuntimeIntegration,
+        TemplateFamily,
+        Validator,
     )
     from .record import TuningRecord
 
@@ -28,41 +35,49 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def agentcompile_frontends() -> "Iterable[Frontend]":
     """Return frontends (capture): each turns something a user names into a GraphSet. Asked in order of their names."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_region_rules() -> "Iterable[RegionRule]":
     """Return region rules (analyze): each proposes matches with a semantic label; overlaps are welcome."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_template_families() -> "Iterable[TemplateFamily]":
     """Return template families (plan, lower): generated kernels with a bounded schedule space."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_implementations() -> "Iterable[Implementation]":
     """Return hand-written and third-party implementations (plan, lower); they compete with generated ones under their origin."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_advisors() -> "Iterable[Advisor]":
     """Return advisors (advise). One is chosen by name; ``heuristic`` is the default."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_validators() -> "Iterable[Validator]":
     """Return validators (validate). They run in the worker process."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_runtimes() -> "Iterable[RuntimeIntegration]":
     """Return runtime integrations for the roles ``kv_cache`` and ``decode``, resolved by name before capture."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec
 def agentcompile_backends() -> "Iterable[Backend]":
     """Return backends: kinds of hardware that build, launch and time sources."""
+    raise AssertionError("a specification is never called")
 
 
 @hookspec

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from . import __version__, serial
+from . import serial
 from .bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from .candidate import Kernel, StepSource
 from .errors import UsageError
@@ -15,6 +15,7 @@ from .program import Program, Segment, framework_program
 from .record import TuningRecord
 from .selection import Selection
 from .target import Target
+from .version import __version__
 
 
 @frozen(kw_only=True)

@@ -31,7 +31,7 @@ def operator_of(op: str) -> Callable[..., Any]:
 
 
 def _resolve(op: str) -> Callable[..., Any]:
-    from .capture import ops as ops  # importing it registers the operators of namespace agentcompile
+    from . import operators as operators  # importing it registers the operators of namespace agentcompile
 
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")

@@ -3,10 +3,11 @@
 from functools import cache
 from importlib import resources
 
-from . import __version__, serial
+from . import serial
 from .candidate import StepSource
 from .graph import Workload
 from .target import Target
+from .version import __version__
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from .candidate import Kernel, Launch, StepSource
+from .candidate import Launch, StepSource
 from .errors import ContractError, VerificationError
 from .graph import Graph, Node, ValueKind
 from .layout import Block, alias_roots, is_alias, place, side_by_side
@@ -16,8 +16,6 @@ from .selection import Selection
 if TYPE_CHECKING:
     import torch
 
-    from .interfaces import Backend
-    from .weights import WeightStore
 
 
 @frozen(kw_only=True)
@@ -64,17 +62,6 @@ class Program:
         if missing:
             raise VerificationError(f"program {self.graph.name}: nodes never run: {', '.join(missing[:5])}")
         return self
-
-    def bind(self, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
-             device: str, backend: "Backend | None" = None, kernels: Mapping[str, Kernel] | None = None,
-             callables: Mapping[Step, Callable[..., None]] | None = None) -> "BoundProgram":
-        """Give every value an address on ``device`` and every launch its arguments.
-
-        ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors.
-        """
-        from .binder import bind
-
-        return bind(self, weights, states, inputs, device, backend, kernels or {}, callables or {})
 
 
 class BoundProgram:
@@ -136,10 +123,10 @@ def _ordered(graph: Graph, steps: list[Segment]) -> tuple[Segment, ...]:
                 raise VerificationError(f"node {node} is in two selected steps")
             group_of[node] = len(groups)
         groups.append(segment)
-    for node in graph.nodes:
-        if node.name not in group_of:
-            group_of[node.name] = len(groups)
-            groups.append(Segment(nodes=(node.name,)))
+    for single in graph.nodes:
+        if single.name not in group_of:
+            group_of[single.name] = len(groups)
+            groups.append(Segment(nodes=(single.name,)))
     before = _dependencies(graph, group_of, len(groups))
     index = {node.name: i for i, node in enumerate(graph.nodes)}
     order = _topological(before, [min(index[n] for n in group.nodes) for group in groups])
@@ -250,7 +237,8 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...]) -> tuple[dict[s
         if roots[name] in last:
             last[roots[name]] = len(segments)
     needed = _step_values(graph, segments, roots)
-    blocks, done = [], set()
+    blocks: list[Block] = []
+    done: set[str] = set()
     for value in needed:
         if value in done:
             continue

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from . import __version__
 from .bundle import Manifest
 from .plugins import Catalog
 from .record import TuningRecord
 from .selection import SelectedStep, Selection
+from .version import __version__
 
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:

@@ -36,6 +36,10 @@ def _number(value: Any, _: Any) -> float:
     return float(value)
 
 
+def _is_tuple(tp: Any) -> bool:
+    return typing.get_origin(tp) is tuple
+
+
 def _scalar_union(tp: Any) -> bool:
     args = typing.get_args(tp)
     union = typing.get_origin(tp) in (typing.Union, types.UnionType)
@@ -82,7 +86,7 @@ def _make() -> JsonConverter:
 
     @c.register_structure_hook_factory(attrs.has)
     def _attrs(cls: type, conv: cattrs.Converter) -> Any:
-        inner = make_dict_structure_fn(cls, conv, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True)
+        inner: Any = make_dict_structure_fn(cls, conv, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True)
 
         def structure(value: Any, _: Any) -> Any:
             if type(value) is not dict:
@@ -103,10 +107,7 @@ def _make() -> JsonConverter:
         return structure
 
     # Tuples are arrays in JSON; a string or an object is not one.
-    tuple_hook = c.get_structure_hook(tuple[int, ...])
-    del tuple_hook
-
-    @c.register_structure_hook_factory(lambda tp: typing.get_origin(tp) is tuple)
+    @c.register_structure_hook_factory(_is_tuple)
     def _tuple(tp: Any, conv: cattrs.Converter) -> Any:
         args = typing.get_args(tp)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from .binder import bind
 from .candidate import Kernel
 from .errors import UsageError
 from .graph import Graph, GraphKind, GraphSet
@@ -105,8 +106,8 @@ class Session:
             self.bound("decode")
         if name not in self._bound:
             graph = self._programs[name].graph
-            self._bound[name] = self._programs[name].bind(
-                self._weights, self.states, self._inputs(graph), self.device, self._backend, self._kernels, self._callables)
+            self._bound[name] = bind(
+                self._programs[name], self._weights, self.states, self._inputs(graph), self.device, self._backend, self._kernels, self._callables)
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":

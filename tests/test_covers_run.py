@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 
 from agentcompile_core import rules
+from agentcompile_core.binder import bind
 from agentcompile_core.context import Config, Context
 from agentcompile_core.graph import DType, GraphSet, ModelInfo, ValueKind, Workload
 from agentcompile_core.interfaces import Implementation
@@ -99,7 +100,7 @@ def test_every_cover_computes_what_the_framework_computes(decode_graphs, model):
         callables = callables_of(implementation, regions, chosen)
         states = {name: builder.tensors[name].clone() for name in by_kind[ValueKind.STATE]}
         weights = WeightStore.from_tensors({name: tensor.clone() for name, tensor in fixed.items()}, "cpu")
-        bound = program.bind(weights, states, {}, "cpu", callables=callables)
+        bound = bind(program, weights, states, {}, "cpu", callables=callables)
         bound.run()
         got = {name: bound.output(index) for index, name in enumerate(graph.outputs)} | states
         for name, tensor in ({**wanted, **wanted_states}).items():
@@ -125,6 +126,6 @@ def test_an_untrue_meaning_is_noticed(decode_graphs):
     callables = callables_of(implementation, regions, chosen)
     states = {v.name: builder.tensors[v.name].clone() for v in graph.values if v.kind is ValueKind.STATE}
     weights = WeightStore.from_tensors(dict(builder.tensors), "cpu")
-    bound = make_program(graph, regions, chosen).bind(weights, states, {}, "cpu", callables=callables)
+    bound = bind(make_program(graph, regions, chosen), weights, states, {}, "cpu", callables=callables)
     bound.run()
     assert not torch.allclose(bound.output(0), builder.results[graph.outputs[0]], atol=1e-3)

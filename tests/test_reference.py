@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.capture import ops
+from agentcompile_core import operators as ops
 from agentcompile_core.errors import AgentCompileError
 from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.reference import compare, oracle

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
-from . import ops as ops
+from .. import operators as operators
 
 IMPLEMENTATION = "agentcompile"
 # Keywords that models hand through to attention functions and that say nothing about what is computed.

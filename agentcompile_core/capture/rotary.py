@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import ops
+from .. import operators as ops
 
 _PREFIX = "inv_freq"
 _DYNAMIC = ("dynamic", "longrope")

@@ -11,8 +11,7 @@ from ..record import Measurement, TuningRecord
 from ..region import Region
 from ..selection import Basis, SelectedStep, Selection
 from ..stages.lower import CALLABLE, source_of
-from ..stages.validate import FRAMEWORK
-from ..worker import Worker
+from ..stages.validate import FRAMEWORK, worker_of
 from ..worker.client import WorkerLost
 from .cut import cut, layers_needed
 from .judge import Alternative, Answer, Question
@@ -56,10 +55,8 @@ def _stored(question: Question, ctx: Context) -> Answer | None:
             return serial.loads(text, Answer)
         except UsageError:
             ctx.report("store_miss", {"key": key})
-    if ctx.worker is None:
-        ctx.worker = Worker()
     try:
-        raw = ctx.worker.call("agentcompile_core.chain.judge:judge", serial.unstructure(question), deadline_s=CALL_DEADLINE_S,
+        raw = worker_of(ctx).call("agentcompile_core.chain.judge:judge", serial.unstructure(question), deadline_s=CALL_DEADLINE_S,
                               progress=lambda what: ctx.report("chain", {"step": what}))
     except WorkerLost as exc:
         ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))

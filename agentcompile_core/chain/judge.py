@@ -14,6 +14,7 @@ import torch
 from attrs import evolve, frozen
 
 from .. import serial
+from ..binder import bind
 from ..candidate import Kernel
 from ..capturing import settle_generator
 from ..errors import AgentCompileError
@@ -21,7 +22,7 @@ from ..graph import Graph, Value, ValueKind
 from ..interfaces import Backend
 from ..program import Program, framework_program, make_program
 from ..region import Region
-from ..selection import Selection, SelectedStep
+from ..selection import SelectedStep, Selection
 from ..target import Target
 from ..weights import WeightStore
 
@@ -129,7 +130,7 @@ class _Chain:
             if source.digest not in self.kernels:
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
         with torch.inference_mode():
-            bound = program.bind(self.weights, self.states, self.inputs, self.backend.device, self.backend, self.kernels)
+            bound = bind(program, self.weights, self.states, self.inputs, self.backend.device, self.backend, self.kernels)
             return _Captured(bound, self.reset)
 
     def sweep(self) -> Answer:

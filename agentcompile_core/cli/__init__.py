@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
 from ..errors import AgentCompileError, UsageError
+from ..version import __version__
 
 EPILOG = """examples:
   agentcompile compile ./Qwen3-1.7B --out qwen3.bundle       compile for the GPU here (or --target h200 without one)

@@ -8,7 +8,7 @@ from ..context import Context
 from ..errors import Cause, Failure, StageName, UsageError
 from ..plan import PlanSpace, Schedule, Step, StepSpace
 from ..record import TuningRecord
-from ..region import Region, RegionSummary, Role
+from ..region import Region, RegionSummary
 from ..screening import screen
 
 DIVERSITY = 2  # schedules of every implementation that are measured whatever the advice says
@@ -73,8 +73,8 @@ def _shares(regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], budget: 
         primary = _primary(space)
         for match_id in {s.match_id for s in space.steps} & used:
             match = region.match_by_id[match_id]
-            moved = sum(o.spec.nbytes for o in match.operands if o.role is Role.WEIGHT) + int(match.attribute("state_bytes", 0))
-            weights[(space.signature, match_id)] = max(1.0, moved * len(region.instances)) ** 0.5 * (1.0 if match_id in primary else 0.1)
+            moved = max(1.0, match.bytes_moved * len(region.instances))
+            weights[(space.signature, match_id)] = moved**0.5 * (1.0 if match_id in primary else 0.1)
     total = sum(weights.values()) or 1.0
     return {key: max(DIVERSITY, round(budget * weight / total)) for key, weight in weights.items()}
 

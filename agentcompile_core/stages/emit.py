@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from .. import __version__, serial
+from .. import serial
 from ..bundle import EXTENSION, GRAPHS, KERNELS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Bundle, FileEntry, KernelEntry, Manifest
 from ..candidate import Kernel, StepSource
 from ..context import Context
@@ -18,6 +18,7 @@ from ..graph import GraphSet
 from ..program import Program
 from ..record import TuningRecord
 from ..selection import Basis, Selection
+from ..version import __version__
 
 
 def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Selection, ...], kernels: Mapping[str, Kernel],

@@ -145,7 +145,7 @@ def _check_request(headers: Mapping[str, str], entries: Sequence[str]) -> None:
 
 def _compile_unit(toolchain: Toolchain, flags: Sequence[str], folder: Path, shim: Path, deadline_s: float) -> None:
     # The map keeps the temporary folder's name out of the debug information: messages name kernel.cu.
-    command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}=."]
+    command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}=.", f"-I{folder}"]
     rest = [*_include_flags(toolchain), "-c", str(folder / "unit.cpp"), "-o", str(folder / "unit.o")]
     try:
         _run([*command, f"-I{shim.parent}", *rest], deadline_s, "the kernel")

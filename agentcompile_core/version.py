@@ -1,0 +1,3 @@
+"""The version of the core; part of every bundle and cache key."""
+
+__version__ = "0.1.0"
