@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Train the bundled tiny model (examples/tiny_model) from text that Python and numpy carry.
 
-Text (read from the running installation, never committed):
-  * ``pydoc_data.topics``: the language reference as the standard library ships it (repeated, see `TOPIC_REPEATS`);
+Text (read from the running installation, never committed; 1.4 MB, 410 thousand tokens with Python 3.11 and numpy 2.4):
+  * ``pydoc_data.topics``: the language reference as the standard library ships it;
   * the docstrings of the standard library's modules, found by parsing their sources;
   * the docstrings of the installed numpy, found the same way.
 Only running prose is kept: examples, tables, grammars and parameter lists are dropped, hard line breaks joined.
 
-Model: `Qwen3ForCausalLM`, under 4 million parameters, tied embeddings, 4 query and 2 key/value heads of 64.
-Tokenizer: byte-level BPE trained on the same text, so any string round-trips.
+Model: `Qwen3ForCausalLM`, 3.97 million parameters, tied embeddings, 4 query and 2 key/value heads of 64.
+Tokenizer: byte-level BPE of 2048 entries trained on the same text, so any string round-trips.
 
-Usage (writes config, fp16 weights and tokenizer into --out):
-    python examples/train_tiny_model.py --steps 6000 --out examples/tiny_model
+Usage (writes config, fp16 weights and tokenizer into --out; the committed model's own command):
+    python examples/train_tiny_model.py --steps 4000 --compile --out examples/tiny_model
+That run took 57 minutes on one shared core (about 30 of computing) with torch 2.13. Its loss in nats a token went from
+7.6 to 0.17 on the training text, 20 passes over it; on the held-out modules the best was 4.0 (step 750), the end 5.6.
+This is meant: the model is too small to generalize from so little text, and one that half remembers loops under greedy
+decoding, while one that remembers writes whole sentences with wide margins between the first and the second token.
 ``--minutes`` bounds the time: the learning rate then follows whichever of the two limits is nearer, and the weights
-depend on the speed of the machine. With ``--steps`` alone the seed fixes the run on one machine and torch version.
+depend on the speed of the machine. With ``--steps`` alone the seed fixes the run on one machine and set of versions.
 """
 
 from __future__ import annotations
@@ -40,12 +44,11 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY_SIZE = 2048
 CONTEXT_TOKENS = 256
-TOPIC_REPEATS = 1
 HELD_OUT_EVERY = 25
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"})
 REPORT_STEPS = 250
 PLAIN_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
-PROMPTS = ("The", "A function", "If the object is", "This module provides", "When a class is defined", "Return")
+PROMPTS = ("When an exception", "The following", "If the")
 
 
 class Limits(NamedTuple):
@@ -123,9 +126,9 @@ def collect_text() -> tuple[list[str], list[str]]:
     modules = list(package_documents(Path(sysconfig.get_paths()["stdlib"])))
     modules += package_documents(Path(numpy.__file__).parent)
     held_out = modules[::HELD_OUT_EVERY]
-    training = topics * TOPIC_REPEATS + [m for i, m in enumerate(modules) if i % HELD_OUT_EVERY]
+    training = topics + [m for i, m in enumerate(modules) if i % HELD_OUT_EVERY]
     print(
-        f"text: {sum(map(len, topics)) / 1e6:.2f} MB of topics (x{TOPIC_REPEATS}), "
+        f"text: {sum(map(len, topics)) / 1e6:.2f} MB of topics, "
         f"{sum(map(len, modules)) / 1e6:.2f} MB of docstrings, {sum(map(len, held_out)) / 1e6:.2f} MB of it held out"
     )
     return training, held_out
@@ -272,7 +275,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; bad options end it with code 2."""
     parser = argparse.ArgumentParser(description="Train the bundled tiny model.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write, also after every report")
-    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end within this time")
     parser.add_argument("--rows", type=int, default=8, help="windows of text in a step")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and windows")
