@@ -179,7 +179,7 @@ def model_config() -> Qwen3Config:
 def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     """Return Muon for the layers' matrices and AdamW for the embedding and the norms; `initial_lr` in each group.
 
-    On a few million tokens Muon reaches a lower loss in the same time than AdamW alone.
+    Muon is known to need fewer tokens than AdamW alone; the two were not compared on this text.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed_tokens" in name]
