@@ -58,6 +58,7 @@ BUGS = [
      {"grid": 1, "block": 96, "count": 64}),
     ("bug_two_blocks_write", "race: argument 'out' at byte 0.*no fence and atomic operation", {}),
     ("bug_merge_without_fence", "race: argument 'partial'.*no fence and atomic operation", {"extra": "merge"}),
+    ("bug_merge_without_second_fence", "race: argument 'partial'.*no fence and atomic operation", {"extra": "merge"}),
     ("bug_merge_without_barrier", "race: argument 'partial'.*no fence and atomic operation", {"extra": "merge"}),
     ("bug_read_before_dependency_wait", r"read of argument 'in' before ac::grid_dependency_wait\(\)", {"extra": "weight"}),
     ("bug_write_before_dependency_wait", r"write of argument 'out' before ac::grid_dependency_wait\(\)", {"extra": "weight"}),

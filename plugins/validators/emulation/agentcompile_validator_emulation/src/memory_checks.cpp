@@ -37,8 +37,9 @@ struct Publication {
 };
 struct Acquisition {
   std::vector<Publication> publications;
-  unsigned warp;
-  uint32_t block_epoch;
+  unsigned thread;
+  uint32_t block_epoch;      // of the atomic operation
+  uint32_t fence_epoch = 0;  // block epoch of the thread's first __threadfence after it
 };
 
 static std::vector<Buffer> buffers;
@@ -98,8 +99,12 @@ static bool covers(const Publication& publication, const Stamp& earlier) {
   return (earlier.thread - 1u) / warp_lanes == (point.thread - 1u) / warp_lanes && earlier.block_epoch == point.block_epoch &&
          earlier.warp_epoch < point.warp_epoch;
 }
+// A thread may rely on an acquisition if it knows of the atomic operation's result and a fence followed the operation: one of
+// the acquiring thread, or one of its own.
 static bool usable(const Acquisition& acquisition, const Thread* thread) {
-  return acquisition.warp == thread->warp || thread->block_epoch > acquisition.block_epoch;
+  const bool same_warp = acquisition.thread / warp_lanes == thread->warp;
+  if (acquisition.fence_epoch && (same_warp || thread->block_epoch > acquisition.fence_epoch)) return true;
+  return thread->fence_epoch > acquisition.block_epoch;
 }
 static bool ordered(const Thread* thread, const Stamp& earlier) {
   if (earlier.block == block.linear + 1) return ordered_in_block(thread, earlier);
@@ -338,6 +343,8 @@ void require_aligned(const void* address, size_t bytes) {
 void device_fence() {
   Thread* thread = self();
   thread->fence_epoch = thread->block_epoch;
+  for (Acquisition& acquisition : checks.acquired)
+    if (acquisition.thread == thread->linear && !acquisition.fence_epoch) acquisition.fence_epoch = thread->block_epoch;
   if (thread->unfenced_writes) {
     thread->unfenced_writes = false;
     --block.unfenced_writers;
@@ -346,7 +353,7 @@ void device_fence() {
 
 static void acquire_at(uintptr_t address, const Thread* thread) {
   auto found = published_at.find(address);
-  if (found != published_at.end()) checks.acquired.push_back({found->second, thread->warp, thread->block_epoch});
+  if (found != published_at.end()) checks.acquired.push_back({found->second, thread->linear, thread->block_epoch});
 }
 
 void note_atomic(const void* address, size_t bytes) {

@@ -251,7 +251,7 @@ extern "C" __global__ void bug_two_blocks_write(const float* in, float* out, int
 }
 namespace {
 // The last block to arrive adds the partial sums of all blocks in a fixed order: out[0] = sum of in.
-template <bool FENCE, bool BARRIER>
+template <bool FENCE, bool BARRIER, bool ACQUIRE = true>
 __device__ __forceinline__ void last_arriver_sum(const float* in, float* out, int count, float* partial, unsigned* counter, bool* is_last) {
   const int i = blockIdx.x * threads + threadIdx.x;
   partial[blockIdx.x * threads + threadIdx.x] = i < count ? in[i] : 0.0f;
@@ -260,7 +260,7 @@ __device__ __forceinline__ void last_arriver_sum(const float* in, float* out, in
   if (threadIdx.x == 0) *is_last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
   __syncthreads();
   if (!*is_last) return;
-  __threadfence();
+  if (ACQUIRE) __threadfence();
   if (threadIdx.x == 0) {
     float sum = 0.0f;
     for (unsigned j = 0; j < gridDim.x * threads; ++j) sum += ac::load_relaxed(&partial[j]);
@@ -268,14 +268,15 @@ __device__ __forceinline__ void last_arriver_sum(const float* in, float* out, in
   }
 }
 }  // namespace
-#define MERGE_KERNEL(name, fence, barrier)                                                                            \
+#define MERGE_KERNEL(name, ...)                                                                            \
   extern "C" __global__ void name(const float* in, float* out, int count, float* partial, unsigned* counter) {        \
     __shared__ bool is_last;                                                                                          \
-    last_arriver_sum<fence, barrier>(in, out, count, partial, counter, &is_last);                                     \
+    last_arriver_sum<__VA_ARGS__>(in, out, count, partial, counter, &is_last);                                     \
   }
 MERGE_KERNEL(clean_last_arriver, true, true)
 MERGE_KERNEL(bug_merge_without_fence, false, true)
 MERGE_KERNEL(bug_merge_without_barrier, true, false)
+MERGE_KERNEL(bug_merge_without_second_fence, true, true, false)
 
 // --- programmatic dependent launch ------------------------------------------------------------------------------------------------
 namespace {
