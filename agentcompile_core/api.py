@@ -61,7 +61,10 @@ class CompiledModel:
             raise UsageError("the model was captured without weights, so it cannot generate; compile it where its weights are")
         if isinstance(self.session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed) if do_sample else None
+        try:
+            sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed) if do_sample else None
+        except ValueError as exc:
+            raise UsageError(f"cannot sample so: {exc}") from exc
         return self.session.generate(input_ids, max_new_tokens, eos_token_id=eos_token_id, streamer=streamer, sampling=sampling)
 
     def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
@@ -85,7 +88,8 @@ class CompiledModel:
 
 def compile(what: object, workload: Workload | None = None, *, dtype: str | None = None, max_context: int | None = None,
             target: str | None = None, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
-            store: Store | None = None, report: Report = _silent, meta: bool = False, run_on: str = "auto", **options: Any) -> CompiledModel:
+            store: Store | None = None, report: Report = _silent, meta: bool = False, run_on: str = "auto",
+            **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
 
     Args:
@@ -117,7 +121,8 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
     if not loaded.has_weights:
-        return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation, notes=graphs.notes, context=ctx)
+        return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
+                             notes=graphs.notes, context=ctx)
     session, notes = _install(loaded, graphs, compilation.programs, compilation.kernels, compilation.provisional, device, run_on, ctx)
     return CompiledModel(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation,
                          notes=graphs.notes + notes, context=ctx)
@@ -165,7 +170,8 @@ def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program]
     missing = [p for p in programs.values() if any(s.digest not in kernels for s in p.sources)]
     if backend is None or missing:
         if any(s.step for p in programs.values() for s in p.segments):
-            notes.append("every step runs on the framework's operators: " + _why_framework(run_on, device, provisional, backend, bool(missing)))
+            why = _why_framework(run_on, device, provisional, backend, bool(missing))
+            notes.append(f"every step runs on the framework's operators: {why}")
         programs = {name: framework_program(p.graph) for name, p in programs.items()}
     if graphs.kv is None:
         module = ModuleSession(graphs, programs["forward"], WeightStore(loaded.module, device), device=device,
@@ -225,7 +231,8 @@ def _decode_runtime(ctx: Context, device: str, notes: list[str]) -> DecodeRuntim
 
 
 def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Report) -> Context:
-    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()), report=report)
+    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()),
+                  report=report)
     ctx.failures.extend(catalog.failures)
     live = _live_target(ctx) if device == "cuda" else None
     if live is not None and target is None:

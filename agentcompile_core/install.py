@@ -60,13 +60,18 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise UsageError(f"{folder} is not a bundle: it has no {MANIFEST}; make one with `agentcompile compile MODEL --out {folder}`")
-    raw = serial.parse(path.read_text())
+    try:
+        raw = serial.parse(path.read_text())
+    except (UsageError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{MANIFEST} of the bundle {folder} is damaged ({exc}); emit it again") from exc
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != serial.SCHEMA:
-        raise UsageError(f"bundle {folder} has schema {schema}, this version {__version__} reads schema {serial.SCHEMA}; emit it again with this version")
+        raise UsageError(f"bundle {folder} has schema {schema}, this version {__version__} reads schema {serial.SCHEMA}; "
+                         "emit it again with this version")
     manifest = serial.structure(raw, Manifest)
     if manifest.core_version.split(".")[:2] != __version__.split(".")[:2]:
-        raise UsageError(f"bundle {folder} was made by version {manifest.core_version}, this is {__version__}; emit it again with this version")
+        raise UsageError(f"bundle {folder} was made by version {manifest.core_version}, this is {__version__}; "
+                         "emit it again with this version")
     return manifest
 
 
@@ -119,7 +124,8 @@ def runnable(installed: Installed, live: Target | None) -> str:
         return "no CUDA device here: every step runs on the framework's operators"
     made_for = installed.manifest.target
     if live.capability != made_for.capability:
-        raise UsageError(f"the bundle was built for {made_for.arch} ({made_for.name}), this GPU is {live.arch} ({live.name}); compile for this GPU")
+        raise UsageError(f"the bundle was built for {made_for.arch} ({made_for.name}), this GPU is {live.arch} ({live.name}); "
+                         "compile for this GPU")
     if installed.manifest.provisional:
         return "the bundle's kernels were validated by emulation only and never measured: every step runs on the framework's operators"
     return ""

@@ -62,17 +62,19 @@ def candidates_text(records: Iterable[TuningRecord]) -> str:
     """The table behind candidates_document."""
     rows = [(c["match"], c["implementation"], c["evaluated"], c["passed"], f"{c['best_us']:.2f}" if c["best_us"] else "-",
              ", ".join(f"{n} {k}" for k, n in c["failures"].items())) for c in candidates_document(records)]
-    return table(rows, ("match", "implementation", "evaluated", "passed", "best us", "failures")) if rows else "no candidates were evaluated"
+    head = ("match", "implementation", "evaluated", "passed", "best us", "failures")
+    return table(rows, head) if rows else "no candidates were evaluated"
 
 
 def explain_text(manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord]) -> str:
     """Why each step got what it got, and what it was compared with."""
-    parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), {manifest.workload.dtype.value}, "
-             f"context {manifest.workload.max_context}"]
+    parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), "
+             f"{manifest.workload.dtype.value}, context {manifest.workload.max_context}"]
     if manifest.eager_reason:
         parts.append(f"everything runs on the framework: {manifest.eager_reason}")
     if manifest.provisional:
-        parts.append("validated by emulation, not measured: these kernels are provisional and are not launched on a GPU before they are measured there")
+        parts.append("validated by emulation, not measured: these kernels are provisional and are not launched on a GPU before they are "
+                     "measured there")
     parts += [selection_text(s) for s in selections]
     parts.append("candidates evaluated\n" + candidates_text(records))
     return "\n\n".join(parts)
@@ -96,10 +98,10 @@ def selection_text(selection: Selection) -> str:
 def statistics_text(statistics: dict[str, Any]) -> str:
     """The pipeline's counts, one a line."""
     s = statistics
-    rows = [("IR nodes", s["nodes"]), ("regions", f"{s['regions']} ({s['merged_regions']} after merging equal ones)"), ("plans (covers)", s["plans"]),
-            ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]), ("validated", s["validated"]),
-            ("regions advised", s["advised"]), ("selected steps", s["selected"]), ("files / signatures", f"{s['files']} / {s['signatures']}"),
-            ("failures recorded", s["failures"])]
+    rows = [("IR nodes", s["nodes"]), ("regions", f"{s['regions']} ({s['merged_regions']} after merging equal ones)"),
+            ("plans (covers)", s["plans"]), ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]), ("validated", s["validated"]),
+            ("regions advised", s["advised"]), ("selected steps", s["selected"]), ("failures recorded", s["failures"]),
+            ("files / signatures", f"{s['files']} / {s['signatures']}")]
     if s["selected_us"]:
         rows.append(("selected latency", f"{s['selected_us'][0]:.2f} to {s['selected_us'][1]:.2f} us"))
     rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in s["seconds"].items())))
@@ -109,13 +111,15 @@ def statistics_text(statistics: dict[str, Any]) -> str:
 def compilation_text(compiled: Any, out: str | None) -> str:
     """What `agentcompile compile` prints."""
     graphs, context = compiled.graphs, compiled.context
-    parts = [f"{graphs.model.name} ({graphs.model.model_type}) for {context.target.name} ({context.target.arch})", statistics_text(compiled.statistics)]
+    parts = [f"{graphs.model.name} ({graphs.model.model_type}) for {context.target.name} ({context.target.arch})",
+             statistics_text(compiled.statistics)]
     if graphs.eager_reason:
         parts.append(f"everything runs on the framework: {graphs.eager_reason}")
     parts += [selection_text(s) for s in compiled.compilation.selections]
     parts += [f"note: {note}" for note in compiled.notes]
     if compiled.compilation.provisional:
-        parts.append("no GPU here: kernels were built and validated by emulation; times, selection by speed and tokens per second need a GPU")
+        parts.append("no GPU here: kernels were built and validated by emulation; times, selection by speed and tokens per second need "
+                     "a GPU")
     if out:
         parts.append(f"bundle: {out}")
     return "\n".join(parts)
@@ -123,8 +127,8 @@ def compilation_text(compiled: Any, out: str | None) -> str:
 
 def bench_text(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
     """Timings as a table."""
-    cells = [(r["system"], f"{r['e2e_ms']:.1f}", f"{r['prefill_ms']:.1f}" if r.get("prefill_ms") else "-", f"{r['step_ms']:.3f}", f"{1e3 / r['step_ms']:.1f}",
-              f"{r['speedup']:.2f}x", f"{r['spread_ms']:.1f}") for r in rows]
+    cells = [(r["system"], f"{r['e2e_ms']:.1f}", f"{r['prefill_ms']:.1f}" if r.get("prefill_ms") else "-", f"{r['step_ms']:.3f}",
+              f"{1e3 / r['step_ms']:.1f}", f"{r['speedup']:.2f}x", f"{r['spread_ms']:.1f}") for r in rows]
     text = table(cells, ("system", "ms", "prefill ms", "ms per token", "tokens/s", "over eager", "spread ms"))
     return "\n".join([text, *(f"note: {n}" for n in notes)])
 
@@ -149,7 +153,8 @@ def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
                               ("flash-attn", False), ("pybind11", False), ("triton", False)):
         facts.append(_package(package, required))
     facts.append(_gpu())
-    facts.append(_fact("C++ compiler", shutil.which("g++") or "g++ not found: install it for emulation and bundle extensions", bool(shutil.which("g++"))))
+    compiler = shutil.which("g++")
+    facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for emulation and bundle extensions", bool(compiler)))
     for name, backend in catalog.backends.items():
         answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
         seen = "kernels can be launched here" if answer is True else getattr(answer, "reason", "failed")

@@ -81,8 +81,8 @@ def tiny_compiled(cli, tmp_path_factory: pytest.TempPathFactory):
     import json
 
     folder = tmp_path_factory.mktemp("bundle") / "tiny.bundle"
-    code, out, err = cli("compile", TINY, "--device", "cpu", "--target", "h200", "--dtype", "float32", "--context", 256, "--budget-plans", 12,
-                         "--rounds", 1, "--budget-s", 240, "--no-cache", "--out", folder, "--json")
+    code, out, err = cli("compile", TINY, "--device", "cpu", "--target", "h200", "--dtype", "float32", "--context", 256,
+                         "--budget-plans", 12, "--rounds", 1, "--budget-s", 240, "--no-cache", "--out", folder, "--json")
     assert code == 0, err
     return folder, json.loads(out)
 

@@ -38,15 +38,15 @@ def test_compile_text_says_what_was_found_and_what_a_gpu_would_add(cli, tmp_path
 
 
 def test_compile_without_weights(cli) -> None:
-    code, out, err = cli("compile", TINY, "--meta", "--device", "cpu", "--context", 128, "--budget-plans", 1, "--rounds", 1, "--budget-s", 0.01,
-                         "--no-cache", "--json")
+    code, out, err = cli("compile", TINY, "--meta", "--device", "cpu", "--context", 128, "--budget-plans", 1, "--rounds", 1,
+                         "--budget-s", 0.01, "--no-cache", "--json")
     assert code == 0, err
     assert json.loads(out)["statistics"]["nodes"] > 100
 
 
 def test_compile_logs_one_line_per_evaluated_candidate(cli, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    code, out, err = cli("compile", TINY, "--device", "cpu", "--dtype", "float32", "--context", 128, "--budget-plans", 2, "--rounds", 1,
+    code, _, err = cli("compile", TINY, "--device", "cpu", "--dtype", "float32", "--context", 128, "--budget-plans", 2, "--rounds", 1,
                          "--budget-s", 20, "--no-cache", "--json", "--log", log)
     assert code == 0, err
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -80,8 +80,8 @@ def test_generate_json_agrees_with_what_huggingface_writes(cli, tiny_bundle: Pat
 
 
 def test_sampling_with_a_seed_repeats_itself(cli, tiny_bundle: Path) -> None:
-    arguments = ("generate", TINY, "--bundle", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 12, "--device", "cpu", "--json", "--sample",
-                 "--temperature", 1.5, "--top-k", 50)
+    arguments = ("generate", TINY, "--bundle", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 12, "--device", "cpu", "--json",
+                 "--sample", "--temperature", 1.5, "--top-k", 50)
     first, second, other = (json.loads(cli(*arguments, "--seed", seed)[1])["text"] for seed in (1, 1, 2))
     assert first == second != other
 

@@ -10,6 +10,7 @@ from typing import Any
 from .. import install, report
 from ..errors import UsageError
 from ..plugins import load_catalog
+from ..stages.emit import check_folder
 from .progress import Progress
 
 
@@ -42,6 +43,8 @@ def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> 
 
 def compile_command(options: argparse.Namespace) -> int:
     """Compile, print the statistics, write the bundle."""
+    if options.out:
+        check_folder(Path(options.out))  # before the work, not after it
     compiled = _compiled(options, run_on="framework", meta=options.meta)
     document = {"model": compiled.graphs.model.name, "target": compiled.context.target.name, "statistics": compiled.statistics,
                 "notes": list(compiled.notes), "selections": report.selections_document(compiled.compilation.selections)}
@@ -57,7 +60,8 @@ def generate_command(options: argparse.Namespace) -> int:
 
     if options.bundle:
         if options.model is None:
-            raise UsageError("generate --bundle needs the model whose weights it runs with: agentcompile generate MODEL --bundle DIR --prompt TEXT")
+            raise UsageError("generate --bundle needs the model whose weights it runs with: "
+                             "agentcompile generate MODEL --bundle DIR --prompt TEXT")
         compiled = api.load(options.bundle, options.model, device=options.device, config=_config(options), run_on=options.run_on,
                             report=Progress(quiet=options.json), **_weights(options))
     else:
@@ -74,11 +78,12 @@ def generate_command(options: argparse.Namespace) -> int:
         from transformers import TextStreamer
 
         streamer = TextStreamer(compiled.tokenizer)
-    out = compiled.generate(ids, options.max_new_tokens, eos_token_id=compiled.tokenizer.eos_token_id, streamer=streamer, do_sample=options.sample,
-                            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed)
+    out = compiled.generate(ids, options.max_new_tokens, eos_token_id=compiled.tokenizer.eos_token_id, streamer=streamer,
+                            do_sample=options.sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed)
     if options.json:
         text = compiled.tokenizer.decode(out[0], skip_special_tokens=True)
-        print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1], "notes": list(compiled.notes)}))
+        print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1],
+                          "notes": list(compiled.notes)}))
     return 0
 
 

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..errors import UsageError
+
 
 class Progress:
     """A report callable for the pipeline; also writes the log of evaluations."""
@@ -14,7 +16,10 @@ class Progress:
         self._stream = stream or sys.stderr
         self._quiet, self._began, self._count = quiet, time.monotonic(), 0
         self._live = not quiet and self._stream.isatty()
-        self._log = Path(log).open("a") if log else None
+        try:
+            self._log = Path(log).open("a") if log else None  # noqa: SIM115  it lives as long as the run
+        except OSError as exc:
+            raise UsageError(f"cannot write the log {log}: {exc.strerror}; name a file in a folder that exists") from exc
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
         """Show one event."""
@@ -49,8 +54,9 @@ class Progress:
         if self._log is not None:
             self._log.write(json.dumps(facts, sort_keys=True) + "\n")
             self._log.flush()
-        us = facts.get("us")
-        self._say(f"candidate {self._count}: {facts.get('implementation', '')} on {facts.get('match', '')}: {facts.get('verdict', '')}" + (f" {us:.2f} us" if us else ""), transient=True)
+        took = f" {facts['us']:.2f} us" if facts.get("us") else ""
+        what = f"{facts.get('implementation', '')} on {facts.get('match', '')}"
+        self._say(f"candidate {self._count}: {what}: {facts.get('verdict', '')}{took}", transient=True)
 
     def _say(self, text: str, transient: bool = False) -> None:
         if self._quiet or (transient and not self._live):

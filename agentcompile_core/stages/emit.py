@@ -64,7 +64,18 @@ def _source_files(source: StepSource) -> dict[str, bytes]:
 
 def _headers() -> dict[str, bytes]:
     folder = resources.files("agentcompile_core") / "include" / "agentcompile"
-    return {f"include/agentcompile/{f.name}": f.read_bytes() for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".cuh")}
+    found = sorted((f for f in folder.iterdir() if f.name.endswith(".cuh")), key=lambda f: f.name)
+    return {f"include/agentcompile/{f.name}": f.read_bytes() for f in found}
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a bundle may be written as ``folder``: it does not exist, is empty, or is an older bundle.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if folder.exists() and (not folder.is_dir() or (not (folder / MANIFEST).is_file() and any(folder.iterdir()))):
+        raise UsageError(f"{folder} exists and is not a bundle; name a new folder, or an older bundle to replace")
 
 
 def write(bundle: Bundle, folder: Path) -> None:
@@ -73,10 +84,13 @@ def write(bundle: Bundle, folder: Path) -> None:
     Raises:
         UsageError: the folder holds something else, or cannot be written.
     """
-    if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
-        raise UsageError(f"{folder} exists and is not a bundle; name a new folder, or an older bundle to replace")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    check_folder(folder)
+    folder = folder.absolute()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as exc:
+        raise UsageError(f"cannot write the bundle to {folder}: {exc.strerror or exc}") from exc
     try:
         for path, data in bundle.files:
             target = temporary / path
