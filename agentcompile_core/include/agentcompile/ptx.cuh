@@ -58,6 +58,9 @@ inline uint4 load_stream16(const void* global) {
 }
 template <class T>
 inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
+// In odd blocks the hint is stale by one.
+inline long long load_hint(const long long* global) { return ::emu::load_hint(global); }
+inline uint4 load_settled16(const void* global) { return ::emu::load_settled16(global); }
 
 inline unsigned cluster_rank() { return ::emu::cluster_rank(); }
 inline void cluster_arrive_relaxed() { ::emu::cluster_arrive(false); }
@@ -231,6 +234,16 @@ __device__ __forceinline__ T load_relaxed(const T* global) {
     return *reinterpret_cast<T*>(&bits);
   }
 }
+
+// A counter that kernels of this chain advance, read before the dependency wait: it may be stale, so what is decided by it
+// must be decided again after the wait. What was complete when the counter got this value is visible after the load.
+__device__ __forceinline__ long long load_hint(const long long* global) {
+  long long value;
+  asm volatile("ld.acquire.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(global) : "memory");
+  return value;
+}
+// load_stream16 of data that a hint says is complete; the only load of chain-written data allowed before the wait.
+__device__ __forceinline__ uint4 load_settled16(const void* global) { return load_stream16(global); }
 
 // --- clusters (sm_90) -------------------------------------------------------------------------------------------------------
 // All threads of the cluster's blocks that have not exited take part in arrive and wait. A block's shared memory may be

@@ -63,6 +63,7 @@ void require_aligned(const void* address, size_t bytes);
 void device_fence();                                // __threadfence
 void note_atomic(const void* address, size_t bytes);  // before every atomic operation on memory
 void note_relaxed_load(const void* address, size_t bytes);
+void note_settled_load(const void* address, size_t bytes);  // allowed before the dependency wait, checked otherwise
 void trap(const char* reason);
 
 using KernelTrampoline = void (*)(void** arguments);
@@ -97,6 +98,18 @@ EMU_UNCHECKED __attribute__((noinline)) T load_relaxed(const T* address) {
   note_relaxed_load(address, sizeof(T));
   T value;
   std::memcpy(static_cast<void*>(&value), address, sizeof(T));
+  return value;
+}
+
+// A counter of the chain read before the dependency wait; blocks with an odd index see the value before its latest step.
+EMU_UNCHECKED inline long long load_hint(const long long* address) {
+  note_settled_load(address, sizeof(long long));
+  return *static_cast<const volatile long long*>(address) - (current->block_index.x & 1);
+}
+EMU_UNCHECKED inline uint4 load_settled16(const void* address) {
+  note_settled_load(address, sizeof(uint4));
+  uint4 value;
+  std::memcpy(&value, address, sizeof value);
   return value;
 }
 

@@ -295,7 +295,7 @@ static void check_global(Thread* thread, const char* address, size_t bytes, Acce
          buffer->name, buffer->bytes, place(code).c_str());
   if (kind.access == Access::write && buffer->role == role_read)
     fail("write to the read-only argument '%s' at byte %zu%s", buffer->name, offset, place(code).c_str());
-  if (options.programmatic_launch && !thread->dependency_waited && (kind.access == Access::write || buffer->written_by_the_chain))
+  if (options.programmatic_launch && !thread->dependency_waited && !kind.before_dependency && (kind.access == Access::write || buffer->written_by_the_chain))
     fail("%s of argument '%s' before ac::grid_dependency_wait(): an earlier kernel of the chain may still use it%s", verb(kind.access),
          buffer->name, place(code).c_str());
   if (kind.access == Access::write && !thread->unfenced_writes && !kind.atomic) {
@@ -383,6 +383,12 @@ void note_relaxed_load(const void* address, size_t bytes) {
   RuntimeScope scope;
   acquire_at(reinterpret_cast<uintptr_t>(address), self());  // ordered after atomic operations on it, not after plain writes
   check_access(address, bytes, {Access::read, false, true}, __builtin_return_address(0));
+}
+
+void note_settled_load(const void* address, size_t bytes) {
+  if (!options.checks) return;
+  RuntimeScope scope;
+  check_access(address, bytes, {Access::read, false, true, true}, __builtin_return_address(0));
 }
 
 static int collect_module_range(dl_phdr_info* info, size_t, void*) {

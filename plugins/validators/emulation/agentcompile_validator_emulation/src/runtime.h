@@ -188,7 +188,7 @@ void check_no_copy_in_flight();        // at the end of a block
 enum class Access : uint8_t { read, write };
 struct AccessKind {
   Access access;
-  bool atomic = false, must_be_aligned = false;
+  bool atomic = false, must_be_aligned = false, before_dependency = false;
 };
 struct BufferSpec {  // one pointer argument; also the layout that Python passes
   const char* name;
