@@ -24,6 +24,16 @@ template <class T, int HeadDim, int Lanes> struct Head {
 
   static __device__ __forceinline__ bool inside(int vector) { return !padded || vector < head_vectors; }
 
+  // As load with all vectors, for rows of which a hint says before the dependency wait that they are complete.
+  static __device__ __forceinline__ void load_settled(Packed& packed, const T* head, int lane, bool wanted) {
+#pragma unroll
+    for (int j = 0; j < vectors; ++j) {
+      const int vector = lane + j * Lanes;
+      packed[j] = Vector::zero();
+      if (wanted && inside(vector)) packed[j].bits = load_settled16(head + vector * Vector::size);
+    }
+  }
+
   // Loads the first `count` vectors of the head, or nothing where it is not wanted; the rest of the slice becomes zero.
   static __device__ __forceinline__ void load(Packed& packed, const T* head, int lane, bool wanted = true,
                                               int count = head_vectors) {

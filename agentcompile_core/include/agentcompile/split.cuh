@@ -16,6 +16,26 @@ struct SoftmaxState {
   float sum;
 };
 
+// The cached positions that a token at `position` attends to, first .. length - 1, in tiles of Tile dealt out to the splits
+// round robin; the first `active` splits have any. The caller checks the capacity; here it only keeps memory safe.
+struct Span {
+  int position;
+  int length;
+  int first;
+  int active;
+
+  __device__ __forceinline__ bool is_cached(int index) const { return index < length && index != position; }
+};
+
+template <int Tile> __device__ __forceinline__ Span span_of(long long position, int capacity, int window, int splits) {
+  Span span;
+  span.position = static_cast<int>(position);
+  span.length = min(span.position + 1, capacity);
+  span.first = window > 0 ? max(0, span.length - window) : 0;
+  span.active = min((span.length - span.first + Tile - 1) / Tile, splits);
+  return span;
+}
+
 // Whether this block is the last of `expected` blocks to come here. The last one sees everything that the others wrote
 // before (read it with load_relaxed) and sets *counter back to 0 for the next launch. Called by all threads of the block;
 // `last` is one flag in shared memory.

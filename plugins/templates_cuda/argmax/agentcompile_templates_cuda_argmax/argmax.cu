@@ -77,6 +77,7 @@ argmax_kernel(const Plan::T* logits, long long* token, int n, float* ws_values, 
     const long long next = position[0] + 1;
     ids[0] = best.index;
     history[min(next, history_length - 1ll)] = best.index;
+    __threadfence();  // whoever sees the new position sees all that came before it (ac::load_hint)
     position[0] = next;
   }
 }

@@ -158,9 +158,31 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     Head::load(q_weight, q_norm, lane);
     Head::load(k_weight, k_norm, lane);
   }
+
+  const long long row = static_cast<long long>(kv_heads) * head_dim;
+  T* key_base = k_cache + kv_head * head_dim;
+  T* value_base = v_cache + kv_head * head_dim;
+  const int attended = Plan::has_window ? window : 0;
+  ac::Span span;
+  Tile keys, values;
+  auto position_of = [&](int base, int u) { return base + u * groups_per_block + group_in_block; };
+  auto load_tile = [&](Tile& packed, const T* cache, int base, auto load) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int index = position_of(base, u);
+      load(packed[u], cache + index * row, lane, span.is_cached(index));
+    }
+  };
+  auto load_row = [](Head::Packed& packed, const T* head, int at, bool wanted) { Head::load(packed, head, at, wanted); };
+
+  if constexpr (Plan::early_kv) {
+    span = ac::span_of<tile>(ac::load_hint(position), capacity, attended, splits);
+    load_tile(keys, key_base, span.first + split * tile, Head::load_settled);
+    load_tile(values, value_base, span.first + split * tile, Head::load_settled);
+  }
   ac::grid_dependency_wait();
 
-  const int new_position = static_cast<int>(ac::load_relaxed(position));
+  const long long new_position = ac::load_relaxed(position);
   Head::Packed query_bits[group], cosine, sine, new_key, new_value;
 #pragma unroll
   for (int g = 0; g < group; ++g) Head::load(query_bits[g], q + (kv_head * group + g) * head_dim, lane);
@@ -170,29 +192,16 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   }
   Head::load(new_key, k + kv_head * head_dim, lane);
   Head::load(new_value, v + kv_head * head_dim, lane);
-
-  // Positions first .. length - 1 are attended to. The caller checks the capacity; here it only keeps memory safe.
-  const int length = min(new_position + 1, capacity);
-  const int first = Plan::has_window && window > 0 ? max(0, length - window) : 0;
-  const int active_splits = min((length - first + tile - 1) / tile, splits);
-  if (split >= active_splits) return;
-
-  const long long row = static_cast<long long>(kv_heads) * head_dim;
-  T* key_base = k_cache + kv_head * head_dim;
-  T* value_base = v_cache + kv_head * head_dim;
-  auto position_of = [&](int base, int u) { return base + u * groups_per_block + group_in_block; };
-  auto load_tile = [&](Tile& packed, const T* cache, int base) {
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      const int cached = position_of(base, u);
-      Head::load(packed[u], cache + cached * row, lane, cached < length && cached != new_position);
+  if (!Plan::early_kv || new_position != span.position) {
+    span = ac::span_of<tile>(new_position, capacity, attended, splits);
+    if (split < span.active) {
+      load_tile(keys, key_base, span.first + split * tile, load_row);
+      load_tile(values, value_base, span.first + split * tile, load_row);
     }
-  };
-  const int start = first + split * tile;
+  }
+  if (split >= span.active) return;
+  const int start = span.first + split * tile;
   const int stride = splits * tile;
-  Tile keys, values;
-  load_tile(keys, key_base, start);
-  load_tile(values, value_base, start);
 
   const bool capped = Plan::has_softcap && softcap > 0.0f;
   const float query_scale = capped ? scale / softcap : scale * log2_e;
@@ -205,7 +214,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 #pragma unroll
     for (int e = 0; e < elements; ++e) query[g][e] = ac::round_to<T>(query[g][e]) * query_scale;
   }
-  if ((new_position - first) / tile % splits == split) {  // this block's tile holds the new position
+  if ((span.position - span.first) / tile % splits == split) {  // this block's tile holds the new position
     Head::Slice key;
     Head::unpack(new_key, key);
     Head::norm<Plan::qk_norm>(key, k_weight, norm_eps);
@@ -215,15 +224,15 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 
   Running running;
   running.clear();
-  for (int base = start; base < length; base += stride) {
-    bool attended[unroll];
+  for (int base = start; base < span.length; base += stride) {
+    bool counts[unroll];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
-      const int cached = position_of(base, u);
-      attended[u] = cached < length;
-      if (attended[u] && cached == new_position) {
-        Head::store(new_key, key_base + cached * row, lane);
-        Head::store(new_value, value_base + cached * row, lane);
+      const int index = position_of(base, u);
+      counts[u] = index < span.length;
+      if (counts[u] && index == span.position) {
+        Head::store(new_key, key_base + index * row, lane);
+        Head::store(new_value, value_base + index * row, lane);
 #pragma unroll
         for (int j = 0; j < Head::vectors; ++j) {
           keys[u][j] = new_key[j];
@@ -233,8 +242,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
     float scores[unroll][group];
     multiply(query, keys, scores);
-    const bool more = base + stride < length;
-    if (more) load_tile(keys, key_base, base + stride);
+    const bool more = base + stride < span.length;
+    if (more) load_tile(keys, key_base, base + stride, load_row);
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
@@ -243,9 +252,9 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
         if (capped) scores[u][g] = softcap * log2_e * tanhf(scores[u][g]);
       }
     }
-    running.weigh(scores, attended);
+    running.weigh(scores, counts);
     running.add(scores, values);
-    if (more) load_tile(values, value_base, base + stride);
+    if (more) load_tile(values, value_base, base + stride, load_row);
   }
   running.combine_warp();
   if (threadIdx.x % ac::warp_size < lanes) {
@@ -263,5 +272,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
   };
   ac::merge_attention<Plan::threads, warps, group, head_dim, Plan::cluster>(warp_outputs, warp_states, parts, workspace,
-                                                                           counters + kv_head, active_splits, &last, finish);
+                                                                           counters + kv_head, span.active, &last, finish);
 }

@@ -27,7 +27,8 @@ class AttentionFamily(TemplateFamily):
 
     Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
     mma.m16n8k16, fp16 and bf16). Splits merge through global memory and a counter (``merge=global``) or through the shared
-    memory of a thread-block cluster (``merge=cluster``, sm_90).
+    memory of a thread-block cluster (``merge=cluster``, sm_90). With ``early_kv`` the first tile of K and V is loaded
+    before the dependency wait, by a hint of the position that is checked after it.
     """
 
     name = "attention"
@@ -60,7 +61,8 @@ class AttentionFamily(TemplateFamily):
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "rotary_dim": _rotary_dim(match), "group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
-            "cluster": cluster, "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
+            "early_kv": bool(schedule["early_kv"]), "cluster": cluster,
+            "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
             "has_sinks": sinks is not None,
         }
         if tensor:

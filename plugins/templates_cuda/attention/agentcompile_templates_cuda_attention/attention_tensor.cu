@@ -252,52 +252,62 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 
   NewHeads heads;
   heads.fetch_weights(q_norm, k_norm);
-  ac::grid_dependency_wait();
-
-  const int new_position = static_cast<int>(ac::load_relaxed(position));
-  heads.fetch(q, k, v, cos, sin, kv_head);
-
-  // Positions first .. length - 1 are attended to. The caller checks the capacity; here it only keeps memory safe.
-  const int length = min(new_position + 1, capacity);
-  const int first = Plan::has_window && window > 0 ? max(0, length - window) : 0;
-  const int active_splits = min((length - first + tile - 1) / tile, splits);
-  if (split >= active_splits) return;
 
   const long long cache_row = static_cast<long long>(kv_heads) * head_dim;
   T* key_base = k_cache + kv_head * head_dim;
   T* value_base = v_cache + kv_head * head_dim;
-  auto cached = [&](int position_index) { return position_index < length && position_index != new_position; };
+  const int attended = Plan::has_window ? window : 0;
+  ac::Span span;
   Keys keys;
   Values values;
-  auto load_keys = [&](int base) {
+  auto load_keys = [&](int base, auto load) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int index = base + u * warps * step + half * 8 + row;
-        KeyHead::load(keys[u][half], key_base + index * cache_row, column, cached(index));
+        load(keys[u][half], key_base + index * cache_row, column, span.is_cached(index));
       }
     }
   };
-  auto load_values = [&](int base) {
+  auto load_values = [&](int base, auto load) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int index = base + u * warps * step + position_in_step(i, column);
-        ValueHead::load(values[u][i], value_base + index * cache_row, row, cached(index));
+        load(values[u][i], value_base + index * cache_row, row, span.is_cached(index));
       }
     }
   };
-  const int start = first + split * tile + warp * step;  // of this warp
+  auto load_key = [](KeyHead::Packed& packed, const T* head, int lane, bool wanted) { KeyHead::load(packed, head, lane, wanted); };
+  auto load_value = [](ValueHead::Packed& packed, const T* head, int lane, bool wanted) { ValueHead::load(packed, head, lane, wanted); };
+  auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
+
+  if constexpr (Plan::early_kv) {
+    span = ac::span_of<tile>(ac::load_hint(position), capacity, attended, splits);
+    load_keys(start_of(span), KeyHead::load_settled);
+    load_values(start_of(span), ValueHead::load_settled);
+  }
+  ac::grid_dependency_wait();
+
+  const long long new_position = ac::load_relaxed(position);
+  heads.fetch(q, k, v, cos, sin, kv_head);
+  if (!Plan::early_kv || new_position != span.position) {
+    span = ac::span_of<tile>(new_position, capacity, attended, splits);
+    if (split < span.active) {
+      load_keys(start_of(span), load_key);
+      load_values(start_of(span), load_value);
+    }
+  }
+  if (split >= span.active) return;
+  const int start = start_of(span);
   const int stride = splits * tile;
-  load_keys(start);
-  load_values(start);
 
   heads.finish(queries, new_key, new_value, norm_eps);
-  const bool owner = (new_position - first) / tile % splits == split && new_position < capacity;
+  const bool owner = (span.position - span.first) / tile % splits == split && span.position < capacity;
   if (owner && threadIdx.x < PreparedHead::head_vectors) {  // append
-    const long long element = new_position * cache_row + threadIdx.x * Vector::size;
+    const long long element = span.position * cache_row + threadIdx.x * Vector::size;
     new_key[threadIdx.x].store(key_base + element);
     new_value[threadIdx.x].store(value_base + element);
   }
@@ -312,11 +322,11 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const float score_scale = capped ? scale / softcap : scale * log2_e;
   Running running;
   running.clear();
-  for (int base = start; base - warp * step < length; base += stride) {
+  for (int base = start; base - warp * step < span.length; base += stride) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {  // the new position comes from shared memory
-      const int offset = new_position - (base + u * warps * step);
-      if (offset < 0 || offset >= step || new_position >= capacity) continue;
+      const int offset = span.position - (base + u * warps * step);
+      if (offset < 0 || offset >= step || span.position >= capacity) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -336,8 +346,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
     Scores scores;
     multiply(query, keys, scores);
-    const bool more = base - warp * step + stride < length;
-    if (more) load_keys(base + stride);
+    const bool more = base - warp * step + stride < span.length;
+    if (more) load_keys(base + stride, load_key);
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
@@ -346,9 +356,9 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
         if (capped) scores[u][i] = softcap * log2_e * tanhf(scores[u][i]);
       }
     }
-    running.weigh(scores, base, length, column);
+    running.weigh(scores, base, span.length, column);
     running.add(scores, values);
-    if (more) load_values(base + stride);
+    if (more) load_values(base + stride, load_value);
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
@@ -362,5 +372,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
   };
   ac::merge_attention<Plan::threads, warps, group, head_dim, Plan::cluster>(warp_outputs, warp_states, parts, workspace,
-                                                                           counters + kv_head, active_splits, &last, finish);
+                                                                           counters + kv_head, span.active, &last, finish);
 }

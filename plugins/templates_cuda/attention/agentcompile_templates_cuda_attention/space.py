@@ -16,7 +16,10 @@ MOST_TENSOR_GROUP = 8  # query heads per KV head that one tensor-core fragment h
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
-NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge")
+# Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
+# position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
+EARLY_KV = (False,)
+NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
 
 @frozen(kw_only=True)
@@ -77,26 +80,29 @@ def tensor_schedules(shape: Shape, target: Target) -> list[Schedule]:
     def registers(unroll: int) -> int:  # K and V in flight and scores, then q and the outputs
         return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
 
-    choices = [("tensor", warps, 4, unroll) for warps, unroll in ((8, 1), (4, 1), (4, 2), (2, 1), (8, 2), (2, 2), (16, 1))
+    choices = [("tensor", warps, 4, unroll) for warps, unroll in ((4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2), (16, 1))
                if registers(unroll) <= _registers(warps, target)]
     return _with_merges(shape, target, choices)
 
 
-def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge: str = "global") -> Schedule:
+def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge: str = "global",
+             early_kv: bool = False) -> Schedule:
     """One schedule."""
-    return Schedule({"path": path, "warps": warps, "lanes": lanes, "unroll": unroll, "splits": splits, "merge": merge})
+    return Schedule({"path": path, "warps": warps, "lanes": lanes, "unroll": unroll, "splits": splits, "merge": merge,
+                     "early_kv": early_kv})
 
 
 def _with_merges(shape: Shape, target: Target, choices: list[tuple[str, int, int, int]]) -> list[Schedule]:
     """Every choice with every way to split and merge that fits, those that come early in both lists first."""
-    ranked = []
+    early_kv = EARLY_KV if target.has_bulk_copy else (False,)
+    ranked: list[tuple[int, Schedule]] = []
     for rank, (splits, merge) in enumerate(_merges(shape, target)):
         for place, (path, warps, lanes, unroll) in enumerate(choices):
             tile = warps * unroll * (TENSOR_POSITIONS if path == "tensor" else WARP // lanes)
             cluster = splits if merge == "cluster" else 0
             fits = _shared_bytes(shape, warps, cluster) <= STATIC_SHARED_BYTES
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
-                ranked.append((rank + place, schedule(path, warps, lanes, unroll, splits, merge)))
+                ranked += [(rank + place, schedule(path, warps, lanes, unroll, splits, merge, early)) for early in early_kv]
     return [point for _, point in sorted(ranked, key=lambda item: item[0])]
 
 

@@ -42,8 +42,8 @@ KERNELS = {
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none")
 
 
-def emulated(model: Model, choices: tuple[str, int, int, int], splits: int, merge: str = "global") -> Emulated:
-    point: Schedule = schedule(*choices, splits, merge)
+def emulated(model: Model, choices: tuple[str, int, int, int], splits: int, merge: str = "global", early_kv: bool = False) -> Emulated:
+    point: Schedule = schedule(*choices, splits, merge, early_kv)
     assert FAMILY.accepts(model.match(), H200) is True
     return Emulated(FAMILY.lower(model.match(), point, H200), model.match(), H200)
 
@@ -153,6 +153,19 @@ def test_clusters_are_within_budget_and_repeat(name: str) -> None:
         again = snapshot(before)
         kernel.run(again, SCHEDULES[(number + 2) % len(SCHEDULES)])
         assert torch.equal(again["out"], tensors["out"])
+
+
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all"])
+def test_rows_loaded_before_the_wait_give_the_same_bits(name: str) -> None:
+    """The emulator makes the hint of the position stale in odd blocks, and reports any other early read."""
+    model, choices = KERNELS[name]
+    for position in (0, 1, 32, 64, 95):
+        tensors = model.draw(position, position)
+        late, early = snapshot(tensors), snapshot(tensors)
+        emulated(model, choices, 4).run(late, LaunchOptions(programmatic_launch=True))
+        emulated(model, choices, 4, early_kv=True).run(early, LaunchOptions(programmatic_launch=True))
+        assert torch.equal(early["out"], late["out"])
+        assert torch.equal(early["k_cache"].nan_to_num(7.0), late["k_cache"].nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])

@@ -61,7 +61,7 @@ def test_clusters_are_offered_where_they_exist_and_declared() -> None:
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:
     first = FAMILY.space(QWEN.match(), H200).points[0]
-    assert 66 <= first.integer("splits") * 8 <= 264
+    assert 64 <= first.integer("splits") * 8 <= 264
 
 
 def test_schedules_that_differ_in_splits_share_a_kernel() -> None:
