@@ -99,7 +99,8 @@ def statistics_text(statistics: dict[str, Any]) -> str:
     """The pipeline's counts, one a line."""
     s = statistics
     rows = [("IR nodes", s["nodes"]), ("regions", f"{s['regions']} ({s['merged_regions']} after merging equal ones)"),
-            ("plans (covers)", s["plans"]), ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]), ("validated", s["validated"]),
+            ("plans (covers)", s["plans"]), ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]),
+            ("validated", s["validated"]),
             ("regions advised", s["advised"]), ("selected steps", s["selected"]), ("failures recorded", s["failures"]),
             ("files / signatures", f"{s['files']} / {s['signatures']}")]
     if s["selected_us"]:

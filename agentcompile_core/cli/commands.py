@@ -79,7 +79,8 @@ def generate_command(options: argparse.Namespace) -> int:
 
         streamer = TextStreamer(compiled.tokenizer)
     out = compiled.generate(ids, options.max_new_tokens, eos_token_id=compiled.tokenizer.eos_token_id, streamer=streamer,
-                            do_sample=options.sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed)
+                            do_sample=options.sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
+                            seed=options.seed)
     if options.json:
         text = compiled.tokenizer.decode(out[0], skip_special_tokens=True)
         print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1],

@@ -167,5 +167,6 @@ def _selection(region: Region, cover: Cover, steps: tuple[SelectedStep, ...], re
     return Selection(
         signature=region.signature, region=region.name, cover=evolve(cover, matches=matches, fusion=fusion), steps=steps,
         fallback_reasons=reasons, basis=basis,
-        region_us=sum(s.measurement.us for s in steps if s.measurement), baseline_us=sum(s.baseline.us for s in steps if s.baseline))
+        region_us=sum((s.measurement.us for s in steps if s.measurement), 0.0),
+        baseline_us=sum((s.baseline.us for s in steps if s.baseline), 0.0))
 

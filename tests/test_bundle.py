@@ -1,0 +1,263 @@
+"""Bundles: written whole or not at all, read back as they were, refused where they do not fit, and never executed by `load`."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentcompile_core import api, install, serial
+from agentcompile_core.bundle import MANIFEST, Bundle
+from agentcompile_core.errors import UsageError
+from agentcompile_core.stages import emit
+
+TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
+
+
+def in_memory(folder: Path) -> Bundle:
+    manifest = install.read_manifest(folder)
+    return Bundle(manifest=manifest, files=tuple((entry.path, (folder / entry.path).read_bytes()) for entry in manifest.files))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_is_written_is_read_back_unchanged(tiny_bundle: Path, tmp_path: Path) -> None:
+    emit.write(in_memory(tiny_bundle), tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tiny_bundle)
+    first, second = install.read(tiny_bundle), install.read(tmp_path / "again")
+    assert serial.digest(first.graphs) == serial.digest(second.graphs)
+    assert first.manifest == second.manifest
+    assert first.selections == second.selections
+    assert first.records == second.records
+    assert first.kernels == second.kernels
+    assert first.programs.keys() == second.programs.keys()
+
+
+def test_a_bundle_holds_sources_binaries_headers_evidence_and_build_scripts(tiny_bundle: Path) -> None:
+    names = set(files_of(tiny_bundle))
+    assert {"manifest.json", "graphs.json", "programs.json", "selections.json", "records.json", "include/agentcompile/dtype.cuh",
+            "extension/setup.py", "extension/pyproject.toml", "extension/launcher.cpp", "extension/check.py"} <= names
+    installed = install.read(tiny_bundle)
+    for digest in {s.digest for p in installed.programs.values() for s in p.sources}:
+        assert f"kernels/{digest}/kernel.cu" in names
+        assert f"kernels/{digest}/kernel.cubin" in names
+        assert installed.kernels[digest].arch == "sm_90"
+        assert installed.kernels[digest].binary.startswith(b"\x7fELF")
+
+
+def test_every_file_is_in_the_manifest_with_its_hash(tiny_bundle: Path) -> None:
+    manifest = install.read_manifest(tiny_bundle)
+    found = files_of(tiny_bundle)
+    found.pop(MANIFEST)
+    assert {e.path: e.sha256 for e in manifest.files} == {p: hashlib.sha256(d).hexdigest() for p, d in found.items()}
+
+
+def test_the_same_compilation_gives_the_same_files(tiny_bundle: Path) -> None:
+    installed = install.read(tiny_bundle)
+    ctx = type("Ctx", (), {"target": installed.manifest.target})()
+    again = emit.run(installed.graphs, installed.programs, installed.selections, installed.kernels, installed.records, ctx)
+    assert dict(again.files) == dict(in_memory(tiny_bundle).files)
+    assert again.manifest == installed.manifest
+
+
+def test_an_older_bundle_is_replaced_whole(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(tiny_bundle, folder)
+    (folder / "left_over.txt").write_text("from the older bundle")
+    emit.write(in_memory(tiny_bundle), folder)
+    assert files_of(folder) == files_of(tiny_bundle)
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_failed_write_leaves_the_older_bundle_and_nothing_else(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(tiny_bundle, folder)
+    written, real = [], Path.write_bytes
+
+    def full_disk(self: Path, data: bytes) -> int:
+        written.append(self)
+        if len(written) == 5:
+            raise OSError(28, "No space left on device")
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(UsageError, match="No space left on device"):
+        emit.write(in_memory(tiny_bundle), folder)
+    monkeypatch.undo()
+    assert len(written) == 5
+    assert files_of(folder) == files_of(tiny_bundle)
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_bundle_appears_only_when_it_is_complete(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], Path.write_text
+
+    def look(self: Path, *args: object, **more: object) -> int:
+        seen.append((tmp_path / "b").exists())
+        return real(self, *args, **more)
+
+    monkeypatch.setattr(Path, "write_text", look)
+    emit.write(in_memory(tiny_bundle), tmp_path / "b")
+    assert seen and not any(seen)
+    assert (tmp_path / "b" / MANIFEST).is_file()
+
+
+def test_a_path_that_leaves_the_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(tiny_bundle, folder)
+    (tmp_path / "secret").write_text("x")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"].append({"path": "../secret", "sha256": hashlib.sha256(b"x").hexdigest()})
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match="outside"):
+        install.read(folder)
+
+
+def test_a_kernel_whose_hash_was_changed_with_it_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(tiny_bundle, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    path = manifest["kernels"][0]["path"]
+    (folder / path).write_bytes(b"\x7fELF not this one")
+    entry = next(e for e in manifest["files"] if e["path"] == path)
+    entry["sha256"] = hashlib.sha256(b"\x7fELF not this one").hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match="damaged"):
+        install.read(folder)
+
+
+def test_an_operator_outside_of_torch_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(tiny_bundle, folder)
+    text = (folder / "graphs.json").read_text()
+    changed = text.replace('"aten.', '"os.', 1)
+    assert changed != text
+    (folder / "graphs.json").write_text(changed)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    next(e for e in manifest["files"] if e["path"] == "graphs.json")["sha256"] = hashlib.sha256(changed.encode()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(Exception, match=r"os\.|aten"):
+        loaded = api.load(folder, str(TINY), device="cpu")
+        loaded.generate(loaded.tokenizer("This", return_tensors="pt").input_ids, 2)
+
+
+def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder, proof = tmp_path / "b", tmp_path / "proof"
+    shutil.copytree(tiny_bundle, folder)
+    trap = f"import pathlib; pathlib.Path({str(proof)!r}).write_text('executed'); raise SystemExit('executed')\n"
+    for name in ("setup.py", "conftest.py", "sitecustomize.py", "extension/setup.py", "extension/agentcompile_kernels/__init__.py", "__init__.py",
+                 "agentcompile_plugin.py"):
+        (folder / name).write_text(trap)
+    (folder / "Makefile").write_text(f"all:\n\ttouch {proof}\n")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for entry in manifest["files"]:  # even where the hashes agree
+        entry["sha256"] = hashlib.sha256((folder / entry["path"]).read_bytes()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    before = set(sys.modules)
+    loaded = api.load(folder, str(TINY), device="cpu")
+    ids = loaded.tokenizer("This module provides", return_tensors="pt").input_ids
+    assert loaded.generate(ids, 4).shape == (1, ids.shape[1] + 4)
+    assert not proof.exists()
+    new = [sys.modules[name] for name in set(sys.modules) - before]
+    assert not [m for m in new if str(getattr(m, "__file__", "") or "").startswith(str(folder))]
+
+
+def test_load_neither_captures_nor_compiles(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_core import pipeline
+
+    def never(*args: object, **more: object) -> None:
+        raise AssertionError("a loaded bundle must not do this")
+
+    for name in ("captured", "compile_graphs", "build_one", "built"):
+        monkeypatch.setattr(pipeline, name, never)
+    monkeypatch.setattr(subprocess, "Popen", never)
+    loaded = api.load(tiny_bundle, str(TINY), device="cpu")
+    ids = loaded.tokenizer("This module provides", return_tensors="pt").input_ids
+    assert loaded.generate(ids, 3).shape[1] == ids.shape[1] + 3
+    assert loaded.compilation is None and loaded.statistics == {}
+
+
+def test_a_loaded_model_says_that_it_cannot_be_saved_again(tiny_bundle: Path, tmp_path: Path) -> None:
+    loaded = api.load(tiny_bundle, str(TINY), device="cpu")
+    with pytest.raises(UsageError, match="copy that folder"):
+        loaded.save(tmp_path / "b")
+
+
+@pytest.fixture(scope="module")
+def built_extension(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the bundle's extension, built in place with setuptools and pybind11, as its README says."""
+    if importlib.util.find_spec("pybind11") is None or shutil.which("g++") is None:
+        pytest.skip("needs pybind11 and g++")
+    folder = tmp_path_factory.mktemp("extension") / "extension"
+    shutil.copytree(tiny_bundle / "extension", folder)
+    done = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def in_extension(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "AGENTCOMPILE_STRICT")}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_extension_imports_without_a_gpu_and_lists_its_signatures(tiny_bundle: Path, built_extension: Path) -> None:
+    code = ("import json, sys, agentcompile_kernels as k\n"
+            "assert not {'torch', 'agentcompile_core'} & set(sys.modules)\n"
+            "print(json.dumps({'arch': k.ARCH, 'entries': {n: [s.label, [a['name'] for a in s.arguments]] for n, s in k.SIGNATURES.items()}}))")
+    done = in_extension(built_extension, code)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    installed = install.read(tiny_bundle)
+    launches = {launch.entry: launch for p in installed.programs.values() for s in p.sources for launch in s.launches}
+    assert document["arch"] == "sm_90"
+    # One kernel that serves operands of several sizes has a signature for each: entry, entry@1, ...
+    assert {name.split("@")[0] for name in document["entries"]} == launches.keys()
+    for name, (_, arguments) in document["entries"].items():
+        assert arguments == [a.name for a in launches[name.split("@")[0]].arguments]
+
+
+def test_a_launch_without_a_gpu_says_what_is_missing(built_extension: Path) -> None:
+    code = ("import agentcompile_kernels as k\n"
+            "s = next(iter(k.SIGNATURES.values()))\n"
+            "try:\n    s.launch({a['name']: 256 for a in s.pointers})\n"
+            "except RuntimeError as exc:\n    print(exc)")
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU here")
+    done = in_extension(built_extension, code)
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA driver" in done.stdout
+
+
+def test_a_cubin_that_was_changed_is_not_launched(built_extension: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "extension"
+    shutil.copytree(built_extension, folder)
+    for path in folder.glob("agentcompile_kernels/cubins/*.cubin"):
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    code = ("import agentcompile_kernels as k\n"
+            "s = next(iter(k.SIGNATURES.values()))\n"
+            "try:\n    s.launch({a['name']: 256 for a in s.pointers})\n"
+            "except RuntimeError as exc:\n    print(exc)")
+    assert "was changed after it was emitted" in in_extension(folder, code).stdout
+
+
+def test_the_extension_builds_as_a_wheel(tiny_bundle: Path, built_extension: Path, tmp_path: Path) -> None:
+    del built_extension  # what it needs is here
+    folder = tmp_path / "extension"
+    shutil.copytree(tiny_bundle / "extension", folder)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path / "dist"), "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    import zipfile
+
+    names = zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))).namelist()
+    cubins = [n for n in names if n.endswith(".cubin")]
+    assert len(cubins) == len(list((tiny_bundle / "kernels").iterdir()))
+    assert "agentcompile_kernels/signatures.json" in names
+    assert any(n.startswith("agentcompile_kernels/_launcher") for n in names)
