@@ -17,7 +17,7 @@ static bool in_shared_memory(const void* address, size_t bytes) {
          (dynamic_region.contains(address) && dynamic_region.contains(last));
 }
 
-// --- cp.async -------------------------------------------------------------------------------------------------------------------
+// --- cp.async ------------------------------------------------------------------------------------------------------
 void cp_async(void* shared, const void* global, int bytes, int source_bytes) {
   RuntimeScope scope;
   const void* code = __builtin_return_address(0);
@@ -52,7 +52,7 @@ void cp_async_wait(int pending_groups) {
   }
 }
 
-// --- mbarriers --------------------------------------------------------------------------------------------------------------------
+// --- mbarriers -----------------------------------------------------------------------------------------------------
 std::string describe_mbarrier(const Mbarrier& barrier) {
   char text[160];
   snprintf(text, sizeof text, "mbarrier %u in phase %u: %d arrivals and %lld bytes missing", barrier.index, barrier.phase,
@@ -131,7 +131,7 @@ void mbarrier_wait(unsigned long long* address, unsigned parity) {
   suspend();
 }
 
-// --- bulk copies ------------------------------------------------------------------------------------------------------------------
+// --- bulk copies ---------------------------------------------------------------------------------------------------
 static void land(Mbarrier& barrier, const PendingCopy& copy) {
   move_bytes(copy);
   barrier.pending_bytes -= copy.bytes;

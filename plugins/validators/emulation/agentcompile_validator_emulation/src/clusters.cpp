@@ -39,7 +39,8 @@ void activate_block(unsigned rank) {
   exchange(active_rank);
   active_rank = rank;
   exchange(rank);
-  if (parked[rank].static_contents.size() == static_region.bytes) copy_static(static_region.low, parked[rank].static_contents.data());
+  const std::vector<char>& contents = parked[rank].static_contents;
+  if (contents.size() == static_region.bytes) copy_static(static_region.low, contents.data());
 }
 
 void begin_cluster_launch(unsigned size) {
@@ -64,13 +65,14 @@ bool allocate_dynamic_shared(size_t bytes) {
 
 static Block& block_of(unsigned rank) { return rank == active_rank ? block : parked[rank].block; }
 
-// --- cluster barriers -----------------------------------------------------------------------------------------------------------
+// --- cluster barriers ----------------------------------------------------------------------------------------------
 unsigned cluster_rank() { return active_rank; }
 
 void cluster_arrive(bool release) {
   RuntimeScope scope;
   Thread* thread = self();
-  if (thread->cluster_arrivals > thread->cluster_waits) fail("the thread arrives at the cluster barrier twice without ac::cluster_wait()");
+  if (thread->cluster_arrivals > thread->cluster_waits)
+    fail("the thread arrives at the cluster barrier twice without ac::cluster_wait()");
   if (!release && !thread->unpublished_stores.empty())
     fail("ac::cluster_arrive_relaxed() does not publish the thread's stores to other blocks; use ac::cluster_arrive_release()");
   ++thread->cluster_arrivals;
@@ -133,7 +135,7 @@ std::string describe_cluster_barrier() {
   return text;
 }
 
-// --- distributed shared memory --------------------------------------------------------------------------------------------------
+// --- distributed shared memory -------------------------------------------------------------------------------------
 void store_to_cluster(float* shared, unsigned rank, float value) {
   RuntimeScope scope;
   Thread* thread = self();

@@ -18,7 +18,7 @@ const char* name_of(Collective kind) {
   return "collective";
 }
 
-// --- vector clocks: only for blocks that order threads by something finer than block and warp barriers ------------------------
+// --- vector clocks: only for blocks that order threads by something finer than block and warp barriers -------------
 void activate_clocks() {
   if (block.clocks_active || !options.checks) return;
   block.clocks_active = true;
@@ -50,7 +50,7 @@ static void join_all(const Threads& threads) {
   for (Thread* thread : threads) thread->clock = everyone;
 }
 
-// --- block barriers -----------------------------------------------------------------------------------------------------------
+// --- block barriers ------------------------------------------------------------------------------------------------
 static void wait_at_block_barrier(unsigned site, int reduce_kind, int operand) {
   Thread* thread = self();
   thread->state = State::at_block_barrier;
@@ -104,7 +104,8 @@ void named_barrier_sync(int id, int threads) {
   Thread* thread = self();
   if (id < 1 || id > 15) return fail("named barrier %d: ids are 1 to 15", id);
   if (threads <= 0 || threads % int(warp_lanes) != 0 || threads > int(block.thread_count))
-    return fail("named barrier %d for %d threads: use a multiple of 32, at most the %u threads of the block", id, threads, block.thread_count);
+    return fail("named barrier %d for %d threads: use a multiple of 32, at most the %u threads of the block", id, threads,
+                block.thread_count);
   activate_clocks();
   NamedBarrier& barrier = block.named_barriers[id];
   if (!barrier.waiting.empty() && barrier.expected != threads)
@@ -124,7 +125,7 @@ void named_barrier_sync(int id, int threads) {
   barrier.waiting.clear();
 }
 
-// --- warp collectives -----------------------------------------------------------------------------------------------------------
+// --- warp collectives ----------------------------------------------------------------------------------------------
 static void complete(Warp& warp, Collective kind, unsigned mask, WarpFunction function, Reduction reduction) {
   auto each_lane = [mask](auto&& visit) {
     for (unsigned rest = mask; rest; rest &= rest - 1) visit(unsigned(__builtin_ctz(rest)));
@@ -191,7 +192,8 @@ static void arrive(Collective kind, unsigned mask, WarpFunction function = nullp
   Thread* thread = self();
   Warp& warp = warp_of(thread);
   const unsigned bit = 1u << thread->lane;
-  if (!(mask & bit)) fail("warp %s with mask 0x%08x, which does not contain the calling lane %u", name_of(kind), mask, thread->lane);
+  if (!(mask & bit))
+    fail("warp %s with mask 0x%08x, which does not contain the calling lane %u", name_of(kind), mask, thread->lane);
   if (mask & ~warp.alive)
     fail("warp %s with mask 0x%08x names lanes 0x%08x that have exited or do not exist", name_of(kind), mask, mask & ~warp.alive);
   // Lanes that are still at another collective may come later; if they never do, the scheduler reports the deadlock.

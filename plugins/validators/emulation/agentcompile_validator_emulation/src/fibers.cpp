@@ -84,7 +84,7 @@ static EMU_RAW void switch_fiber(Fiber* from, Fiber* to) {
 #endif
 }
 
-// --- run order --------------------------------------------------------------------------------------------------------------
+// --- run order -----------------------------------------------------------------------------------------------------
 static struct {
   unsigned warps[max_threads / warp_lanes];
   unsigned position;
@@ -130,7 +130,7 @@ static Thread* next_runnable() {
   }
 }
 
-// --- running threads --------------------------------------------------------------------------------------------------------
+// --- running threads -----------------------------------------------------------------------------------------------
 static void finish_thread(Thread* thread) {
   Warp& warp = warp_of(thread);
   thread->state = State::done;

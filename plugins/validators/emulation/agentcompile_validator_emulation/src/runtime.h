@@ -29,7 +29,9 @@ namespace emu {
 constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64, max_cluster = 8;
 constexpr unsigned char poison = 0xff;  // a NaN in every float format
 
-enum class State : uint8_t { unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, at_cluster_barrier, done };
+enum class State : uint8_t {
+  unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, at_cluster_barrier, done
+};
 enum class Collective : uint8_t { shuffle, ballot, match, barrier, reduce, tensor_core, ldmatrix };
 
 struct Fiber;
@@ -176,6 +178,9 @@ unsigned cluster_size();
 bool allocate_dynamic_shared(size_t bytes);  // of the active block
 
 // scheduler.cpp
+extern char failure_text[1536];
+void prepare_threads(dim3 grid, dim3 dim);
+void run_cluster(uint3 first, dim3 grid);
 // Records the first failure of the launch; does not return when a thread runs.
 void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -208,7 +213,8 @@ void begin_launch_checks(const BufferSpec* buffers, int count);
 void end_launch_checks();
 void begin_block_checks();
 void swap_block_checks(unsigned rank);  // exchanges the active block's state with the one kept for `rank`
-void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer, const void* code);
+void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer,
+                        const void* code);
 
 // collectives.cpp
 void activate_clocks();

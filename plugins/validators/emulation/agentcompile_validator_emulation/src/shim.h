@@ -20,7 +20,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// --- keywords ---------------------------------------------------------------------------------------------------------------
+// --- keywords ------------------------------------------------------------------------------------------------------
 #undef __shared__
 #undef __global__
 #undef __device__
@@ -49,7 +49,7 @@ static constexpr int warpSize = 32;
 
 #define EMU_INLINE static inline __attribute__((always_inline, unused))
 
-// --- block and warp intrinsics ----------------------------------------------------------------------------------------------
+// --- block and warp intrinsics -------------------------------------------------------------------------------------
 #define __syncthreads() ::emu::block_barrier(__LINE__)
 #define __syncthreads_count(p) ::emu::block_barrier_reduce(__LINE__, (p), ::emu::Predicate::count)
 #define __syncthreads_and(p) ::emu::block_barrier_reduce(__LINE__, (p), ::emu::Predicate::all)
@@ -107,7 +107,7 @@ EMU_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
 #include "shim_math.h"
 #include "shim_memory.h"
 
-// --- kernel entries ---------------------------------------------------------------------------------------------------------
+// --- kernel entries ------------------------------------------------------------------------------------------------
 namespace emu {
 template <class... A, size_t... I>
 EMU_UNCHECKED inline void call_kernel(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {

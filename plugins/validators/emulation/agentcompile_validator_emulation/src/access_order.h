@@ -1,0 +1,56 @@
+// Histories of accesses, byte by byte, and whether two accesses are ordered.
+#pragma once
+#include "runtime.h"
+
+namespace emu {
+
+// Who accessed a byte, and when. `thread` is the linear index + 1; above max_threads it is mbarrier index + 1 + max_threads,
+// that is, a bulk copy, and `time` is the barrier's phase count at which the copy is complete.
+// `cluster_remote` is a store of another block of the cluster: `time` is the cluster phase that publishes it, `block_epoch` the
+// writer's block and `warp_epoch` its thread.
+struct Stamp {
+  uint32_t block = 0, time = 0, block_epoch = 0, warp_epoch = 0;
+  uint16_t thread = 0, cluster_arrivals = 0;
+};
+constexpr uint16_t cluster_remote = 0xffff;
+enum class Content : uint8_t { uninitialised, valid, in_flight, mbarrier };
+struct Cell {
+  Stamp write, read, other_read;  // two readers: the first, and the latest of another thread (of another warp if there is one)
+  uint32_t owner_block = 0;       // shared memory: cells of an earlier block count as empty
+  Content content = Content::uninitialised;
+};
+
+// What another block may rely on after an atomic operation: the accesses of `block` before this point.
+struct Publication {
+  Stamp point;
+  bool covers_block, covers_thread;  // by a fence
+};
+struct Acquisition {
+  std::vector<Publication> publications;
+  unsigned thread;
+  uint32_t block_epoch;      // of the atomic operation
+  uint32_t fence_epoch = 0;  // block epoch of the thread's first __threadfence after it
+};
+
+struct BlockChecks {  // of one block, put aside with it
+  std::vector<Cell> static_cells, dynamic_cells;
+  std::vector<Acquisition> acquired;
+};
+extern BlockChecks checks;
+extern std::vector<BlockChecks> parked_checks;  // by rank in the cluster
+
+std::string place(const void* code);  // for messages; Python turns it into file and line
+std::string describe(const Stamp& stamp);
+const char* verb(Access access);
+
+Stamp stamp_of(const Thread* thread);
+bool ordered_in_block(const Thread* thread, const Stamp& earlier);
+bool ordered(const Thread* thread, const Stamp& earlier);
+// Compares one byte's history with an access by `thread` and adds it; where = "dynamic shared memory", "argument 'x'".
+void check_order(Thread* thread, Cell& cell, AccessKind kind, const char* where, size_t offset, const void* code);
+void forget_publications();  // at the start of a launch
+
+// shared_memory_checks.cpp
+void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind kind, const void* code);
+
+}  // namespace emu

@@ -1,0 +1,113 @@
+// Checks on shared memory: bounds, bytes that were never written or whose copy is in flight, races, stores from other blocks of
+// the cluster.
+#include "access_order.h"
+
+namespace emu {
+
+static Cell& cell_of(std::vector<Cell>& cells, size_t offset, unsigned owner_linear) {
+  Cell& cell = cells[offset];
+  if (cell.owner_block != owner_linear + 1) {
+    cell = Cell{};
+    cell.owner_block = owner_linear + 1;
+  }
+  return cell;
+}
+static Cell& cell_of(std::vector<Cell>& cells, size_t offset) { return cell_of(cells, offset, block.linear); }
+
+void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind kind, const void* code) {
+  const bool is_static = static_region.contains(address);
+  const SharedRegion& region = is_static ? static_region : dynamic_region;
+  std::vector<Cell>& cells = is_static ? checks.static_cells : checks.dynamic_cells;
+  const size_t offset = size_t(address - region.low);
+  if (offset + bytes > region.bytes)
+    fail("out of bounds: %s of %zu bytes at byte %zu of %s, which has %zu bytes%s", verb(kind.access), bytes, offset, region.name,
+         region.bytes, place(code).c_str());
+  for (size_t i = offset; i < offset + bytes; ++i) {
+    Cell& cell = cell_of(cells, i);
+    if (cell.content == Content::mbarrier)
+      fail("%s of an mbarrier object as data, %s byte %zu%s", verb(kind.access), region.name, i, place(code).c_str());
+    if (kind.access == Access::read && cell.content == Content::uninitialised)
+      fail("uninitialised read: %s at byte %zu, which this block has not written yet (a barrier may be missing)%s", region.name, i,
+           place(code).c_str());
+    if (cell.content == Content::in_flight)
+      fail("cp.async in flight: %s of %s at byte %zu before the copy's group is waited for%s", verb(kind.access), region.name, i,
+           place(code).c_str());
+    if (kind.access == Access::write) cell.content = Content::valid;
+    if (!kind.atomic) check_order(thread, cell, kind, region.name, i, code);
+  }
+}
+
+template <class Visit>
+static void each_shared_cell(const char* address, size_t bytes, Visit visit) {
+  if (!options.checks) return;
+  const bool is_static = static_region.contains(address);
+  const SharedRegion& region = is_static ? static_region : dynamic_region;
+  std::vector<Cell>& cells = is_static ? checks.static_cells : checks.dynamic_cells;
+  for (size_t i = 0; i < bytes; ++i) visit(cell_of(cells, size_t(address - region.low) + i));
+}
+void mark_in_flight(char* destination, size_t bytes) {
+  each_shared_cell(destination, bytes, [](Cell& cell) { cell.content = Content::in_flight; });
+}
+void mark_landed(char* destination, size_t bytes, const Thread* writer) {
+  each_shared_cell(destination, bytes, [writer](Cell& cell) {
+    cell.content = Content::valid;
+    cell.write = stamp_of(writer);
+  });
+}
+void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier) {
+  Stamp copy;
+  copy.block = block.linear + 1;
+  copy.thread = uint16_t(max_threads + barrier.index + 1);
+  copy.time = barrier.phase + 1;
+  each_shared_cell(destination, bytes, [&copy](Cell& cell) {
+    cell.content = Content::valid;
+    cell.write = copy;
+    cell.read = cell.other_read = Stamp{};
+  });
+}
+void mark_mbarrier(unsigned long long* barrier) {
+  each_shared_cell(reinterpret_cast<char*>(barrier), 8, [](Cell& cell) { cell.content = Content::mbarrier; });
+}
+
+void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer,
+                        const void* code) {
+  if (!options.checks) return;
+  BlockChecks& owner = active ? checks : parked_checks[rank];
+  std::vector<Cell>& cells = store.is_static ? owner.static_cells : owner.dynamic_cells;
+  const char* where = store.is_static ? static_region.name : dynamic_region.name;
+  if (store.offset + sizeof store.value > cells.size())
+    fail("out of bounds: store to block %u of the cluster at byte %zu of %s, which has %zu bytes%s", rank, store.offset, where,
+         cells.size(), place(code).c_str());
+  Stamp now;
+  now.block = owner_linear + 1;
+  now.time = writer->cluster_arrivals + 1;
+  now.block_epoch = block.linear;
+  now.warp_epoch = writer->linear;
+  now.thread = cluster_remote;
+  for (size_t i = store.offset; i < store.offset + sizeof store.value; ++i) {
+    Cell& cell = cell_of(cells, i, owner_linear);
+    const Stamp& old = cell.write;
+    const bool same_writer = old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
+    for (const Stamp* earlier : {&cell.write, &cell.read, &cell.other_read}) {
+      if (!earlier->thread || same_writer) continue;
+      const uint32_t needed = earlier->thread == cluster_remote ? earlier->time : earlier->cluster_arrivals + 1u;
+      const bool own = active && earlier->thread != cluster_remote && ordered_in_block(writer, *earlier);
+      if (!own && writer->cluster_seen < needed)
+        fail("race: %s of block %u of the cluster at byte %zu: store by this thread and access by %s, with no cluster barrier between "
+             "them%s",
+             where, rank, i, describe(*earlier).c_str(), place(code).c_str());
+    }
+    cell.content = Content::valid;
+    cell.write = now;
+    cell.read = cell.other_read = Stamp{};
+  }
+}
+
+void check_mbarrier_use(unsigned long long* barrier) {
+  each_shared_cell(reinterpret_cast<char*>(barrier), 1, [](Cell& cell) {
+    if (cell.write.thread && !ordered(self(), cell.write))
+      fail("race: an mbarrier is used by this thread and initialised by %s, with no barrier between them", describe(cell.write).c_str());
+  });
+}
+
+}  // namespace emu
