@@ -2,7 +2,7 @@
 
 import enum
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .plan import PlanSpace, Step
 from .region import RegionSummary, Scalar, SemanticLabel
@@ -41,11 +41,19 @@ class Hint:
     values: tuple[Scalar, ...]
 
 
+SHOWN = 80  # characters of a refused item that are kept
+
+
+def printable(text: str) -> str:
+    """The start of ``text`` for logs and terminals: ASCII without control characters, which an answer may be full of."""
+    return (text if text.isascii() and text.isprintable() else ascii(text)[1:-1])[:SHOWN]
+
+
 @frozen(kw_only=True)
 class RejectedItem:
-    """One item of an answer that was refused, and the id of the rule that refused it."""
+    """One item of an answer that was refused, made printable, and the id of the rule that refused it."""
 
-    item: str
+    item: str = field(converter=printable)
     rule: str
 
 
@@ -113,4 +121,4 @@ class OrderedPlan:
     steps: tuple[Step, ...]
     ranks: tuple[int, ...]  # the advisor's rank of each step, -1: it said nothing of it
     record: AdviceRecord
-    primary: tuple[str, ...] = ()  # matches of the planner's favourite cover: evaluated before all others
+    primary: tuple[str, ...] = ()  # matches of the favourite cover (the advisor's, else the planner's): evaluated before all others

@@ -30,13 +30,14 @@ def question_json(question: Question) -> dict[str, Any]:
                    "operators": [list(pair) for pair in question.summary.operators], "instances": question.summary.instances,
                    "dynamic_shapes": question.summary.dynamic_shapes},
         "matches": [_match(names[match_id], matches.get(match_id)) for match_id in names],
-        "covers": [{"rank": c.rank, "fusion": c.fusion.value, "matches": [names[m] for m in c.matches if m in names]} for c in question.space.covers],
+        "covers": [{"rank": c.rank, "fusion": c.fusion.value, "matches": [names[m] for m in c.matches if m in names]}
+                   for c in question.space.covers],
         "steps": [{"match": names[s.match_id], "implementation": s.implementation, "origin": s.origin.value, "points": len(s.space),
                    "parameters": [{"name": p.name, "values": list(p.values)} for p in s.space.parameters],
                    "first": [dict(point.items) for point in s.space.points[:3]]} for s in question.space.steps],
-        "evidence": [{"match": names.get(e.match_id, ""), "implementation": e.implementation, "schedule": dict(e.schedule), "verdict": e.verdict,
-                      "us": round(e.us, 3), "floor_us": round(e.floor_us, 3), "registers": e.registers, "shared_bytes": e.shared_bytes,
-                      "failure": e.failure} for e in question.evidence],
+        "evidence": [{"match": names.get(e.match_id, ""), "implementation": e.implementation, "schedule": dict(e.schedule),
+                      "verdict": e.verdict, "us": round(e.us, 3), "floor_us": round(e.floor_us, 3), "registers": e.registers,
+                      "shared_bytes": e.shared_bytes, "failure": e.failure} for e in question.evidence],
     }
 
 
@@ -87,7 +88,7 @@ def read_answer(text: str, space: PlanSpace) -> Advice:
         raise UsageError(f"an answer must be a JSON object, got {type(data).__name__}")
     refused: list[RejectedItem] = []
     known = answer_schema()["properties"]
-    refused += [RejectedItem(item=str(key)[:80], rule="J1") for key in data if key not in known]
+    refused += [RejectedItem(item=str(key), rule="J1") for key in data if key not in known]
     ids = {short: match_id for match_id, short in match_names(space).items()}
     label = _word(data.get("label"), SemanticLabel, refused) if data.get("label") is not None else None
     return Advice(
@@ -109,26 +110,25 @@ def _list(data: dict[str, Any], key: str, refused: list[RejectedItem]) -> list[A
 
 
 def _typed(items: list[Any], kind: type, refused: list[RejectedItem]) -> list[Any]:
-    refused += [RejectedItem(item=repr(item)[:80], rule="J2") for item in items if type(item) is not kind]
+    refused += [RejectedItem(item=repr(item), rule="J2") for item in items if type(item) is not kind]
     return [item for item in items if type(item) is kind]
 
 
 def _word(item: Any, kind: type, refused: list[RejectedItem]) -> Any:
     if type(item) is str and item in {member.value for member in kind}:  # type: ignore[attr-defined]
         return kind(item)
-    refused.append(RejectedItem(item=repr(item)[:80], rule="J3"))
+    refused.append(RejectedItem(item=repr(item), rule="J3"))
     return None
 
 
 def _hint(item: Any, ids: dict[str, str], refused: list[RejectedItem]) -> Hint | None:
-    fields = ("match", "implementation", "parameter", "values")
-    if type(item) is not dict or set(item) != set(fields) or type(item["values"]) is not list or any(type(item[f]) is not str for f in fields[:3]):
-        refused.append(RejectedItem(item=repr(item)[:80], rule="J2"))
-        return None
-    if any(type(v) not in (bool, int, float, str) for v in item["values"]):
-        refused.append(RejectedItem(item=repr(item)[:80], rule="J2"))
+    fields = {"match": str, "implementation": str, "parameter": str, "values": list}
+    whole = type(item) is dict and item.keys() == fields.keys() and all(type(item[name]) is kind for name, kind in fields.items())
+    if not whole or any(type(v) not in (bool, int, float, str) for v in item["values"]):
+        refused.append(RejectedItem(item=repr(item), rule="J2"))
         return None
     if item["match"] not in ids:
-        refused.append(RejectedItem(item=repr(item["match"])[:80], rule="J4"))
+        refused.append(RejectedItem(item=repr(item["match"]), rule="J4"))
         return None
-    return Hint(match_id=ids[item["match"]], implementation=item["implementation"], parameter=item["parameter"], values=tuple(item["values"]))
+    return Hint(match_id=ids[item["match"]], implementation=item["implementation"], parameter=item["parameter"],
+                values=tuple(item["values"]))

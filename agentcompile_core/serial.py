@@ -204,7 +204,7 @@ def parse(text: str, max_bytes: int = 1 << 30) -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except (json.JSONDecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:  # integers of thousands of digits are a plain ValueError
         raise UsageError(f"not JSON: {exc}") from exc
 
 
