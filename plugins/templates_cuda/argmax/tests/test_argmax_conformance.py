@@ -1,0 +1,15 @@
+"""The kit of the core, applied to this family."""
+
+from agentcompile_templates_cuda_argmax import ArgmaxFamily
+
+from agentcompile_core.graph import DType
+from agentcompile_core.target import preset
+from agentcompile_core.testing.cases import argmax_case, norm_case
+from agentcompile_core.testing.conformance import TemplateFamilyConformance
+
+
+class TestArgmax(TemplateFamilyConformance):
+    family = ArgmaxFamily()
+    cases = (argmax_case(n=5000), argmax_case(n=1001, advance=True, dtype=DType.BF16), argmax_case(n=7, dtype=DType.F32))
+    rejected = (norm_case(columns=64),)
+    targets = (preset("h200"), preset("a100"))

@@ -1,0 +1,24 @@
+"""The kit of the core, applied to these families."""
+
+from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
+
+from agentcompile_core.graph import DType
+from agentcompile_core.target import preset
+from agentcompile_core.testing.cases import elementwise_case, gather_case, norm_case
+from agentcompile_core.testing.conformance import TemplateFamilyConformance
+
+
+class TestElementwise(TemplateFamilyConformance):
+    family = ElementwiseFamily()
+    cases = (elementwise_case(columns=2048), elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"), dtype=DType.BF16),
+             elementwise_case(columns=100, operators=("add", "sub", "mul", "add", "sub"), dtype=DType.F32))
+    rejected = (norm_case(columns=64), gather_case(columns=64, vocabulary=9))
+    targets = (preset("h200"), preset("a100"))
+
+
+class TestGather(TemplateFamilyConformance):
+    family = GatherFamily()
+    cases = (gather_case(columns=2048, vocabulary=50), gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32),
+             gather_case(columns=520, vocabulary=20, rows=2, dtype=DType.BF16))
+    rejected = (norm_case(columns=64), gather_case(columns=8, vocabulary=9, rows=70000))
+    targets = (preset("h200"), preset("a100"))
