@@ -47,7 +47,8 @@ class Progress:
         elif event == "failure":
             self._say(f"note: {facts['failure']}")
         elif facts["rejected"] or facts["error"]:
-            self._say(f"advice for {facts['region']}: {facts['rejected']} items refused {facts['error']}")
+            refused = f"{facts['rejected']} items refused ({', '.join(facts['refused'][:3])})" if facts["rejected"] else ""
+            self._say(f"advice for {facts['region']}: {'; '.join(part for part in (refused, facts['error']) if part)}")
 
     def _candidate(self, facts: dict[str, Any]) -> None:
         self._count += 1
