@@ -84,6 +84,11 @@ def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered:
     if ctx.backend is None:
         ctx.report("validate", {"message": "no backend can launch kernels here; nothing is validated or selected"})
         return ()
+    for name in ctx.config.validators:
+        if all(validator.name != name for validator in ctx.catalog.validators.values()):
+            message = "is not installed; without it no kernel is trusted, so everything stays on the framework"
+            ctx.fail(Failure(stage=StageName.VALIDATE, cause=Cause.UNAVAILABLE, plugin=name, subject="validator", message=message))
+            return ()
     entries = _entries(candidates, regions, ordered, ctx.backend, ctx)
     state = _State(best_us={}, baselines={}, covered={})
     if any(plan.record.round for plan in ordered) and _has_no_clock(ctx.backend):
