@@ -76,7 +76,8 @@ def test_an_older_bundle_is_replaced_whole(tiny_bundle: Path, tmp_path: Path) ->
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
-def test_a_failed_write_leaves_the_older_bundle_and_nothing_else(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_older_bundle_and_nothing_else(tiny_bundle: Path, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "b"
     shutil.copytree(tiny_bundle, folder)
     written, real = [], Path.write_bytes
@@ -152,8 +153,8 @@ def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) 
     folder, proof = tmp_path / "b", tmp_path / "proof"
     shutil.copytree(tiny_bundle, folder)
     trap = f"import pathlib; pathlib.Path({str(proof)!r}).write_text('executed'); raise SystemExit('executed')\n"
-    for name in ("setup.py", "conftest.py", "sitecustomize.py", "extension/setup.py", "extension/agentcompile_kernels/__init__.py", "__init__.py",
-                 "agentcompile_plugin.py"):
+    for name in ("setup.py", "conftest.py", "sitecustomize.py", "extension/setup.py", "extension/agentcompile_kernels/__init__.py",
+                 "__init__.py", "agentcompile_plugin.py"):
         (folder / name).write_text(trap)
     (folder / "Makefile").write_text(f"all:\n\ttouch {proof}\n")
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -197,7 +198,8 @@ def built_extension(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
         pytest.skip("needs pybind11 and g++")
     folder = tmp_path_factory.mktemp("extension") / "extension"
     shutil.copytree(tiny_bundle / "extension", folder)
-    done = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -210,7 +212,8 @@ def in_extension(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 def test_the_extension_imports_without_a_gpu_and_lists_its_signatures(tiny_bundle: Path, built_extension: Path) -> None:
     code = ("import json, sys, agentcompile_kernels as k\n"
             "assert not {'torch', 'agentcompile_core'} & set(sys.modules)\n"
-            "print(json.dumps({'arch': k.ARCH, 'entries': {n: [s.label, [a['name'] for a in s.arguments]] for n, s in k.SIGNATURES.items()}}))")
+            "entries = {n: [s.label, [a['name'] for a in s.arguments]] for n, s in k.SIGNATURES.items()}\n"
+            "print(json.dumps({'arch': k.ARCH, 'entries': entries}))")
     done = in_extension(built_extension, code)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -251,7 +254,8 @@ def test_the_extension_builds_as_a_wheel(tiny_bundle: Path, built_extension: Pat
     del built_extension  # what it needs is here
     folder = tmp_path / "extension"
     shutil.copytree(tiny_bundle / "extension", folder)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path / "dist"), "."]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+               "-w", str(tmp_path / "dist"), "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     import zipfile
