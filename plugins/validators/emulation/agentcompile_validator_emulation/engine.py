@@ -1,21 +1,24 @@
 """Builds CUDA source for the CPU: g++, the emulator's runtime, and a content-addressed cache of shared libraries."""
 
+import contextlib
 import enum
 import functools
 import hashlib
 import importlib.resources
 import os
 import re
-import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentcompile_core.errors import BuildError, UsageError
 from agentcompile_core.store import default_root
+from agentcompile_core.toolchain import run_guarded
 
 from .toolchain import Toolchain, find_toolchain
 
+UNUSED_S = 30 * 24 * 3600.0
 RUNTIME_FOLDER = Path(__file__).parent / "src"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 
@@ -44,7 +47,7 @@ _KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",),
     Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
     Mode.SANITIZER: ("-O1", *_LINES, "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
-_LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: (), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}
+_LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: ("-s",), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}
 
 
 def default_cache_folder() -> Path:
@@ -89,15 +92,27 @@ def prepare_cache(folder: Path) -> None:
                          "set AGENTCOMPILE_CACHE_DIR to a folder of your own")
 
 
+def _forget_unused(cache: Path) -> None:
+    """Remove what nobody has used for a month; done when the emulator itself is built, that is, rarely."""
+    oldest = time.time() - UNUSED_S
+    for path in cache.glob("**/*"):
+        with contextlib.suppress(OSError):  # another process may be faster
+            if path.is_file() and path.stat().st_mtime < oldest:
+                path.unlink()
+
+
 def _run(command: Sequence[str], deadline_s: float, what: str) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"g++ did not finish {what} within {deadline_s:g} s; raise the deadline or simplify the source") from None
+    done = run_guarded(command, deadline_s=deadline_s)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         first = next((i for i, line in enumerate(lines) if "error" in line), 0)
         raise BuildError(f"g++ refused {what}:\n" + "\n".join(lines[first:first + 20]))
+
+
+def _used(path: Path) -> None:
+    """Note that a file of the cache is in use, so that it is kept."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def _include_flags(toolchain: Toolchain) -> list[str]:
@@ -114,12 +129,15 @@ def _compiled_once(toolchain: Toolchain, flags: Sequence[str], source: str, name
     key = hashlib.sha256(repr((runtime_digest(), flags, toolchain.version, toolchain.includes)).encode()).hexdigest()[:16]
     target = cache / key / name
     if not target.exists():
+        _forget_unused(cache)
         target.parent.mkdir(exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             made = Path(folder) / name
             command = [toolchain.compiler, *flags, *_include_flags(toolchain), str(RUNTIME_FOLDER / source), "-o", str(made)]
             _run(command, deadline_s, f"the emulator's own {source}")
             os.replace(made, target)
+    else:
+        _used(target)
     return target
 
 
@@ -168,13 +186,14 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
     """
     _check_request(headers, entries)
     toolchain = find_toolchain()
-    cache = cache_folder or default_cache_folder()
+    cache = (cache_folder or default_cache_folder()).absolute()
     prepare_cache(cache)
     flags = _kernel_flags(toolchain, mode)
-    key_parts = (code, sorted(headers.items()), tuple(entries), flags, toolchain.version, toolchain.includes, runtime_digest(),
-                 _core_headers_digest())
+    key_parts = (code, sorted(headers.items()), tuple(entries), flags, _LINK_FLAGS[mode], toolchain.version, toolchain.includes,
+                 runtime_digest(), _core_headers_digest())
     library = cache / f"{entries[0][:40]}-{mode.value}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:24]}.so"
     if library.exists():
+        _used(library)
         return library
     runtime = _runtime_object(toolchain, mode, cache, deadline_s)
     shim = _precompiled_shim(toolchain, mode, cache, deadline_s)

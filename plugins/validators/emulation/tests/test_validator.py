@@ -169,3 +169,26 @@ def test_many_modules_share_one_set_of_stacks(cache):
         run_checked(source, tensors, cache_folder=cache)
         grown.append(mappings() - before)
     assert grown[-1] < 40
+
+
+def test_cache_forgets_what_was_unused_for_a_month(tmp_path):
+    import os
+    import time
+
+    from agentcompile_validator_emulation.engine import build
+
+    old, recent = tmp_path / "old.so", tmp_path / "recent.so"
+    for path, days in ((old, 31), (recent, 5)):
+        path.write_bytes(b"")
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    build('extern "C" __global__ void nothing() {}', {}, ["nothing"], cache_folder=tmp_path)
+    assert not old.exists()
+    assert recent.exists()
+
+
+def test_a_compiler_is_stopped_at_the_deadline(cache):
+    from agentcompile_validator_emulation.engine import build
+
+    build('extern "C" __global__ void nothing() {}', {}, ["nothing"], cache_folder=cache)  # the emulator itself
+    with pytest.raises(BuildError, match=r"did not finish within 0\.05 s"):
+        build('extern "C" __global__ void slow() {}', {}, ["slow"], cache_folder=cache, deadline_s=0.05)
