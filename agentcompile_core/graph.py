@@ -246,7 +246,7 @@ class Workload:
 
     dtype: DType
     max_context: int
-    prefill_chunks: tuple[int, ...] = (128, 1024)
+    prefill_chunks: tuple[int, ...] = (128, 512)
     batch: int = 1
 
 

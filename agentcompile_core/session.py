@@ -127,10 +127,14 @@ class Session:
 
     def prepare(self, report: Callable[[str, dict[str, Any]], None] = lambda event, facts: None) -> None:
         """Bind and capture every program now, so that no request pays for it."""
+        import torch
+
         with self._lock:
             for name in sorted(self._programs):
                 report("prepare", {"graph": name})
                 self._step(name)
+            if self.device == "cuda":
+                torch.cuda.empty_cache()  # what warm-ups used and no request needs
 
     def generate(self, input_ids: "torch.Tensor", max_new_tokens: int, *, eos_token_id: int | Sequence[int] | None = None,
                  streamer: Any = None, sampling: Sampling | None = None) -> "torch.Tensor":

@@ -30,10 +30,9 @@ class CudaCapture:
         """See Capture. Warm-ups run on a side stream, so that lazy set-up (cuBLAS workspaces) precedes the capture."""
         import torch
 
-        pool = self._pools.get(owner)
-        if pool is None:
-            pool = self._pools[owner] = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream()
+        if owner not in self._pools:
+            self._pools[owner] = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        pool, side = self._pools[owner]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_ups):

@@ -1,0 +1,72 @@
+"""On a GPU: the tiny model in fp32, compiled there, gives HuggingFace's greedy tokens through generated kernels and graph replay."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+PROMPTS = ("When an exception", "The following", "If the")
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(scope="module")
+def compiled():  # type: ignore[no-untyped-def]
+    import agentcompile_core as ac
+    from agentcompile_core.context import Config
+    from agentcompile_core.store import Store
+
+    model = ac.compile(str(TINY), dtype="float32", config=Config(budget_plans=60, budget_s=60.0, rounds=1), store=Store(None))
+    model.context.close()
+    return model
+
+
+def hugging_face(compiled, ids: torch.Tensor, count: int) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    found = compiled.loaded.module.generate(ids.cuda(), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None,
+                                            pad_token_id=0, disable_compile=True)
+    return found.cpu()
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_tokens_equal_hugging_face(compiled, prompt: str) -> None:  # type: ignore[no-untyped-def]
+    ids = compiled.tokenizer(prompt, return_tensors="pt").input_ids
+    assert torch.equal(compiled.generate(ids, 200), hugging_face(compiled, ids, 200))
+
+
+def test_every_step_of_decode_is_a_generated_kernel_in_a_captured_graph(compiled) -> None:  # type: ignore[no-untyped-def]
+    from agentcompile_core.accounting import accounting
+
+    found = accounting(compiled.compilation.programs["decode"])
+    assert found["framework_operators"] == {} and set(found["bytes"]) == {"generated"}
+    assert compiled.session._steps["decode"].captured and compiled.notes == ()
+
+
+def test_repeats_are_bit_identical_and_sessions_recover_from_long_prompts(compiled) -> None:  # type: ignore[no-untyped-def]
+    long = torch.arange(2, 700).remainder(2000).view(1, -1)
+    first = compiled.session.teacher_forced(long[:, :64])
+    compiled.generate(long, 32)
+    assert torch.equal(first, compiled.session.teacher_forced(long[:, :64]))
+
+
+def test_a_streamer_and_an_end_token_see_the_same_tokens(compiled) -> None:  # type: ignore[no-untyped-def]
+    class Collect:
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended = True
+
+    ids = compiled.tokenizer(PROMPTS[0], return_tensors="pt").input_ids
+    plain = compiled.generate(ids, 64)
+    streamer = Collect()
+    assert torch.equal(compiled.generate(ids, 64, streamer=streamer), plain)
+    assert streamer.ended and streamer.tokens == plain[0].tolist()
+    stop = int(plain[0, ids.shape[1] + 20])
+    stopped = compiled.generate(ids, 64, eos_token_id=stop)
+    assert int(stopped[0, -1]) == stop and torch.equal(stopped, plain[:, :stopped.shape[1]])
