@@ -106,7 +106,8 @@ def alternatives_of(regions: tuple[Region, ...], selections: tuple[Selection, ..
         for step in selection.steps:
             mine = [r for r in records if r.signature == region.signature and r.step.match_id == step.step.match_id and r.usable
                     and r.step.implementation != FRAMEWORK]
-            mine.sort(key=lambda r: r.measurement.us if r.measurement else 0.0)
+            # The step's text breaks ties: records come in another order from the store than from the worker.
+            mine.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
             group = [a for a in (_alternative(r, region, step.baseline, ctx) for r in _diverse(mine)) if a is not None]
             if step.baseline is None or (step.measurement and step.measurement.us > step.baseline.us):
