@@ -1,0 +1,120 @@
+"""The chain: cutting a model short keeps the work, alternatives are bounded and repeatable, the confidence bound is one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from agentcompile_core import chain, serial
+from agentcompile_core.candidate import Resources
+from agentcompile_core.chain.cut import cut, layers_needed
+from agentcompile_core.chain.judge import Alternative, Question, _holds, _replaced, upper_bound
+from agentcompile_core.context import Config, Context
+from agentcompile_core.plugins import load_catalog
+from agentcompile_core.program import make_program
+from agentcompile_core.record import Measurement, TuningRecord
+from agentcompile_core.selection import Basis, SelectedStep, Selection
+from agentcompile_core.stages import analyze, capture, plan
+from agentcompile_core.stages.lower import source_of
+from agentcompile_core.store import Store
+from agentcompile_core.target import preset
+from agentcompile_core.verdict import Outcome, Verdict
+
+TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+
+
+@pytest.fixture(scope="module")
+def planned():  # type: ignore[no-untyped-def]
+    from agentcompile_core.graph import DType, Workload
+
+    ctx = Context(catalog=load_catalog(), target=preset("h200"), config=Config(), store=Store(None))
+    frontend = ctx.catalog.find("agentcompile_frontends", "huggingface")
+    loaded = frontend.load(TINY, {"dtype": "float32", "device": "cpu", "meta": True})
+    graphs = capture.run(loaded, Workload(dtype=DType.F32, max_context=256, prefill_chunks=(32,)), ctx, frontend=frontend)
+    analyses = analyze.run(graphs, ctx)
+    return ctx, graphs, analyses[0].regions, plan.run(analyses, ctx)
+
+
+def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
+    """The favourite cover at its first schedules, and records of the first ``points`` of each as if they had been timed."""
+    ctx, _, regions, spaces = planned
+    selections, records = [], []
+    for region, space in zip(regions, spaces, strict=True):
+        cover = min(space.covers, key=lambda c: c.rank)
+        steps = []
+        for match_id in cover.matches:
+            found = space.spaces_of(match_id)[0]
+            for i, point in enumerate(found.space.points[:points]):
+                from agentcompile_core.plan import Step
+
+                step = Step(match_id=match_id, implementation=found.implementation, origin=found.origin, schedule=point)
+                source = source_of(step, region.match_by_id[match_id], ctx)
+                measured = Measurement(us=5.0 + i, spread_us=0.1, repetitions=5, floor_us=1.0)
+                records.append(TuningRecord(key=f"{region.name}{match_id}{i}", signature=region.signature, step=step, source_digest=source.digest,
+                                            verdict=Verdict(validator="numerics", outcome=Outcome.PASS), measurement=measured,
+                                            resources=Resources(registers=32 * (i + 1))))
+                if i == 0:
+                    match = region.match_by_id[match_id]
+                    steps.append(SelectedStep(step=step, label=match.label, nodes=match.nodes, source=source, basis=Basis.MEASURED, measurement=measured,
+                                              baseline=Measurement(us=4.0, spread_us=0.1, repetitions=5)))
+        selections.append(Selection(signature=region.signature, region=region.name, cover=cover, steps=tuple(steps), basis=Basis.MEASURED))
+    return tuple(selections), tuple(records)
+
+
+def test_a_cut_model_has_fewer_layers_and_the_same_work_per_layer(planned) -> None:  # type: ignore[no-untyped-def]
+    _, graphs, regions, _ = planned
+    graph = graphs.graphs[0]
+    short, short_regions = cut(graph, regions, 2)
+    assert {n.layer for n in short.nodes} == {-1, 0, 1}
+    assert [len(r.instances) for r in short_regions] == [len(r.instances) if len(r.instances) == 1 else 2 for r in regions]
+    selections, _ = selected(planned)
+    program = make_program(short, short_regions, {s.signature: s for s in selections})
+    assert program.verify() and all(s.step is not None for s in program.segments)
+    assert len(program.segments) == sum(len(s.steps) * len(r.instances) for s, r in zip(selections, short_regions, strict=True))
+
+
+def test_enough_layers_to_leave_the_l2_and_never_more_than_there_are(planned) -> None:  # type: ignore[no-untyped-def]
+    _, graphs, _, _ = planned
+    assert layers_needed(graphs.graphs[0], preset("h200")) == 5  # all of a model this small
+    assert layers_needed(graphs.graphs[0], preset("rtx3090")) in (4, 5)
+
+
+def test_alternatives_are_bounded_diverse_and_equal_in_any_order_of_records(planned) -> None:  # type: ignore[no-untyped-def]
+    ctx, _, regions, _ = planned
+    selections, records = selected(planned, points=16)
+    ties = tuple(sorted(records, key=lambda r: r.key))
+    found = chain.alternatives_of(regions, selections, records, ctx)
+    assert found == chain.alternatives_of(regions, selections, tuple(reversed(ties)), ctx)
+    per_match: dict[str, int] = {}
+    for a in found:
+        per_match[f"{a.signature}{a.match_id}"] = per_match.get(f"{a.signature}{a.match_id}", 0) + 1
+    assert max(per_match.values()) <= chain.MOST_PER_STEP + 1
+    # Every step here lost alone (4 us on the framework), so the chain may also take each of them out.
+    assert sum(a.selected is None for a in found) == sum(len(s.steps) for s in selections)
+
+
+def test_replacing_and_removing_a_step(planned) -> None:  # type: ignore[no-untyped-def]
+    ctx, _, regions, _ = planned
+    selections, records = selected(planned, points=2)
+    for alternative in chain.alternatives_of(regions, selections, records, ctx):
+        changed = _replaced(selections, alternative)
+        assert _holds(changed, alternative)
+        before, after = (sum(len(s.steps) for s in some) for some in (selections, changed))
+        assert after == before - (alternative.selected is None)
+
+
+def test_a_question_survives_json(planned) -> None:  # type: ignore[no-untyped-def]
+    ctx, graphs, regions, _ = planned
+    selections, records = selected(planned, points=2)
+    question = Question(graph=graphs.graphs[0], regions=regions, selections=selections, target=ctx.target, backend="cuda", position=64,
+                        alternatives=chain.alternatives_of(regions, selections, records, ctx), margin=0.01, budget_s=1.0)
+    assert serial.structure(json.loads(json.dumps(serial.unstructure(question))), Question) == question
+
+
+def test_noise_is_no_win_and_a_clear_win_is_one() -> None:
+    assert upper_bound([0.99, 1.01, 0.98, 1.02, 1.0, 0.99, 1.01]) > 1.0
+    assert upper_bound([0.95, 0.951, 0.949, 0.95, 0.952, 0.948, 0.95]) < 0.96
+    assert upper_bound([0.5]) == float("inf")
+
+
+def test_an_alternative_says_what_it_is(planned) -> None:  # type: ignore[no-untyped-def]
+    assert str(Alternative(signature="s", match_id="m", selected=None)) == "framework on m"
