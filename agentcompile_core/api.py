@@ -34,6 +34,7 @@ Report = Callable[[str, dict[str, Any]], None]
 AnySession = Session | EagerSession | ModuleSession | EagerModule
 DEFAULT_TARGET = "h200"
 DEFAULT_CONTEXT = 8192
+RUN_ON = ("auto", "framework", "emulation")
 
 
 def _silent(event: str, facts: dict[str, Any]) -> None:
@@ -58,7 +59,8 @@ class CompiledModel:
                  seed: int | None = None) -> "torch.Tensor":
         """Continue a prompt of int64 [1, n]; returns int64 [1, n + m] on the CPU. See Session.generate for limits and errors."""
         if self.session is None:
-            raise UsageError("the model was captured without weights, so it cannot generate; compile it where its weights are")
+            raise UsageError("this model was compiled without weights or with run_on='nothing', so it cannot generate; "
+                             "load its bundle, or compile it where its weights are")
         if isinstance(self.session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
         try:
@@ -100,11 +102,13 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
         device: ``cuda`` or ``cpu``; by default cuda where there is one.
         config: advisor, budgets, validators, runtimes.
         meta: capture without weights (nothing can be run, everything else works).
-        run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, or ``emulation`` (kernels on the CPU, slow).
+        run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
+            ``nothing`` (the result can be saved, not run).
 
     Raises:
         UsageError: what was asked cannot be; the message says what is allowed.
     """
+    _check_run_on(run_on, *RUN_ON, "nothing")
     catalog = catalog or load_catalog()
     config = config or Config()
     device = _device(device)
@@ -120,7 +124,7 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
-    if not loaded.has_weights:
+    if not loaded.has_weights or run_on == "nothing":
         return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
                              notes=graphs.notes, context=ctx)
     session, notes = _install(loaded, graphs, compilation.programs, compilation.kernels, compilation.provisional, device, run_on, ctx)
@@ -137,6 +141,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     """
     from .capture.describe import describe
 
+    _check_run_on(run_on, *RUN_ON)
     installed = install.read(Path(folder))
     catalog = catalog or load_catalog()
     device = _device(device)
@@ -271,6 +276,11 @@ def _device(device: str | None) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("a CUDA device was asked for and there is none here; use --device cpu, or run where there is a GPU")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _check_run_on(given: str, *allowed: str) -> None:
+    if given not in allowed:
+        raise UsageError(f"cannot run on {given!r}; allowed: {', '.join(allowed)}")
 
 
 def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int | None) -> Workload:

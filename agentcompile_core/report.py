@@ -11,7 +11,7 @@ from typing import Any
 from .bundle import Manifest
 from .plugins import Catalog
 from .record import TuningRecord
-from .selection import SelectedStep, Selection
+from .selection import Basis, SelectedStep, Selection
 from .version import __version__
 
 
@@ -83,16 +83,21 @@ def explain_text(manifest: Manifest, selections: Iterable[Selection], records: I
 def selection_text(selection: Selection) -> str:
     """One region: its steps and why, then what stays on the framework and why."""
     lines = [f"region {selection.region}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
-    rows = []
-    for step in selection.steps:
-        us = f"{step.measurement.us:.2f}" if step.measurement else "-"
-        floor = f"{step.measurement.share_of_floor:.0%}" if step.measurement and step.measurement.floor_us else "-"
-        base = f"{step.baseline.us:.2f}" if step.baseline else "-"
-        rows.append((step.label.value, step.step.implementation, str(step.step.schedule), us, floor, base, step.reason))
-    if rows:
-        lines.append(table(rows, ("step", "implementation", "schedule", "us", "of floor", "framework us", "why")))
+    if all(step.basis is Basis.PROVISIONAL for step in selection.steps):
+        rows = [(s.label.value, s.step.implementation, f"{s.max_rel:.1e}", str(s.step.schedule)) for s in selection.steps]
+        lines += [table(rows, ("step", "implementation", "max rel", "schedule"))] if rows else []
+    else:
+        lines.append(table([_measured_row(s) for s in selection.steps], ("step", "implementation", "us", "of floor", "framework us", "why",
+                                                                         "schedule")))
     lines += [f"  framework: {what}: {why}" for what, why in selection.fallback_reasons]
     return "\n".join(lines)
+
+
+def _measured_row(step: SelectedStep) -> tuple[str, ...]:
+    us = f"{step.measurement.us:.2f}" if step.measurement else "-"
+    floor = f"{step.measurement.share_of_floor:.0%}" if step.measurement and step.measurement.floor_us else "-"
+    base = f"{step.baseline.us:.2f}" if step.baseline else "-"
+    return (step.label.value, step.step.implementation, us, floor, base, step.reason, str(step.step.schedule))
 
 
 def statistics_text(statistics: dict[str, Any]) -> str:

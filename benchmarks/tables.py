@@ -102,6 +102,11 @@ def decode_table(document: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def decode_with_chart(document: dict[str, Any]) -> str:
+    """The table below the chart, which is drawn for the GPU whose folder comes first."""
+    return "![Milliseconds per token by model and system](decode.svg)\n\n" + decode_table(document)
+
+
 def _speedup(document: dict[str, Any], row: dict[str, Any], over: str) -> str:
     """How many times faster a row is end to end than the system ``over`` on the same model and workload."""
     base = [r for r in document["rows"] if (r["model"], r["workload"], r["system"]) == (row["model"], row["workload"], over)]
@@ -171,7 +176,7 @@ def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
 
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "summary": ("decode", summary_table), "decode": ("decode", decode_table), "memory": ("decode", memory_table),
+    "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("decode", memory_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "kernels": ("kernels", plain_table("kernels")),
     "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),

@@ -20,7 +20,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "examples" / "tiny_model"
 QWEN3 = ROOT / "benchmarks" / "configs" / "qwen3-1.7b"
-PROMPT = "The range function"
+PROMPT = "When an exception"
 LARGE_GPU_BYTES = 16 << 30  # below this the tiny model stands in for Qwen3-1.7B
 
 

@@ -163,7 +163,7 @@ def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) 
     (folder / MANIFEST).write_text(json.dumps(manifest))
     before = set(sys.modules)
     loaded = api.load(folder, str(TINY), device="cpu")
-    ids = loaded.tokenizer("This module provides", return_tensors="pt").input_ids
+    ids = loaded.tokenizer("When an exception", return_tensors="pt").input_ids
     assert loaded.generate(ids, 4).shape == (1, ids.shape[1] + 4)
     assert not proof.exists()
     new = [sys.modules[name] for name in set(sys.modules) - before]
@@ -180,7 +180,7 @@ def test_load_neither_captures_nor_compiles(tiny_bundle: Path, monkeypatch: pyte
         monkeypatch.setattr(pipeline, name, never)
     monkeypatch.setattr(subprocess, "Popen", never)
     loaded = api.load(tiny_bundle, str(TINY), device="cpu")
-    ids = loaded.tokenizer("This module provides", return_tensors="pt").input_ids
+    ids = loaded.tokenizer("When an exception", return_tensors="pt").input_ids
     assert loaded.generate(ids, 3).shape[1] == ids.shape[1] + 3
     assert loaded.compilation is None and loaded.statistics == {}
 

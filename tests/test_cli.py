@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
-PROMPT = "This module provides"
+PROMPT = "When an exception"
 
 
 def test_compile_prints_one_document_and_writes_the_bundle(tiny_compiled) -> None:

@@ -31,7 +31,7 @@ def compiled(store: Store, *, block: tuple[str, ...] = (), only: tuple[str, ...]
 
 
 def tokens(model: Any) -> list[int]:
-    ids = model.tokenizer("This module provides", return_tensors="pt").input_ids
+    ids = model.tokenizer("When an exception", return_tensors="pt").input_ids
     return model.generate(ids, TOKENS)[0, ids.shape[1]:].tolist()
 
 
@@ -48,7 +48,7 @@ def complete(store: Store) -> Any:
 @pytest.fixture(scope="module")
 def expected(complete: Any) -> list[int]:
     """What HuggingFace says after the prompt."""
-    ids = complete.tokenizer("This module provides", return_tensors="pt").input_ids
+    ids = complete.tokenizer("When an exception", return_tensors="pt").input_ids
     out = complete.loaded.module.generate(ids, max_new_tokens=TOKENS, do_sample=False, disable_compile=True)
     return out[0, ids.shape[1]:].tolist()
 

@@ -45,7 +45,7 @@ def compile_command(options: argparse.Namespace) -> int:
     """Compile, print the statistics, write the bundle."""
     if options.out:
         check_folder(Path(options.out))  # before the work, not after it
-    compiled = _compiled(options, run_on="framework", meta=options.meta)
+    compiled = _compiled(options, run_on="nothing", meta=options.meta)
     document = {"model": compiled.graphs.model.name, "target": compiled.context.target.name, "statistics": compiled.statistics,
                 "notes": list(compiled.notes), "selections": report.selections_document(compiled.compilation.selections)}
     if options.out:

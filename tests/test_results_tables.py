@@ -1,0 +1,130 @@
+"""Published numbers: the committed documents say what the committed results files say, and nothing else."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "benchmarks" / "results").glob("*/*.json"))
+
+
+@pytest.fixture(scope="module")
+def tables() -> Any:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        yield importlib.import_module("tables")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+        for name in ("tables", "chart", "harness"):
+            sys.modules.pop(name, None)
+
+
+def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": 1, "gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2", "versions": {"torch": "2.11"}, "commit": "c0ffee" * 6,
+            "date": "2030-01-02", "read_ceiling_gbps": 1000.0, "rows": rows}
+
+
+def decode_row(system: str, e2e_ms: float, **changes: Any) -> dict[str, Any]:
+    return {"model": "qwen3-1.7b", "dtype": "float16", "workload": "128/128", "system": system, "e2e_ms": e2e_ms, "prefill_ms": 10.0,
+            "step_ms": (e2e_ms - 10.0) / 127, "floor_step_ms": 0.5, "repetitions": 10, "spread_ms": 0.25, "estimated": False, **changes}
+
+
+def test_the_committed_documents_are_what_the_results_say(tables: Any) -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in tables.documents().items() if path.read_text() != text]
+    assert stale == [], f"{', '.join(stale)}: stale; run `make results` and commit what it wrote"
+
+
+def test_the_documents_have_the_sections_that_results_go_to(tables: Any) -> None:
+    markers = {path.name: re.findall(r"<!-- results: (\w+)", path.read_text()) for path in tables.DOCUMENTS}
+    assert markers["README.md"] == ["summary"]
+    assert {"decode", "memory", "pipeline", "origins", "accuracy", "compile_time"} <= set(markers["performance.md"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_committed_results_file_has_its_columns(tables: Any, path: Path) -> None:
+    found = json.loads(path.read_text())
+    assert path.stem in tables.COLUMNS, "no table knows this file"
+    tables.check(path.stem, found)
+    assert found["rows"]
+    assert re.fullmatch(r"[0-9a-f]{7,40}", found["commit"]), "measured at no commit"
+    for row in found["rows"]:
+        assert row.get("gpu_uuid"), "rows say which GPU they were measured on"
+
+
+def test_figures_come_from_the_file(tables: Any) -> None:
+    rows = [decode_row("agentcompile", 137.0), decode_row("eager", 1280.0), decode_row("torch_compile", 391.0, estimated=True)]
+    text = tables.section("decode", {"x": {"decode": document(rows)}})
+    assert "| qwen3-1.7b | 128/128 | agentcompile | 137.0 | 0.2 | 10.00 | 1.000 | 1000 | 9.34x | 0.500 | 50% | 10 |" in text
+    assert "torch_compile (estimated)" in text
+    for condition in ("NVIDIA X", "driver 1.2", "torch 2.11", "1000 GB/s", "c0ffeec0ff", "2030-01-02"):
+        assert condition in text
+    summary = tables.section("summary", {"x": {"decode": document(rows)}})
+    assert "| qwen3-1.7b | 128/128 | 10.00 | 3.00 | 1.00 | 1000 | 9.34x | 2.85x | 50% |" in summary
+
+
+def test_rows_that_were_measured_at_different_commits_say_so(tables: Any) -> None:
+    rows = [decode_row("agentcompile", 137.0, commit="a" * 40), decode_row("eager", 1280.0, commit="b" * 40, date="2030-01-05")]
+    assert f"commit {'a' * 10}, {'b' * 10}, 2030-01-02 to 2030-01-05" in tables.conditions(document(rows))
+
+
+@pytest.mark.parametrize("lacking", ["e2e_ms", "floor_step_ms", "repetitions", "estimated"])
+def test_a_row_that_lacks_a_column_is_refused(tables: Any, lacking: str) -> None:
+    row = decode_row("eager", 100.0)
+    del row[lacking]
+    with pytest.raises(tables.ResultsError, match=lacking):
+        tables.check("decode", document([row]))
+
+
+@pytest.mark.parametrize("lacking", ["gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps"])
+def test_a_file_without_its_conditions_is_refused(tables: Any, lacking: str) -> None:
+    found = document([decode_row("eager", 100.0)])
+    del found[lacking]
+    with pytest.raises(tables.ResultsError, match=lacking):
+        tables.check("decode", found)
+
+
+def test_text_outside_of_the_markers_stays(tables: Any) -> None:
+    text = f"before\n{tables.BEGIN.format('accuracy')}\nold 99\n{tables.END}\nafter\n"
+    row = {"model": "qwen3-4b", "positions": 256, "rms_ratio": 1.0123, "p999_ratio": 0.99}
+    found = tables.rendered(text, {"x": {"accuracy": document([row])}}, "../")
+    assert found.startswith("before\n") and found.endswith("\nafter\n")
+    assert "old 99" not in found
+    assert "| qwen3-4b | 256 | 1.012 | 0.990 |" in found
+    assert "(../benchmarks/results/x/accuracy.json)" in found
+    assert tables.rendered(found, {"x": {"accuracy": document([row])}}, "../") == found
+
+
+def test_what_was_not_measured_says_so(tables: Any) -> None:
+    assert tables.section("compile_time", {}) == "Not measured yet."
+
+
+def test_an_unknown_section_is_refused(tables: Any) -> None:
+    with pytest.raises(tables.ResultsError, match="no table is called 'magic'"):
+        tables.rendered(f"{tables.BEGIN.format('magic')}\n{tables.END}", {}, "")
+
+
+def test_the_chart_draws_every_bar_to_scale(tables: Any) -> None:
+    rows = [decode_row("eager", 1280.0), decode_row("agentcompile", 137.0)]
+    svg = tables.decode_chart(rows, "NVIDIA X")
+    widths = [float(w) for w in re.findall(r'<rect x="130" y="\d+" width="([\d.]+)" height="13"', svg)]
+    assert len(widths) == 2
+    assert widths[0] == pytest.approx(10 * widths[1], rel=1e-2)
+    import xml.etree.ElementTree as ElementTree
+
+    ElementTree.fromstring(svg)
+
+
+def test_the_harness_keeps_other_models_and_stamps_its_rows(tables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = importlib.import_module("harness")
+    monkeypatch.setattr(harness, "machine", lambda: {"gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2"})
+    harness.write_results("decode", [decode_row("eager", 100.0), decode_row("eager", 100.0, model="qwen3-4b")], 1000.0, tmp_path, "a" * 40)
+    path = harness.write_results("decode", [decode_row("eager", 90.0)], 1000.0, tmp_path, "b" * 40)
+    found = json.loads(path.read_text())
+    tables.check("decode", found)
+    assert {(r["model"], r["e2e_ms"], r["commit"][0]) for r in found["rows"]} == {("qwen3-1.7b", 90.0, "b"), ("qwen3-4b", 100.0, "a")}
+    assert {r["gpu_uuid"] for r in found["rows"]} == {"GPU-1"}
