@@ -18,7 +18,7 @@ REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
-EARLY_KV = (False,)
+EARLY_KV = (True, False)
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
 
