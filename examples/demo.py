@@ -155,7 +155,7 @@ def without_gpu(options: argparse.Namespace, folder: Path) -> None:
         for line in built_only:
             print(f"   built for {qwen3.context.target.arch}, not validated: {line}")
     with part("tiny model (trained), fp32: the same, then bound to its emulated kernels"):
-        tiny = compile_model(TINY, folder, dtype="float32", budget_s=4 * options.budget_s, budget_plans=12, target=options.target,
+        tiny = compile_model(TINY, folder, dtype="float32", budget_s=3 * options.budget_s, budget_plans=12, target=options.target,
                              device="cpu", run_on="emulation")
         bundle = tiny.save(options.out)
     found = {"Qwen3-1.7B": (qwen3.statistics, len(built_only)), "tiny model": (tiny.statistics, len(build_unvalidated(tiny)))}
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="h200", help="GPU to build for where there is none (default: h200, which is sm_90)")
     parser.add_argument("--tokens", type=int, default=12, help="tokens to generate through emulated kernels (default: 12)")
-    parser.add_argument("--budget-s", type=float, default=60.0, help="seconds of emulated validation for Qwen3-1.7B (default: 60)")
+    parser.add_argument("--budget-s", type=float, default=90.0, help="seconds of emulated validation for Qwen3-1.7B (default: 90)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "demo" / "tiny_model.bundle", help="folder of the tiny model's bundle")
     options = parser.parse_args(arguments)
     import torch
