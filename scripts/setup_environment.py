@@ -48,8 +48,11 @@ def main() -> int:
     python = options.venv / "bin" / "python"
     if options.use_system:
         _link_parent_environment(options.venv)
-        missing = [name for name in ("attrs", "cattrs", "pluggy", "setuptools") if importlib.util.find_spec(name.replace("attrs", "attr")
+        missing = [name for name in ("attrs", "cattrs", "pluggy") if importlib.util.find_spec(name.replace("attrs", "attr")
                    if name == "attrs" else name) is None]
+        if not _has_setuptools(python):  # Python 3.11 puts an old one into every environment, in front of the installed one
+            subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
+            missing += [] if _has_setuptools(python) else [TOOLS[0], TOOLS[1]]
         if missing:
             pip(python, *missing)
     else:
@@ -61,6 +64,12 @@ def main() -> int:
     install_projects(python)
     print("ready", flush=True)
     return 0
+
+
+def _has_setuptools(python: Path) -> bool:
+    """Whether the environment sees a setuptools that reads our project files."""
+    code = "import setuptools, sys; sys.exit(int(setuptools.__version__.split('.')[0]) < 77)"
+    return subprocess.run([str(python), "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def _link_parent_environment(folder: Path) -> None:
