@@ -29,7 +29,8 @@ class RandomAdvisor(Advisor):
             for parameter in step.space.parameters:
                 values = list(parameter.values)
                 rng.shuffle(values)
-                hints.append(Hint(match_id=step.match_id, implementation=step.implementation, parameter=parameter.name, values=tuple(values)))
+                hints.append(Hint(match_id=step.match_id, implementation=step.implementation, parameter=parameter.name,
+                                  values=tuple(values)))
         return Advice(order=tuple(names), cover_order=tuple(ranks), hints=tuple(hints))
 
 
