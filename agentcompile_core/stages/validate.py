@@ -148,7 +148,7 @@ def _entries(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
         if place not in trials:
             match = region.match_by_id[place[1]]
             if _too_large(match, backend):
-                ctx.report("skipped", {"match": match.id, "message": f"{match.bytes_moved >> 20} MiB are too much to emulate"})
+                ctx.report("skipped", {"match": match.id, "message": f"more than {EMULATED_BYTES >> 20} MiB are too much to emulate"})
                 continue
             trials[place] = _trial(candidate, region, plan.record.accepted.risks if plan else (), backend, ctx)
         trial = evolve(trials[place], source=candidate.source)
@@ -178,7 +178,9 @@ def _trial(candidate: Candidate, region: Region, risks: tuple[Risk, ...], backen
 
 
 def _too_large(match: Match, backend: Backend) -> bool:
-    return backend.device == "cpu" and match.bytes_moved > EMULATED_BYTES
+    # A lookup moves a row, but its table must be made, checked and copied like any other operand.
+    largest = max((o.spec.nbytes for o in match.operands if o.role is not Role.STATE), default=0)
+    return backend.device == "cpu" and max(match.bytes_moved, largest) > EMULATED_BYTES
 
 
 def _environment(backend: Backend, ctx: Context) -> tuple[Any, ...]:
