@@ -247,7 +247,7 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
         "max_abs": max((s.max_abs for s in steps), default=0.0),
         "max_rel": max((s.max_rel for s in steps), default=0.0),
         "files": len(bundle.files) + 1 if bundle else 0,
-        "signatures": len(compilation.sources),
+        "signatures": sum(len(s.launches) for s in {s.key: s for p in compilation.programs.values() for s in p.sources}.values()),
         "failures": len(compilation.failures),
         "seconds": dict(compilation.seconds),
     }

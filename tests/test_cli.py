@@ -21,7 +21,8 @@ def test_compile_prints_one_document_and_writes_the_bundle(tiny_compiled) -> Non
     assert found["selected"] > 0
     assert found["validated"] >= found["selected"] - 1
     assert found["files"] == sum(1 for p in folder.rglob("*") if p.is_file())
-    assert found["signatures"] == len(list((folder / "kernels").iterdir()))
+    extension = json.loads((folder / "extension" / "agentcompile_kernels" / "signatures.json").read_text())
+    assert found["signatures"] == len(extension["signatures"])
     assert {s["basis"] for s in document["selections"]} == {"provisional"}
 
 
@@ -176,6 +177,19 @@ def test_a_command_line_that_cannot_be_read_exits_with_2(cli, arguments: tuple[s
     assert code == 2
     assert out == ""
     assert "usage: agentcompile" in err
+
+
+def test_a_failure_exits_with_1(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_core.cli import commands
+    from agentcompile_core.errors import BuildError
+
+    def fails(options: object) -> int:
+        raise BuildError("nvcc ran out of memory; free some")
+
+    monkeypatch.setitem(commands.COMMANDS, "doctor", fails)
+    assert cli("doctor") == (1, "", "agentcompile: nvcc ran out of memory; free some\n")
+    code, out, _ = cli("doctor", "--json")
+    assert (code, json.loads(out)["exit_code"]) == (1, 1)
 
 
 def test_an_interrupt_exits_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> None:
