@@ -1,8 +1,10 @@
 """Advice from an LLM through litellm: one request per question, a JSON schema, a strict reader. Never code, never a decision."""
 
+import atexit
 import json
 import os
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from agentcompile_core.advice_json import answer_schema, question_json, question
 from agentcompile_core.errors import UsageError
 from agentcompile_core.hookspecs import hookimpl
 from agentcompile_core.interfaces import Advisor
+
+from .asking import Asker, NoAnswer
 
 MODEL = "AGENTCOMPILE_LLM"
 API_BASE = "AGENTCOMPILE_LLM_API_BASE"
@@ -45,19 +49,9 @@ class Settings:
         """
         model = os.environ.get(MODEL, "")
         if not model:
-            raise UsageError(f"the litellm advisor needs a model: set {MODEL}, for example {MODEL}=openai/gpt-4o-mini, and the provider's key")
+            example = f"{MODEL}=openai/gpt-4o-mini"
+            raise UsageError(f"the litellm advisor needs a model: set {MODEL}, for example {example}, and the provider's key")
         return cls(model=model, api_base=os.environ.get(API_BASE) or None)
-
-
-def _litellm() -> Any:
-    # Before the import: no price list from the network, no .env file that happens to lie around.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
-    import litellm
-
-    litellm.suppress_debug_info = True
-    litellm.telemetry = False
-    return litellm
 
 
 class LiteLLMAdvisor(Advisor):
@@ -72,40 +66,64 @@ class LiteLLMAdvisor(Advisor):
         """Ask once, read strictly.
 
         Raises:
-            UsageError: no model is configured, the provider failed or did not answer in time, or the answer is no JSON object.
+            UsageError: no model is configured, litellm is not installed, the provider failed or did not answer in time,
+                the answer is no JSON object, or the file for recorded answers cannot be used. Never holds a provider's
+                text or a key.
         """
         settings = self._settings or Settings.from_environment()
-        text, tokens = self._ask(question, settings)
+        path = self._record or (Path(os.environ[RECORD]) if os.environ.get(RECORD) else None)
+        recorded = _recorded(path) if path is not None else {}
+        text, tokens = ask(question, settings)
         advice = evolve(read_answer(text, question.space), tokens=tokens)
-        record = self._record or (Path(os.environ[RECORD]) if os.environ.get(RECORD) else None)
-        if record is not None:
-            _append(record, question_key(question), json.loads(text))
+        if path is not None:
+            _write(path, {**recorded, question_key(question): json.loads(text)})
         return advice
 
-    def _ask(self, question: Question, settings: Settings) -> tuple[str, int]:
-        litellm = _litellm()
-        import openai
 
-        deadline_s = min(settings.timeout_s, max(1.0, question.budget_s)) if question.budget_s else settings.timeout_s
-        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": serial.dumps(question_json(question))}]
-        schema = {"type": "json_schema", "json_schema": {"name": "advice", "strict": False, "schema": answer_schema()}}
-        try:
-            response = litellm.completion(model=settings.model, api_base=settings.api_base, messages=messages, response_format=schema,
-                                          temperature=0, max_tokens=MAX_TOKENS, timeout=deadline_s, num_retries=0, max_retries=0)
-        except openai.APIError as exc:
-            # The provider's text may hold the prompt or hints about the account: its class is enough.
-            raise UsageError(f"no advice from {settings.model}: {type(exc).__name__}") from None
-        usage = getattr(response, "usage", None)
-        return response.choices[0].message.content or "", int(getattr(usage, "total_tokens", 0) or 0)
+def ask(question: Question, settings: Settings) -> tuple[str, int]:
+    """One request within the deadline; the text of the answer and the tokens that it cost. Raises UsageError."""
+    deadline_s = min(settings.timeout_s, max(1.0, question.budget_s)) if question.budget_s else settings.timeout_s
+    messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": serial.dumps(question_json(question))}]
+    schema = {"type": "json_schema", "json_schema": {"name": "advice", "strict": False, "schema": answer_schema()}}
+    arguments = {"model": settings.model, "api_base": settings.api_base, "messages": messages, "response_format": schema,
+                 "temperature": 0, "max_tokens": MAX_TOKENS, "timeout": deadline_s, "num_retries": 0, "max_retries": 0,
+                 "drop_params": True}
+    try:
+        return _asker().ask(arguments, deadline_s)
+    except NoAnswer as exc:
+        why = str(exc)
+    raise UsageError(f"no advice from {settings.model}: {why}; check the model's name, its key and the server")
 
 
-def _append(path: Path, key: str, answer: object) -> None:
-    """Add one answer to a file that the replay advisor reads; written aside and renamed."""
-    data = json.loads(path.read_text()) if path.exists() else {"schema": serial.SCHEMA, "answers": {}}
-    data["answers"][key] = answer
+@cache
+def _asker() -> Asker:
+    asker = Asker()
+    atexit.register(asker.close)
+    return asker
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """The answers that ``path`` holds already; read before anything is asked, so that no paid answer is lost."""
+    if not path.exists():
+        return {}
+    try:
+        data = serial.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, UsageError) as exc:
+        raise UsageError(f"cannot add advice to {path} ({exc}); name another file in {RECORD}") from exc
+    if type(data) is not dict or data.get("schema") != serial.SCHEMA or type(data.get("answers")) is not dict:
+        raise UsageError(f"{path} is not a file of recorded advice; name another file in {RECORD}")
+    answers: dict[str, Any] = data["answers"]
+    return answers
+
+
+def _write(path: Path, answers: dict[str, Any]) -> None:
+    """Written aside and renamed, so that the replay advisor never reads half a file."""
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(data, indent=1, sort_keys=True))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps({"schema": serial.SCHEMA, "answers": answers}, indent=1, sort_keys=True), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as exc:
+        raise UsageError(f"cannot write recorded advice to {path}: {exc.strerror}; name another file in {RECORD}") from exc
 
 
 @hookimpl

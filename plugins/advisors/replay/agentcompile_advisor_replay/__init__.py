@@ -47,7 +47,7 @@ def _answers(path: Path) -> dict[str, object]:
     try:
         data = serial.parse(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise UsageError(f"cannot read recorded advice from {path}: {exc.strerror}; name a file of recorded answers in {ENVIRONMENT}") from exc
+        raise UsageError(f"cannot read recorded advice from {path}: {exc.strerror}; name another in {ENVIRONMENT}") from exc
     except (UnicodeDecodeError, UsageError) as exc:
         raise UsageError(f"{path} is not a file of recorded advice: {exc}") from exc
     if type(data) is not dict or data.get("schema") != serial.SCHEMA or type(data.get("answers")) is not dict:
