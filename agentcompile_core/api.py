@@ -124,6 +124,7 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
+    bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
     if not loaded.has_weights or run_on == "nothing":
         return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
                              notes=graphs.notes, context=ctx)
@@ -276,6 +277,14 @@ def _device(device: str | None) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("a CUDA device was asked for and there is none here; use --device cpu, or run where there is a GPU")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _source(what: object) -> str:
+    """Where the model comes from, for the manifest: an absolute path, an identifier, or nothing for a live one."""
+    if not isinstance(what, str | Path):
+        return ""
+    path = Path(what).expanduser()
+    return str(path.resolve()) if path.exists() else str(what)
 
 
 def _check_run_on(given: str, *allowed: str) -> None:

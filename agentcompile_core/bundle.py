@@ -49,6 +49,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provisional: bool = False  # validated by emulation only: never launched on a GPU
     eager_reason: str = ""
+    source: str = ""  # where the model was when it was compiled: a folder or an identifier; empty for a live one
 
 
 @frozen(kw_only=True)

@@ -194,8 +194,14 @@ def test_sampling_that_makes_no_sense(cli, tiny_bundle: Path, option: tuple[str,
 
 
 def test_generate_without_a_model(cli, tiny_bundle: Path) -> None:
-    refused(cli("generate", "--bundle", tiny_bundle, *PROMPT), "needs the model whose weights")
     refused(cli("generate", *PROMPT), "needs a model")
+
+
+def test_bundle_whose_model_is_gone_or_was_a_live_one(cli, tiny_bundle: Path, tmp_path: Path) -> None:
+    gone = edited_manifest(tiny_bundle, tmp_path / "gone", source=str(tmp_path / "moved"))
+    refused(cli("generate", "--bundle", gone, *PROMPT), "no folder", "moved")
+    live = edited_manifest(tiny_bundle, tmp_path / "live", source="")
+    refused(cli("generate", "--bundle", live, *PROMPT), "live model", "agentcompile generate MODEL --bundle DIR")
 
 
 def test_generate_without_a_tokenizer(cli, tiny_bundle: Path, tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def test_generate_streams_the_text_of_the_bundle(cli, tiny_bundle: Path) -> None
     assert "note: no CUDA device here: every step runs on the framework's operators" in err
 
 
+def test_generate_finds_the_model_of_the_bundle(cli, tiny_bundle: Path) -> None:
+    arguments = ("--bundle", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 4, "--device", "cpu", "--json")
+    assert cli("generate", *arguments) == cli("generate", TINY, *arguments)
+
+
 def test_generate_json_agrees_with_what_huggingface_writes(cli, tiny_bundle: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

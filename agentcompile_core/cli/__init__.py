@@ -11,7 +11,7 @@ from ..version import __version__
 
 EPILOG = """examples:
   agentcompile compile ./Qwen3-1.7B --out qwen3.bundle       compile for the GPU here (or --target h200 without one)
-  agentcompile generate --bundle qwen3.bundle --model ./Qwen3-1.7B --prompt "Once upon a time"
+  agentcompile generate --bundle qwen3.bundle --prompt "Once upon a time"
   agentcompile bench ./Qwen3-1.7B --input 128 --output 128   ours beside eager and torch.compile
   agentcompile explain qwen3.bundle                          why each step got what it got
 """
@@ -58,7 +58,7 @@ def _compile(sub: argparse.ArgumentParser) -> None:
 
 
 def _generate(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", nargs="?", help="model to compile on the way (with --bundle: where its weights are)")
+    sub.add_argument("model", nargs="?", help="model to compile on the way (with --bundle: where its weights are, if they moved)")
     sub.add_argument("--bundle", metavar="DIR", help="run this bundle: no tuning, no compiler")
     sub.add_argument("--prompt", required=True, help="text to continue")
     sub.add_argument("--max-new-tokens", type=int, default=128, metavar="N")

@@ -59,10 +59,11 @@ def generate_command(options: argparse.Namespace) -> int:
     from .. import api
 
     if options.bundle:
-        if options.model is None:
-            raise UsageError("generate --bundle needs the model whose weights it runs with: "
+        model = options.model or install.read_manifest(Path(options.bundle)).source
+        if not model:
+            raise UsageError("this bundle was compiled from a live model, so name the model whose weights it runs with: "
                              "agentcompile generate MODEL --bundle DIR --prompt TEXT")
-        compiled = api.load(options.bundle, options.model, device=options.device, config=_config(options), run_on=options.run_on,
+        compiled = api.load(options.bundle, model, device=options.device, config=_config(options), run_on=options.run_on,
                             report=Progress(quiet=options.json), **_weights(options))
     else:
         if options.model is None:
