@@ -37,14 +37,15 @@ def part(title: str) -> Iterator[None]:
     print(f"   ({time.monotonic() - began:.1f} s)", flush=True)
 
 
-def compile_model(what: Path, folder: Path, *, dtype: str, budget_s: float, budget_plans: int, target: str | None, **options: Any) -> Any:
+def compile_model(what: Path, folder: Path, *, dtype: str, budget_s: float, budget_plans: int, target: str | None, rounds: int = 1,
+                  **options: Any) -> Any:
     """Compile with a store of its own, so that every figure shown is of this run."""
     from agentcompile_core import api
     from agentcompile_core.cli.progress import Progress
     from agentcompile_core.context import Config
     from agentcompile_core.store import Store
 
-    config = Config(budget_s=budget_s, budget_plans=budget_plans, rounds=1)
+    config = Config(budget_s=budget_s, budget_plans=budget_plans, rounds=rounds)
     return api.compile(str(what), dtype=dtype, target=target, config=config, store=Store(folder / "store"),
                        report=Progress(stream=sys.stdout), **options)
 
@@ -180,18 +181,21 @@ def with_gpu(options: argparse.Namespace, folder: Path) -> None:
     large = torch.cuda.get_device_properties(0).total_memory >= LARGE_GPU_BYTES
     what, dtype, name = (QWEN3, "float16", "Qwen3-1.7B, random weights, fp16") if large else (TINY, "float16", "tiny model, fp16")
     with part(f"{name}: compiled for {torch.cuda.get_device_name()}"):
-        model = compile_model(what, folder, dtype=dtype, budget_s=90.0, budget_plans=400, target=None, random_weights=0 if large else None)
+        model = compile_model(what, folder, dtype=dtype, budget_s=90.0, budget_plans=400, target=None, rounds=2,
+                              random_weights=0 if large else None)
         model.context.close()
     with part("tokens per second, 128 tokens after a prompt of 128, batch 1, greedy"):
         rows = bench.compare(model, prompt=128, new_tokens=128, repetitions=3, baselines=("eager",))
         speed = {row["system"]: 1e3 / row["step_ms"] for row in rows}
         print(f"   before (transformers, eager): {speed['eager']:8.1f} tokens/s")
         print(f"   after (agentcompile):         {speed['agentcompile']:8.1f} tokens/s")
+        if speed["agentcompile"] <= speed["eager"]:
+            raise DemoError("the compiled model is not faster")
     statistics = {name.split(",")[0]: (model.statistics, 0)}
     del model
     torch.cuda.empty_cache()
     with part("tiny model (trained), fp32: compiled, bundled, loaded"):
-        tiny = compile_model(TINY, folder, dtype="float32", budget_s=90.0, budget_plans=100, target=None)
+        tiny = compile_model(TINY, folder, dtype="float32", budget_s=90.0, budget_plans=100, target=None, rounds=2)
         bundle = tiny.save(options.out)
         tiny.context.close()
         loaded, framework = (api.load(bundle, str(TINY), run_on=run_on) for run_on in ("auto", "framework"))
