@@ -197,6 +197,20 @@ def test_a_failure_exits_with_1(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (code, json.loads(out)["exit_code"]) == (1, 1)
 
 
+def test_too_little_gpu_memory_is_a_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from agentcompile_core.cli import commands
+
+    def fails(options: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB ...")
+
+    monkeypatch.setitem(commands.COMMANDS, "doctor", fails)
+    code, out, err = cli("doctor")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "too little free memory" in err and "--context" in err
+
+
 def test_an_interrupt_exits_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentcompile_core.cli import commands
 

@@ -92,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(options, str(exc), 2)
     except AgentCompileError as exc:
         return _refuse(options, str(exc), 1)
+    except RuntimeError as exc:
+        if type(exc).__name__ != "OutOfMemoryError":  # torch's, without importing it here
+            raise
+        return _refuse(options, "the GPU has too little free memory for this model and context; use a smaller --context, or free some", 1)
     except KeyboardInterrupt:
         return _refuse(options, "interrupted; what was measured so far is kept in the cache", 130)
     except BrokenPipeError:
