@@ -103,6 +103,15 @@ def test_a_warm_run_builds_and_times_nothing(ctx):
     assert {r.step for r in again} == {r.step for r in first}
 
 
+def test_schedules_that_lower_to_one_source_are_evaluated_once(ctx):
+    # Two timings under one key would make a warm run see other numbers than the cold one.
+    made, events = ctx
+    records, selection = run(made, step("honest", 4.0), step("honest", 4.0), step("honest", 6.0))
+    assert [r.step.schedule["us"] for r in records if r.step.implementation == FAMILY] == [4.0, 6.0]
+    assert len({r.key for r in records}) == len(records)
+    assert selection.steps[0].step == step("honest", 4.0)
+
+
 class _Forbidden:
     def evaluate(self, *args: object, **kwargs: object) -> None:
         raise AssertionError("a warm run evaluated something")

@@ -142,6 +142,7 @@ def _entries(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
     environment = _environment(backend, ctx)
     queues: dict[tuple[str, str], list[_Entry]] = {}
     trials: dict[tuple[str, str], Trial] = {}
+    seen: set[str] = set()
     for candidate in candidates:
         region, plan = by_signature[candidate.signature], plans.get(candidate.signature)
         place = (candidate.signature, candidate.step.match_id)
@@ -152,8 +153,12 @@ def _entries(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
                 continue
             trials[place] = _trial(candidate, region, plan.record.accepted.risks if plan else (), backend, ctx)
         trial = evolve(trials[place], source=candidate.source)
+        key = "record-" + serial.digest(trial, *environment, keys.device_library_digest(), length=32)
+        if key in seen:  # another schedule lowers to the same source and launches: one evaluation, one record
+            continue
+        seen.add(key)
         queues.setdefault(place, []).append(_Entry(
-            candidate=candidate, trial=trial, key="record-" + serial.digest(trial, *environment, keys.device_library_digest(), length=32),
+            candidate=candidate, trial=trial, key=key,
             kernel_key=keys.kernel_key(candidate.source, ctx.target, backend.name, backend.compiler()),
             baseline_key="baseline-" + serial.digest(trial.match, trial.graph, *environment, length=32),
             rank=ranks.get((candidate.signature, candidate.step), -1), advisor=plan.record.advisor if plan else "",
