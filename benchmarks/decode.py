@@ -141,9 +141,9 @@ def main() -> int:
         for row in rows:
             print(f"{row['system']:>14}: {row['e2e_ms']:9.1f} ms, prefill {row['prefill_ms']:7.2f}, {row['step_ms']:7.3f} ms/token, "
                   f"{row['speedup']:5.2f}x, {row['bandwidth_share']:.0%} of bandwidth", flush=True)
-        rows[0] |= memory
         accuracy = accuracy_row(options.model, model, options.positions)
         print(json.dumps(accuracy), flush=True)
+        harness.write_results("memory", [{"model": options.model, **memory}], ceiling, options.out, options.commit)
         harness.write_results("decode", rows, ceiling, options.out, options.commit)
         harness.write_results("pipeline", [pipeline_row(options.model, model)], ceiling, options.out, options.commit)
         harness.write_results("accuracy", [accuracy], ceiling, options.out, options.commit)

@@ -28,6 +28,7 @@ COLUMNS = {
     "pipeline": ("model", "nodes", "regions", "merged_regions", "plans", "candidates", "built", "validated", "advised", "selected",
                  "selected_us_min", "selected_us_max", "max_abs", "max_rel", "files", "signatures"),
     "accuracy": ("model", "positions", "rms_ratio", "p999_ratio"),
+    "memory": ("model", "extra_memory_bytes", "weight_bytes", "kv_bytes"),
     "compile_time": ("model", "cold_s", "warm_s"),
     "kernels": ("family", "shape", "dtype", "us", "floor_us", "baseline_us", "baseline"),
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
@@ -176,7 +177,7 @@ def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
 
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("decode", memory_table),
+    "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "kernels": ("kernels", plain_table("kernels")),
     "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
