@@ -21,15 +21,26 @@ if TYPE_CHECKING:
 class ModuleSession:
     """The owner of one module's bound program and its input buffers; one call at a time."""
 
-    def __init__(self, graphs: GraphSet, program: Program, weights: "WeightStore", *, device: str, decode: DecodeRuntime,
-                 backend: "Backend | None" = None, kernels: Mapping[str, Kernel] | None = None) -> None:
+    def __init__(
+        self,
+        graphs: GraphSet,
+        program: Program,
+        weights: "WeightStore",
+        *,
+        device: str,
+        decode: DecodeRuntime,
+        backend: "Backend | None" = None,
+        kernels: Mapping[str, Kernel] | None = None,
+    ) -> None:
         import torch
 
         self.graphs, self.device, self.generation = graphs, device, 0
         self._lock = threading.Lock()
         graph = program.graph
         self._inputs: dict[str, torch.Tensor] = {
-            name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=device) for name in graph.inputs}
+            name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=device)
+            for name in graph.inputs
+        }
         self._bound = bind(program, weights, {}, self._inputs, device, backend, kernels)
         # A module has no decode state to preserve, so only the plain loop serves it; the runtime is kept for its name.
         self.runtime = decode.name
@@ -50,8 +61,10 @@ class ModuleSession:
             raise UsageError(f"{len(inputs)} inputs were given; the module was compiled for {len(self._inputs)}")
         for (name, place), tensor in zip(self._inputs.items(), inputs, strict=True):
             if tensor.shape != place.shape or tensor.dtype != place.dtype:
-                raise UsageError(f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {tuple(place.shape)} "
-                                 f"{place.dtype}; compile again for other shapes")
+                raise UsageError(
+                    f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {tuple(place.shape)} "
+                    f"{place.dtype}; compile again for other shapes"
+                )
         with self._lock, torch.inference_mode():
             for place, tensor in zip(self._inputs.values(), inputs, strict=True):
                 place.copy_(tensor)

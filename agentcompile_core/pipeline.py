@@ -72,13 +72,25 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     programs = programs_of(graphs, regions, selections)
     with clock("build"):
         kernels = built(programs, ctx)
-    return Compilation(graphs=graphs, analyses=analyses, spaces=spaces, advice=advice, records=records, selections=selections,
-                       programs=programs, kernels=kernels, failures=tuple(ctx.failures), seconds=clock.seconds, lowered=lowered,
-                       step_us=step_us)
+    return Compilation(
+        graphs=graphs,
+        analyses=analyses,
+        spaces=spaces,
+        advice=advice,
+        records=records,
+        selections=selections,
+        programs=programs,
+        kernels=kernels,
+        failures=tuple(ctx.failures),
+        seconds=clock.seconds,
+        lowered=lowered,
+        step_us=step_us,
+    )
 
 
-def selected(graphs: GraphSet, regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tuple[TuningRecord, ...],
-             ctx: Context) -> tuple[tuple[Selection, ...], tuple[float, float]]:
+def selected(
+    graphs: GraphSet, regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tuple[TuningRecord, ...], ctx: Context
+) -> tuple[tuple[Selection, ...], tuple[float, float]]:
     """Select by isolated timings; where there is a device, let the captured chain judge, and the whole step against the framework's.
 
     Returns the selections, and the microseconds of the shortened step with them and on the framework (0: not measured).
@@ -97,8 +109,9 @@ def selected(graphs: GraphSet, regions: tuple[Region, ...], spaces: tuple[PlanSp
     return judged, (answer.us, answer.framework_us)
 
 
-def _rounds(regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...], ctx: Context,
-            clock: "_Clock") -> tuple[tuple[TuningRecord, ...], tuple[AdviceRecord, ...], int]:
+def _rounds(
+    regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...], ctx: Context, clock: "_Clock"
+) -> tuple[tuple[TuningRecord, ...], tuple[AdviceRecord, ...], int]:
     records: tuple[TuningRecord, ...] = ()
     advice: tuple[AdviceRecord, ...] = ()
     lowered = 0
@@ -162,8 +175,18 @@ def builder(ctx: Context) -> Backend | None:
 
 def _eager(graphs: GraphSet, ctx: Context, clock: "_Clock") -> Compilation:
     reason = graphs.eager_reason or "nothing was captured"
-    return Compilation(graphs=graphs, analyses=(), spaces=(), advice=(), records=(), selections=(fallback("", graphs.model.name, reason),),
-                       programs={}, kernels={}, failures=tuple(ctx.failures), seconds=clock.seconds)
+    return Compilation(
+        graphs=graphs,
+        analyses=(),
+        spaces=(),
+        advice=(),
+        records=(),
+        selections=(fallback("", graphs.model.name, reason),),
+        programs={},
+        kernels={},
+        failures=tuple(ctx.failures),
+        seconds=clock.seconds,
+    )
 
 
 class _Clock:
@@ -200,7 +223,9 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
     for _, frontend in sorted(ctx.catalog.frontends.items()):
         if ctx.catalog.guard(lambda f=frontend: f.accepts(what), stage=StageName.CAPTURE, plugin=frontend.name, subject=str(what)[:80]):  # type: ignore[misc]
             return frontend
-    raise UsageError(f"cannot tell what {str(what)[:120]!r} is; give a model folder, a model identifier, a .py file with Model, or a live module")
+    raise UsageError(
+        f"cannot tell what {str(what)[:120]!r} is; give a model folder, a model identifier, a .py file with Model, or a live module"
+    )
 
 
 def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
@@ -222,8 +247,7 @@ def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: C
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:
     """The bundle of a compilation."""
-    return emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels,
-                    compilation.records, ctx)
+    return emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, compilation.records, ctx)
 
 
 def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:
@@ -251,5 +275,3 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
         "failures": len(compilation.failures),
         "seconds": dict(compilation.seconds),
     }
-
-

@@ -1,6 +1,6 @@
 """What was measured, under the fixed protocol, and what the tuning database keeps of it."""
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from .candidate import Resources
 from .errors import Cause
@@ -33,7 +33,7 @@ class TuningRecord:
     source_digest: str
     verdict: Verdict | None
     measurement: Measurement | None
-    resources: Resources = Resources()
+    resources: Resources = Factory(Resources)
     failure: Cause | None = None
     message: str = ""
     advisor: str = ""

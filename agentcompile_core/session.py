@@ -69,9 +69,19 @@ class Session:
     their addresses for the life of the session; ``generation`` counts what would invalidate a captured graph.
     """
 
-    def __init__(self, graphs: GraphSet, programs: Mapping[str, Program], weights: "WeightStore", *, device: str,
-                 kv_state: KVState, decode: DecodeRuntime, backend: "Backend | None" = None,
-                 kernels: Mapping[str, Kernel] | None = None, callables: Mapping[Step, Callable[..., None]] | None = None) -> None:
+    def __init__(
+        self,
+        graphs: GraphSet,
+        programs: Mapping[str, Program],
+        weights: "WeightStore",
+        *,
+        device: str,
+        kv_state: KVState,
+        decode: DecodeRuntime,
+        backend: "Backend | None" = None,
+        kernels: Mapping[str, Kernel] | None = None,
+        callables: Mapping[Step, Callable[..., None]] | None = None,
+    ) -> None:
         import torch
 
         self.graphs, self.device, self.kv = graphs, device, kv_state
@@ -107,7 +117,15 @@ class Session:
         if name not in self._bound:
             graph = self._programs[name].graph
             self._bound[name] = bind(
-                self._programs[name], self._weights, self.states, self._inputs(graph), self.device, self._backend, self._kernels, self._callables)
+                self._programs[name],
+                self._weights,
+                self.states,
+                self._inputs(graph),
+                self.device,
+                self._backend,
+                self._kernels,
+                self._callables,
+            )
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
@@ -136,8 +154,15 @@ class Session:
             if self.device == "cuda":
                 torch.cuda.empty_cache()  # what warm-ups used and no request needs
 
-    def generate(self, input_ids: "torch.Tensor", max_new_tokens: int, *, eos_token_id: int | Sequence[int] | None = None,
-                 streamer: Any = None, sampling: Sampling | None = None) -> "torch.Tensor":
+    def generate(
+        self,
+        input_ids: "torch.Tensor",
+        max_new_tokens: int,
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        streamer: Any = None,
+        sampling: Sampling | None = None,
+    ) -> "torch.Tensor":
         """Generate greedily (or by ``sampling``) after a prompt.
 
         Args:
@@ -176,13 +201,17 @@ class Session:
 
     def _checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
         if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.is_floating_point():
-            raise UsageError(f"input_ids of shape {tuple(input_ids.shape)} and type {input_ids.dtype}; expected one prompt as integers of shape [1, n]")
+            raise UsageError(
+                f"input_ids of shape {tuple(input_ids.shape)} and type {input_ids.dtype}; expected one prompt as integers of shape [1, n]"
+            )
         n = input_ids.shape[1]
         if n == 0 or max_new_tokens < 1:
             raise UsageError(f"a prompt of {n} tokens and {max_new_tokens} new tokens; both must be at least 1")
         if n + max_new_tokens > self.max_context:
-            raise UsageError(f"{n} prompt tokens + {max_new_tokens} new tokens exceed the context of {self.max_context}; "
-                             f"shorten the prompt or compile with a context of at least {n + max_new_tokens}")
+            raise UsageError(
+                f"{n} prompt tokens + {max_new_tokens} new tokens exceed the context of {self.max_context}; "
+                f"shorten the prompt or compile with a context of at least {n + max_new_tokens}"
+            )
         vocabulary = self.graphs.model.vocab_size
         prompt = input_ids.to("cpu", copy=True).long()
         if vocabulary and (int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary):
@@ -196,12 +225,16 @@ class Session:
         name = ""
         self.kv.reset()
         for chunk in plan_chunks(n, sizes, self.kv.capacity):
-            name = f"prefill_{chunk.tokens}_fresh" if chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs else f"prefill_{chunk.tokens}"
+            name = (
+                f"prefill_{chunk.tokens}_fresh"
+                if chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
+                else f"prefill_{chunk.tokens}"
+            )
             step = self._step(name)
             inputs = self._inputs(self._programs[name].graph)
             rows, start, length = (inputs[k] for k in self._programs[name].graph.inputs)
             rows.zero_()
-            rows[:, :chunk.length].copy_(prompt[:, chunk.start:chunk.start + chunk.length])
+            rows[:, : chunk.length].copy_(prompt[:, chunk.start : chunk.start + chunk.length])
             start.fill_(chunk.start)
             length.fill_(chunk.length)
             step()
@@ -215,7 +248,7 @@ class Session:
         with self._lock, torch.inference_mode():
             rows = [self.prefill(tokens[:, :1]).output(0)[0, -1].clone()]
             for i in range(1, tokens.shape[1]):
-                self.ids.copy_(tokens[:, i:i + 1])
+                self.ids.copy_(tokens[:, i : i + 1])
                 self._step("decode")()
                 rows.append(self.bound("decode").output(0)[0, -1].clone())
             return torch.stack(rows)
@@ -233,7 +266,7 @@ class Session:
             for _ in range(count - 1):
                 step()  # type: ignore[misc]
             n = prompt.shape[1]
-            yield from self.history[n:n + count].tolist()
+            yield from self.history[n : n + count].tolist()
 
     def _stepwise(self, count: int, eos: frozenset[int]) -> Iterator[int]:
         for i in range(count):
@@ -254,7 +287,7 @@ class Session:
             if i < count:
                 if i:
                     self._step("decode")()
-                landed[i:i + 1].copy_(self.ids[0], non_blocking=True)
+                landed[i : i + 1].copy_(self.ids[0], non_blocking=True)
                 events.append(torch.cuda.Event())
                 events[-1].record()
             if i >= LAG and i - LAG < count:

@@ -27,7 +27,9 @@ class WeightStore:
         self.device = device
         meta = next((name for name, p in module.named_parameters() if p.is_meta), None)
         if meta is not None:
-            raise UsageError(f"parameter {meta} holds no data (the model was captured without weights); load the model with its weights to run it")
+            raise UsageError(
+                f"parameter {meta} holds no data (the model was captured without weights); load the model with its weights to run it"
+            )
         self._tensors: dict[str, torch.Tensor] = {}
         self._groups: dict[tuple[str, ...], torch.Tensor] = {}
         self._group_of: dict[str, tuple[str, ...]] = {}
@@ -90,13 +92,15 @@ class WeightStore:
         by_storage: dict[int, list[str]] = {}
         for name in names:
             by_storage.setdefault(self._tensors[name].data_ptr(), []).append(name)
-        sizes = {k: -(-self._tensors[v[0]].numel() * self._tensors[v[0]].element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-                 for k, v in by_storage.items()}
+        sizes = {
+            k: -(-self._tensors[v[0]].numel() * self._tensors[v[0]].element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            for k, v in by_storage.items()
+        }
         pack = torch.empty(max(1, sum(sizes.values())), dtype=torch.uint8, device=self.device)
         offset = 0
         for key, tied in by_storage.items():
             first = self._tensors[tied[0]].detach()
-            place = pack[offset:offset + first.numel() * first.element_size()].view(first.dtype).view(first.shape)
+            place = pack[offset : offset + first.numel() * first.element_size()].view(first.dtype).view(first.shape)
             place.copy_(first)
             for name in tied:
                 self._tensors[name].data = place
@@ -123,7 +127,7 @@ class WeightStore:
         for name in names:
             parameter = self._tensors[name]
             rows = parameter.shape[0]
-            parameter.data = joined[row:row + rows]
+            parameter.data = joined[row : row + rows]
             row += rows
             self._group_of[name] = names
         self._groups[names] = joined
@@ -134,4 +138,3 @@ class WeightStore:
         """Bytes of all distinct storages."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors.values()}
         return sum(storages.values())
-

@@ -8,16 +8,30 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from setup_environment import ROOT, distributions  # noqa: E402
+from setup_environment import ROOT, distributions
 
 
 def build(folder: Path, out: Path) -> None:
     """Build one wheel from a copy, so that no build folder of an earlier state leaks into it."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "source"
-        ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", *(("plugins",) if folder == ROOT else ()))
+        ignored = shutil.ignore_patterns(
+            ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", *(("plugins",) if folder == ROOT else ())
+        )
         shutil.copytree(folder, copy, ignore=ignored)
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out), str(copy)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--wheel-dir",
+            str(out),
+            str(copy),
+        ]
         subprocess.run(command, check=True)
 
 

@@ -9,7 +9,17 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("setuptools>=77", "wheel", "pytest>=8", "hypothesis>=6.100", "pytest-timeout>=2.3", "pybind11>=2.12", "ruff>=0.9", "mypy>=1.14", "import-linter>=2.1")
+TOOLS = (
+    "setuptools>=77",
+    "wheel",
+    "pytest>=8",
+    "hypothesis>=6.100",
+    "pytest-timeout>=2.3",
+    "pybind11>=2.12",
+    "ruff>=0.9",
+    "mypy>=1.14",
+    "import-linter>=2.1",
+)
 CORE_NEEDS = ("attrs>=23.3", "cattrs>=24.1", "pluggy>=1.5", "safetensors>=0.4", "platformdirs>=4", "numpy")
 CUDA_NEEDS = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-cuda-crt", "cuda-bindings", "cuda-pathfinder")
 LITELLM = ("litellm>=1.83,<2",)
@@ -17,7 +27,11 @@ LITELLM = ("litellm>=1.83,<2",)
 
 def distributions() -> list[Path]:
     """The core, every plugin, and the example plugin."""
-    return [ROOT, *sorted(p.parent for p in ROOT.glob("plugins/*/*/pyproject.toml")), *sorted(p.parent for p in ROOT.glob("examples/*/pyproject.toml"))]
+    return [
+        ROOT,
+        *sorted(p.parent for p in ROOT.glob("plugins/*/*/pyproject.toml")),
+        *sorted(p.parent for p in ROOT.glob("examples/*/pyproject.toml")),
+    ]
 
 
 def pip(python: Path, *arguments: str, offline: bool = False) -> None:
@@ -48,8 +62,11 @@ def main() -> int:
     python = options.venv / "bin" / "python"
     if options.use_system:
         _link_parent_environment(options.venv)
-        missing = [name for name in ("attrs", "cattrs", "pluggy") if importlib.util.find_spec(name.replace("attrs", "attr")
-                   if name == "attrs" else name) is None]
+        missing = [
+            name
+            for name in ("attrs", "cattrs", "pluggy")
+            if importlib.util.find_spec(name.replace("attrs", "attr") if name == "attrs" else name) is None
+        ]
         if not _has_setuptools(python):  # Python 3.11 puts an old one into every environment, in front of the installed one
             subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
             missing += [] if _has_setuptools(python) else [TOOLS[0], TOOLS[1]]

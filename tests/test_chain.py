@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from agentcompile_core import chain, serial
 from agentcompile_core.candidate import Resources
 from agentcompile_core.chain.cut import cut, layers_needed
@@ -49,13 +50,30 @@ def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
                 step = Step(match_id=match_id, implementation=found.implementation, origin=found.origin, schedule=point)
                 source = source_of(step, region.match_by_id[match_id], ctx)
                 measured = Measurement(us=5.0 + i, spread_us=0.1, repetitions=5, floor_us=1.0)
-                records.append(TuningRecord(key=f"{region.name}{match_id}{i}", signature=region.signature, step=step, source_digest=source.digest,
-                                            verdict=Verdict(validator="numerics", outcome=Outcome.PASS), measurement=measured,
-                                            resources=Resources(registers=32 * (i + 1))))
+                records.append(
+                    TuningRecord(
+                        key=f"{region.name}{match_id}{i}",
+                        signature=region.signature,
+                        step=step,
+                        source_digest=source.digest,
+                        verdict=Verdict(validator="numerics", outcome=Outcome.PASS),
+                        measurement=measured,
+                        resources=Resources(registers=32 * (i + 1)),
+                    )
+                )
                 if i == 0:
                     match = region.match_by_id[match_id]
-                    steps.append(SelectedStep(step=step, label=match.label, nodes=match.nodes, source=source, basis=Basis.MEASURED, measurement=measured,
-                                              baseline=Measurement(us=4.0, spread_us=0.1, repetitions=5)))
+                    steps.append(
+                        SelectedStep(
+                            step=step,
+                            label=match.label,
+                            nodes=match.nodes,
+                            source=source,
+                            basis=Basis.MEASURED,
+                            measurement=measured,
+                            baseline=Measurement(us=4.0, spread_us=0.1, repetitions=5),
+                        )
+                    )
         selections.append(Selection(signature=region.signature, region=region.name, cover=cover, steps=tuple(steps), basis=Basis.MEASURED))
     return tuple(selections), tuple(records)
 
@@ -105,8 +123,17 @@ def test_replacing_and_removing_a_step(planned) -> None:  # type: ignore[no-unty
 def test_a_question_survives_json(planned) -> None:  # type: ignore[no-untyped-def]
     ctx, graphs, regions, _ = planned
     selections, records = selected(planned, points=2)
-    question = Question(graph=graphs.graphs[0], regions=regions, selections=selections, target=ctx.target, backend="cuda", position=64,
-                        alternatives=chain.alternatives_of(regions, selections, records, ctx), margin=0.01, budget_s=1.0)
+    question = Question(
+        graph=graphs.graphs[0],
+        regions=regions,
+        selections=selections,
+        target=ctx.target,
+        backend="cuda",
+        position=64,
+        alternatives=chain.alternatives_of(regions, selections, records, ctx),
+        margin=0.01,
+        budget_s=1.0,
+    )
     assert serial.structure(json.loads(json.dumps(serial.unstructure(question))), Question) == question
 
 

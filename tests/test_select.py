@@ -105,7 +105,7 @@ def test_a_warm_run_builds_and_times_nothing(ctx):
 
 def test_schedules_that_lower_to_one_source_are_evaluated_once(ctx):
     # Two timings under one key would make a warm run see other numbers than the cold one.
-    made, events = ctx
+    made, _ = ctx
     records, selection = run(made, step("honest", 4.0), step("honest", 4.0), step("honest", 6.0))
     assert [r.step.schedule["us"] for r in records if r.step.implementation == FAMILY] == [4.0, 6.0]
     assert len({r.key for r in records}) == len(records)

@@ -1,10 +1,11 @@
 """Prompts are cut into chunks that cover them, never write beyond the cache, and end with the last token."""
 
 import pytest
-from agentcompile_core.errors import UsageError
-from agentcompile_core.session import plan_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from agentcompile_core.errors import UsageError
+from agentcompile_core.session import plan_chunks
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
 

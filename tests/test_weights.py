@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from agentcompile_core.errors import ContractError, UsageError
 from agentcompile_core.weights import WeightStore
-from torch import nn
 
 
 class Layer(nn.Module):

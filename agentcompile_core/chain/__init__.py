@@ -26,8 +26,14 @@ def possible(ctx: Context) -> bool:
     return ctx.backend is not None and ctx.backend.device == "cuda"
 
 
-def run(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...], budget_s: float,
-        ctx: Context) -> tuple[tuple[Selection, ...], Answer | None]:
+def run(
+    graph: Graph,
+    regions: tuple[Region, ...],
+    selections: tuple[Selection, ...],
+    records: tuple[TuningRecord, ...],
+    budget_s: float,
+    ctx: Context,
+) -> tuple[tuple[Selection, ...], Answer | None]:
     """Judge the selected steps and their alternatives in the captured chain; an answer in the store is used again.
 
     Returns the selections that won and what was measured; None and the selections as they are if the worker failed.
@@ -36,9 +42,17 @@ def run(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, 
     layers = layers_needed(graph, ctx.target)
     short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
     capacity = min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=POSITION * 4)
-    question = Question(graph=short, regions=short_regions, selections=selections, alternatives=alternatives_of(regions, selections, records, ctx),
-                        target=ctx.target, backend=ctx.backend.name, position=min(POSITION, capacity // 4), margin=ctx.config.margin / 2,
-                        budget_s=budget_s)
+    question = Question(
+        graph=short,
+        regions=short_regions,
+        selections=selections,
+        alternatives=alternatives_of(regions, selections, records, ctx),
+        target=ctx.target,
+        backend=ctx.backend.name,
+        position=min(POSITION, capacity // 4),
+        margin=ctx.config.margin / 2,
+        budget_s=budget_s,
+    )
     answer = _stored(question, ctx)
     if answer is None:
         return selections, None
@@ -56,8 +70,12 @@ def _stored(question: Question, ctx: Context) -> Answer | None:
         except UsageError:
             ctx.report("store_miss", {"key": key})
     try:
-        raw = worker_of(ctx).call("agentcompile_core.chain.judge:judge", serial.unstructure(question), deadline_s=CALL_DEADLINE_S,
-                              progress=lambda what: ctx.report("chain", {"step": what}))
+        raw = worker_of(ctx).call(
+            "agentcompile_core.chain.judge:judge",
+            serial.unstructure(question),
+            deadline_s=CALL_DEADLINE_S,
+            progress=lambda what: ctx.report("chain", {"step": what}),
+        )
     except WorkerLost as exc:
         ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))
         return None
@@ -68,10 +86,13 @@ def _stored(question: Question, ctx: Context) -> Answer | None:
 
 def _timeless(question: Question) -> Question:
     """The question without the microseconds that differ from run to run, for its key."""
+
     def plain(step: SelectedStep) -> SelectedStep:
         return evolve(step, measurement=None, baseline=None, reason="", max_abs=0.0, max_rel=0.0)
 
-    selections = tuple(evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=()) for s in question.selections)
+    selections = tuple(
+        evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=()) for s in question.selections
+    )
     alternatives = tuple(evolve(a, selected=plain(a.selected) if a.selected else None) for a in question.alternatives)
     return evolve(question, selections=selections, alternatives=alternatives, budget_s=0.0)
 
@@ -88,14 +109,23 @@ def _annotated(new: Selection, old: Selection, answer: Answer) -> Selection:
 
     kept = {s.step.match_id for s in new.steps}
     removed = tuple((m, "inside the captured chain the framework is faster") for m in before if m not in kept)
-    cover = evolve(new.cover, matches=tuple(m for m in new.cover.matches if m in kept),
-                   fusion=new.cover.fusion if kept == set(before) else Fusion.PARTIAL if kept else Fusion.FRAMEWORK)
-    return evolve(new, steps=tuple(reason(s) for s in new.steps), cover=cover, basis=Basis.CHAIN if kept else Basis.FALLBACK,
-                  fallback_reasons=(*new.fallback_reasons, *removed))
+    cover = evolve(
+        new.cover,
+        matches=tuple(m for m in new.cover.matches if m in kept),
+        fusion=new.cover.fusion if kept == set(before) else Fusion.PARTIAL if kept else Fusion.FRAMEWORK,
+    )
+    return evolve(
+        new,
+        steps=tuple(reason(s) for s in new.steps),
+        cover=cover,
+        basis=Basis.CHAIN if kept else Basis.FALLBACK,
+        fallback_reasons=(*new.fallback_reasons, *removed),
+    )
 
 
-def alternatives_of(regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...],
-                    ctx: Context) -> tuple[Alternative, ...]:
+def alternatives_of(
+    regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...], ctx: Context
+) -> tuple[Alternative, ...]:
     """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone.
 
     At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
@@ -104,8 +134,14 @@ def alternatives_of(regions: tuple[Region, ...], selections: tuple[Selection, ..
     found: list[tuple[float, list[Alternative]]] = []
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
-            mine = [r for r in records if r.signature == region.signature and r.step.match_id == step.step.match_id and r.usable
-                    and r.step.implementation != FRAMEWORK]
+            mine = [
+                r
+                for r in records
+                if r.signature == region.signature
+                and r.step.match_id == step.step.match_id
+                and r.usable
+                and r.step.implementation != FRAMEWORK
+            ]
             # The step's text breaks ties: records come in another order from the store than from the worker.
             mine.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
@@ -118,13 +154,23 @@ def alternatives_of(regions: tuple[Region, ...], selections: tuple[Selection, ..
 
 def _alternative(record: TuningRecord, region: Region, baseline: Measurement | None, ctx: Context) -> Alternative | None:
     match = region.match_by_id[record.step.match_id]
-    source = ctx.catalog.guard(lambda: source_of(record.step, match, ctx), stage=StageName.SELECT, plugin=record.step.implementation,
-                               subject=str(record.step))
+    source = ctx.catalog.guard(
+        lambda: source_of(record.step, match, ctx), stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step)
+    )
     if source is None or source.language == CALLABLE or source.digest != record.source_digest:
         return None
     checks = record.verdict.checks if record.verdict else ()
-    selected = SelectedStep(step=record.step, label=match.label, nodes=match.nodes, source=source, basis=Basis.CHAIN, measurement=record.measurement,
-                            baseline=baseline, max_abs=max((c.max_abs for c in checks), default=0.0), max_rel=max((c.max_rel for c in checks), default=0.0))
+    selected = SelectedStep(
+        step=record.step,
+        label=match.label,
+        nodes=match.nodes,
+        source=source,
+        basis=Basis.CHAIN,
+        measurement=record.measurement,
+        baseline=baseline,
+        max_abs=max((c.max_abs for c in checks), default=0.0),
+        max_rel=max((c.max_rel for c in checks), default=0.0),
+    )
     return Alternative(signature=region.signature, match_id=match.id, selected=selected)
 
 

@@ -111,7 +111,9 @@ class _Chain:
     def __init__(self, question: Question, backend: Backend, phase: Callable[[str], None]) -> None:
         self.q, self.backend, self.phase = question, backend, phase
         self.kernels: dict[str, Kernel] = {}
-        self.weights = WeightStore.from_tensors(_tensors(question.graph, (ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device)
+        self.weights = WeightStore.from_tensors(
+            _tensors(question.graph, (ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device
+        )
         self.states = _tensors(question.graph, (ValueKind.STATE,), by_source=True)
         self.inputs = _tensors(question.graph, (ValueKind.INPUT,), by_source=False)
         self.tried = self.accepted = 0
@@ -198,7 +200,9 @@ def upper_bound(ratios: list[float]) -> float:
 
 def _holds(selections: tuple[Selection, ...], alternative: Alternative) -> bool:
     """Whether the alternative is what is selected already (or would remove a step that is gone)."""
-    steps = [s for sel in selections if sel.signature == alternative.signature for s in sel.steps if s.step.match_id == alternative.match_id]
+    steps = [
+        s for sel in selections if sel.signature == alternative.signature for s in sel.steps if s.step.match_id == alternative.match_id
+    ]
     if alternative.selected is None:
         return not steps
     return any(s.step == alternative.selected.step for s in steps)
