@@ -61,9 +61,12 @@ def cli():
     import contextlib
     import io
 
+    import transformers
+
     from agentcompile_core.cli import main
 
     def run(*arguments: object) -> tuple[int, str, str]:
+        transformers.logging.set_verbosity_error()  # as in a process of its own, whatever was imported before
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:

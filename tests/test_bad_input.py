@@ -84,7 +84,7 @@ def test_weights_of_another_shape(cli, tmp_path: Path) -> None:
     folder = copy_of(TINY, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 2 * config["intermediate_size"]}))
-    refused(cli("compile", folder, *QUICK), "model")
+    refused(cli("compile", folder, *QUICK), "other shapes", "config.json")
 
 
 def test_weights_that_lack_layers(cli, tmp_path: Path) -> None:

@@ -93,13 +93,15 @@ def test_sampling_with_a_seed_repeats_itself(cli, tiny_bundle: Path) -> None:
 
 
 def test_bench_prints_ours_beside_eager(cli) -> None:
-    arguments = ("bench", TINY, "--device", "cpu", "--dtype", "float32", "--context", 64, "--input", 8, "--output", 4, "--repetitions", 1,
+    arguments = ("bench", TINY, "--device", "cpu", "--dtype", "float32", "--context", 64, "--input", 8, "--output", 24, "--repetitions", 2,
                  "--budget-plans", 1, "--rounds", 1, "--budget-s", 0.01, "--no-cache")
     code, out, err = cli(*arguments, "--json")
     assert code == 0, err
     rows = {row["system"]: row for row in json.loads(out)["rows"]}
     assert set(rows) == {"agentcompile", "eager"}
-    assert all(row["e2e_ms"] > row["step_ms"] > 0 for row in rows.values())
+    for row in rows.values():
+        assert row["e2e_ms"] > 0 and row["prefill_ms"] > 0
+        assert row["step_ms"] == pytest.approx((row["e2e_ms"] - row["prefill_ms"]) / 23)
     assert rows["eager"]["speedup"] == 1.0
     code, out, err = cli(*arguments)
     assert code == 0, err

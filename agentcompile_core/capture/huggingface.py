@@ -127,6 +127,8 @@ def _with_weights(source: str, name: str, dtype: torch.dtype | None, device: str
             if not offline or not _reachable():
                 raise UsageError(f"{name} has no safetensors weights that can be read: {_line(exc)}") from exc
         except Exception as exc:
+            if "ignore_mismatched_sizes" in str(exc):
+                raise UsageError(f"the weights of {name} have other shapes than its config.json says; download both again") from exc
             raise UsageError(f"{name} cannot be loaded as a causal language model: {_line(exc)}") from exc
     module, loading = found
     missing = sorted(loading["missing_keys"])
