@@ -12,7 +12,7 @@ from agentcompile_core.match_kinds import ATTENTION
 from agentcompile_core.region import Access, Match, Role, SemanticLabel
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from emulated_attention import TINY, TORCH, UNIT, aligned, operand
+from agentcompile_validator_emulation.testing import TINY, TORCH, UNIT, aligned, operand
 
 EPS = 1e-6
 

@@ -18,8 +18,8 @@ from agentcompile_core.target import preset
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from agentcompile_validator_emulation.module import SCHEDULES, LaunchOptions
+from agentcompile_validator_emulation.testing import Emulated
 from attention_cases import Model
-from emulated_attention import Emulated
 
 H200 = preset("h200")
 FAMILY = AttentionFamily()

@@ -1,8 +1,6 @@
 """The elementwise and gather families against torch on the CPU."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +16,8 @@ from agentcompile_core.region import Access, Match, Role, SemanticLabel
 from agentcompile_core.target import preset
 
 pytest.importorskip("agentcompile_validator_emulation")
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from agentcompile_validator_emulation.module import SCHEDULES
-from emulated_elementwise import TINY, TORCH, UNIT, Emulated, aligned, operand
+from agentcompile_validator_emulation.testing import TINY, TORCH, UNIT, Emulated, aligned, operand
 
 H200 = preset("h200")
 POINTWISE, LOOKUP = ElementwiseFamily(), GatherFamily()

@@ -1,7 +1,5 @@
 """The rope families against fp64 and the framework's formula on the CPU."""
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from agentcompile_core.region import Access, Match, Role, SemanticLabel
 from agentcompile_core.target import preset
 
 pytest.importorskip("agentcompile_validator_emulation")
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from agentcompile_validator_emulation.module import SCHEDULES
-from emulated_rope import TINY, TORCH, UNIT, Emulated, operand
+from agentcompile_validator_emulation.testing import TINY, TORCH, UNIT, Emulated, operand
 
 H200 = preset("h200")
 ROPE_FAMILY, TABLE_FAMILY = RopeFamily(), RopeTableFamily()

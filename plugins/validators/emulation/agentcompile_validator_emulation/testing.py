@@ -1,18 +1,19 @@
-"""Runs sources of the attention family on the CPU: unchanged CUDA text, checked for races, bounds and early reads."""
+"""For the tests of template families: runs a source on the CPU as unchanged CUDA text, checked for races, bounds and early reads."""
 
 import ctypes
 from functools import lru_cache
 
 import torch
-from agentcompile_validator_emulation.engine import Mode, build
-from agentcompile_validator_emulation.module import Access as BufferAccess
-from agentcompile_validator_emulation.module import Buffer, EmulatedModule, LaunchOptions
 
 from agentcompile_core.binding import check_source
 from agentcompile_core.candidate import ArgumentKind, KernelArgument, StepSource
 from agentcompile_core.graph import DType, TensorSpec
 from agentcompile_core.region import Access, Match, Operand, Role
 from agentcompile_core.target import Target
+
+from .engine import Mode, build
+from .module import Access as BufferAccess
+from .module import Buffer, EmulatedModule, LaunchOptions
 
 TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32, DType.I64: torch.int64}
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
