@@ -78,8 +78,9 @@ def conditions(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     commits = sorted({r.get("commit", document["commit"])[:10] for r in document["rows"]})
     dates = sorted({r.get("date", document["date"]) for r in document["rows"]})
-    ceiling = document["read_ceiling_gbps"]
-    return (f"{document['gpu']}, driver {document['driver']}, {versions}; read ceiling measured on it {ceiling:.0f} GB/s; "
+    ceilings = sorted(round(r.get("read_ceiling_gbps", document["read_ceiling_gbps"])) for r in document["rows"])
+    ceiling = " to ".join(dict.fromkeys((str(ceilings[0]), str(ceilings[-1]))))
+    return (f"{document['gpu']}, driver {document['driver']}, {versions}; read ceiling measured beside each {ceiling} GB/s; "
             f"commit {', '.join(commits)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
 
 
