@@ -198,19 +198,23 @@ _BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "rope": rope, "argmax": argmax,
     "advance": advance, "start_decode": start_decode,
 }
-_library: torch.library.Library | None = None
 
 
 def register() -> None:
-    """Register every operator once per process, however often this module is imported."""
-    global _library
-    if hasattr(torch.ops.agentcompile, "start_decode"):
+    """Register every operator once per process, however often this module is imported.
+
+    The Library is kept by torch's own namespace object: when the last reference to it goes, torch takes the operators
+    away under everyone who holds them.
+    """
+    namespace = torch.ops.agentcompile
+    if hasattr(namespace, "start_decode"):
         return
-    _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for name, schema in SCHEMAS.items():
-        _library.define(name + schema)
-        _library.impl(name, _BODIES[name], "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", _FAKES.get(name, _BODIES[name]), lib=_library)
+        library.define(name + schema)
+        library.impl(name, _BODIES[name], "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _FAKES.get(name, _BODIES[name]), lib=library)
+    namespace.__dict__["_kept_library"] = library
 
 
 register()
