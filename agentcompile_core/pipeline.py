@@ -60,18 +60,22 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     clock = _Clock(ctx, began or {})
     if graphs.eager_reason or not graphs.graphs:
         return _eager(graphs, ctx, clock)
-    with clock("analyze"):
+    with clock("analyze") as facts:
         analyses = analyze.run(graphs, ctx)
+        facts |= {"regions": sum(a.instances for a in analyses), "merged_regions": sum(len(a.regions) for a in analyses)}
     regions = tuple(r for a in analyses for r in a.regions)
     summaries = tuple(s for a in analyses for s in a.summaries)
-    with clock("plan"):
+    with clock("plan") as facts:
         spaces = plan.run(analyses, ctx)
+        facts |= {"covers": sum(len(s.covers) for s in spaces), "candidates": sum(s.candidates for s in spaces)}
     records, advice, lowered = _rounds(regions, summaries, spaces, ctx, clock)
-    with clock("select"):
+    with clock("select") as facts:
         selections, step_us = selected(graphs, regions, spaces, records, ctx)
+        facts |= {"steps": sum(len(s.steps) for s in selections)}
     programs = programs_of(graphs, regions, selections)
-    with clock("build"):
+    with clock("build") as facts:
         kernels = built(programs, ctx)
+        facts |= {"kernels": len(kernels)}
     return Compilation(
         graphs=graphs,
         analyses=analyses,
@@ -120,14 +124,17 @@ def _rounds(
         with clock("advise"):
             ordered = advise.run(regions, summaries, spaces, records, round_number, ctx)
         advice += tuple(o.record for o in ordered)
-        with clock("lower"):
+        with clock("lower") as facts:
             candidates = lower.run(regions, ordered, ctx)
+            facts |= {"candidates": len(candidates)}
         lowered += len(candidates)
         left_s = deadline - time.monotonic()
         if not candidates or left_s <= 0:
             break
-        with clock("validate"):
-            records += validate.run(candidates, regions, ordered, left_s, ctx)
+        with clock("validate") as facts:
+            evaluated = validate.run(candidates, regions, ordered, left_s, ctx)
+            facts |= {"records": len(evaluated), "passed": sum(1 for r in evaluated if r.verdict is not None and r.verdict.passed)}
+        records += evaluated
     return records, advice, lowered
 
 
@@ -194,20 +201,24 @@ class _Clock:
 
     def __init__(self, ctx: Context, began: dict[str, float]) -> None:
         self._ctx, self._seconds, self._name, self._start = ctx, dict(began), "", 0.0
+        self._facts: dict[str, int] = {}
 
     def __call__(self, name: str) -> "_Clock":
         self._name = name
         return self
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> dict[str, int]:
+        """Begin; the dictionary takes the counts of the stage."""
+        self._facts = {}
         self._ctx.report("stage_started", {"stage": self._name})
         self._start = time.monotonic()
+        return self._facts
 
     def __exit__(self, *exc: object) -> None:
         took = time.monotonic() - self._start
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + took
-        self._ctx.report("stage_finished", {"stage": self._name, "seconds": took})
-        self._ctx.catalog.emit("agentcompile_stage_finished", stage=self._name, seconds=took, facts={})
+        self._ctx.report("stage_finished", {"stage": self._name, "seconds": took, **self._facts})
+        self._ctx.catalog.emit("agentcompile_stage_finished", stage=self._name, seconds=took, facts=dict(self._facts))
 
     @property
     def seconds(self) -> tuple[tuple[str, float], ...]:

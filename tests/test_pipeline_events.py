@@ -1,0 +1,38 @@
+"""A plugin that listens hears every stage with its counts, and every evaluated candidate."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import agentcompile_core as ac
+from agentcompile_core.context import Config
+from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.plugins import load_catalog
+from agentcompile_core.store import Store
+
+TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+
+
+def test_stages_and_candidates_are_announced_with_their_counts() -> None:
+    stages: list[tuple[str, dict[str, int]]] = []
+    candidates: list[object] = []
+
+    @hookimpl
+    def agentcompile_stage_finished(stage: str, seconds: float, facts: dict[str, int]) -> None:
+        assert seconds >= 0.0
+        stages.append((stage, facts))
+
+    @hookimpl
+    def agentcompile_candidate_finished(record: object) -> None:
+        candidates.append(record)
+
+    listener = SimpleNamespace(agentcompile_stage_finished=agentcompile_stage_finished,
+                               agentcompile_candidate_finished=agentcompile_candidate_finished)
+    compiled = ac.compile(str(TINY), dtype="float32", device="cpu", run_on="nothing", catalog=load_catalog(extra=[("listener", listener)]),
+                          store=Store(None), config=Config(budget_plans=2, budget_s=40.0, rounds=1))
+    seen = dict(stages)
+    assert list(seen) == ["analyze", "plan", "advise", "lower", "validate", "select", "build"]
+    statistics = compiled.statistics
+    assert seen["analyze"]["regions"] == statistics["regions"] and seen["analyze"]["merged_regions"] == statistics["merged_regions"]
+    assert seen["plan"]["candidates"] == statistics["candidates"]
+    assert seen["validate"]["records"] == len(candidates) > 0
+    assert seen["select"]["steps"] == statistics["selected"]
