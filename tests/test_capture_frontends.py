@@ -147,7 +147,7 @@ def break_file(folder: Path, change: str) -> None:
     ("pickle", "pickled weights .*convert them to safetensors"),
     ("cut weights", "cannot be loaded|no safetensors weights"),
     ("missing weight", "lack 1 parameters, such as model.norm.weight"),
-    ("wrong shape", "cannot be loaded"),
+    ("wrong shape", "other shapes than its config.json says"),
     ("impossible", "cannot"),
 ])
 def test_broken_folder_gets_one_sentence(folder: Path, change: str, sentence: str) -> None:

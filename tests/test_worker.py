@@ -44,6 +44,14 @@ def test_a_crash_a_hang_and_a_fault_cost_the_candidate_only(worker: Worker):
     assert "code 7" in found[5].message
 
 
+def test_a_caller_who_stops_at_a_crash_leaves_no_dead_child_to_the_next(worker: Worker):
+    for _, evaluation in worker.evaluate([job("segfault")]):
+        assert evaluation.failure is Cause.MEMORY_FAULT
+        break
+    (after,) = evaluate(worker, job("honest"))
+    assert after.failure is None
+
+
 @pytest.mark.parametrize(("behaviour", "cause", "message"), [
     ("wrong", Cause.TOLERANCE, "beyond the budget"),
     ("unwritten", Cause.TOLERANCE, "nan"),

@@ -105,10 +105,12 @@ class Worker:
                     break
                 evaluation, lost = result
                 fruitless = fruitless + 1 if lost else 0
-                yield out.popleft().index, evaluation
-                if lost:
+                index = out.popleft().index
+                if lost:  # before the caller sees it: one who stops here must not leave a dead child to the next call
                     self.restarts += 1
                     self.close()
+                yield index, evaluation
+                if lost:
                     time.sleep(0.05 * min(fruitless, 20))
         finally:
             if out:  # the child still works on what nobody waits for
