@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-import agentcompile_core as ac
 import pytest
 import torch
+
+import agentcompile_core as ac
 from agentcompile_core.context import Config
 from agentcompile_core.store import Store
 
