@@ -208,7 +208,17 @@ def _end_with(parent: int) -> None:
 
 def _alive(process: "subprocess.Popen[bytes]") -> bool:
     """Whether it runs still; a dead one is not reaped, so that its group stays addressable until it is killed."""
-    return process.returncode is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    if process.returncode is not None or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        return False
+    return not _leader_ended(process.pid)
+
+
+def _leader_ended(pid: int) -> bool:
+    """Whether the first thread is a zombie while others of a killed process still end: waitid reports it only after them (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return False
 
 
 def _wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
