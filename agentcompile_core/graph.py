@@ -117,7 +117,10 @@ class Node:
     """One operator call.
 
     ``op`` is the exact overload (``aten.linear.default``), so the node can be run; ``kind`` is the normalized word
-    that rules match (``linear``). ``outputs`` names one value per returned tensor; ``mutates`` names the operands that
+    that rules match (``linear``). Arguments have one form, that of ``schema.canonical``: those before the schema's
+    keyword-only marker are positional, without trailing ones that equal their defaults; keyword-only ones follow in
+    schema order, without those that equal their defaults. ``schema.argument`` reads one by its name, with the schema's
+    default; nothing else knows positions or defaults. ``outputs`` names one value per returned tensor; ``mutates`` names the operands that
     the call writes in place. ``module`` is the path of the module that made the call, ``layer`` the index of the
     repeated layer it belongs to (-1: none).
     """
@@ -140,10 +143,6 @@ class Node:
             for name in refs_of(argument):
                 found[name] = None
         return tuple(found)
-
-    def kwarg(self, name: str, default: Argument = None) -> Argument:
-        """The keyword argument called ``name``, or ``default``."""
-        return dict(self.kwargs).get(name, default)
 
 
 class GraphKind(enum.Enum):

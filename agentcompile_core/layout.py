@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from .graph import Graph, Node
+from .schema import argument
 
 ALIGNMENT_BYTES = 256
 
@@ -26,6 +27,8 @@ def is_alias(graph: Graph, node: Node) -> bool:
     if source.numel != result.numel or source.dtype is not result.dtype:
         return False
     name = node.op.split(".")[1]
+    if name == "contiguous" and result.strides:
+        return False  # another memory format
     if name in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "alias", "detach", "contiguous"):
         return True
     rank = len(source.shape)
@@ -38,9 +41,11 @@ def is_alias(graph: Graph, node: Node) -> bool:
 def _permutation(name: str, node: Node, rank: int) -> list[int] | None:
     axes = list(range(rank))
     if name == "permute":
-        wanted = node.args[1]
+        wanted = argument(node, "dims")
         return [int(a) % rank for a in wanted] if isinstance(wanted, tuple) else None  # type: ignore[arg-type]
-    first, second = (0, 1) if name == "t" else (int(node.args[1]) % rank, int(node.args[2]) % rank)  # type: ignore[arg-type]
+    names = {"t": (), "transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1")}[name]
+    moved = [argument(node, each) for each in names]
+    first, second = (int(axis) % rank for axis in moved) if moved else (0, 1)  # type: ignore[arg-type]
     if rank > max(first, second):
         axes[first], axes[second] = axes[second], axes[first]
     return axes

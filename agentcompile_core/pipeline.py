@@ -11,7 +11,7 @@ from .advice import AdviceRecord
 from .bundle import Bundle
 from .candidate import Kernel, StepSource
 from .context import Context
-from .errors import BuildError, Cause, Failure, StageName, UsageError
+from .errors import BuildError, Cause, Failure, StageName, UsageError, VerificationError
 from .graph import GraphKind, GraphSet, Workload
 from .interfaces import Backend, Frontend, LoadedModel
 from .plan import PlanSpace
@@ -242,14 +242,15 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
 def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
     """Graphs from the store, or captured now and stored."""
     from .capture.describe import describe
+    from .schema import verify_canonical
     from .stages import capture
 
     key = keys.capture_key(describe(loaded.module, loaded.name).digest, workload, versions)
     text = ctx.store.text("capture", key)
     if text is not None:
         try:
-            return serial.loads(text, GraphSet).verify()
-        except UsageError:
+            return verify_canonical(serial.loads(text, GraphSet).verify())
+        except (UsageError, VerificationError):
             ctx.report("store_miss", {"key": key})
     graphs = capture.run(loaded, workload, ctx, frontend=frontend)
     ctx.store.put_text("capture", key, serial.dumps(graphs))

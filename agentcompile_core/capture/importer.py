@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 
 from ..graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from ..schema import canonical
 from .attention import Unsupported
 from .export import Exported
 from .kinds import kind_of
@@ -121,10 +122,10 @@ class _Importer:
         spec = spec_of(data)
         self.values[fx.name] = Value(name=fx.name, spec=spec)
         options = (("dtype", Symbol("dtype", spec.dtype.value)), ("device", Symbol("device", "model")))
-        self.nodes.append(Node(
+        self.nodes.append(canonical(Node(
             name=fx.name, op="aten.full.default", kind="full", args=(spec.shape, _literal(data.flatten()[0].item())),
             kwargs=options, outputs=(fx.name,),
-        ))
+        )))
 
     def _call(self, fx: FxNode) -> None:
         if fx.target is operator.getitem:
@@ -140,10 +141,10 @@ class _Importer:
         kwargs = tuple((key, self._argument(a)) for key, a in fx.kwargs.items())
         outputs = self._results(fx)
         first = next((n for n in fx.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), None)
-        self.nodes.append(Node(
+        self.nodes.append(canonical(Node(
             name=fx.name, op=op, kind=kind_of(op, None if first is None else spec_of(first.meta["val"])), args=args,
             kwargs=kwargs, outputs=outputs, mutates=self._mutated(fx), module=path, layer=layer_of(path),
-        ))
+        )))
 
     def _results(self, fx: FxNode) -> tuple[str, ...]:
         result = fx.meta.get("val")

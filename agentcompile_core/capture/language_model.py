@@ -4,11 +4,14 @@ from attrs import evolve
 from torch import nn
 
 from ..graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
+from ..schema import with_argument
 from .attention import DifferentHeads, Unsupported
 from .describe import describe, dtype_of, text_config
 from .export import export_decode, export_prefill
 from .importer import import_program
 from .normalize import normalize
+
+ATTENTION = "agentcompile.attention.default"
 
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:
@@ -59,9 +62,7 @@ def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec) -> list[G
 def fresh_variant(graph: Graph) -> Graph:
     """The same chunk under the promise that it starts at position 0: attention looks at the new K and V only."""
     def promised(node: Node) -> Node:
-        if node.kind != "attention":
-            return node
-        return evolve(node, args=node.args[:10], kwargs=(*((k, v) for k, v in node.kwargs if k != "fresh"), ("fresh", True)))
+        return with_argument(node, "fresh", True) if node.op == ATTENTION else node
 
     return evolve(graph, name=f"{graph.name}_fresh", nodes=tuple(promised(node) for node in graph.nodes))
 

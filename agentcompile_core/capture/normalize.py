@@ -6,6 +6,8 @@ Every pass keeps the results bitwise: the operators of namespace agentcompile ro
 from collections.abc import Callable
 
 from ..graph import Argument, Graph, Node, Ref
+from ..schema import argument as argument_of
+from ..schema import canonical
 from .rewrite import View, eliminate_dead_code, fuse, rebuild, resolve_chain
 
 
@@ -64,7 +66,7 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
     if len(node.outputs) != 1 or not node.args or not isinstance(node.args[0], Ref):
         return False
     if node.op in _DROPOUT:
-        return len(node.args) > 2 and node.args[2] is False
+        return argument_of(node, "train") is False
     if node.op not in _SHAPED or graph.spec(node.outputs[0]) != graph.spec(node.args[0].value):
         return False
     # A copy of something that is written in place later is no identity.
@@ -138,7 +140,7 @@ def _rms_core(view: View, argument: Argument) -> tuple[Argument, float, list[Nod
         if not (root and total and mean and power) or power.args != (wide, 2) or view.dtype(wide) != "float32":
             continue
         last_axis = len(view.shape(wide)) - 1
-        if mean.args[1:] not in (((-1,), True), ((last_axis,), True)) or mean.kwargs or total.kwargs:
+        if argument_of(mean, "dim") not in ((-1,), (last_axis,)) or argument_of(mean, "keepdim") is not True or mean.kwargs or total.kwargs:
             continue
         if not isinstance(total.args[1], float):
             continue
@@ -198,7 +200,7 @@ def _rotation(view: View, node: Node) -> _Rotation | None:
 def _table(view: View, argument: Argument) -> Argument:
     """The [1, T, R] table under ``unsqueeze(table, 1)``, or None."""
     node = view.node(argument, "aten.unsqueeze.default")
-    if node is None or node.args[1] != 1 or len(view.shape(node.args[0])) != 3:
+    if node is None or argument_of(node, "dim") != 1 or len(view.shape(node.args[0])) != 3:
         return None
     return node.args[0]
 
@@ -235,10 +237,10 @@ def _partial_rotation(view: View, node: Node) -> _Rotation | None:
 
 def _call(anchor: Node, kind: str, args: tuple[Argument, ...], index: int) -> Node:
     """A call of ``agentcompile.<kind>`` that takes the place and the result name of ``anchor``."""
-    return Node(
+    return canonical(Node(
         name=f"{kind}.{index}", op=f"agentcompile.{kind}.default", kind=kind, args=args, outputs=anchor.outputs,
         module=anchor.module, layer=anchor.layer,
-    )
+    ))
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (drop_noise, collapse_rms_norm, collapse_rope, eliminate_dead_code)

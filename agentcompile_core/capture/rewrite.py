@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import evolve
 
 from ..graph import Argument, Graph, Node, Ref, Symbol, map_refs
+from ..schema import argument as argument_of
 
-FULL = 2**63 - 1  # how torch.export writes an open end of a slice
+SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default")
 
 
 class View:
@@ -24,10 +25,10 @@ class View:
             return None
         return found
 
-    def dim(self, node: Node, index: int = 1) -> int:
-        """The axis that argument ``index`` of ``node`` names, counted from the front of its first operand."""
+    def dim(self, node: Node) -> int:
+        """The axis that ``dim`` of ``node`` names, counted from the front of its first operand."""
         rank = len(self.shape(node.args[0]))
-        axis = node.args[index]
+        axis = argument_of(node, "dim")
         return axis % rank if isinstance(axis, int) and rank else -1
 
     def joined(self, node: Node | None) -> tuple[Argument, Argument] | None:
@@ -35,7 +36,7 @@ class View:
         if node is None or node.op != "aten.cat.default" or not isinstance(node.args[0], tuple) or len(node.args[0]) != 2:
             return None
         rank = len(self.graph.spec(node.outputs[0]).shape)
-        axis = node.args[1] if len(node.args) > 1 else 0
+        axis = argument_of(node, "dim")
         if not isinstance(axis, int) or axis % rank != rank - 1:
             return None
         return node.args[0][0], node.args[0][1]
@@ -61,13 +62,13 @@ class View:
         if node is None or not isinstance(node.args[0], Ref):
             return None
         shape = self.shape(node.args[0])
-        if node.op == "aten.slice.Tensor" and self.dim(node) == len(shape) - 1 and node.args[4:] in ((), (1,)):
-            first, end = (*node.args[2:4], *(0, FULL)[len(node.args) - 2:])[:2]
+        if node.op == "aten.slice.Tensor" and self.dim(node) == len(shape) - 1 and argument_of(node, "step") == 1:
+            first, end = argument_of(node, "start"), argument_of(node, "end")
             first, end = 0 if first is None else first, shape[-1] if end is None else end
             if not isinstance(first, int) or not isinstance(end, int):
                 return None
             return node.args[0], first % shape[-1] if first < 0 else first, min(end, shape[-1]) if end >= 0 else end + shape[-1]
-        if node.kind == "view" and len(node.outputs) > 1 and len(node.args) > 2 and self.dim(node, 2) == len(shape) - 1:
+        if node.op in SPLITS and self.dim(node) == len(shape) - 1:
             return self._part_of(node, argument.value)
         return None
 

@@ -7,17 +7,16 @@ less; the framework itself always passes (tested).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from ..errors import AgentCompileError
-from ..graph import Argument, Graph, Node, Ref, Symbol
-from ..interpreter import resolve_symbol
+from ..graph import Graph, Node
 from .bounded import Bounded, exact, rounded, torch_dtype
-from .rules import Call, apply
+from .calls import resolved
+from .rules import apply
 
 __all__ = ["Bounded", "Comparison", "compare", "exact", "oracle", "torch_dtype"]
 
@@ -48,25 +47,13 @@ def oracle(graph: Graph, values: Mapping[str, Tensor], depth: int = 0) -> dict[s
 
 
 def _run(graph: Graph, node: Node, env: dict[str, Bounded], depth: int) -> None:
-    args = tuple(_resolve(a, env) for a in node.args)
-    kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
-    results = apply(Call(graph=graph, node=node, args=args, kwargs=kwargs, depth=depth, env=env))
+    results = apply(resolved(graph, node, depth, env))
     for name, result in zip(node.outputs, results, strict=True):
         spec = graph.spec(name)
         done = rounded(result.value, result.error, spec.dtype)
         if tuple(done.value.shape) != spec.shape:
             raise AgentCompileError(f"the reference of {node.op} made {tuple(done.value.shape)} for {name}, which is {spec.shape}")
         env[name] = Bounded(done.value, done.error, result.choices)
-
-
-def _resolve(argument: Argument, env: Mapping[str, Bounded]) -> Any:
-    if isinstance(argument, Ref):
-        return env[argument.value]
-    if isinstance(argument, Symbol):
-        return resolve_symbol(argument, "cpu")
-    if isinstance(argument, tuple):
-        return [_resolve(item, env) for item in argument]
-    return argument
 
 
 @frozen(kw_only=True)

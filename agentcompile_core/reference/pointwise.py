@@ -60,6 +60,8 @@ def add(a: Bounded, b: Bounded, alpha: float = 1.0) -> Bounded:
     """a + alpha * b."""
     value = a.value + alpha * b.value
     error = a.error + abs(alpha) * b.error
+    if alpha not in (1.0, -1.0):
+        error = error + U32 * (alpha * b.value).abs()  # the product rounds too
     # A sum of two nearby numbers keeps the absolute rounding of its operands' scale.
     return Bounded(value, computed(value, error.expand(value.shape), 2.0))
 
@@ -88,14 +90,13 @@ def power(a: Bounded, exponent: float) -> Bounded:
     return Bounded(value, slope * a.error + 16.0 * U32 * value.abs())
 
 
-def mean(x: Bounded, dim: object, keepdim: bool, depth: int, divide: bool = True) -> Bounded:
-    """Mean (or sum) over ``dim``."""
-    dims = [int(d) for d in dim] if isinstance(dim, tuple | list) else ([int(dim)] if dim is not None else list(range(x.value.dim())))  # type: ignore[call-overload]
+def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = True) -> Bounded:
+    """Mean (or sum) over the axes ``dims``."""
     count = 1
     for d in dims:
         count *= x.value.shape[d]
     scale = count if divide else 1
-    value = x.value.double().sum(dims, keepdim) / scale
+    value = x.value.sum(dims, keepdim) / scale
     spread = (x.error**2).sum(dims, keepdim).sqrt() * 3.0
     error = torch.minimum(spread, x.error.sum(dims, keepdim)) / scale
     error = error + 2.0 * depth**0.5 * U32 * x.value.abs().sum(dims, keepdim) / scale

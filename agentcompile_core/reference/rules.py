@@ -1,63 +1,18 @@
-"""One rule per operator: Bounded operands in, Bounded results out. ``rule_of`` finds it by the exact overload's name."""
+"""One rule per operator overload: Bounded operands in, Bounded results out. What an overload is not listed for, it has no rule for.
 
-from collections.abc import Callable
-from typing import Any
+Arguments are read by their names in the operator's schema (``Call``), so a rule sees what the framework sees, however the
+call was written. A rule that does not account for an argument refuses the call.
+"""
+
+from collections.abc import Callable, Iterable
 
 import torch
-from attrs import frozen
 
 from ..errors import AgentCompileError
-from ..graph import DType, Graph, Node
-from ..interpreter import operator_of
 from . import pointwise, reductions
 from .attention import append, attention
 from .bounded import Bounded, exact
-
-_RESHAPES = ("view", "_unsafe_view", "reshape")
-_VIEWS = (
-    "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "clone", "contiguous", "alias", "detach",
-    "flatten", "unflatten", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select", "repeat", "movedim",
-    "swapaxes", "lift_fresh_copy", "masked_fill",
-)
-_UNARY = {
-    "silu": "silu", "gelu": "gelu", "sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "neg": "neg", "exp": "exp",
-    "rsqrt": "rsqrt", "sqrt": "sqrt", "cos": "cos", "sin": "sin", "abs": "abs", "reciprocal": "reciprocal",
-}
-_CASTS = ("_to_copy", "to", "type_as", "float", "half", "_conj")
-_INTEGERS = ("arange", "full", "zeros", "ones", "scalar_tensor", "le", "lt", "ge", "gt", "eq", "ne", "logical_and", "bitwise_and")
-
-
-@frozen(kw_only=True)
-class Call:
-    """One node with its arguments resolved: Bounded for values, torch objects for symbols, lists for tuples."""
-
-    graph: Graph
-    node: Node
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    depth: int
-    env: dict[str, Bounded]
-
-    @property
-    def name(self) -> str:
-        """The operator's name without namespace and overload."""
-        return self.node.op.split(".")[1]
-
-    def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """Argument ``index``, or keyword ``name``, or ``default``."""
-        if index < len(self.args):
-            return self.args[index]
-        return self.kwargs.get(name, default)
-
-    @property
-    def dtype(self) -> DType:
-        """Element type of the first output."""
-        return self.graph.spec(self.node.outputs[0]).dtype
-
-    def length(self, depth: int) -> int:
-        """The reduction depth to charge for an axis of ``depth`` elements."""
-        return min(self.depth, depth) if self.depth > 0 else depth
-
+from .calls import Call, values_in
 
 Rule = Callable[[Call], tuple[Bounded, ...]]
 
@@ -66,188 +21,271 @@ def apply(call: Call) -> tuple[Bounded, ...]:
     """The results of one node before they are rounded to their element types.
 
     Raises:
-        AgentCompileError: there is no rule for the operator.
+        AgentCompileError: there is no rule for the operator, or none for these arguments.
     """
-    rule = _RULES.get(call.name)
+    rule = _RULES.get(call.node.op)
     if rule is None:
         raise AgentCompileError(f"the reference has no error rule for {call.node.op}; regions with it stay on the framework")
     return rule(call)
 
 
-def _pick(x: Any, part: str) -> Any:
-    if isinstance(x, Bounded):
-        return x.value if part == "value" else x.error
-    return [_pick(item, part) for item in x] if isinstance(x, list) else x
+def _refuse(call: Call, what: str) -> AgentCompileError:
+    return AgentCompileError(f"the reference has no error rule for {call.node.op} with {what}; regions with it stay on the framework")
 
 
-def _integer(x: Any) -> Any:
-    """An index operand: its value, whichever part is being moved."""
-    return x.value if isinstance(x, Bounded) and not x.value.is_floating_point() else x
+def _check_dtype(call: Call, x: Bounded) -> None:
+    """Refuse a ``dtype`` argument that would change the operand before it is used (a cast to a narrower or another kind of type)."""
+    operand = call.graph.spec(call.node.inputs[0]).dtype
+    if call["dtype"] is not None and (not call.dtype.is_float or call.dtype.bytes < operand.bytes or not x.value.is_floating_point()):
+        raise _refuse(call, f"dtype {call.dtype.value} of {operand.value}")
+
+
+def _reshape(call: Call) -> tuple[Bounded, ...]:
+    shape = call["size"] if "size" in call.arguments else call["shape"]
+    x = call.bounded("self")
+    return (Bounded(x.value.reshape(shape), x.error.reshape(shape)),)
 
 
 def _view(call: Call) -> tuple[Bounded, ...]:
-    if call.name in _RESHAPES:
-        shape = call.args[1]
-        return (Bounded(call.args[0].value.reshape(shape), call.args[0].error.reshape(shape)),)
-    overload = operator_of(call.node.op)
-    keep = [call.args[0], *(_integer(a) for a in call.args[1:])]
-    kwargs = {k: _integer(v) for k, v in call.kwargs.items()}
-    parts = []
-    for part in ("value", "error"):
-        args = [_pick(a, part) for a in keep]
-        if call.name == "masked_fill" and part == "error":
-            args[2] = 0.0
-        parts.append(overload(*args, **{k: _pick(v, part) for k, v in kwargs.items()}))
-    values, errors = parts
+    first = next(iter(call.arguments))
+    x = call.bounded(first)
+    rest = {name: values_in(given) for name, given in call.arguments.items()}
+    values, errors = call.of(**rest), call.of(**rest | {first: x.error})
     if isinstance(values, torch.Tensor):
         return (Bounded(values, errors),)
     return tuple(Bounded(v, e) for v, e in zip(values, errors, strict=True))
 
 
+def _masked_fill(call: Call) -> tuple[Bounded, ...]:
+    x, mask, fill = call.bounded("self"), call.bounded("mask").value, pointwise.bounded(call["value"], call.bounded("self").value)
+    value = torch.where(mask, fill.value.to(x.value.dtype), x.value)
+    return (Bounded(value, torch.where(mask, fill.error, x.error)),)
+
+
 def _cat(call: Call) -> tuple[Bounded, ...]:
-    dim = call.argument(1, "dim", 0)
-    return (Bounded(torch.cat([x.value for x in call.args[0]], dim), torch.cat([x.error for x in call.args[0]], dim)),)
+    parts, dim = call["tensors"], call["dim"]
+    return (Bounded(torch.cat([x.value for x in parts], dim), torch.cat([x.error for x in parts], dim)),)
 
 
 def _cast(call: Call) -> tuple[Bounded, ...]:
-    x = call.args[0]
-    dtype = call.graph.spec(call.node.outputs[0]).dtype
-    if dtype.is_float:
+    x = call.bounded("self")
+    if call.dtype.is_float:
         return (Bounded(x.value.double(), x.error),)
-    return (Bounded(x.value.to(getattr(torch, dtype.value)), x.error),)
+    value = x.value.to(getattr(torch, call.dtype.value))
+    # What is cut off may be a whole number more or less.
+    return (Bounded(value, torch.where(x.error > 0, x.error + 1.0, x.error)),)
 
 
-def _unary(call: Call) -> tuple[Bounded, ...]:
-    name = _UNARY[call.name]
-    if name == "gelu" and call.argument(1, "approximate", "none") == "tanh":
-        name = "gelu_tanh"
-    x = call.args[0]
-    return (pointwise.unary(name, Bounded(x.value.double(), x.error)),)
+def _unary(name: str) -> Rule:
+    def rule(call: Call) -> tuple[Bounded, ...]:
+        x = call.bounded("self")
+        if not call.dtype.is_float:
+            return _exactly(call)
+        return (pointwise.unary(name, Bounded(x.value.double(), x.error)),)
+
+    return rule
 
 
-def _binary(call: Call) -> tuple[Bounded, ...]:
-    a, b = call.args[0], call.args[1]
-    like = a.value if isinstance(a, Bounded) else b.value
-    a, b = pointwise.bounded(a, like), pointwise.bounded(b, like)
-    if not (a.value.is_floating_point() or b.value.is_floating_point()):
-        args = [_pick(x, "value") for x in call.args]
-        value = operator_of(call.node.op)(*args, **call.kwargs)
-        return (Bounded(value, torch.zeros(value.shape, dtype=torch.float64, device=value.device)),)
-    alpha = float(call.kwargs.get("alpha", 1.0))
-    if call.name == "rsub":
-        return (pointwise.add(b, a, -alpha),)
-    rules: dict[str, Callable[[], Bounded]] = {
-        "add": lambda: pointwise.add(a, b, alpha), "sub": lambda: pointwise.add(a, b, -alpha),
-        "mul": lambda: pointwise.mul(a, b), "div": lambda: pointwise.div(a, b),
-    }
-    return (rules[call.name.rstrip("_")](),)
+def _gelu(call: Call) -> tuple[Bounded, ...]:
+    names = {"none": "gelu", "tanh": "gelu_tanh"}
+    if call["approximate"] not in names:
+        raise _refuse(call, f"approximate={call['approximate']!r}")
+    return (pointwise.unary(names[call["approximate"]], call.bounded("self")),)
+
+
+def _binary(rule: Callable[[Call, Bounded, Bounded], Bounded]) -> Rule:
+    """A rule over ``self`` and ``other`` as float64, either of which may be a number; integers in, integers out: as they are."""
+    def apply_to(call: Call) -> tuple[Bounded, ...]:
+        if not call.dtype.is_float:
+            return _exactly(call)
+        like = call.values[0].value
+        a, b = (pointwise.bounded(call[name], like) for name in ("self", "other"))
+        return (rule(call, Bounded(a.value.double(), a.error), Bounded(b.value.double(), b.error)),)
+
+    return apply_to
+
+
+def _div(call: Call, a: Bounded, b: Bounded) -> Bounded:
+    if call.arguments.get("rounding_mode") is not None:
+        raise _refuse(call, f"rounding_mode={call['rounding_mode']!r}")
+    return pointwise.div(a, b)
+
+
+def _exactly(call: Call) -> tuple[Bounded, ...]:
+    """The operator itself on operands that are integers."""
+    if any(x.value.is_floating_point() for x in call.values):
+        raise _refuse(call, f"a result of type {call.dtype.value}")
+    return (exact(call.of(**{name: values_in(given) for name, given in call.arguments.items()})),)
 
 
 def _power(call: Call) -> tuple[Bounded, ...]:
-    return (pointwise.power(call.args[0], float(call.args[1])),)
+    if not call.dtype.is_float:
+        return _exactly(call)
+    x = call.bounded("self")
+    exponent = float(call["exponent"]) if "exponent" in call.arguments else 2.0
+    return (pointwise.power(Bounded(x.value.double(), x.error), exponent),)
 
 
-def _mean(call: Call) -> tuple[Bounded, ...]:
-    x = call.args[0]
-    dim = call.argument(1, "dim")
-    return (pointwise.mean(x, dim, bool(call.argument(2, "keepdim", False)), call.length(x.value.shape[-1]), call.name == "mean"),)
+def _mean(divide: bool) -> Rule:
+    def rule(call: Call) -> tuple[Bounded, ...]:
+        if not call.dtype.is_float:
+            return _exactly(call)
+        x = call.bounded("self")
+        _check_dtype(call, x)
+        dims = call.arguments.get("dim") or list(range(x.value.dim()))
+        count = 1
+        for dim in dims:
+            count *= x.value.shape[dim]
+        wide = Bounded(x.value.double(), x.error)
+        return (pointwise.mean(wide, dims, bool(call.arguments.get("keepdim", False)), call.length(max(1, count)), divide),)
+
+    return rule
 
 
 def _linear(call: Call) -> tuple[Bounded, ...]:
-    x, weight = call.args[0], call.args[1]
-    return (reductions.linear(x, weight.value, call.argument(2, "bias"), call.length(x.value.shape[-1])),)
+    x, weight = call.bounded("input"), call.bounded("weight")
+    if weight.value.dim() != 2 or not weight.is_exact:
+        raise _refuse(call, "a weight that is no matrix or is computed")
+    return (reductions.linear(x, weight.value, call["bias"], call.length(x.value.shape[-1])),)
 
 
 def _addmm(call: Call) -> tuple[Bounded, ...]:
-    bias, x, weight = call.args[:3]
-    return (reductions.linear(x, weight.value.t(), bias, call.length(x.value.shape[-1])),)
+    x, weight, bias = call.bounded("mat1"), call.bounded("mat2"), call.bounded("self")
+    if not weight.is_exact:
+        return (_scaled_sum(call, bias, reductions.matmul(x, weight, call.length(x.value.shape[-1]))),)
+    plain = call["alpha"] == 1 and call["beta"] == 1
+    product = reductions.linear(x, weight.value.t(), bias if plain else None, call.length(x.value.shape[-1]))
+    return (product if plain else _scaled_sum(call, bias, product),)
 
 
-def _matmul(call: Call) -> tuple[Bounded, ...]:
-    a, b = call.args[:2]
-    return (reductions.matmul(a, b, call.length(a.value.shape[-1])),)
+def _scaled_sum(call: Call, bias: Bounded, product: Bounded) -> Bounded:
+    """beta * bias + alpha * product; a beta of 0 means that the bias is not looked at."""
+    scaled = pointwise.mul(product, pointwise.bounded(call["alpha"], product.value))
+    return pointwise.add(scaled, bias, float(call["beta"])) if call["beta"] != 0 else scaled
+
+
+def _matmul(first: str, second: str) -> Rule:
+    def rule(call: Call) -> tuple[Bounded, ...]:
+        a, b = call.bounded(first), call.bounded(second)
+        return (reductions.matmul(a, b, call.length(a.value.shape[-1])),)
+
+    return rule
 
 
 def _embedding(call: Call) -> tuple[Bounded, ...]:
-    weight, ids = call.args[:2]
-    value = weight.value[ids.value]
-    return (Bounded(value, torch.zeros_like(value)),)
+    weight, ids = call.bounded("weight"), call.bounded("indices").value
+    return (Bounded(weight.value[ids], weight.error[ids]),)
+
+
+def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
+    x, one_plus = call.bounded("x"), bool(call["one_plus"])
+    inner = None if one_plus else call.graph.spec(call.node.inputs[0]).dtype
+    return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
 
 
 def _rms_norm(call: Call) -> tuple[Bounded, ...]:
-    ours = call.node.op.startswith("agentcompile.")
-    x = call.args[0]
-    weight = call.args[1] if ours else call.argument(2, "weight")
-    eps = call.argument(2, "eps") if ours else call.argument(3, "eps")
-    one_plus = bool(call.argument(3, "one_plus", False)) if ours else False
-    inner = call.dtype if ours and not one_plus else None
-    if eps is None:
-        eps = torch.finfo(torch.float32).eps
-    return (reductions.rms_norm(x, weight, float(eps), one_plus, inner, call.length(x.value.shape[-1])),)
+    x = _last_axis_only(call)
+    if call["eps"] is None:
+        raise _refuse(call, "an eps that depends on the element type")
+    return (reductions.rms_norm(x, call["weight"], float(call["eps"]), False, None, call.length(x.value.shape[-1])),)
 
 
 def _layer_norm(call: Call) -> tuple[Bounded, ...]:
-    x = call.args[0]
-    if list(call.args[1]) != [x.value.shape[-1]]:
-        raise AgentCompileError("the reference knows layer norms over the last axis only")
-    depth = call.length(x.value.shape[-1])
-    return (reductions.layer_norm(x, call.argument(2, "weight"), call.argument(3, "bias"), float(call.argument(4, "eps", 1e-5)), depth),)
+    x = _last_axis_only(call)
+    return (reductions.layer_norm(x, call["weight"], call["bias"], float(call["eps"]), call.length(x.value.shape[-1])),)
+
+
+def _last_axis_only(call: Call) -> Bounded:
+    x = call.bounded("input")
+    if list(call["normalized_shape"]) != [x.value.shape[-1]]:
+        raise AgentCompileError("the reference knows norms over the last axis only")
+    return x
 
 
 def _softmax(call: Call) -> tuple[Bounded, ...]:
-    return (reductions.softmax(call.args[0], int(call.args[1]), call.length(call.args[0].value.shape[-1])),)
+    x, dim = call.bounded("self"), int(call["dim"])
+    if "dtype" in call.arguments:
+        _check_dtype(call, x)
+    return (reductions.softmax(x, dim, call.length(x.value.shape[dim] if x.value.dim() else 1)),)
 
 
 def _rope(call: Call) -> tuple[Bounded, ...]:
-    x, cos, sin = call.args[:3]
-    return (reductions.rope(x, cos, sin, call.dtype),)
+    return (reductions.rope(call.bounded("x"), call.bounded("cos"), call.bounded("sin"), call.dtype),)
 
 
 def _rotary(call: Call) -> tuple[Bounded, ...]:
-    return reductions.rotary_table(call.args[0].value, call.args[1], float(call.args[2]))
+    return reductions.rotary_table(call.bounded("position_ids").value, call.bounded("inv_freq"), float(call["attention_scaling"]))
 
 
 def _attention(call: Call) -> tuple[Bounded, ...]:
-    q, k, v, keys, values, position = call.args[:6]
-    start = int(position.value)
+    q, k, v = call.bounded("q"), call.bounded("k"), call.bounded("v")
+    start = 0 if call["fresh"] else int(call.bounded("position").value)
     k_name, v_name = call.node.mutates[:2] if len(call.node.mutates) >= 2 else call.node.inputs[3:5]
-    call.env[k_name] = keys = append(keys, k, start)
-    call.env[v_name] = values = append(values, v, start)
-    window, softcap = int(call.argument(7, "window", 0)), float(call.argument(8, "softcap", 0.0))
+    call.env[k_name] = keys = append(call.bounded("k_cache"), k, start)
+    call.env[v_name] = values = append(call.bounded("v_cache"), v, start)
     depth = call.depth if call.depth > 0 else max(q.value.shape[-1], start + q.value.shape[2])
-    return (attention(q, keys, values, start, float(call.argument(6, "scale")), window, softcap,
-                      call.argument(9, "sinks"), call.dtype, depth),)
+    return (attention(q, keys, values, start, float(call["scale"]), int(call["window"]), float(call["softcap"]),
+                      call["sinks"], call.dtype, depth),)
 
 
 def _argmax(call: Call) -> tuple[Bounded, ...]:
-    found = reductions.argmax(call.args[0])
+    found = reductions.argmax(call.bounded("logits"))
     shape = call.graph.spec(call.node.outputs[0]).shape
     return (Bounded(found.value.reshape(shape), found.error.reshape(shape), found.choices),)
 
 
-def _integers(call: Call) -> tuple[Bounded, ...]:
-    """Operators on indices and masks: run as they are. What they write in place goes back into the environment."""
+def _as_they_are(call: Call) -> tuple[Bounded, ...]:
+    """Operators that make or compare numbers: run in float64. What they write in place goes back into the environment."""
     mutated = {name: call.env[name].value.clone() for name in call.node.mutates}
-    names = {id(call.env[name]): value for name, value in mutated.items()}
-    args = [names.get(id(a), _pick(a, "value")) for a in call.args]
-    result = operator_of(call.node.op)(*args, **{k: _pick(v, "value") for k, v in call.kwargs.items()})
+    copies = {id(call.env[name]): value for name, value in mutated.items()}
+    given = {name: copies.get(id(x), values_in(x)) for name, x in call.arguments.items()}
+    result = call.of(**given)
     for name, value in mutated.items():
         call.env[name] = exact(value)
-    if not call.node.outputs:
-        return ()
-    return (exact(result),)
+    return (exact(result),) if call.node.outputs else ()
 
 
+def _overloads(names: Iterable[str], *overloads: str) -> tuple[str, ...]:
+    return tuple(f"aten.{name}.{overload}" for name in names for overload in overloads)
+
+
+_VIEWS = (
+    *_overloads(("t", "clone", "contiguous", "alias", "detach", "permute", "unsqueeze", "expand", "narrow", "split_with_sizes", "chunk",
+                 "index_select", "repeat", "swapaxes", "lift_fresh_copy"), "default"),
+    *_overloads(("select", "transpose", "unbind", "movedim", "unflatten"), "int"),
+    *_overloads(("squeeze",), "default", "dim", "dims"),
+    "aten.slice.Tensor", "aten.split.Tensor", "aten.split.sizes", "aten.flatten.using_ints", "aten.movedim.intlist",
+)
+_FUNCTIONS = (
+    "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal",
+)
+_COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
+_MAKERS = (
+    *_overloads(("full", "zeros", "ones", "scalar_tensor", "arange"), "default"), "aten.arange.start", "aten.arange.start_step",
+    *_overloads(_COMPARISONS, "Tensor", "Scalar"), "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
+    "agentcompile.advance.default", "agentcompile.start_decode.default",
+)
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_RESHAPES, *_VIEWS), _view),
-    **dict.fromkeys(_UNARY, _unary),
-    **dict.fromkeys(_CASTS, _cast),
-    **dict.fromkeys(_INTEGERS, _integers),
-    **dict.fromkeys(("add", "sub", "mul", "div", "rsub"), _binary),
-    **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
-    **dict.fromkeys(("mean", "sum"), _mean),
-    **dict.fromkeys(("softmax", "_softmax"), _softmax),
-    **dict.fromkeys(("advance", "start_decode"), _integers),
-    "pow": _power, "cat": _cat, "linear": _linear, "addmm": _addmm, "embedding": _embedding, "rms_norm": _rms_norm,
-    "layer_norm": _layer_norm, "rope": _rope, "rotary_embedding": _rotary, "attention": _attention, "argmax": _argmax,
+    **dict.fromkeys(_overloads(("view", "_unsafe_view", "reshape"), "default"), _reshape),
+    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(_overloads(("masked_fill",), "Scalar", "Tensor"), _masked_fill),
+    **{f"aten.{name}.default": _unary(name) for name in _FUNCTIONS},
+    **dict.fromkeys((*_overloads(("to",), "dtype", "dtype_layout", "device", "other"), "aten._to_copy.default", "aten.type_as.default"),
+                    _cast),
+    **dict.fromkeys(_MAKERS, _as_they_are),
+    **dict.fromkeys(_overloads(("add",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, float(c["alpha"])))),
+    **dict.fromkeys(_overloads(("sub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, -float(c["alpha"])))),
+    **dict.fromkeys(_overloads(("rsub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(b, a, -float(c["alpha"])))),
+    **dict.fromkeys(_overloads(("mul", "multiply"), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.mul(a, b))),
+    **dict.fromkeys(_overloads(("div", "divide"), "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"), _binary(_div)),
+    **dict.fromkeys(("aten.pow.Tensor_Scalar", "aten.square.default"), _power),
+    **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _mean(True)),
+    **dict.fromkeys(("aten.sum.default", "aten.sum.dim_IntList"), _mean(False)),
+    **dict.fromkeys(("aten.softmax.int", "aten._softmax.default"), _softmax),
+    "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
+    **dict.fromkeys(("aten.cat.default", "aten.concat.default"), _cat),
+    "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
+    "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
+    "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
+    "agentcompile.argmax.default": _argmax,
 }

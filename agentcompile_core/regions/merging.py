@@ -10,7 +10,7 @@ from ..graph import Argument, Graph, map_refs
 from ..region import Instance, Region
 from .boundaries import Part
 
-RULES_VERSION = 1  # part of every signature: bump when regions are cut or described differently
+RULES_VERSION = 2  # part of every signature: bump when regions are cut or described differently
 
 
 @frozen(kw_only=True)

@@ -8,10 +8,11 @@ from ..graph import DType, Graph, Node
 from ..interfaces import RegionRule
 from ..match_kinds import ATTENTION
 from ..region import Match, Operand, Role, Scalar, SemanticLabel
+from ..schema import argument
 from ..target import Target
 from .norm import NormNode, norm_of
 from .rope import RopeNode, rope_of
-from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, ref
+from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 MOST_POSITIONS = 512  # KV positions that state_bytes counts at the most
 
@@ -67,10 +68,10 @@ class AttentionRule(RegionRule):
 
 def attention_of(view: RegionView, node: Node) -> Attention | None:
     """The attention of a node, if it decodes one token and its operands are contiguous."""
-    if node.kind != "attention" or not node.op.startswith("agentcompile.") or len(node.outputs) != 1:
+    if node.op != "agentcompile.attention.default":
         return None
-    names = [ref(a) for a in node.args[:6]]
-    if len(names) < 6 or None in names or argument(node, 10, "fresh", False):
+    names = [ref(argument(node, name)) for name in ("q", "k", "v", "k_cache", "v_cache", "position")]
+    if None in names or argument(node, "fresh"):
         return None
     q, k, v, k_cache, v_cache, position = (str(name) for name in names)
     specs = [view.graph.spec(name) for name in (q, k, v, k_cache, v_cache)]
@@ -84,10 +85,10 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
     if cache != specs[4] or cache.shape[2:] != (keys.shape[1], head_dim) or queries.shape[1] % keys.shape[1]:
         return None
     at = view.graph.spec(position)
-    sinks = argument(node, 9, "sinks")
+    sinks = argument(node, "sinks")
     if at.dtype is not DType.I64 or at.numel != 1 or (sinks is not None and not view.is_weight(sinks, queries.shape[1])):
         return None
-    scale, window, softcap = (argument(node, i, n, d) for i, n, d in ((6, "scale", None), (7, "window", 0), (8, "softcap", 0.0)))
+    scale, window, softcap = (argument(node, name) for name in ("scale", "window", "softcap"))
     if not isinstance(scale, int | float) or not isinstance(window, int) or not isinstance(softcap, int | float):
         return None
     return Attention(

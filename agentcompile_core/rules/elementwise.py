@@ -8,7 +8,7 @@ from ..interfaces import RegionRule
 from ..match_kinds import ELEMENTWISE
 from ..region import Match, Scalar, SemanticLabel
 from ..target import Target
-from .pointwise import express, grow, is_pointwise
+from .pointwise import express, grow, has_one_rounding, is_pointwise
 from .view import RegionView, is_contiguous
 
 MOST_INPUTS = 6
@@ -42,8 +42,10 @@ def _chains(view: RegionView, node: Node) -> Iterator[Match]:
     yield _match(view, (node.name,), inputs, node.outputs[0], first)
     for growth in grow(view, {node.outputs[0]: "acc0"}, frozenset({node.name}), prefix="in", first=len(inputs),
                        limit=MOST_INPUTS - len(inputs), fits=lambda value: bool(_broadcast(view.graph.spec(value), shape))):
-        yield _match(view, (node.name, *growth.nodes), (*inputs, *growth.external), growth.output,
-                     _composed(first, growth.expression))
+        nodes, read = (node.name, *growth.nodes), (*inputs, *growth.external)
+        result = view.graph.spec(growth.output)  # a view on the way may have changed what a row is
+        if has_one_rounding(view, nodes, growth.output) and all(_broadcast(view.graph.spec(value), result) for value in read):
+            yield _match(view, nodes, read, growth.output, _composed(first, growth.expression))
 
 
 def _composed(first: Expression, tail: Expression) -> Expression:

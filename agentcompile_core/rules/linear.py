@@ -6,15 +6,16 @@ from itertools import combinations
 from attrs import frozen
 
 from ..expression import Expression, Operation, PointwiseKind
-from ..graph import Graph, Node
+from ..graph import Graph, Node, Ref
 from ..interfaces import RegionRule
 from ..match_kinds import LINEAR
 from ..region import Match, Operand, SemanticLabel
+from ..schema import argument
 from ..target import Target
 from .norm import NormNode, norm_of
 from .pointwise import Growth, grow
 from .split import parts_of
-from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, ref
+from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 MOST_AUX = 2
 
@@ -58,16 +59,16 @@ class LinearRule(RegionRule):
 
 def linear_of(view: RegionView, node: Node) -> Linear | None:
     """The linear layer of a node, if it serves one token with contiguous weights [n, k] of a kernel type."""
-    if node.kind != "linear" or len(node.outputs) != 1:
+    if node.op != "aten.linear.default":
         return None
-    x, weight, bias = (ref(argument(node, i, name)) for i, name in enumerate(("input", "weight", "bias")))
-    if x is None or weight is None or not view.is_weight(argument(node, 1, "weight")):
+    x, weight, bias = (ref(argument(node, name)) for name in ("input", "weight", "bias"))
+    if x is None or weight is None or not view.is_weight(Ref(weight)):
         return None
     spec, taken = view.graph.spec(weight), view.graph.spec(x)
     if len(spec.shape) != 2 or taken.numel != spec.shape[1] or not is_contiguous(taken) or spec.dtype not in KERNEL_TYPES:
         return None
     n, k = spec.shape
-    if taken.dtype is not spec.dtype or (bias is not None and not view.is_weight(argument(node, 2, "bias"), n)):
+    if taken.dtype is not spec.dtype or (bias is not None and not view.is_weight(Ref(bias), n)):
         return None
     return Linear(node=node, x=x, weight=weight, bias=bias or "", n=n, k=k)
 

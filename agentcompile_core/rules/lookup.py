@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 
-from ..graph import DType, Graph, Node
+from ..graph import DType, Graph, Node, Ref
 from ..interfaces import RegionRule
 from ..match_kinds import ARGMAX, GATHER
 from ..region import Match, Operand, SemanticLabel
+from ..schema import argument
 from ..target import Target
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
+
+EMBEDDING = "aten.embedding.default"
 
 
 class GatherRule(RegionRule):
@@ -19,12 +22,12 @@ class GatherRule(RegionRule):
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Every embedding with 64-bit ids."""
         view = RegionView(graph=graph)
-        return [match for match in (_gather(view, node) for node in graph.nodes if node.kind == "embedding") if match]
+        return [match for match in (_gather(view, node) for node in graph.nodes if node.op == EMBEDDING) if match]
 
 
 def _gather(view: RegionView, node: Node) -> Match | None:
-    table, ids = ref(node.args[0]), ref(node.args[1])
-    if table is None or ids is None or not view.is_weight(node.args[0]):
+    table, ids = ref(argument(node, "weight")), ref(argument(node, "indices"))  # the other arguments concern gradients
+    if table is None or ids is None or not view.is_weight(Ref(table)):
         return None
     spec, wanted = view.graph.spec(table), view.graph.spec(ids)
     if len(spec.shape) != 2 or spec.dtype not in KERNEL_TYPES or wanted.dtype is not DType.I64 or not is_contiguous(wanted):
@@ -48,13 +51,13 @@ class ArgmaxRule(RegionRule):
         view = RegionView(graph=graph)
         found = []
         for node in graph.nodes:
-            if node.kind == "argmax" and node.op.startswith("agentcompile."):
+            if node.op == "agentcompile.argmax.default":
                 found += _argmax(view, node)
         return found
 
 
 def _argmax(view: RegionView, node: Node) -> list[Match]:
-    logits = ref(node.args[0])
+    logits = ref(argument(node, "logits"))
     if logits is None:
         return []
     spec = view.graph.spec(logits)
@@ -63,9 +66,11 @@ def _argmax(view: RegionView, node: Node) -> list[Match]:
     token = view.write("token", node.outputs[0])
     found = [_match(view, (node.name,), (view.read("logits", logits), token), spec.numel, False)]
     for user in view.users(node.outputs[0]):
-        states = [ref(a) for a in user.args[1:4]]
-        if user.kind == "advance" and user.op.startswith("agentcompile.") and None not in states:
-            operands = [view.state(name, str(value)) for name, value in zip(("ids", "position", "history"), states, strict=True)]
+        if user.op != "agentcompile.advance.default":
+            continue
+        states = {name: ref(argument(user, name)) for name in ("ids", "position", "history")}
+        if ref(argument(user, "token")) == node.outputs[0] and None not in states.values():
+            operands = [view.state(name, str(value)) for name, value in states.items()]
             found.append(_match(view, (node.name, user.name), (view.read("logits", logits), token, *operands), spec.numel, True))
     return found
 

@@ -8,8 +8,9 @@ from ..graph import Graph, Node
 from ..interfaces import RegionRule
 from ..match_kinds import NORM
 from ..region import Match, Operand, SemanticLabel
+from ..schema import argument
 from ..target import Target
-from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, packed, ref
+from .view import KERNEL_TYPES, RegionView, is_contiguous, packed, ref
 
 
 @frozen(kw_only=True)
@@ -33,17 +34,17 @@ class NormNode:
 
 def norm_of(view: RegionView, node: Node) -> NormNode | None:
     """The norm of a node: ``agentcompile.rms_norm`` or ``aten.layer_norm`` with a weight, over the last axis."""
-    if node.kind == "rms_norm" and node.op.startswith("agentcompile."):
-        x, weight, bias = ref(node.args[0]), argument(node, 1, "weight"), None
-        eps, kind = argument(node, 2, "eps"), "rms_one_plus" if argument(node, 3, "one_plus", False) else "rms"
-    elif node.kind == "layer_norm":
-        x, weight, bias = ref(node.args[0]), argument(node, 2, "weight"), argument(node, 3, "bias")
-        eps, kind = argument(node, 4, "eps", 1e-5), "layer"
-        shape = argument(node, 1, "normalized_shape")
+    if node.op == "agentcompile.rms_norm.default":
+        x, weight, bias = ref(argument(node, "x")), argument(node, "weight"), None
+        kind = "rms_one_plus" if argument(node, "one_plus") else "rms"
+    elif node.op == "aten.layer_norm.default":
+        x, weight, bias, kind = ref(argument(node, "input")), argument(node, "weight"), argument(node, "bias"), "layer"
+        shape = argument(node, "normalized_shape")
         if not isinstance(shape, tuple) or len(shape) != 1:
             return None
     else:
         return None
+    eps = argument(node, "eps")
     if x is None or not isinstance(eps, int | float) or len(node.outputs) != 1:
         return None
     spec = view.graph.spec(x)
@@ -51,6 +52,8 @@ def norm_of(view: RegionView, node: Node) -> NormNode | None:
     if not columns or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or not view.is_weight(weight, columns):
         return None
     if bias is not None and not view.is_weight(bias, columns):
+        return None
+    if any(view.graph.spec(value).dtype is not spec.dtype for value in node.inputs):
         return None
     return NormNode(node=node, x=x, weight=ref(weight) or "", bias=ref(bias) or "", kind=kind, eps=float(eps),
                     rows=spec.numel // columns, columns=columns)
@@ -76,7 +79,7 @@ class NormRule(RegionRule):
 
 def _residual(view: RegionView, norm: NormNode) -> Iterator[Match]:
     add = view.producer(norm.x)
-    if add is None or add.kind != "add" or add.kwarg("alpha", 1) != 1 or len(add.inputs) != 2:
+    if add is None or add.op != "aten.add.Tensor" or argument(add, "alpha") != 1 or len(add.inputs) != 2:
         return
     specs = [packed(view.graph.spec(value)) for value in add.inputs]
     if any(spec != packed(view.graph.spec(norm.x)) for spec in specs):

@@ -1,22 +1,30 @@
 """Growing a match over the pointwise nodes behind it, and writing what they compute as an Expression."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
 from ..expression import Expression, Operation, PointwiseKind
-from ..graph import Argument, Node, Ref
-from .view import KERNEL_TYPES, RegionView, argument, is_contiguous
+from ..graph import Argument, DType, Node, Ref
+from ..schema import argument
+from .view import KERNEL_TYPES, RegionView, is_contiguous
 
 K = PointwiseKind
 Operand = str | int | float  # of an Operation: argument name, index of an earlier operation, literal
 
-_BINARY = {"add": K.ADD, "sub": K.SUB, "mul": K.MUL, "div": K.DIV}
+_BINARY = {"add": K.ADD, "sub": K.SUB, "mul": K.MUL, "multiply": K.MUL, "div": K.DIV, "divide": K.DIV}
+_BINARY_OPS = {f"aten.{name}.{overload}": kind for name, kind in _BINARY.items() for overload in ("Tensor", "Scalar")}
+_SCALED = ("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar")  # their ``alpha`` multiplies ``other``
+_REVERSED = ("aten.rsub.Tensor", "aten.rsub.Scalar")  # other - alpha * self
+_ROUNDING = {f"aten.{name}.{overload}" for name in ("div", "divide") for overload in ("Tensor_mode", "Scalar_mode")}
 _UNARY = {
-    "neg": K.NEG, "silu": K.SILU, "gelu_tanh": K.GELU_TANH, "relu": K.RELU, "sigmoid": K.SIGMOID, "tanh": K.TANH,
-    "exp": K.EXP, "rsqrt": K.RSQRT,
+    f"aten.{kind.value}.default": kind
+    for kind in (K.NEG, K.SILU, K.RELU, K.SIGMOID, K.TANH, K.EXP, K.RSQRT)
 }
-_SCALED = ("add", "sub")  # operators with an ``alpha`` that multiplies their second operand
+_GELU = {"none": K.GELU, "tanh": K.GELU_TANH}
+_CASTS = (
+    "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other", "aten._to_copy.default", "aten.type_as.default",
+)
 MOST_NODES = 8
 
 
@@ -30,35 +38,60 @@ class Growth:
     external: tuple[str, ...]
 
 
-def translate(view: RegionView, node: Node) -> tuple[tuple[PointwiseKind, tuple[Argument, ...]], ...] | None:
+Parts = tuple[tuple[PointwiseKind, tuple[Argument, ...]], ...]
+
+
+def translate(view: RegionView, node: Node) -> Parts | None:
     """The scalar operations of a node over its own arguments; None if it is outside the grammar.
 
+    Only overloads that are listed here by name, and of those only calls whose every argument the operations account for.
     A ``Ref("")`` argument means the result of the operation before it; no operations at all mean the identity.
     """
-    first = argument(node, 0, "self")
-    before = Ref("")
-    if node.kind in _BINARY:
-        second = argument(node, 1, "other")
-        scale = node.kwarg("alpha", 1)
-        if node.kwarg("rounding_mode") is not None or (node.kind in _SCALED and scale != 1):
-            return None
-        return ((_BINARY[node.kind], (first, second)),)
-    if node.kind == "gelu":
-        tanh = argument(node, 1, "approximate", "none") == "tanh"
-        return ((K.GELU_TANH if tanh else K.GELU, (first,)),)
-    if node.kind == "square":
-        return ((K.MUL, (first, first)),)
-    if node.kind == "pow" and argument(node, 1, "exponent") in (2, 3):
-        square = (K.MUL, (first, first))
-        return (square,) if argument(node, 1, "exponent") == 2 else (square, (K.MUL, (before, first)))
-    if node.kind == "rsub" and node.kwarg("alpha", 1) == 1:
-        return ((K.SUB, (argument(node, 1, "other"), first)),)
-    if node.kind in _UNARY:
-        return ((_UNARY[node.kind], (first,)),)
-    if node.kind == "cast":
-        narrower = view.graph.spec(node.outputs[0]).dtype.bytes < view.graph.spec(node.inputs[0]).dtype.bytes
-        return ((K.ROUND, (first,)),) if narrower else ()
+    if node.op in _CASTS:
+        return _cast(view, node)
+    if node.op in _UNARY:
+        return ((_UNARY[node.op], (argument(node, "self"),)),)
+    if node.op == "aten.gelu.default":
+        kind = _GELU.get(str(argument(node, "approximate")))
+        return ((kind, (argument(node, "self"),)),) if kind is not None else None
+    if node.op in ("aten.square.default", "aten.pow.Tensor_Scalar"):
+        return _power(argument(node, "self"), 2 if node.op == "aten.square.default" else argument(node, "exponent"))
+    return _binary(node)
+
+
+def _binary(node: Node) -> Parts | None:
+    kind = _BINARY_OPS.get(node.op)
+    if kind is not None and (node.op not in _SCALED or argument(node, "alpha") == 1):
+        return ((kind, (argument(node, "self"), argument(node, "other"))),)
+    if node.op in _ROUNDING and argument(node, "rounding_mode") is None:
+        return ((K.DIV, (argument(node, "self"), argument(node, "other"))),)
+    if node.op in _REVERSED and argument(node, "alpha") == 1:
+        return ((K.SUB, (argument(node, "other"), argument(node, "self"))),)
     return None
+
+
+def _power(base: Argument, exponent: Argument) -> Parts | None:
+    if isinstance(exponent, Ref) or exponent not in (2, 3):
+        return None
+    square = (K.MUL, (base, base))
+    return (square,) if exponent == 2 else (square, (K.MUL, (Ref(""), base)))
+
+
+def _cast(view: RegionView, node: Node) -> Parts | None:
+    """A cast to float32 keeps every number, one from float32 rounds; between float16 and bfloat16 the ranges differ."""
+    if len(node.outputs) != 1:
+        return None
+    given, made = (view.graph.spec(name).dtype for name in (node.inputs[0], node.outputs[0]))
+    if given is made or made is DType.F32:
+        return ()
+    return ((K.ROUND, (argument(node, "self"),)),) if given is DType.F32 else None
+
+
+def has_one_rounding(view: RegionView, nodes: Iterable[str], output: str) -> bool:
+    """Whether every cast to a narrower type among ``nodes`` is to the type of ``output``: an Expression rounds to one type."""
+    casts = [node for node in map(view.graph.node_by_name.__getitem__, nodes) if node.op in _CASTS]
+    targets = {view.graph.spec(node.outputs[0]).dtype for node in casts if _cast(view, node)}
+    return targets <= {view.graph.spec(output).dtype}
 
 
 def is_pointwise(view: RegionView, node: Node) -> bool:
@@ -151,7 +184,7 @@ def grow(view: RegionView, seeds: Mapping[str, str], inside: frozenset[str], *, 
         builder.add(node)
         taken.append(node.name)
         used = _used(view, seeds, taken, node)
-        if used is not None:
+        if used is not None and has_one_rounding(view, used, node.outputs[0]):
             yield Growth(nodes=used, output=node.outputs[0], expression=builder.expression(), external=tuple(external))
 
 

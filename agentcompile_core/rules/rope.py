@@ -4,12 +4,13 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from ..graph import DType, Graph, Node
+from ..graph import DType, Graph, Node, Ref
 from ..interfaces import RegionRule
 from ..match_kinds import ROPE, ROPE_TABLE
 from ..region import Match, Role, SemanticLabel
+from ..schema import argument
 from ..target import Target
-from .view import KERNEL_TYPES, RegionView, argument, is_contiguous, ref
+from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 
 @frozen(kw_only=True)
@@ -27,9 +28,9 @@ class RopeNode:
 
 def rope_of(view: RegionView, node: Node) -> RopeNode | None:
     """The rotation of a node, if it is of one token and its operands are contiguous and of one type."""
-    if node.kind != "rope" or not node.op.startswith("agentcompile."):
+    if node.op != "agentcompile.rope.default":
         return None
-    x, cos, sin = (ref(argument(node, i, name)) for i, name in enumerate(("x", "cos", "sin")))
+    x, cos, sin = (ref(argument(node, name)) for name in ("x", "cos", "sin"))
     if x is None or cos is None or sin is None:
         return None
     specs = [view.graph.spec(value) for value in (x, cos, sin)]
@@ -74,16 +75,16 @@ class RopeTableRule(RegionRule):
         view = RegionView(graph=graph)
         found = []
         for node in graph.nodes:
-            if node.kind == "rotary_embedding" and node.op.startswith("agentcompile.") and len(node.outputs) == 2:
+            if node.op == "agentcompile.rotary_embedding.default":
                 match = _table(view, node)
                 found += [match] if match is not None else []
         return found
 
 
 def _table(view: RegionView, node: Node) -> Match | None:
-    given, frequencies = ref(node.args[0]), ref(node.args[1])
-    scaling = argument(node, 2, "attention_scaling", 1.0)
-    if given is None or frequencies is None or not view.is_weight(node.args[1]) or not isinstance(scaling, int | float):
+    given, frequencies = ref(argument(node, "position_ids")), ref(argument(node, "inv_freq"))
+    scaling = argument(node, "attention_scaling")
+    if given is None or frequencies is None or not view.is_weight(Ref(frequencies)) or not isinstance(scaling, int | float):
         return None
     position, views = view.back(given, {node.name})
     spec, inv_freq = view.graph.spec(position), view.graph.spec(frequencies)

@@ -1,8 +1,10 @@
 """Projections that are one matrix from the start: a linear node whose result is only read in parts."""
 
 from ..graph import Node
-from ..regions.boundaries import operator
-from .view import RegionView, argument, is_contiguous
+from ..schema import argument
+from .view import RegionView, is_contiguous
+
+SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
 
 Part = tuple[int, str]  # first element, value
 
@@ -34,17 +36,14 @@ def parts_of(view: RegionView, value: str) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _ranges(view: RegionView, node: Node, rank: int, n: int) -> list[Part] | None:
-    name, _ = operator(node)
-    if node.kind != "view" or len(node.inputs) != 1:
-        return None
-    if name == "slice":
-        axis, first, step = (argument(node, i, key, d) for i, key, d in ((1, "dim", 0), (2, "start", 0), (4, "step", 1)))
+    if node.op == "aten.slice.Tensor":
+        axis, first, step = (argument(node, name) for name in ("dim", "start", "step"))
         first = 0 if first is None else first
         if not isinstance(axis, int) or axis % rank != rank - 1 or not isinstance(first, int) or step != 1:
             return None
         return [(first + n if first < 0 else first, node.outputs[0])]
-    if name in ("split", "split_with_sizes", "chunk"):
-        axis = argument(node, 2, "dim", 0)
+    if node.op in SPLITS:
+        axis = argument(node, "dim")
         if not isinstance(axis, int) or axis % rank != rank - 1:
             return None
         found, first = [], 0

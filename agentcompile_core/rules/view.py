@@ -127,8 +127,3 @@ def packed(spec: TensorSpec) -> TensorSpec:
 def ref(argument: Argument) -> str | None:
     """The value an argument names, or None."""
     return argument.value if isinstance(argument, Ref) else None
-
-
-def argument(node: Node, position: int, name: str, default: Argument = None) -> Argument:
-    """An argument by position or keyword."""
-    return node.args[position] if len(node.args) > position else node.kwarg(name, default)

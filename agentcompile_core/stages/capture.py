@@ -16,11 +16,13 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
         VerificationError: a frontend returned a broken graph.
     """
     check(workload, loaded)
+    from ..schema import verify_canonical
+
     if frontend is None:
         from ..capture.frontends import frontend_of
 
         frontend = frontend_of(loaded)
-    graphs = frontend.capture(loaded, workload).verify()
+    graphs = verify_canonical(frontend.capture(loaded, workload).verify())
     ctx.report("captured", {"graphs": len(graphs.graphs), "nodes": sum(len(g.nodes) for g in graphs.graphs)})
     if graphs.eager_reason:
         ctx.report("eager", {"reason": graphs.eager_reason})

@@ -18,6 +18,7 @@ from ..rules.linear import LinearRule
 from ..rules.lookup import ArgmaxRule, GatherRule
 from ..rules.norm import NormRule
 from ..rules.rope import RopeRule, RopeTableRule
+from ..schema import canonical
 from ..target import PRESETS
 
 Pair = tuple[Match, Graph]
@@ -48,7 +49,8 @@ class Draft:
         name = f"{op.split('.')[1]}_{len(self.nodes)}"
         outputs = tuple(f"{name}.{i}" for i in range(len(shapes)))
         self.values += [Value(name=out, spec=TensorSpec(shape=shape, dtype=dtype)) for out, shape in zip(outputs, shapes, strict=True)]
-        self.nodes.append(Node(name=name, op=op, kind=kind or op.split(".")[1], args=args, outputs=outputs, mutates=mutates))
+        node = Node(name=name, op=op, kind=kind or op.split(".")[1], args=args, outputs=outputs, mutates=mutates)
+        self.nodes.append(canonical(node))
         return tuple(Ref(out) for out in outputs)
 
     def one(self, op: str, args: tuple[Argument, ...], shape: tuple[int, ...], dtype: DType, kind: str = "") -> Ref:
