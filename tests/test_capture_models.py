@@ -10,6 +10,7 @@ import transformers
 
 from agentcompile_core.capture.language_model import capture_language_model
 from agentcompile_core.graph import DType, GraphKind, ValueKind, Workload
+from agentcompile_core.schema import argument
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, WORKLOAD, generate, greedy, tiny, without
@@ -118,15 +119,15 @@ def test_tied_weights_appear_once() -> None:
 def test_window_softcap_and_fresh_reach_the_operator() -> None:
     graphs = capture_language_model(tiny("gemma2", WINDOWED), "gemma2", WORKLOAD)
     calls = [n for n in graphs.of_kind(GraphKind.DECODE)[0].nodes if n.kind == "attention"]
-    assert sorted(n.args[7] for n in calls) == [0, 5] and all(n.args[8] == 50.0 for n in calls)
+    assert sorted(argument(n, "window") for n in calls) == [0, 5] and all(argument(n, "softcap") == 50.0 for n in calls)
     fresh = next(g for g in graphs.graphs if g.name == "prefill_8_fresh")
-    assert all(n.kwarg("fresh") is True for n in fresh.nodes if n.kind == "attention")
+    assert all(argument(n, "fresh") is True for n in fresh.nodes if n.kind == "attention")
 
 
 def test_window_as_long_as_the_context_is_none() -> None:
     graphs = capture_language_model(tiny("mistral", {**SIZES, "sliding_window": 32}), "mistral", WORKLOAD)
     calls = [n for n in graphs.of_kind(GraphKind.DECODE)[0].nodes if n.kind == "attention"]
-    assert all((*n.args, 0)[7] == 0 for n in calls)
+    assert all(argument(n, "window") == 0 for n in calls)
 
 
 def test_capture_leaves_the_model_as_it_was() -> None:

@@ -56,9 +56,8 @@ class Call:
         """The reduction depth to charge for a reduction of ``depth`` elements."""
         return min(self.depth, depth) if self.depth > 0 else depth
 
-    def of(self, **changed: Any) -> Any:
-        """The result of the operator itself on these arguments, with some of them replaced."""
-        given = self.arguments | changed
+    def run(self, given: Mapping[str, Any]) -> Any:
+        """The result of the operator itself on arguments ``given`` by name."""
         known = parameters(self.node.op)
         args = [given[p.name] for p in known if not p.keyword_only]
         return operator_of(self.node.op)(*args, **{p.name: given[p.name] for p in known if p.keyword_only})

@@ -50,7 +50,7 @@ def _view(call: Call) -> tuple[Bounded, ...]:
     first = next(iter(call.arguments))
     x = call.bounded(first)
     rest = {name: values_in(given) for name, given in call.arguments.items()}
-    values, errors = call.of(**rest), call.of(**rest | {first: x.error})
+    values, errors = call.run(rest), call.run(rest | {first: x.error})
     if isinstance(values, torch.Tensor):
         return (Bounded(values, errors),)
     return tuple(Bounded(v, e) for v, e in zip(values, errors, strict=True))
@@ -115,7 +115,7 @@ def _exactly(call: Call) -> tuple[Bounded, ...]:
     """The operator itself on operands that are integers."""
     if any(x.value.is_floating_point() for x in call.values):
         raise _refuse(call, f"a result of type {call.dtype.value}")
-    return (exact(call.of(**{name: values_in(given) for name, given in call.arguments.items()})),)
+    return (exact(call.run({name: values_in(given) for name, given in call.arguments.items()})),)
 
 
 def _power(call: Call) -> tuple[Bounded, ...]:
@@ -239,7 +239,7 @@ def _as_they_are(call: Call) -> tuple[Bounded, ...]:
     mutated = {name: call.env[name].value.clone() for name in call.node.mutates}
     copies = {id(call.env[name]): value for name, value in mutated.items()}
     given = {name: copies.get(id(x), values_in(x)) for name, x in call.arguments.items()}
-    result = call.of(**given)
+    result = call.run(given)
     for name, value in mutated.items():
         call.env[name] = exact(value)
     return (exact(result),) if call.node.outputs else ()

@@ -14,6 +14,7 @@ from ..errors import ContractError
 from ..graph import DType, TensorSpec
 from ..interfaces import Backend
 from ..reference import Bounded, oracle
+from ..reference.second_opinion import Disagreement, disagreement
 from ..region import Access, Role
 from ..verdict import Case, Trial
 from .memory import Guarded, Unchanged, guarded
@@ -24,10 +25,20 @@ ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match s
 
 
 class Oracles:
-    """References by graph, case and reduction depth; the oldest are dropped beyond 1 GiB."""
+    """References by graph, case and reduction depth; the oldest are dropped beyond 1 GiB.
+
+    Values do not depend on the depth, so the second opinion on them is asked for once per graph and case.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Case, int], dict[str, Bounded]] = {}
+        self._opinions: dict[tuple[str, Case], str] = {}
+
+    def opinion(self, key: tuple[str, Case], ask: Callable[[], str]) -> str:
+        """What the framework has against the reference under ``key`` (empty: nothing), asked for if it is not known."""
+        if key not in self._opinions:
+            self._opinions[key] = ask()
+        return self._opinions[key]
 
     def get(self, key: tuple[str, Case, int], make: Callable[[], dict[str, Bounded]]) -> dict[str, Bounded]:
         """The reference under ``key``, made if it is not there."""
@@ -147,10 +158,18 @@ class Execution:
         """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
 
         The depth counts as the next power of two, so that schedules share references.
+
+        Raises:
+            Disagreement: the framework in float64 gives another answer; no kernel can be judged by this reference.
         """
         depth = 1 << (max(1, self.trial.source.reduction_depth) - 1).bit_length()
-        values = graph_values(self.trial.match, self.trial.graph, inputs)
-        return self._oracles.get((self._digest, case, depth), lambda: oracle(self.trial.graph, values, depth))
+        graph = self.trial.graph
+        values = graph_values(self.trial.match, graph, inputs)
+        expected = self._oracles.get((self._digest, case, depth), lambda: oracle(graph, values, depth))
+        seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, values, expected))
+        if seen:
+            raise Disagreement(self.trial.match.id, seen)
+        return expected
 
     def values(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Outputs by value name instead of operand name."""
