@@ -144,7 +144,7 @@ class Frontend(Offer):
 
     @abstractmethod
     def capture(self, loaded: "LoadedModel", workload: Workload) -> GraphSet:
-        """Export its graphs."""
+        """Export its graphs. Every node has the one form that ``schema.canonical`` gives it; others are refused."""
 
 
 class LoadedModel:

@@ -94,6 +94,20 @@ def test_what_is_not_finite_must_be_so_in_the_same_places(put: float, seen: str)
             assert "element 3 is" in disagreement(graph, values, {name: Bounded(value, expected[name].error)})
 
 
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_numbers_at_the_ends_of_the_range_give_both_the_same(kind: str) -> None:
+    match, graph = EVERY_KIND[kind](DType.F16)
+    values = graph_values(match, graph, make_inputs(match, cases_for(match, "ends", emulated=True)[0], "cpu"))
+    puts = [65504.0, -65504.0, float("nan")]
+    if match.kind != "attention":  # a row without any finite score has no softmax: NaN by formula, zero by torch's
+        puts += [float("inf"), -float("inf")]
+    for name in [name for name, tensor in values.items() if tensor.is_floating_point()]:
+        for put in puts:
+            changed = values | {name: values[name].clone()}
+            changed[name].view(-1)[0] = put
+            assert disagreement(graph, changed, oracle(graph, changed)) == "", (name, put)
+
+
 # ---- validation
 
 def as_addition(match: Match) -> Match:
