@@ -123,8 +123,9 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     if not loaded.has_weights or run_on == "nothing":
         return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
                              notes=graphs.notes, context=ctx)
-    session, notes = installing.install(loaded, graphs, compilation.programs, compilation.kernels, compilation.provisional, device, run_on,
-                                        ctx)
+    runnable = installing.Runnable(graphs=graphs, programs=compilation.programs, kernels=compilation.kernels,
+                                   provisional=compilation.provisional)
+    session, notes = installing.install(loaded, runnable, device, run_on, ctx)
     return CompiledModel(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation,
                          notes=graphs.notes + notes, context=ctx)
 
@@ -150,7 +151,9 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = install.on_framework(installed), {}
-    session, notes = installing.install(loaded, installed.graphs, programs, kernels, installed.manifest.provisional, device, run_on, ctx)
+    runnable = installing.Runnable(graphs=installed.graphs, programs=programs, kernels=kernels,
+                                   provisional=installed.manifest.provisional)
+    session, notes = installing.install(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(loaded=loaded, graphs=installed.graphs, session=session, bundle=None, compilation=None,
                          notes=tuple(dict.fromkeys((*reasons, *notes))), context=ctx)

@@ -14,6 +14,7 @@ from agentcompile_runtime_cudagraph.capture import NotCapturable
 
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.graph import Graph, GraphKind
+from agentcompile_core.program import Piece
 
 CAPACITY, LAYERS = 12, 2
 
@@ -67,10 +68,18 @@ class Bound:
             "prompt": torch.full((1, tokens), 5, device=device), "start": torch.tensor([0], device=device),
             "length": torch.tensor([0], device=device),
         } if inputs else {}
-        self.generation = 0
-        self.uncapturable: tuple[str, ...] = ()
+        self.capturable = (True,)
         self.session, self.runs = session, 0
         self.device = device.type
+
+    @property
+    def uncapturable(self) -> tuple[str, ...]:
+        return tuple(f"part {i}" for i, capturable in enumerate(self.capturable) if not capturable)
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """The last piece does the work, those before it nothing."""
+        runs = [lambda: None] * (len(self.capturable) - 1) + [lambda: self.run()]
+        return tuple(Piece(run=run, capturable=capturable) for run, capturable in zip(runs, self.capturable, strict=True))
 
     def run(self) -> None:
         self.runs += 1
@@ -162,10 +171,10 @@ def test_a_capture_that_fails_runs_from_python_with_a_reason(caplog: pytest.LogC
 def test_segments_known_not_to_be_capturable_are_not_tried() -> None:
     session = Session()
     bound = Bound(session)
-    bound.uncapturable = ("moe router",)
+    bound.capturable = (False,)
     capture = FakeCapture()
     step = CudaGraphRuntime(capture).prepare(bound, session)
-    assert step.reason == "moe router cannot be captured" and capture.owners == [] and bound.runs == 0
+    assert step.reason == "part 0 cannot be captured" and capture.owners == [] and bound.runs == 0
     step()
     assert bound.runs == 1
 
