@@ -15,6 +15,7 @@ from .forward import ModuleSession
 from .graph import GraphSet
 from .interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from .program import Program, Segment, framework_program, without_steps
+from .region import Match
 from .session import Session
 from .weights import WeightStore
 
@@ -80,7 +81,7 @@ def with_calls(programs: Programs, executables: Executables, ctx: Context, notes
     for segment in (s for p in programs.values() for s in p.segments if s.is_call):
         key = _key(segment)
         if key not in calls and key not in lost:
-            found = _bound(segment, ctx)
+            found = _bound(segment, executables.device, ctx)
             if isinstance(found, BoundCall):
                 calls[key] = found
             else:
@@ -98,19 +99,32 @@ def _key(segment: Segment) -> str:
     return call_key(segment.step, segment.version, segment.match)
 
 
-def _bound(segment: Segment, ctx: Context) -> BoundCall | str:
+def _bound(segment: Segment, device: str, ctx: Context) -> BoundCall | str:
     """The bound callable of a step, or one line that says why there is none (recorded)."""
-    step, match = segment.step, segment.match
+    step, match, what = segment.step, segment.match, "bind()"
     assert step is not None and match is not None
     try:
-        return bind_call(step, match, ctx.catalog, ctx.target, segment.version)
+        call = bind_call(step, match, ctx.catalog, ctx.target, segment.version)
+        what = "its first run"
+        _try(call, match, device)
+        return call
     except (Exception, SystemExit) as exc:
         is_contract = isinstance(exc, ContractError)
-        reason = str(exc) if is_contract else f"{step.implementation}: bind() raised {type(exc).__name__}: {exc}"
+        reason = str(exc) if is_contract else f"{step.implementation}: {what} raised {type(exc).__name__}: {exc}"
         cause = Cause.CONTRACT if is_contract else Cause.EXCEPTION
         ctx.fail(Failure(stage=StageName.INSTALL, cause=cause, plugin=step.implementation, subject=str(step), message=reason[:2000],
                          traceback=last_frames(exc)))
-        return reason
+        return reason.splitlines()[0][:300]
+
+
+def _try(call: BoundCall, match: Match, device: str) -> None:
+    """Run it once on zeros: what it loads or compiles late fails here, where the framework can still take over."""
+    import torch
+
+    with torch.no_grad():
+        call.run(**{o.name: torch.zeros(o.spec.shape, dtype=getattr(torch, o.spec.dtype.value), device=device) for o in match.operands})
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def _why_framework(run_on: str, device: str, provisional: bool, backend: Backend | None, missing: bool) -> str:
