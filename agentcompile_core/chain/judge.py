@@ -75,7 +75,8 @@ class Answer:
 def judge(argument: Any, session: Any, phase: Callable[[str], None]) -> Any:
     """Worker entry: a Question as JSON in, an Answer as JSON out."""
     question = serial.structure(argument, Question)
-    return serial.unstructure(_Chain(question, session.backend(question.backend), session.catalog, phase).sweep())
+    with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
+        return serial.unstructure(_Chain(question, session.backend(question.backend), session.catalog, phase).sweep())
 
 
 class _Captured:
@@ -143,9 +144,7 @@ class _Chain:
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
         self._bind_calls(program)
         executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
-        with torch.inference_mode():
-            bound = bind(program, self.weights, self.states, self.inputs, executables)
-            return _Captured(bound, self.reset)
+        return _Captured(bind(program, self.weights, self.states, self.inputs, executables), self.reset)
 
     def _bind_calls(self, program: Program) -> None:
         for segment in program.segments:
