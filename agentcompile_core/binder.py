@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .binding import argument_values
-from .candidate import Kernel, Launch, StepSource
+from .candidate import Launch, StepSource
 from .errors import ContractError
+from .executables import Executables, call_key
 from .graph import ValueKind
 from .interpreter import prepare
 from .layout import alias_roots, is_alias
-from .plan import Step
-from .program import BoundProgram, Program, Segment, buffer_plan, without_views
+from .pieces import cut, fixed_values, runs_outside
+from .program import BoundProgram, Piece, Program, Segment, buffer_plan, without_views
 from .region import Role
 
 if TYPE_CHECKING:
     import torch
 
-    from .interfaces import Backend
     from .weights import WeightStore
 
 
@@ -24,13 +24,11 @@ class _Binder:
     """Works on one program once; everything it makes goes into the BoundProgram."""
 
     def __init__(self, program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]",
-                 inputs: "Mapping[str, torch.Tensor]", device: str, backend: "Backend | None",
-                 kernels: Mapping[str, Kernel], callables: Mapping[Step, Callable[..., None]]) -> None:
+                 inputs: "Mapping[str, torch.Tensor]", executables: Executables) -> None:
         self.program, self.graph = program, program.graph
-        self.weights, self.device, self.backend = weights, device, backend
-        self.kernels, self.callables = kernels, callables
+        self.weights, self.executables, self.device = weights, executables, executables.device
         self.sources: dict[str, StepSource] = {s.key: s for s in program.sources}
-        self.segments = without_views(program.graph, program.segments)
+        self.segments = cut(program.graph, without_views(program.graph, program.segments))
         self.roots = alias_roots(program.graph)
         self.keep: list[Any] = []
         self.environment: dict[str, torch.Tensor] = {}
@@ -63,7 +61,7 @@ class _Binder:
     def _place_planned(self) -> None:
         import torch
 
-        offsets, nbytes = buffer_plan(self.program, self.segments)
+        offsets, nbytes = buffer_plan(self.program, self.segments, fixed_values(self.graph, self.segments))
         arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
         self.keep.append(arena)
         for name, offset in offsets.items():
@@ -95,17 +93,18 @@ class _Binder:
             raise ContractError(f"program {self.graph.name}: operand {names[0]} has no address")
         return tensor.data_ptr()
 
-    def runs(self) -> list[Callable[[], None]]:
-        """One callable per segment, in order."""
-        found: list[Callable[[], None]] = []
+    def parts(self) -> list[Piece]:
+        """One per segment, in order."""
+        found: list[Piece] = []
         chained = False  # whether the node captured just before is a kernel of ours
         for index, segment in enumerate(self.segments):
             if segment.step is None:
-                found.append(self._framework(segment, index))
+                run, capturable = self._framework(segment, index), not runs_outside(self.graph, segment)
             elif segment.source:
-                found.append(self._kernel(segment, chained))
+                run, capturable = self._kernel(segment, chained), True
             else:
-                found.append(self._callable(segment))
+                run, capturable = self._call(segment)
+            found.append(Piece(run=run, capturable=capturable, names=(segment.name,)))
             chained = segment.step is not None and bool(segment.source)
         return found
 
@@ -116,11 +115,14 @@ class _Binder:
         wanted = tuple(name for name in made if name in later or name in copies)
         prepared = prepare(self.graph, segment.nodes, device=self.device, outputs=wanted)
         environment, planned = self.environment, self.planned
+        # What a graph captured behind this segment reads is where it was at the capture.
+        fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}
 
         def run() -> None:
             environment.update(prepared.run(environment))
             for name in copies:
                 planned[name].copy_(environment[name])
+            environment.update(fixed)
 
         return run
 
@@ -133,9 +135,10 @@ class _Binder:
         import torch
 
         source = self.sources[segment.source]
-        if self.backend is None or source.digest not in self.kernels:
+        backend, kernels = self.executables.backend, self.executables.kernels
+        if backend is None or source.digest not in kernels:
             raise ContractError(f"program {self.graph.name}: no built kernel for step {segment.step}")
-        handle = self.backend.load(self.kernels[source.digest])
+        handle = backend.load(kernels[source.digest])
         addresses = {name: self.address(values) for name, values in segment.operands}
         addresses.update(self._workspaces(source))
         launches: list[Callable[[int], None]] = []
@@ -152,8 +155,8 @@ class _Binder:
         return run
 
     def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
-        assert self.backend is not None
-        return self.backend.prepare(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
+        assert self.executables.backend is not None
+        return self.executables.backend.prepare(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
 
     def _workspaces(self, source: StepSource) -> dict[str, int]:
         import torch
@@ -167,24 +170,33 @@ class _Binder:
             found[workspace.name] = self.workspaces[key].data_ptr()
         return found
 
-    def _callable(self, segment: Segment) -> Callable[[], None]:
+    def _call(self, segment: Segment) -> tuple[Callable[[], None], bool]:
+        import torch
+
         assert segment.step is not None and segment.match is not None
-        call = self.callables[segment.step]
-        operands = {}
-        for name, values in segment.operands:
-            operand = next(o for o in segment.match.operands if o.name == name)
-            root = self.roots[values[0]]
-            if operand.role is Role.WEIGHT:
-                operands[name] = self.weights.concatenated(tuple(self.graph.by_name[self.roots[v]].source for v in values))
-            elif root in self.planned and len(values) > 1:
-                base = self.planned[root]
-                operands[name] = base.as_strided(operand.spec.shape, _contiguous_strides(operand.spec.shape))
-            else:
-                tensor = self.planned.get(root, self.environment.get(root))
-                if tensor is None:
-                    raise ContractError(f"program {self.graph.name}: operand {name} has no tensor")
-                operands[name] = tensor.view(self.graph.spec(values[0]).shape)
-        return lambda: call(**operands)
+        bound = self.executables.calls.get(call_key(segment.step, segment.version, segment.match))
+        if bound is None:
+            raise ContractError(f"program {self.graph.name}: nothing is bound for step {segment.step}")
+        call, operands = bound.run, {name: self._operand(segment, name, values) for name, values in segment.operands}
+
+        def run() -> None:
+            with torch.no_grad():
+                call(**operands)
+
+        return run, bound.capturable
+
+    def _operand(self, segment: Segment, name: str, values: tuple[str, ...]) -> "torch.Tensor":
+        """The tensor of one operand in the shape that its match gives it; several values lie behind each other."""
+        assert segment.match is not None
+        operand, root = segment.match.need(name), self.roots[values[0]]
+        if operand.role is Role.WEIGHT:
+            return self.weights.concatenated(tuple(self.graph.by_name[self.roots[v]].source for v in values))
+        if root in self.planned and len(values) > 1:
+            return self.planned[root].as_strided(operand.spec.shape, _contiguous_strides(operand.spec.shape))
+        tensor = self.planned.get(root, self.environment.get(root))
+        if tensor is None:
+            raise ContractError(f"program {self.graph.name}: operand {name} has no tensor")
+        return tensor.view(self.graph.spec(values[0]).shape)
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -202,15 +214,14 @@ def _given(tensors: "Mapping[str, torch.Tensor]", name: str, what: str) -> "torc
 
 
 def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
-         device: str, backend: "Backend | None" = None, kernels: Mapping[str, Kernel] | None = None,
-         callables: Mapping[Step, Callable[..., None]] | None = None) -> BoundProgram:
-    """Give every value an address on ``device`` and every launch its arguments.
+         executables: Executables) -> BoundProgram:
+    """Give every value an address on the device, every launch its arguments and every callable its tensors.
 
     ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors.
 
     Raises:
-        ContractError: a kernel, tensor or address is missing.
+        ContractError: a kernel, callable, tensor or address is missing.
     """
-    binder = _Binder(program, weights, states, inputs, device, backend, kernels or {}, callables or {})
-    runs = binder.runs()
-    return BoundProgram(program, runs, binder.environment, [binder.keep, binder.planned, binder.workspaces])
+    binder = _Binder(program, weights, states, inputs, executables)
+    parts = binder.parts()
+    return BoundProgram(program, parts, binder.environment, [binder.keep, binder.planned, binder.workspaces])

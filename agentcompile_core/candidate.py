@@ -95,13 +95,17 @@ class Workspace:
     zeroed: bool = False
 
 
+CALLABLE = "callable"  # language of a step that an Implementation binds: there is no text to build
+
+
 @frozen(kw_only=True)
 class StepSource:
     """The text of a step and how to launch it.
 
     ``code`` includes its ``headers`` (name, text) and ``<agentcompile/...>`` from the backend's include folders.
     ``digest`` names the emitted entries; ``reduction_depth`` is the d of the error budget (longest chain of roundings
-    of one accumulator: per-thread length plus log2 of the threads that combine).
+    of one accumulator: per-thread length plus log2 of the threads that combine); 0 where nobody knows it, which charges
+    every reduction in full, as for the framework.
     """
 
     language: str = "cuda"

@@ -1,4 +1,36 @@
-"""What every user of CUDA graph capture in torch needs after a capture that failed."""
+"""What every user of CUDA graph capture needs: programs in pieces, and torch's state after a capture that failed."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+
+class PieceLike(Protocol):
+    """A part of a program, as ``BoundProgram.pieces`` gives it."""
+
+    @property
+    def run(self) -> Callable[[], None]:
+        """Enqueue it on the current stream."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may hold it."""
+
+
+def composed(pieces: Iterable[PieceLike], capture: Callable[[Callable[[], None]], Callable[[], None]]) -> Callable[[], None]:
+    """Capture what can be captured, leave the rest as it is; the result runs all of it in order.
+
+    ``capture`` gets the ``run`` of a piece that has been warmed up and returns what replays it. The pieces that are not
+    captured run from Python at every call, between the graphs on their two sides, and not while those are captured.
+    """
+    parts = tuple(capture(piece.run) if piece.capturable else piece.run for piece in pieces)
+    if len(parts) == 1:
+        return parts[0]
+
+    def run() -> None:
+        for part in parts:
+            part()
+
+    return run
 
 
 def settle_generator() -> None:

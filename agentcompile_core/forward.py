@@ -1,12 +1,11 @@
 """Running a plain module's program: tensors in, tensors out, no cache and no loop."""
 
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .binder import bind
-from .candidate import Kernel
 from .errors import UsageError
+from .executables import Executables
 from .graph import GraphSet
 from .interfaces import DecodeRuntime
 from .program import Program
@@ -14,7 +13,6 @@ from .program import Program
 if TYPE_CHECKING:
     import torch
 
-    from .interfaces import Backend
     from .weights import WeightStore
 
 
@@ -26,22 +24,20 @@ class ModuleSession:
         graphs: GraphSet,
         program: Program,
         weights: "WeightStore",
+        executables: Executables,
         *,
-        device: str,
         decode: DecodeRuntime,
-        backend: "Backend | None" = None,
-        kernels: Mapping[str, Kernel] | None = None,
     ) -> None:
         import torch
 
-        self.graphs, self.device, self.generation = graphs, device, 0
+        self.graphs, self.device, self.generation = graphs, executables.device, 0
         self._lock = threading.Lock()
         graph = program.graph
         self._inputs: dict[str, torch.Tensor] = {
-            name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=device)
+            name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=self.device)
             for name in graph.inputs
         }
-        self._bound = bind(program, weights, {}, self._inputs, device, backend, kernels)
+        self._bound = bind(program, weights, {}, self._inputs, executables)
         # A module has no decode state to preserve, so only the plain loop serves it; the runtime is kept for its name.
         self.runtime = decode.name
         self._outputs = len(graph.outputs)

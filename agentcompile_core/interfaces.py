@@ -57,7 +57,12 @@ class TemplateFamily(Offer):
 
 
 class Implementation(Offer):
-    """Hand-written or third-party code for a match: a callable instead of generated source."""
+    """Hand-written or third-party code for a match: a callable instead of generated source.
+
+    It is validated, timed and judged like a kernel, and bundled by its qualified name, version and schedule: raise ``version``
+    whenever what it computes or its schedules change. ``capturable``: whether a CUDA graph may hold it. One that asks the
+    device for anything (a length, a shape) or that allocates outside of torch is not; captured programs are cut there.
+    """
 
     origin: ClassVar[Origin]
     capturable: ClassVar[bool] = True
@@ -72,7 +77,10 @@ class Implementation(Offer):
 
     @abstractmethod
     def bind(self, match: Match, schedule: Schedule, target: Target) -> Callable[..., None]:
-        """Return ``run(**operands)``: torch tensors by operand name, outputs written in place, on the current stream."""
+        """Return ``run(**operands)``: torch tensors by operand name, outputs written in place, on the current stream.
+
+        Called once per match of a program; ``run`` then serves every instance of it (every layer), with other tensors each time.
+        """
 
 
 class Advisor(Offer):

@@ -1,19 +1,19 @@
 """The whole flow, top to bottom. A newcomer starts here: eight stages over immutable values, and one loop of rounds."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from . import chain, keys, serial
 from .advice import AdviceRecord
+from .building import built
 from .bundle import Bundle
 from .candidate import Kernel, StepSource
 from .context import Context
-from .errors import BuildError, Cause, Failure, StageName, UsageError, VerificationError
+from .errors import Cause, Failure, StageName, UsageError, VerificationError
 from .graph import GraphKind, GraphSet, Workload
-from .interfaces import Backend, Frontend, LoadedModel
+from .interfaces import Frontend, LoadedModel
 from .plan import PlanSpace
 from .program import Program, framework_program, make_program
 from .record import TuningRecord
@@ -142,42 +142,6 @@ def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple
     """The program of every graph: steps where regions were selected (decode, forward), the framework elsewhere."""
     chosen = {s.signature: s for s in selections}
     return {g.name: framework_program(g) if g.kind is GraphKind.PREFILL else make_program(g, regions, chosen) for g in graphs.graphs}
-
-
-def built(programs: Mapping[str, Program], ctx: Context) -> dict[str, Kernel]:
-    """Kernels of every source of the programs for the target, from the store or built now by the backend that makes its code."""
-    backend = builder(ctx)
-    if backend is None:
-        return {}
-    kernels: dict[str, Kernel] = {}
-    for source in {s.digest: s for p in programs.values() for s in p.sources}.values():
-        kernel = build_one(source, backend, ctx)
-        if kernel is not None:
-            kernels[source.digest] = kernel
-    return kernels
-
-
-def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:
-    """One kernel from the store, or built and stored; None and a recorded failure if it does not build."""
-    key = keys.kernel_key(source, ctx.target, backend.name, backend.compiler())
-    kernel = ctx.store.kernel(key)
-    if kernel is not None:
-        return kernel
-    try:
-        kernel = backend.build(source, ctx.target)
-    except BuildError as exc:
-        ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name, subject=source.digest, message=str(exc)))
-        return None
-    ctx.store.put_kernel(key, kernel)
-    return kernel
-
-
-def builder(ctx: Context) -> Backend | None:
-    """The backend that builds for the target: ``cuda`` where it can, else the one candidates are validated on."""
-    for backend in ctx.catalog.backends.values():
-        if backend.name == "cuda" and backend.can_build(ctx.target):
-            return backend
-    return ctx.backend
 
 
 def _eager(graphs: GraphSet, ctx: Context, clock: "_Clock") -> Compilation:

@@ -1,12 +1,12 @@
 """Programs: an immutable executable schedule over planned buffers, made from a graph and its selections, and its bound form."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from .candidate import Launch, StepSource
-from .errors import ContractError, VerificationError
+from .candidate import StepSource
+from .errors import VerificationError
 from .graph import Graph, Node, ValueKind
 from .layout import Block, alias_roots, is_alias, place, side_by_side
 from .plan import Origin, Step
@@ -15,7 +15,6 @@ from .selection import Selection
 
 if TYPE_CHECKING:
     import torch
-
 
 
 @frozen(kw_only=True)
@@ -28,11 +27,22 @@ class Segment:
     match: Match | None = None
     source: str = ""  # key of the StepSource; empty for framework nodes and bound callables
     operands: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    version: int = 0  # of the implementation that the step was validated with
 
     @property
     def origin(self) -> Origin:
         """Who wrote what runs here."""
         return self.step.origin if self.step else Origin.FRAMEWORK
+
+    @property
+    def is_call(self) -> bool:
+        """Whether an implementation binds what runs here."""
+        return self.step is not None and not self.source
+
+    @property
+    def name(self) -> str:
+        """For people: the implementation, or the framework's nodes."""
+        return self.step.implementation if self.step else ", ".join(self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
 
     def values(self, roles: tuple[Role, ...]) -> tuple[str, ...]:
         """Graph values of the operands with one of ``roles``."""
@@ -64,26 +74,59 @@ class Program:
         return self
 
 
-class BoundProgram:
-    """A program with addresses. ``run`` enqueues all of it on the current stream and may be captured."""
+@frozen(kw_only=True)
+class Piece:
+    """One bound segment, or several neighbours of one kind: ``run`` enqueues it on the current stream.
 
-    def __init__(self, program: Program, runs: list[Callable[[], None]], environment: "dict[str, torch.Tensor]",
-                 keep: list[Any], generation: int = 0, uncapturable: tuple[str, ...] = ()) -> None:
+    ``capturable``: whether a CUDA graph may hold it; what may not runs from Python, between the graphs on its two sides.
+    """
+
+    run: Callable[[], None]
+    capturable: bool = True
+    names: tuple[str, ...] = ()
+
+
+class BoundProgram:
+    """A program with addresses. ``run`` enqueues all of it on the current stream."""
+
+    def __init__(self, program: Program, parts: Sequence[Piece], environment: "dict[str, torch.Tensor]", keep: list[Any]) -> None:
         self.program = program
         self.environment = environment
-        self.generation = generation
-        self.uncapturable = uncapturable
-        self._runs = runs
+        self._parts = tuple(parts)
         self._keep = keep
 
     def run(self) -> None:
         """Run every segment once."""
-        for run in self._runs:
-            run()
+        for part in self._parts:
+            part.run()
+
+    @property
+    def uncapturable(self) -> tuple[str, ...]:
+        """Names of the segments that no CUDA graph may hold."""
+        return tuple(name for part in self._parts if not part.capturable for name in part.names)
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not."""
+        groups: list[list[Piece]] = []
+        for part in self._parts:
+            if not groups or groups[-1][0].capturable is not part.capturable:
+                groups.append([])
+            groups[-1].append(part)
+        return tuple(_joined(group) for group in groups)
 
     def output(self, index: int) -> "torch.Tensor":
         """Tensor of one graph output, valid after ``run``."""
         return self.environment[self.program.graph.outputs[index]]
+
+
+def _joined(parts: list[Piece]) -> Piece:
+    runs = tuple(part.run for part in parts)
+
+    def run() -> None:
+        for one in runs:
+            one()
+
+    return Piece(run=run, capturable=parts[0].capturable, names=tuple(name for part in parts for name in part.names))
 
 
 def framework_program(graph: Graph) -> Program:
@@ -110,8 +153,17 @@ def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[
             for instance in region.instances:
                 operands = tuple((o.name, tuple(instance.value[v] for v in o.values)) for o in match.operands)
                 steps.append(Segment(nodes=tuple(instance.node[n] for n in match.nodes), step=selected.step, label=selected.label,
-                                     match=match, source=selected.source.key if selected.source else "", operands=operands))
+                                     match=match, source=selected.source.key if selected.source else "", operands=operands,
+                                     version=selected.version))
     return Program(graph=graph, segments=_ordered(graph, steps), sources=tuple(sources[k] for k in sorted(sources))).verify()
+
+
+def without_steps(program: Program, lost: Callable[[Segment], bool]) -> Program:
+    """The same program with the nodes of every step that is ``lost`` on the framework."""
+    steps = [s for s in program.segments if s.step is not None and not lost(s)]
+    used = {s.source for s in steps}
+    sources = tuple(s for s in program.sources if s.key in used)
+    return evolve(program, segments=_ordered(program.graph, steps), sources=sources).verify()
 
 
 def _ordered(graph: Graph, steps: list[Segment]) -> tuple[Segment, ...]:
@@ -209,8 +261,10 @@ def without_views(graph: Graph, segments: tuple[Segment, ...]) -> tuple[Segment,
     return tuple(s for s in segments if s.step is not None or not all(foldable(n) for n in s.nodes))
 
 
-def buffer_plan(program: Program, segments: tuple[Segment, ...]) -> tuple[dict[str, int], int]:
+def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[str, ...] = ()) -> tuple[dict[str, int], int]:
     """Arena offsets of every value that a step writes or reads and that no one else owns, and the arena's size in bytes.
+
+    ``fixed`` are further values that need a place of their own.
 
     Lifetimes are in segments; an alias keeps its root alive. Values that a framework segment produces for a step get a
     place too: they are copied there.
@@ -236,7 +290,7 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...]) -> tuple[dict[s
     for name in graph.outputs:
         if roots[name] in last:
             last[roots[name]] = len(segments)
-    needed = _step_values(graph, segments, roots)
+    needed = tuple(dict.fromkeys((*_step_values(graph, segments, roots), *fixed)))
     blocks: list[Block] = []
     done: set[str] = set()
     for value in needed:
@@ -267,14 +321,3 @@ def _step_values(graph: Graph, segments: tuple[Segment, ...], roots: Mapping[str
                     found[root] = None
     return tuple(found)
 
-
-def launches_of(program: Program, segment: Segment) -> tuple[Launch, ...]:
-    """The launches of a step's source.
-
-    Raises:
-        ContractError: the program has no such source.
-    """
-    for source in program.sources:
-        if source.key == segment.source:
-            return source.launches
-    raise ContractError(f"program {program.graph.name} has no source {segment.source}")

@@ -31,7 +31,8 @@ def step_document(step: SelectedStep) -> dict[str, Any]:
     """One selected step as plain types."""
     measured, baseline = step.measurement, step.baseline
     return {"label": step.label.value, "implementation": step.step.implementation, "origin": step.step.origin.value,
-            "schedule": dict(step.step.schedule.items), "basis": step.basis.value, "us": measured.us if measured else None,
+            "version": step.version, "schedule": dict(step.step.schedule.items), "basis": step.basis.value,
+            "us": measured.us if measured else None,
             "floor_us": measured.floor_us if measured else None, "baseline_us": baseline.us if baseline else None,
             "max_abs": step.max_abs, "max_rel": step.max_rel, "reason": step.reason, "nodes": list(step.nodes)}
 
@@ -84,11 +85,12 @@ def selection_text(selection: Selection) -> str:
     """One region: its steps and why, then what stays on the framework and why."""
     lines = [f"region {selection.region}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
     if all(step.basis is Basis.PROVISIONAL for step in selection.steps):
-        rows = [(s.label.value, s.step.implementation, f"{s.max_rel:.1e}", str(s.step.schedule)) for s in selection.steps]
-        lines += [table(rows, ("step", "implementation", "max rel", "schedule"))] if rows else []
+        rows = [(s.label.value, s.step.implementation, s.step.origin.value, f"{s.max_rel:.1e}", str(s.step.schedule))
+                for s in selection.steps]
+        lines += [table(rows, ("step", "implementation", "origin", "max rel", "schedule"))] if rows else []
     else:
-        lines.append(table([_measured_row(s) for s in selection.steps], ("step", "implementation", "us", "of floor", "framework us", "why",
-                                                                         "schedule")))
+        head = ("step", "implementation", "origin", "us", "of floor", "framework us", "why", "schedule")
+        lines.append(table([_measured_row(s) for s in selection.steps], head))
     lines += [f"  framework: {what}: {why}" for what, why in selection.fallback_reasons]
     return "\n".join(lines)
 
@@ -97,7 +99,7 @@ def _measured_row(step: SelectedStep) -> tuple[str, ...]:
     us = f"{step.measurement.us:.2f}" if step.measurement else "-"
     floor = f"{step.measurement.share_of_floor:.0%}" if step.measurement and step.measurement.floor_us else "-"
     base = f"{step.baseline.us:.2f}" if step.baseline else "-"
-    return (step.label.value, step.step.implementation, us, floor, base, step.reason, str(step.step.schedule))
+    return (step.label.value, step.step.implementation, step.step.origin.value, us, floor, base, step.reason, str(step.step.schedule))
 
 
 def statistics_text(statistics: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ class SelectedStep:
     label: SemanticLabel
     nodes: tuple[str, ...]  # region-local
     source: StepSource | None  # None for implementations that bind a callable
+    version: int = 0  # of the family or implementation
     kernel_sha256: str = ""
     basis: Basis
     measurement: Measurement | None = None

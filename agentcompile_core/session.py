@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from .binder import bind
-from .candidate import Kernel
 from .errors import UsageError
+from .executables import Executables
 from .graph import Graph, GraphKind, GraphSet
 from .interfaces import DecodeRuntime, KVState
-from .plan import Step
 from .program import BoundProgram, Program
 from .sampling import Sampling, sample
 
 if TYPE_CHECKING:
     import torch
 
-    from .interfaces import Backend
     from .weights import WeightStore
 
 LAG = 4  # decode steps enqueued ahead of the host's look at a token, on a GPU
@@ -74,21 +72,18 @@ class Session:
         graphs: GraphSet,
         programs: Mapping[str, Program],
         weights: "WeightStore",
+        executables: Executables,
         *,
-        device: str,
         kv_state: KVState,
         decode: DecodeRuntime,
-        backend: "Backend | None" = None,
-        kernels: Mapping[str, Kernel] | None = None,
-        callables: Mapping[Step, Callable[..., None]] | None = None,
     ) -> None:
         import torch
 
-        self.graphs, self.device, self.kv = graphs, device, kv_state
+        self.graphs, self.kv = graphs, kv_state
+        self.device = device = executables.device
         self.generation = 0
         self._lock = threading.Lock()
-        self._programs, self._weights, self._decode = dict(programs), weights, decode
-        self._backend, self._kernels, self._callables = backend, kernels or {}, callables or {}
+        self._programs, self._weights, self._decode, self._executables = dict(programs), weights, decode, executables
         self.ids: torch.Tensor = torch.zeros((1, 1), dtype=torch.int64, device=device)
         self.position: torch.Tensor = torch.zeros((1,), dtype=torch.int64, device=device)
         history = next((v.spec.shape[0] for g in graphs.graphs for v in g.values if v.source == "session.history"), kv_state.capacity + 1)
@@ -116,16 +111,7 @@ class Session:
             self.bound("decode")
         if name not in self._bound:
             graph = self._programs[name].graph
-            self._bound[name] = bind(
-                self._programs[name],
-                self._weights,
-                self.states,
-                self._inputs(graph),
-                self.device,
-                self._backend,
-                self._kernels,
-                self._callables,
-            )
+            self._bound[name] = bind(self._programs[name], self._weights, self.states, self._inputs(graph), self._executables)
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":

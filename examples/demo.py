@@ -58,12 +58,12 @@ def build_unvalidated(compiled: Any) -> list[str]:
     Raises:
         DemoError: one does not build.
     """
-    from agentcompile_core import pipeline
+    from agentcompile_core import building
     from agentcompile_core.plan import Step
     from agentcompile_core.stages import lower
 
     found, ctx = [], compiled.context
-    backend = pipeline.builder(ctx)
+    backend = building.builder(ctx)
     if backend is None or backend.name != "cuda":
         raise DemoError("the cuda backend cannot build here; `agentcompile doctor` says what is missing")
     judged = {(r.signature, r.step.match_id) for r in compiled.compilation.records}
@@ -73,7 +73,7 @@ def build_unvalidated(compiled: Any) -> list[str]:
                 continue
             match, first = region.match_by_id[match_id], space.spaces_of(match_id)[0]
             step = Step(match_id=match_id, implementation=first.implementation, origin=first.origin, schedule=first.space.points[0])
-            kernel = pipeline.build_one(lower.source_of(step, match, ctx), backend, ctx)
+            kernel = building.build_one(lower.source_of(step, match, ctx), backend, ctx)
             if kernel is None:
                 raise DemoError(f"{step} does not build for {ctx.target.arch}: {ctx.failures[-1]}")
             operands = sum(o.spec.nbytes for o in match.operands)

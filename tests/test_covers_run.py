@@ -11,6 +11,7 @@ from attrs import evolve
 from agentcompile_core import rules
 from agentcompile_core.binder import bind
 from agentcompile_core.context import Config, Context
+from agentcompile_core.executables import BoundCall, Executables, call_key
 from agentcompile_core.graph import DType, GraphSet, ModelInfo, ValueKind, Workload
 from agentcompile_core.interfaces import Implementation
 from agentcompile_core.interpreter import prepare
@@ -79,9 +80,10 @@ def selection(region, space, cover):
     return Selection(signature=region.signature, region=region.name, cover=cover, steps=steps)
 
 
-def callables_of(implementation, regions, chosen):
-    return {x.step: implementation.bind(r.match_by_id[x.step.match_id], x.step.schedule, None)
-            for r in regions for x in chosen[r.signature].steps}
+def executables(implementation, regions, chosen):
+    found = [(x, r.match_by_id[x.step.match_id]) for r in regions for x in chosen[r.signature].steps]
+    calls = {call_key(x.step, x.version, match): BoundCall(run=implementation.bind(match, x.step.schedule, None)) for x, match in found}
+    return Executables(device="cpu", calls=calls)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -97,10 +99,10 @@ def test_every_cover_computes_what_the_framework_computes(decode_graphs, model):
         covers = [space.covers[min(rank, len(space.covers) - 1)] for space in spaces]
         chosen = {r.signature: selection(r, s, c) for r, s, c in zip(regions, spaces, covers, strict=True)}
         program = make_program(graph, regions, chosen)
-        callables = callables_of(implementation, regions, chosen)
+        runs_on = executables(implementation, regions, chosen)
         states = {name: builder.tensors[name].clone() for name in by_kind[ValueKind.STATE]}
         weights = WeightStore.from_tensors({name: tensor.clone() for name, tensor in fixed.items()}, "cpu")
-        bound = bind(program, weights, states, {}, "cpu", callables=callables)
+        bound = bind(program, weights, states, {}, runs_on)
         bound.run()
         got = {name: bound.output(index) for index, name in enumerate(graph.outputs)} | states
         for name, tensor in ({**wanted, **wanted_states}).items():
@@ -123,9 +125,9 @@ def test_an_untrue_meaning_is_noticed(decode_graphs):
     implementation = Meaning(means)
     regions, spaces = planned(graph, implementation)
     chosen = {r.signature: selection(r, s, s.covers[0]) for r, s in zip(regions, spaces, strict=True)}
-    callables = callables_of(implementation, regions, chosen)
+    runs_on = executables(implementation, regions, chosen)
     states = {v.name: builder.tensors[v.name].clone() for v in graph.values if v.kind is ValueKind.STATE}
     weights = WeightStore.from_tensors(dict(builder.tensors), "cpu")
-    bound = bind(make_program(graph, regions, chosen), weights, states, {}, "cpu", callables=callables)
+    bound = bind(make_program(graph, regions, chosen), weights, states, {}, runs_on)
     bound.run()
     assert not torch.allclose(bound.output(0), builder.results[graph.outputs[0]], atol=1e-3)

@@ -17,7 +17,8 @@ def compiled():  # type: ignore[no-untyped-def]
     from agentcompile_core.context import Config
     from agentcompile_core.store import Store
 
-    model = ac.compile(str(TINY), dtype="float32", config=Config(budget_plans=60, budget_s=60.0, rounds=1), store=Store(None))
+    config = Config(budget_plans=60, budget_s=60.0, rounds=1, origins=("generated",))
+    model = ac.compile(str(TINY), dtype="float32", config=config, store=Store(None))
     model.context.close()
     return model
 

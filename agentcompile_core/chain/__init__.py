@@ -3,6 +3,7 @@
 from attrs import evolve
 
 from .. import keys, serial
+from ..candidate import CALLABLE
 from ..context import Context
 from ..errors import Cause, Failure, StageName, UsageError
 from ..graph import Graph
@@ -10,7 +11,7 @@ from ..plan import Fusion
 from ..record import Measurement, TuningRecord
 from ..region import Region
 from ..selection import Basis, SelectedStep, Selection
-from ..stages.lower import CALLABLE, source_of
+from ..stages.lower import source_of, version_of
 from ..stages.validate import FRAMEWORK, worker_of
 from ..worker.client import WorkerLost
 from .cut import cut, layers_needed
@@ -157,14 +158,15 @@ def _alternative(record: TuningRecord, region: Region, baseline: Measurement | N
     source = ctx.catalog.guard(
         lambda: source_of(record.step, match, ctx), stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step)
     )
-    if source is None or source.language == CALLABLE or source.digest != record.source_digest:
+    if source is None or source.digest != record.source_digest:
         return None
     checks = record.verdict.checks if record.verdict else ()
     selected = SelectedStep(
         step=record.step,
         label=match.label,
         nodes=match.nodes,
-        source=source,
+        source=None if source.language == CALLABLE else source,
+        version=version_of(record.step, ctx),
         basis=Basis.CHAIN,
         measurement=record.measurement,
         baseline=baseline,

@@ -16,11 +16,13 @@ from attrs import evolve, frozen
 from .. import serial
 from ..binder import bind
 from ..candidate import Kernel
-from ..capturing import settle_generator
+from ..capturing import composed, settle_generator
 from ..errors import AgentCompileError
+from ..executables import BoundCall, Executables, bind_call, call_key
 from ..graph import Graph, Value, ValueKind
 from ..interfaces import Backend
-from ..program import Program, framework_program, make_program
+from ..plugins import Catalog
+from ..program import BoundProgram, Program, framework_program, make_program
 from ..region import Region
 from ..selection import SelectedStep, Selection
 from ..target import Target
@@ -73,44 +75,53 @@ class Answer:
 def judge(argument: Any, session: Any, phase: Callable[[str], None]) -> Any:
     """Worker entry: a Question as JSON in, an Answer as JSON out."""
     question = serial.structure(argument, Question)
-    return serial.unstructure(_Chain(question, session.backend(question.backend), phase).sweep())
+    with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
+        return serial.unstructure(_Chain(question, session.backend(question.backend), session.catalog, phase).sweep())
 
 
 class _Captured:
-    """One variant of the step as a captured graph; holds what the graph needs alive."""
+    """One variant of the step as it will run: captured graphs, and from Python what no graph may hold. Keeps what they need alive."""
 
-    def __init__(self, bound: Any, reset: Callable[[], None]) -> None:
+    def __init__(self, bound: BoundProgram, reset: Callable[[], None]) -> None:
         self._bound, self._reset = bound, reset
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             reset()
             for _ in range(WARM_UPS):
                 bound.run()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # The outer context restores the current stream, which torch leaves switched where a capture fails.
-        with torch.cuda.stream(stream), torch.cuda.graph(self._graph, stream=stream):
-            bound.run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._replay = composed(bound.pieces(), self._capture)
         torch.cuda.synchronize()
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        # The outer context restores the current stream, which torch leaves switched where a capture fails.
+        with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        self._graphs.append(graph)
+        return graph.replay
 
     def sample_us(self) -> float:
         """Microseconds per replay, over REPLAYS replays from the same position."""
         self._reset()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._graph.replay()
+        self._replay()
         start.record()
         for _ in range(REPLAYS):
-            self._graph.replay()
+            self._replay()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) * 1e3 / REPLAYS
 
 
 class _Chain:
-    def __init__(self, question: Question, backend: Backend, phase: Callable[[str], None]) -> None:
-        self.q, self.backend, self.phase = question, backend, phase
+    def __init__(self, question: Question, backend: Backend, catalog: Catalog, phase: Callable[[str], None]) -> None:
+        self.q, self.backend, self.catalog, self.phase = question, backend, catalog, phase
         self.kernels: dict[str, Kernel] = {}
+        self.calls: dict[str, BoundCall] = {}
         self.weights = WeightStore.from_tensors(
             _tensors(question.graph, (ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device
         )
@@ -131,9 +142,16 @@ class _Chain:
         for source in program.sources:
             if source.digest not in self.kernels:
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
-        with torch.inference_mode():
-            bound = bind(program, self.weights, self.states, self.inputs, self.backend.device, self.backend, self.kernels)
-            return _Captured(bound, self.reset)
+        self._bind_calls(program)
+        executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
+        return _Captured(bind(program, self.weights, self.states, self.inputs, executables), self.reset)
+
+    def _bind_calls(self, program: Program) -> None:
+        for segment in program.segments:
+            if segment.is_call and segment.step is not None and segment.match is not None:
+                key = call_key(segment.step, segment.version, segment.match)
+                if key not in self.calls:
+                    self.calls[key] = bind_call(segment.step, segment.match, self.catalog, self.q.target, segment.version)
 
     def sweep(self) -> Answer:
         """Try every alternative in turn, twice at the most while it helps, within the budget."""
@@ -162,7 +180,7 @@ class _Chain:
     def _framework_us(self) -> float:
         try:
             framework = self._capture(framework_program(self.q.graph))
-        except (RuntimeError, AgentCompileError):
+        except Exception:
             settle_generator()
             return 0.0  # what cannot be captured is no bar for what can
         return statistics.median(framework.sample_us() for _ in range(3))
@@ -174,7 +192,7 @@ class _Chain:
             captured = self.captured(challenger)
         except AgentCompileError:
             return None
-        except RuntimeError:
+        except Exception:  # an implementation may raise anything
             settle_generator()  # raises where the device itself is broken, which ends this worker
             return None
         quick = captured.sample_us() / best.sample_us()

@@ -17,7 +17,8 @@ def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kerne
     """Files of the extension, by path: build scripts, launcher source, signatures, and the cubins as package data.
 
     A signature is one launch of one source: entry, grid, block, shared memory, and its ordered arguments with sizes.
-    Only kernels built by the cuda backend are in it.
+    Only kernels built by the cuda backend are in it. Steps that an implementation binds are code of their plugins: the
+    README names them, so that nobody looks for them here.
     """
     sources: dict[str, tuple[StepSource, Segment]] = {}
     for program in programs.values():
@@ -43,11 +44,21 @@ def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kerne
             }
     for name in ("launcher.cpp", "setup.py", "pyproject.toml", "README.md", "check.py"):
         text = (resources.files(__package__) / "files" / f"{name}.in").read_text()
-        files[name] = text.replace("@ARCH@", target.arch).replace("@COUNT@", str(len(signatures))).encode()
+        text = text.replace("@ARCH@", target.arch).replace("@COUNT@", str(len(signatures))).replace("@CALLS@", _calls(programs))
+        files[name] = text.encode()
     files[f"{PACKAGE}/__init__.py"] = (resources.files(__package__) / "files" / "package.py.in").read_bytes()
     document = {"arch": target.arch, "target": target.name, "signatures": signatures}
     files[f"{PACKAGE}/signatures.json"] = json.dumps(document, indent=1, sort_keys=True).encode()
     return files
+
+
+def _calls(programs: Mapping[str, Program]) -> str:
+    """A paragraph on the steps that are not in the package; empty if there are none."""
+    named = {f"{s.step.implementation} (version {s.version})" for p in programs.values() for s in p.segments if s.is_call and s.step}
+    if not named:
+        return ""
+    return (f"\nNot in this package, because plugins serve them with code of their own: the steps of {', '.join(sorted(named))}. "
+            "They run where AgentCompile and those plugins are installed.\n")
 
 
 def _argument(argument: KernelArgument, source: StepSource, segment: Segment) -> dict[str, Any]:

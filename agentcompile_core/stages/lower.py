@@ -1,17 +1,13 @@
 """Stage lower: ordered steps become candidates, each with its source. Plugin code runs under guard; sources are checked."""
 
-from attrs import evolve
-
-from .. import serial
 from ..advice import OrderedPlan
 from ..binding import check_source
-from ..candidate import Candidate, StepSource
+from ..candidate import CALLABLE, Candidate, StepSource
 from ..context import Context
 from ..errors import Cause, ContractError, Failure, StageName, last_frames
+from ..executables import call_key
 from ..plan import Step
 from ..region import Match, Region
-
-CALLABLE = "callable"  # language of a step that an Implementation binds: there is no text to build
 
 
 def run(regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:
@@ -55,11 +51,22 @@ def source_of(step: Step, match: Match, ctx: Context) -> StepSource:
 
 
 def _callable_source(step: Step, match: Match, ctx: Context) -> StepSource:
-    implementation = ctx.catalog.implementations.get(step.implementation)
-    if implementation is None:
+    """No text, nothing to build: the digest says which implementation, version, schedule and match are judged."""
+    version = version_of(step, ctx)
+    return StepSource(language=CALLABLE, digest=call_key(step, version, match), code="", launches=(), reduction_depth=0)
+
+
+def version_of(step: Step, ctx: Context) -> int:
+    """The installed version of what serves a step.
+
+    Raises:
+        ContractError: no plugin offers it.
+    """
+    catalog = ctx.catalog
+    offer = catalog.template_families.get(step.implementation) or catalog.implementations.get(step.implementation)
+    if offer is None:
         raise ContractError(f"no plugin offers {step.implementation}")
-    digest = serial.digest(step, implementation.version, evolve(match, nodes=()))
-    return StepSource(language=CALLABLE, digest=digest, code="", launches=())
+    return offer.version
 
 
 def _fail(step: Step, cause: Cause, exc: Exception, ctx: Context) -> None:

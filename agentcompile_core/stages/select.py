@@ -8,13 +8,14 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
+from ..candidate import CALLABLE
 from ..context import Context
 from ..plan import Cover, Fusion, PlanSpace, Step
 from ..record import Measurement, TuningRecord
 from ..region import Region
 from ..selection import Basis, SelectedStep, Selection, fallback
 from ..verdict import Outcome
-from .lower import CALLABLE, source_of
+from .lower import source_of, version_of
 from .validate import FRAMEWORK
 
 Chain = Mapping[tuple[str, Step], float]  # (signature, step) -> us that the step saves inside the captured chain
@@ -149,7 +150,8 @@ def _selected(choice: _Choice, region: Region, ctx: Context) -> SelectedStep | s
     checks = record.verdict.checks if record.verdict else ()
     return SelectedStep(
         step=record.step, label=match.label, nodes=match.nodes, source=None if source.language == CALLABLE else source,
-        basis=choice.basis, measurement=record.measurement, baseline=choice.baseline, reason=choice.reason,
+        version=version_of(record.step, ctx), basis=choice.basis,
+        measurement=record.measurement, baseline=choice.baseline, reason=choice.reason,
         max_abs=max((c.max_abs for c in checks), default=0.0), max_rel=max((c.max_rel for c in checks), default=0.0))
 
 

@@ -8,7 +8,7 @@ from attrs import define, evolve, frozen
 
 from .. import keys, serial, winners
 from ..advice import OrderedPlan, Risk
-from ..candidate import Candidate, Kernel
+from ..candidate import CALLABLE, Candidate, Kernel
 from ..cases import cases_for
 from ..context import Context
 from ..errors import Cause, Failure, Reject, StageName
@@ -19,7 +19,6 @@ from ..region import Match, Region, Role
 from ..searches import Search
 from ..verdict import Trial, Verdict
 from ..worker import Evaluation, Job, Worker
-from .lower import CALLABLE
 
 FRAMEWORK = "framework"  # implementation of the record that holds a match's baseline
 EMULATED_BYTES = 32 << 20  # a match that moves more is not emulated

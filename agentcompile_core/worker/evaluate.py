@@ -7,8 +7,9 @@ import torch
 from attrs import evolve
 
 from .. import serial
-from ..candidate import Kernel
+from ..candidate import CALLABLE, Kernel
 from ..errors import AgentCompileError, BuildError, Cause, Reject
+from ..executables import bind_call
 from ..interfaces import Backend, Validator
 from ..plugins import Catalog
 from ..record import Measurement
@@ -18,8 +19,6 @@ from ..verdict import Outcome, Trial, Verdict
 from . import timing
 from .execution import Execution, Oracles
 from .protocol import Evaluation, Job
-
-CALLABLE = "callable"  # language of a source that an Implementation binds
 
 
 class Session:
@@ -55,6 +54,11 @@ class Session:
         done = Evaluation(kernel=kernel)
         try:
             execution = self._execution(job, kernel)
+        except Exception as exc:  # a defect of the backend or of the implementation costs this candidate
+            what = "bind" if job.trial.source.language == CALLABLE else "load"
+            cause = Cause.CONTRACT if isinstance(exc, AgentCompileError) else cause_of(exc)
+            return evolve(done, failure=cause, message=f"{what}: {type(exc).__name__}: {exc}"[:2000], seconds=time.monotonic() - began)
+        try:
             done = evolve(done, verdicts=tuple(self._verdict(name, execution, phase) for name in job.validators))
             if not done.verdicts:
                 done = evolve(done, failure=Cause.CONTRACT, message="no validator was named, so nothing may be selected")
@@ -75,8 +79,7 @@ class Session:
         if job.trial.source.language != CALLABLE:
             assert kernel is not None
             return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles)
-        implementation = self.catalog.implementations[job.step.implementation]
-        bound = implementation.bind(job.trial.match, job.step.schedule, job.trial.target)
+        bound = bind_call(job.step, job.trial.match, self.catalog, job.trial.target)
         return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles)
 
     def _verdict(self, name: str, execution: Execution, phase: Callable[[str], None]) -> Verdict:

@@ -11,6 +11,7 @@ from .. import serial
 from ..binding import argument_values
 from ..candidate import Workspace
 from ..errors import ContractError
+from ..executables import BoundCall
 from ..graph import DType, TensorSpec
 from ..interfaces import Backend
 from ..reference import Bounded, oracle
@@ -115,12 +116,17 @@ def _workspace(workspace: Workspace, device: str) -> Guarded:
 class Execution:
     """A trial with its loaded kernel. Implements ``TrialRun``."""
 
-    def __init__(self, trial: Trial, backend: Backend, handle: Any, bound: Callable[..., None] | None = None,
+    def __init__(self, trial: Trial, backend: Backend, handle: Any, bound: BoundCall | None = None,
                  oracles: Oracles | None = None) -> None:
         self.trial, self.backend, self.handle, self.bound = trial, backend, handle, bound
         self._oracles = oracles or Oracles()
         self._digest = serial.digest(trial.graph, trial.match)
         self._runs = 0
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may hold a run."""
+        return self.bound is None or self.bound.capturable
 
     @property
     def device(self) -> str:
@@ -157,12 +163,13 @@ class Execution:
     def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
 
-        The depth counts as the next power of two, so that schedules share references.
+        The depth counts as the next power of two, so that schedules share references; 0 stays what it is.
 
         Raises:
             Disagreement: the framework in float64 gives another answer; no kernel can be judged by this reference.
         """
-        depth = 1 << (max(1, self.trial.source.reduction_depth) - 1).bit_length()
+        declared = self.trial.source.reduction_depth
+        depth = 1 << (declared - 1).bit_length() if declared > 0 else 0
         graph = self.trial.graph
         values = graph_values(self.trial.match, graph, inputs)
         expected = self._oracles.get((self._digest, case, depth), lambda: oracle(graph, values, depth))
@@ -181,8 +188,7 @@ class Execution:
     def prepared(self, buffers: Buffers) -> Callable[[int], None]:
         """``run(stream)``: all launches over ``buffers``."""
         if self.bound is not None:
-            bound, operands = self.bound, buffers.tensors()
-            return lambda stream: bound(**operands)
+            return _called(self.bound, buffers.tensors())
         addresses = buffers.addresses
         runs = [self.backend.prepare(self.handle, launch, argument_values(launch, addresses), launch.pdl)
                 for launch in self.trial.source.launches]
@@ -205,3 +211,11 @@ class Execution:
         """Wait for the device; raises what a kernel did wrong."""
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _called(bound: BoundCall, operands: dict[str, Tensor]) -> Callable[[int], None]:
+    def run(stream: int) -> None:
+        with torch.no_grad():
+            bound.run(**operands)
+
+    return run

@@ -80,8 +80,13 @@ def roomy(trial: Trial) -> Trial:
 
 
 def time_kernel(execution: Execution, turn: Rotation, good_enough_us: float = 0.0) -> Measurement | Reject:
-    """Time the launches of an execution over the copies; a hopeless one only a few times."""
+    """Time the launches of an execution over the copies; a hopeless one only a few times.
+
+    What no CUDA graph may hold is timed as it will run, launch by launch from the host.
+    """
     runs = [execution.prepared(buffers) for buffers in turn.copies]
+    if not execution.capturable and execution.device == "cuda":
+        return _time_eagerly(in_rotation(runs), len(runs), floor_us(execution.trial))
     return _time(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial), good_enough_us)
 
 

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
+from agentcompile_core.capturing import composed
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.interfaces import DecodeRuntime
 
 from .capture import Capture, CudaCapture, NotCapturable
 
 if TYPE_CHECKING:
-    from agentcompile_core.program import BoundProgram
+    from agentcompile_core.program import BoundProgram, Piece
     from agentcompile_core.session import Session
 
 log = logging.getLogger("agentcompile.runtime.cudagraph")
@@ -18,11 +19,15 @@ WARM_UPS = 2
 
 
 class GraphStep:
-    """One call replays the captured runs, or makes them from Python where ``reason`` says why they were not captured."""
+    """One call replays the captured runs, or makes them from Python where ``reason`` says why they were not captured.
 
-    def __init__(self, name: str, session: "Session", replay: Callable[[], None], reason: str = "") -> None:
+    ``outside`` names the segments that run from Python between captured ones.
+    """
+
+    def __init__(self, name: str, session: "Session", replay: Callable[[], None], reason: str = "", outside: tuple[str, ...] = ()) -> None:
         self.name = name
         self.reason = reason
+        self.outside = outside
         self._session = session
         self._generation = session.generation
         self._replay = replay
@@ -66,7 +71,9 @@ class CudaGraphRuntime(DecodeRuntime):
     def prepare(self, bound: "BoundProgram", session: "Session", steps: int = 1) -> GraphStep:
         """Capture ``steps`` runs of ``bound`` and return what replays them; the session's state stays as it was.
 
-        Where the program cannot be captured the step runs it from Python and says why.
+        A segment that no CUDA graph may hold (``BoundProgram.pieces``) splits it: what lies before and behind is captured,
+        the segment itself runs from Python. Where the rest cannot be captured either, the step runs all of it from Python
+        and says why.
 
         Raises:
             UsageError: ``steps`` is less than 1.
@@ -75,23 +82,36 @@ class CudaGraphRuntime(DecodeRuntime):
 
         if steps < 1:
             raise UsageError(f"{steps} steps in one graph; at least 1")
-        name = bound.program.graph.name
-        if bound.uncapturable:
+        pieces = bound.pieces()
+        if not any(piece.capturable for piece in pieces):
             return self._from_python(bound, session, steps, f"{', '.join(bound.uncapturable)} cannot be captured")
         try:
             with preserved(bound, session, WARM_UPS):
-                replay = self._capture(bound.run, warm_ups=WARM_UPS, runs=steps, owner=session)
+                if len(pieces) == 1:
+                    replay = self._capture(bound.run, warm_ups=WARM_UPS, runs=steps, owner=session)
+                else:
+                    replay = _repeated(self._in_pieces(bound, pieces, session), steps)
         except NotCapturable as exc:
             return self._from_python(bound, session, steps, str(exc))
-        return GraphStep(name, session, replay)
+        return GraphStep(bound.program.graph.name, session, replay, outside=bound.uncapturable)
+
+    def _in_pieces(self, bound: "BoundProgram", pieces: "tuple[Piece, ...]", session: "Session") -> Callable[[], None]:
+        # The whole program is warmed up, since a piece reads what the one before it has left.
+        for _ in range(WARM_UPS):
+            bound.run()
+        log.info("graph %s is cut at %s", bound.program.graph.name, ", ".join(bound.uncapturable))
+        return composed(pieces, lambda run: self._capture(run, warm_ups=0, runs=1, owner=session))
 
     @staticmethod
     def _from_python(bound: "BoundProgram", session: "Session", steps: int, reason: str) -> GraphStep:
         name = bound.program.graph.name
         log.warning("graph %s runs from Python, launch by launch: %s", name, reason)
+        return GraphStep(name, session, _repeated(bound.run, steps), reason)
 
-        def run() -> None:
-            for _ in range(steps):
-                bound.run()
 
-        return GraphStep(name, session, bound.run if steps == 1 else run, reason)
+def _repeated(once: Callable[[], None], steps: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(steps):
+            once()
+
+    return once if steps == 1 else run

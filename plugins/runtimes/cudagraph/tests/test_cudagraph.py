@@ -14,6 +14,7 @@ from agentcompile_runtime_cudagraph.capture import NotCapturable
 
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.graph import Graph, GraphKind
+from agentcompile_core.program import Piece
 
 CAPACITY, LAYERS = 12, 2
 
@@ -67,10 +68,18 @@ class Bound:
             "prompt": torch.full((1, tokens), 5, device=device), "start": torch.tensor([0], device=device),
             "length": torch.tensor([0], device=device),
         } if inputs else {}
-        self.generation = 0
-        self.uncapturable: tuple[str, ...] = ()
+        self.capturable = (True,)
         self.session, self.runs = session, 0
         self.device = device.type
+
+    @property
+    def uncapturable(self) -> tuple[str, ...]:
+        return tuple(f"part {i}" for i, capturable in enumerate(self.capturable) if not capturable)
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """The last piece does the work, those before it nothing."""
+        runs = [lambda: None] * (len(self.capturable) - 1) + [lambda: self.run()]
+        return tuple(Piece(run=run, capturable=capturable) for run, capturable in zip(runs, self.capturable, strict=True))
 
     def run(self) -> None:
         self.runs += 1
@@ -162,12 +171,39 @@ def test_a_capture_that_fails_runs_from_python_with_a_reason(caplog: pytest.LogC
 def test_segments_known_not_to_be_capturable_are_not_tried() -> None:
     session = Session()
     bound = Bound(session)
-    bound.uncapturable = ("moe router",)
+    bound.capturable = (False,)
     capture = FakeCapture()
     step = CudaGraphRuntime(capture).prepare(bound, session)
-    assert step.reason == "moe router cannot be captured" and capture.owners == [] and bound.runs == 0
+    assert step.reason == "part 0 cannot be captured" and capture.owners == [] and bound.runs == 0
     step()
     assert bound.runs == 1
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("capturable", [(True, False, True), (False, True), (True, False), (True, False, True, False, True)])
+def test_a_part_that_no_graph_may_hold_runs_between_two_graphs(capturable: tuple[bool, ...], steps: int) -> None:
+    session, whole = Session(), Session()
+    bound, capture, before = Bound(session), FakeCapture(), session.state()
+    bound.capturable = capturable
+    step = CudaGraphRuntime(capture).prepare(bound, session, steps)
+    assert len(capture.owners) == sum(capturable), "one graph per part that can be captured"
+    assert step.captured and step.outside == bound.uncapturable
+    assert_same(session.state(), before)
+    step()
+    for _ in range(steps):
+        Bound(whole).run()
+    assert (int(session.position), int(session.ids)) == (int(whole.position), int(whole.ids))
+
+
+def test_a_part_that_fails_to_be_captured_brings_everything_to_python() -> None:
+    session = Session()
+    bound, before = Bound(session), session.state()
+    bound.capturable = (True, False, True)
+    step = CudaGraphRuntime(FakeCapture("RuntimeError: not while capturing")).prepare(bound, session)
+    assert not step.captured and step.outside == ()
+    assert_same(session.state(), before)
+    step()
+    assert int(session.position) == 4
 
 
 def test_an_error_of_the_program_itself_is_not_hidden() -> None:
@@ -208,6 +244,31 @@ def test_captured_steps_compute_what_python_does(steps: int) -> None:
     torch.cuda.synchronize()
     assert_same(session.state(), expected.state())
     assert bound.runs == 2 + steps, "a replay must not run Python"
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("steps", [1, 3])
+def test_graphs_on_both_sides_of_a_synchronizing_part_compute_what_python_does(steps: int) -> None:
+    expected, session = Session("cuda"), Session("cuda")
+    bound = Bound(session)
+    host: list[int] = []
+    (last,) = bound.pieces()
+    middle = Piece(run=lambda: host.append(int(session.position)), capturable=False, names=("asks the host",))
+    counter = torch.zeros(1, device="cuda").add_(1.0)  # loaded before the capture, as a warm-up would
+    first = Piece(run=lambda: counter.add_(1.0))  # type: ignore[arg-type,return-value]
+    bound.pieces = lambda: (first, middle, last)  # type: ignore[method-assign]
+    bound.capturable = (True, False, True)
+    step = CudaGraphRuntime().prepare(bound, session, steps)
+    assert step.captured, step.reason
+    host.clear()
+    counter.zero_()
+    for _ in range(2):
+        step()
+    for _ in range(2 * steps):
+        Bound(expected).run()
+    torch.cuda.synchronize()
+    assert_same([session.ids, session.position], [expected.ids, expected.position])
+    assert host == [3 + i for i in range(2 * steps)] and float(counter) == 2 * steps
 
 
 @pytest.mark.device

@@ -9,6 +9,7 @@ from agentcompile_runtime_cudagraph.capture import CudaCapture
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentcompile_core.capture.language_model import capture_language_model
+from agentcompile_core.executables import Executables
 from agentcompile_core.graph import DType, GraphSet, Workload
 from agentcompile_core.program import framework_program
 from agentcompile_core.runtimes import PlainKVCache
@@ -47,7 +48,7 @@ def session(model: LlamaForCausalLM, graphs: GraphSet, device: str) -> Session:
     assert graphs.kv is not None
     programs = {g.name: framework_program(g) for g in graphs.graphs}
     runtime = CudaGraphRuntime(Repeating() if device == "cpu" else CudaCapture())
-    return Session(graphs, programs, WeightStore(model.to(device), device), device=device,
+    return Session(graphs, programs, WeightStore(model.to(device), device), Executables(device=device),
                    kv_state=PlainKVCache().allocate(graphs.kv, device), decode=runtime)
 
 

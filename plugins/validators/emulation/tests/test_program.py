@@ -7,6 +7,7 @@ from agentcompile_validator_emulation.validator import EmulationValidator
 
 from agentcompile_core.binder import bind
 from agentcompile_core.candidate import i32
+from agentcompile_core.executables import Executables
 from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.plan import Origin, Schedule, Step
 from agentcompile_core.program import Program, Segment
@@ -49,7 +50,8 @@ def test_two_steps_that_share_a_binary_run_over_their_own_shapes():
     assert sources[1000].digest == sources[300].digest
     kernel = backend.build(sources[1000], preset("h200"))
     inputs = {f"in{i}": torch.randn(count) for i, count in enumerate(counts)}
-    bound = bind(program, WeightStore(torch.nn.Module(), "cpu"), {}, inputs, "cpu", backend, {kernel.digest: kernel})
+    bound = bind(program, WeightStore(torch.nn.Module(), "cpu"), {}, inputs,
+                 Executables(device="cpu", backend=backend, kernels={kernel.digest: kernel}))
     bound.run()
     for i in range(2):
         torch.testing.assert_close(bound.output(i), 2 * inputs[f"in{i}"], rtol=0, atol=0)

@@ -1,0 +1,17 @@
+"""Implementations ``linear`` and ``attention``: the vendor's libraries, called through torch."""
+
+from collections.abc import Iterable
+
+from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.interfaces import Implementation
+
+from .attention import VendorAttention
+from .linear import VendorLinear
+
+__all__ = ["VendorAttention", "VendorLinear"]
+
+
+@hookimpl
+def agentcompile_implementations() -> Iterable[Implementation]:
+    """Offer ``linear`` and ``attention``."""
+    return (VendorLinear(), VendorAttention())

@@ -1,0 +1,281 @@
+"""Implementations (callables instead of generated source) from plan to bundle, through ``compile`` and ``load`` on the tiny model.
+
+Origins are restricted to those of the implementations, so that no clock and no generated kernel decides what is selected.
+"""
+
+import importlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcompile_core import api, install
+from agentcompile_core.binder import bind
+from agentcompile_core.bundle import PROGRAMS
+from agentcompile_core.capturing import composed
+from agentcompile_core.context import Config, Context
+from agentcompile_core.errors import Cause
+from agentcompile_core.executables import Executables
+from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.plan import Origin
+from agentcompile_core.plugins import load_catalog
+from agentcompile_core.program import Piece, framework_program
+from agentcompile_core.report import explain_text
+from agentcompile_core.selection import Basis
+from agentcompile_core.stages import plan
+from agentcompile_core.store import Store
+from agentcompile_core.weights import WeightStore
+
+TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
+DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
+PLUGINS = ("vendor", "acme", "emulation", "numerics")
+COMMON = {"dtype": "float32", "device": "cpu"}
+
+
+class Installation:
+    """A folder on both processes' path, with the plugin ``acme`` in it as its settings say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copy(DOUBLES, folder)
+        info = folder / "acme_doubles-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-doubles\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[agentcompile.v1]\nacme = acme_doubles\n")
+
+    def catalog(self, *plugins: str, **settings: str) -> Any:
+        """A catalog of ``plugins``, freshly imported."""
+        (self.folder / "acme_settings").write_text("\n".join(f"{k}={v}" for k, v in settings.items()))
+        sys.modules.pop("acme_doubles", None)
+        importlib.invalidate_caches()
+        return load_catalog(only=(*plugins, "emulation", "numerics"), strict=False)
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("acme")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("AGENTCOMPILE_PLUGINS", ",".join(PLUGINS))
+        yield Installation(folder)
+    sys.modules.pop("acme_doubles", None)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Captures are shared by the compilations of this module."""
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+def compiled(catalog: Any, store: Store, *origins: str, **more: Any) -> Any:
+    model = api.compile(str(TINY), max_context=64, target="h200", store=store, catalog=catalog,
+                        config=Config(origins=origins, rounds=1, budget_s=240.0), **{"run_on": "emulation", **COMMON, **more})
+    model.context.close()
+    return model
+
+
+@pytest.fixture(scope="module")
+def vendor(acme: Installation, store: Store) -> Any:
+    return compiled(acme.catalog("vendor"), store, "third_party")
+
+
+@pytest.fixture(scope="module")
+def outside(acme: Installation, store: Store) -> Any:
+    """With an implementation that no CUDA graph may hold."""
+    return compiled(acme.catalog("acme", set="outside"), store, "handwritten")
+
+
+@pytest.fixture(scope="module")
+def expected(vendor: Any) -> list[int]:
+    """What HuggingFace says."""
+    ids = prompt(vendor)
+    out = vendor.loaded.module.generate(ids, max_new_tokens=24, min_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0,
+                                        disable_compile=True)
+    return out[0].tolist()
+
+
+def prompt(model: Any) -> torch.Tensor:
+    return model.tokenizer("When an exception", return_tensors="pt").input_ids
+
+
+def tokens(model: Any) -> list[int]:
+    return model.generate(prompt(model), 24)[0].tolist()
+
+
+def steps(model: Any) -> list[Any]:
+    return [step for selection in model.compilation.selections for step in selection.steps]
+
+
+def decode_calls(model: Any) -> list[Any]:
+    return [s for s in model.session.bound("decode").program.segments if s.is_call]
+
+
+def test_what_plugins_bind_is_selected_and_generates_the_same_tokens(vendor: Any, expected: list[int]) -> None:
+    assert {s.step.implementation for s in steps(vendor)} == {"vendor/linear", "vendor/attention"}
+    assert all((s.source, s.version, s.basis) == (None, 1, Basis.PROVISIONAL) for s in steps(vendor))
+    assert len(decode_calls(vendor)) == 5 * 6 + 1, "five layers of QKV, attention, O, gate, up, down, and the head"
+    assert tokens(vendor) == expected
+
+
+ORIGINS = {(): set(), ("generated",): {"gemv"}, ("handwritten",): {"acme"}, ("third_party",): {"vendor"},
+           ("generated", "handwritten", "third_party"): {"gemv", "acme", "vendor"}}
+
+
+@pytest.mark.parametrize("origins", ORIGINS, ids=lambda origins: "+".join(origins) or "none")
+def test_only_the_origins_that_are_allowed_are_planned(vendor: Any, acme: Installation, origins: tuple[str, ...]) -> None:
+    ctx = Context(catalog=acme.catalog("vendor", "acme", "gemv"), target=vendor.context.target, config=Config(origins=origins),
+                  store=Store(None))
+    spaces = plan.run(vendor.compilation.analyses, ctx)
+    found = {(s.implementation.split("/")[0], s.origin.value) for space in spaces for s in space.steps}
+    assert {name for name, _ in found} == ORIGINS[origins]
+    assert {origin for _, origin in found} == set(origins)
+
+
+def test_explain_shows_the_origin_of_each_step(vendor: Any, tmp_path: Path) -> None:
+    bundle = install.read(vendor.save(tmp_path / "b"))
+    text = explain_text(bundle.manifest, bundle.selections, bundle.records)
+    assert re.search(r"^step +implementation +origin ", text, re.M)
+    assert re.search(r"^attention +vendor/attention +third_party ", text, re.M)
+
+
+def test_a_bundle_names_the_steps_and_holds_no_code_of_them(vendor: Any, tmp_path: Path) -> None:
+    folder = vendor.save(tmp_path / "b")
+    assert not (folder / "kernels").exists()
+    (decode,) = (p for p in json.loads((folder / PROGRAMS).read_text()) if p["graph"] == "decode")
+    named = {(s["step"]["implementation"], s["version"], str(s["step"]["schedule"]["items"])) for s in decode["segments"] if s["step"]}
+    assert ("vendor/linear", 1, "[['call', 'matrix']]") in named and ("vendor/attention", 1, "[]") in named
+    readme = (folder / "extension" / "README.md").read_text()
+    assert "Not in this package" in readme and "vendor/attention (version 1), vendor/linear (version 1)" in readme
+
+
+def test_a_bundle_is_bound_again_from_what_is_installed(vendor: Any, acme: Installation, expected: list[int], tmp_path: Path) -> None:
+    folder = vendor.save(tmp_path / "b")
+    again = api.load(folder, str(TINY), device="cpu", run_on="emulation", catalog=acme.catalog("vendor"))
+    assert len(decode_calls(again)) == len(decode_calls(vendor))
+    assert not any("framework" in note for note in again.notes)
+    assert tokens(again) == expected
+
+
+LOST = {
+    "uninstalled": ({}, "acme/residual version 1 is not installed"),
+    "updated": ({"version": "2"}, "acme/residual is installed as version 2, version 1 was validated"),
+    "refuses": ({"fails": "accepts"}, "acme/residual version 1 does not accept its match here: its library is too old here"),
+    "bind": ({"fails": "bind"}, "acme/residual: bind() raised OSError: libacme.so was not found"),
+    "run": ({"fails": "run"}, "acme/residual: its first run raised RuntimeError: no kernel image for this device"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_what_cannot_be_bound_any_more_runs_on_the_framework(outside: Any, acme: Installation, expected: list[int], tmp_path: Path,
+                                                            case: str) -> None:
+    settings, reason = LOST[case]
+    folder = outside.save(tmp_path / "b")
+    assert len(decode_calls(outside)) == 10, "O and down projection of five layers"
+    catalog = acme.catalog(*(() if case == "uninstalled" else ("acme",)), set="outside", **settings)
+    again = api.load(folder, str(TINY), device="cpu", run_on="emulation", catalog=catalog)
+    assert [note for note in again.notes if "acme" in note] == [f"{reason}: the nodes of 2 steps run on the framework's operators"]
+    assert [f.plugin for f in again.context.failures if f.plugin == "acme/residual"] == ["acme/residual"] * 2
+    assert decode_calls(again) == []
+    assert tokens(again) == expected
+
+
+def test_the_program_is_cut_where_no_graph_may_hold_a_step(outside: Any, expected: list[int]) -> None:
+    pieces = outside.session.bound("decode").pieces()
+    assert [p.capturable for p in pieces] == [True, False] * 10 + [True]
+    assert outside.session.bound("decode").uncapturable == ("acme/residual",) * 10
+    assert tokens(outside) == expected
+
+
+def test_what_can_be_captured_is_one_piece(vendor: Any) -> None:
+    assert [p.capturable for p in vendor.session.bound("decode").pieces()] == [True]
+
+
+PLANNED = {"raises_in_accepts": "ValueError: accepts is broken", "answers_nothing": "accepts() returned None",
+           "raises_in_space": "ValueError: space is broken"}
+JUDGED = {
+    "raises_in_bind": (Cause.EXCEPTION, "bind: OSError: libacme.so was not found"),
+    "binds_nothing": (Cause.CONTRACT, "bind() returned str; it must return a callable"),
+    "raises_in_run": (Cause.EXCEPTION, "ValueError: run is broken"),
+    "takes_other_operands": (Cause.EXCEPTION, "unexpected keyword argument 'aux0'"),
+    "is_wrong": (Cause.TOLERANCE, ""),
+    "returns_a_new_tensor": (Cause.TOLERANCE, ""),
+    "writes_half": (Cause.TOLERANCE, ""),
+    "writes_outside": (Cause.MEMORY_FAULT, "wrote outside: out"),
+    "changes_its_input": (None, "changed: x"),
+    "remembers_addresses": (None, ""),
+    "aborts": (Cause.CRASH, ""),
+}
+
+
+def test_every_broken_one_is_refused_for_its_reason_and_the_model_is_right(acme: Installation, store: Store,
+                                                                           expected: list[int]) -> None:
+    catalog = acme.catalog("acme", set="broken")
+    model = compiled(catalog, store, "handwritten")
+    assert steps(model) == [] and tokens(model) == expected
+    failures = {f.plugin: f.message for f in (*catalog.failures, *model.context.failures)}
+    for name, message in PLANNED.items():
+        assert message in failures[f"acme/{name}"]
+    records = {r.step.implementation: r for r in model.compilation.records}
+    assert records.keys() == {f"acme/{name}" for name in JUDGED}
+    for name, (cause, message) in JUDGED.items():
+        record = records[f"acme/{name}"]
+        assert record.failure is not None and cause in (record.failure, None), (name, record.failure, record.message)
+        assert record.message and message in record.message, (name, record.message)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_pieces_run_in_order_and_only_capturable_ones_are_captured(capturable: list[bool]) -> None:
+    ran: list[tuple[int, str]] = []
+    captured: list[int] = []
+
+    def piece(number: int) -> Piece:
+        return Piece(run=lambda: ran.append((number, "replayed" if number in captured else "run")), capturable=capturable[number])
+
+    pieces = [piece(i) for i in range(len(capturable))]
+    numbers = {p.run: i for i, p in enumerate(pieces)}
+
+    def capture(run: Callable[[], None]) -> Callable[[], None]:
+        captured.append(numbers[run])
+        return run
+
+    step = composed(pieces, capture)
+    assert captured == [i for i, yes in enumerate(capturable) if yes] and ran == []
+    step()
+    assert ran == [(i, "replayed" if yes else "run") for i, yes in enumerate(capturable)]
+
+
+def counting_graph() -> Graph:
+    """x -> x % 4 -> bincount (which asks the host) -> + 1."""
+    spec = TensorSpec(shape=(4,), dtype=DType.I64)
+    nodes = (Node(name="mod", op="aten.remainder.Scalar", kind="other", args=(Ref("x"), 4), outputs=("m",)),
+             Node(name="count", op="aten.bincount.default", kind="other", args=(Ref("m"), None, 4), outputs=("c",)),
+             Node(name="more", op="aten.add.Tensor", kind="add", args=(Ref("c"), 1), outputs=("out",)))
+    values = (Value(name="x", spec=spec, kind=ValueKind.INPUT), *(Value(name=n, spec=spec) for n in ("m", "c", "out")))
+    return Graph(name="count", kind=GraphKind.FORWARD, values=values, nodes=nodes, inputs=("x",), outputs=("out",)).verify()
+
+
+def test_framework_operators_that_ask_the_host_are_cut_out_and_leave_their_results_where_a_graph_reads_them() -> None:
+    x = torch.tensor([1, 5, 2, 3])
+    bound = bind(framework_program(counting_graph()), WeightStore(torch.nn.Module(), "cpu"), {}, {"x": x}, Executables(device="cpu"))
+    assert [(p.capturable, p.names) for p in bound.pieces()] == [(True, ("mod",)), (False, ("count",)), (True, ("more",))]
+    bound.run()
+    place = bound.environment["c"].data_ptr()
+    assert bound.output(0).tolist() == [1, 3, 2, 2]
+    x.copy_(torch.tensor([0, 0, 0, 7]))
+    bound.run()
+    assert bound.output(0).tolist() == [4, 1, 1, 2]
+    assert bound.environment["c"].data_ptr() == place
+
+
+def test_origins_follow_the_steps(vendor: Any, outside: Any) -> None:
+    assert {s.origin for s in decode_calls(vendor)} == {Origin.THIRD_PARTY}
+    assert {s.origin for s in decode_calls(outside)} == {Origin.HANDWRITTEN}
