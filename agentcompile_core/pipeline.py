@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from . import chain, keys, serial
+from . import chain, keys
 from .advice import AdviceRecord
 from .bundle import Bundle
 from .candidate import Kernel, StepSource
@@ -240,20 +240,10 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
 
 
 def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
-    """Graphs from the store, or captured now and stored."""
-    from .capture.describe import describe
+    """Graphs from the store, or captured now and stored; compared with the model in both cases. See stages.capture."""
     from .stages import capture
 
-    key = keys.capture_key(describe(loaded.module, loaded.name).digest, workload, versions)
-    text = ctx.store.text("capture", key)
-    if text is not None:
-        try:
-            return serial.loads(text, GraphSet).verify()
-        except UsageError:
-            ctx.report("store_miss", {"key": key})
-    graphs = capture.run(loaded, workload, ctx, frontend=frontend)
-    ctx.store.put_text("capture", key, serial.dumps(graphs))
-    return graphs
+    return capture.run(loaded, workload, ctx, frontend, versions)
 
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:
