@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from . import install, pipeline
+from . import install, pipeline, program_check
 from .bundle import Bundle
 from .candidate import Kernel
 from .context import Config, Context
 from .eager import EagerModule, EagerSession
-from .errors import Reject, StageName, UsageError
+from .errors import Cause, Failure, Reject, StageName, UsageError
 from .forward import ModuleSession
 from .graph import DType, GraphSet, Workload
 from .interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
@@ -140,6 +140,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
     """
+    from .capture.comparison import difference
     from .capture.describe import describe
 
     _check_run_on(run_on, *RUN_ON)
@@ -150,7 +151,8 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     reason = install.runnable(installed, _live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
-    install.check_model(installed, describe(loaded.module, loaded.name).digest, loaded.name)
+    install.check_model(installed, describe(loaded).digest, loaded.name)
+    install.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = install.on_framework(installed), {}
@@ -179,15 +181,23 @@ def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program]
             why = _why_framework(run_on, device, provisional, backend, bool(missing))
             notes.append(f"every step runs on the framework's operators: {why}")
         programs = {name: framework_program(p.graph) for name, p in programs.items()}
+    weights = WeightStore(loaded.module, device)
     if graphs.kv is None:
-        module = ModuleSession(graphs, programs["forward"], WeightStore(loaded.module, device), device=device,
-                               decode=_decode_runtime(ctx, "cpu", notes), backend=backend, kernels=kernels)
-        return module, tuple(notes)
-    kv_runtime = _kv_runtime(ctx, notes)
-    session = Session(graphs, programs, WeightStore(loaded.module, device), device=device, kv_state=kv_runtime.allocate(graphs.kv, device),
-                      decode=_decode_runtime(ctx, device, notes), backend=backend, kernels=kernels)
-    session.prepare(ctx.report)
-    return session, tuple(notes)
+        session: Session | ModuleSession = ModuleSession(graphs, programs["forward"], weights, device=device,
+                                                         decode=_decode_runtime(ctx, "cpu", notes), backend=backend, kernels=kernels)
+    else:
+        kv_runtime = _kv_runtime(ctx, notes)
+        session = Session(graphs, programs, weights, device=device, kv_state=kv_runtime.allocate(graphs.kv, device),
+                          decode=_decode_runtime(ctx, device, notes), backend=backend, kernels=kernels)
+        session.prepare(ctx.report)
+    steps = any(s.step for p in programs.values() for s in p.segments)
+    wrong = program_check.difference(session, programs, weights, loaded) if steps else ""
+    if not wrong:
+        return session, tuple(notes)
+    ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TOLERANCE, plugin="core", subject=loaded.name, message=wrong))
+    del session, weights  # the memory of its cache, before another one is made
+    again, _ = _install(loaded, graphs, programs, {}, provisional, device, "framework", ctx)
+    return again, (*notes, f"every step runs on the framework's operators: the program of kernels is beyond the error budget, {wrong}")
 
 
 def _why_framework(run_on: str, device: str, provisional: bool, backend: Backend | None, missing: bool) -> str:
