@@ -137,6 +137,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
     """
+    from .capture.comparison import difference
     from .capture.describe import describe
 
     _check_run_on(run_on, *RUN_ON)
@@ -147,7 +148,8 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     reason = install.runnable(installed, _live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
-    install.check_model(installed, describe(loaded.module, loaded.name).digest, loaded.name)
+    install.check_model(installed, describe(loaded).digest, loaded.name)
+    install.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = install.on_framework(installed), {}

@@ -106,12 +106,23 @@ def check_model(installed: Installed, digest: str, name: str) -> None:
     """Refuse a bundle that was made for another model.
 
     Raises:
-        UsageError: the digests over configuration and parameter specs differ.
+        UsageError: the digests over all that graphs depend on (code, attributes, configuration, parameter specs) differ.
     """
     made_for = installed.manifest.model
     if made_for.digest != digest:
         raise UsageError(f"the bundle was compiled for {made_for.name} ({made_for.model_type}, digest {made_for.digest}), "
-                         f"the model given is {name} (digest {digest}); pass the model it was compiled for, or compile this one")
+                         f"the model given is {name} (digest {digest}): its code, attributes, configuration or parameters differ; "
+                         "pass the model it was compiled for, or compile this one")
+
+
+def check_graphs(folder: str | Path, difference: str, name: str) -> None:
+    """Refuse a bundle whose graphs compute something else than the model given (``difference``: how; empty where they do not).
+
+    Raises:
+        UsageError: there is a difference.
+    """
+    if difference:
+        raise UsageError(f"the graphs of the bundle {folder} compute something else than {name}: {difference}; compile {name} again")
 
 
 def runnable(installed: Installed, live: Target | None) -> str:

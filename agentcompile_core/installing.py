@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, field, frozen
 
+from . import program_check
 from .building import build_one
 from .candidate import Kernel
 from .context import Context
@@ -42,13 +43,29 @@ def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: 
     notes: list[str] = []
     programs, executables = _executables(what, device, run_on, ctx, notes)
     weights = WeightStore(loaded.module, device)
+    session = _session(graphs, programs, weights, executables, ctx, notes)
+    wrong = program_check.difference(session, programs, weights, loaded) if _has_steps(programs) else ""
+    if not wrong:
+        return session, tuple(notes)
+    ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TOLERANCE, plugin="core", subject=loaded.name, message=wrong))
+    del session, weights  # the memory of its cache, before another one is made
+    again, _ = install(loaded, what, device, "framework", ctx)
+    return again, (*notes, f"every step runs on the framework's operators: the program of kernels is beyond the error budget, {wrong}")
+
+
+def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,
+             notes: list[str]) -> Session | ModuleSession:
+    device = executables.device
     if graphs.kv is None:
-        module = ModuleSession(graphs, programs["forward"], weights, executables, decode=_decode_runtime(ctx, "cpu", notes))
-        return module, tuple(notes)
+        return ModuleSession(graphs, programs["forward"], weights, executables, decode=_decode_runtime(ctx, "cpu", notes))
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, device, notes))
     session.prepare(ctx.report)
-    return session, tuple(notes)
+    return session
+
+
+def _has_steps(programs: Programs) -> bool:
+    return any(s.step for p in programs.values() for s in p.segments)
 
 
 def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:
@@ -56,7 +73,7 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
     missing = [p for p in what.programs.values() if any(s.digest not in kernels for s in p.sources)]
     if backend is not None and not missing:
         return with_calls(what.programs, Executables(device=device, backend=backend, kernels=kernels), ctx, notes)
-    if any(s.step for p in what.programs.values() for s in p.segments):
+    if _has_steps(what.programs):
         why = _why_framework(run_on, device, what.provisional, backend, bool(missing))
         notes.append(f"every step runs on the framework's operators: {why}")
     return {name: framework_program(p.graph) for name, p in what.programs.items()}, Executables(device=device)

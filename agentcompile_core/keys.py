@@ -22,6 +22,6 @@ def kernel_key(source: StepSource, target: Target, backend: str, compiler: str) 
     return "kernel-" + serial.digest(source, device_library_digest(), target.arch, backend, compiler, length=32)
 
 
-def capture_key(model_digest: str, workload: Workload, versions: tuple[str, ...]) -> str:
-    """Key of captured graphs: the model's configuration, the workload, the versions of torch and transformers, and ours."""
-    return "capture-" + serial.digest(model_digest, workload, versions, __version__, length=32)
+def capture_key(identity: str, workload: Workload, versions: tuple[str, ...]) -> str:
+    """Key of captured graphs: all that they depend on (capture.identity), the workload, versions of torch, transformers, Python, us."""
+    return "capture-" + serial.digest(identity, workload, versions, __version__, length=32)

@@ -5,13 +5,13 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from . import chain, keys, serial
+from . import chain
 from .advice import AdviceRecord
 from .building import built
 from .bundle import Bundle
 from .candidate import Kernel, StepSource
 from .context import Context
-from .errors import Cause, Failure, StageName, UsageError, VerificationError
+from .errors import Cause, Failure, StageName, UsageError
 from .graph import GraphKind, GraphSet, Workload
 from .interfaces import Frontend, LoadedModel
 from .plan import PlanSpace
@@ -204,21 +204,10 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
 
 
 def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
-    """Graphs from the store, or captured now and stored."""
-    from .capture.describe import describe
-    from .schema import verify_canonical
+    """Graphs from the store, or captured now and stored; compared with the model in both cases. See stages.capture."""
     from .stages import capture
 
-    key = keys.capture_key(describe(loaded.module, loaded.name).digest, workload, versions)
-    text = ctx.store.text("capture", key)
-    if text is not None:
-        try:
-            return verify_canonical(serial.loads(text, GraphSet).verify())
-        except (UsageError, VerificationError):
-            ctx.report("store_miss", {"key": key})
-    graphs = capture.run(loaded, workload, ctx, frontend=frontend)
-    ctx.store.put_text("capture", key, serial.dumps(graphs))
-    return graphs
+    return capture.run(loaded, workload, ctx, frontend, versions)
 
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:

@@ -14,7 +14,7 @@ def model_info(loaded: "LoadedModel") -> "ModelInfo":
     """What identifies ``loaded`` without its weights; equal for the same model with, without and with random weights."""
     from .describe import describe
 
-    return describe(loaded.module, loaded.name, getattr(loaded, "identity", ""))
+    return describe(loaded)
 
 
 def default_workload(loaded: "LoadedModel") -> "Workload":

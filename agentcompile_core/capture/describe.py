@@ -1,7 +1,5 @@
 """What identifies a model, and the workload it gets when none is asked for."""
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,25 +7,25 @@ from torch import nn
 
 from .. import serial
 from ..graph import DType, ModelInfo, Workload
+from ..interfaces import LoadedModel
+from .identity import Identity, config_text, identity
 
 DEFAULT_CONTEXT = 8192
-# Keys of a configuration that say where it came from, not what it computes.
-_INCIDENTAL = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype", "use_cache", "auto_map")
 
 
-def describe(model: nn.Module, name: str, identity: str = "") -> ModelInfo:
-    """What identifies ``model``: its configuration (or ``identity``) and the names, shapes and types of its parameters."""
+def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
+    """What identifies ``loaded``: its identity, equal for the same model with, without and with random weights, on any device.
+
+    ``known`` is its ``identity`` where the caller has it already.
+    """
+    model = loaded.module
     config: Any = getattr(model, "config", None)
-    facts: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    facts = {key: value for key, value in facts.items() if key not in _INCIDENTAL}
-    text = json.dumps(facts, sort_keys=True, default=str)
-    specs = [[key, list(p.shape), str(p.dtype)] for key, p in model.named_parameters()]
     inner = text_config(model)
     return ModelInfo(
-        name=name,
+        name=loaded.name,
         model_type=str(getattr(config, "model_type", "module")),
-        config_json=text,
-        digest=serial.digest(text, identity, specs),
+        config_json=config_text(config),
+        digest=serial.digest((known or identity(loaded)).model),
         parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         vocab_size=int(getattr(inner, "vocab_size", 0) or 0),
         limit=int(getattr(inner, "max_position_embeddings", 0) or 0),

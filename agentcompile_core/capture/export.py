@@ -120,7 +120,7 @@ def export_forward(module: nn.Module, example_inputs: tuple[Any, ...]) -> Export
     """Export one forward of a plain module for the shapes of ``example_inputs``; tensors become ``input.<i>``."""
     tensors = [a for a in example_inputs if isinstance(a, Tensor)]
     names = tuple(f"input.{i}" for i in range(len(tensors)))
-    with _quiet(), _evaluating(module), torch.no_grad():
+    with _quiet(), evaluating(module), torch.no_grad():
         program = torch.export.export(module, example_inputs, strict=False)
     return Exported(program, names, module, prefix="")
 
@@ -140,7 +140,7 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
 
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
-    with _quiet(), _evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
+    with _quiet(), evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
         program = torch.export.export(step, arguments, strict=False)
     return Exported(program, names, model)
 
@@ -175,7 +175,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, restored module by module."""
     training = [part for part in module.modules() if part.training]
     module.eval()

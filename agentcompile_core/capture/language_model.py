@@ -4,6 +4,7 @@ from attrs import evolve
 from torch import nn
 
 from ..graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
+from ..interfaces import LoadedModel
 from ..schema import with_argument
 from .attention import DifferentHeads, Unsupported
 from .describe import describe, dtype_of, text_config
@@ -20,7 +21,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     Graphs: ``decode``; for each chunk of T tokens ``prefill_<T>`` (continues at any position) and
     ``prefill_<T>_fresh`` (starts at position 0). A model that cannot be expressed gets no graphs and an ``eager_reason``.
     """
-    info = describe(model, name)
+    info = describe(LoadedModel(module=model, name=name))
     try:
         kv, decode = _capture_decode(model, workload)
         graphs = [decode, *_capture_prefill(model, workload, kv)]

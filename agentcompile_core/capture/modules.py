@@ -24,12 +24,11 @@ FORM = "a module file defines Model, get_inputs() and get_init_inputs()"
 
 
 class LoadedModule(LoadedModel):
-    """A plain module with the inputs that say what it is compiled for. ``identity`` stands for its code in cache keys."""
+    """A plain module with the inputs that say what it is compiled for."""
 
-    def __init__(self, *, example_inputs: tuple[Any, ...], identity: str, **facts: Any) -> None:
+    def __init__(self, *, example_inputs: tuple[Any, ...], **facts: Any) -> None:
         super().__init__(**facts)
         self.example_inputs = example_inputs
-        self.identity = identity
 
 
 def load_module(module: nn.Module, example_inputs: Any, *, dtype: str | None, device: str) -> LoadedModule:
@@ -42,10 +41,7 @@ def load_module(module: nn.Module, example_inputs: Any, *, dtype: str | None, de
         raise UsageError("a plain module needs example inputs; pass example_inputs=(tensor, ...)")
     check_dtype(module, dtype)
     inputs = tuple(a.to(device) if isinstance(a, Tensor) else a for a in example_inputs)
-    shapes = [(tuple(a.shape), str(a.dtype)) if isinstance(a, Tensor) else repr(a) for a in inputs]
-    return LoadedModule(
-        module=module.to(device), name=type(module).__name__, example_inputs=inputs, identity=f"{module!r} {shapes}"
-    )
+    return LoadedModule(module=module.to(device), name=type(module).__name__, example_inputs=inputs)
 
 
 def check_dtype(module: nn.Module, dtype: str | None) -> None:
@@ -85,7 +81,6 @@ def load_file(path: Path, *, dtype: str | None, device: str, meta: bool) -> Load
         inputs = tuple(a.to(kind) if isinstance(a, Tensor) and a.is_floating_point() else a for a in inputs)
     loaded = load_module(module.eval().requires_grad_(False), inputs, dtype=None, device="meta" if meta else device)
     loaded.name, loaded.path = path.stem, path
-    loaded.identity += hashlib.sha256(path.read_bytes()).hexdigest()
     return loaded
 
 
@@ -128,7 +123,7 @@ def module_file_of(folder: Path) -> Path | None:
 
 def capture_module(loaded: LoadedModule, workload: Workload) -> GraphSet:
     """Export one forward of a plain module; an ``eager_reason`` where it cannot be exported."""
-    info = describe(loaded.module, loaded.name, loaded.identity)
+    info = describe(loaded)
     try:
         exported = export_forward(loaded.module, loaded.example_inputs)
         graph = normalize(import_program(exported, "forward", GraphKind.FORWARD))

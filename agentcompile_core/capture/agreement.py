@@ -1,0 +1,49 @@
+"""When two results count as the same: the bounds of comparisons between a graph or program and its module."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOAT32_SHARE = 1e-4  # of the output's rms, and of the element itself
+HALF_ROUNDINGS = 24  # relative rms error in units of the type's epsilon: what honest roundings of many layers add up to
+
+
+def disagreement(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
+    """One clause on how ``found`` differs from ``wanted`` beyond rounding; empty where they agree.
+
+    float32 and wider agree element by element within 1e-4 of the rms and of the element; narrower floats in relative rms
+    within 24 of their epsilon; integers exactly. NaN and infinities are where they were.
+    """
+    if len(found) != len(wanted):
+        return f"it gives {len(found)} results instead of {len(wanted)}"
+    for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        why = _difference(one, other)
+        if why:
+            return f"result {index} {why}" if len(found) > 1 else f"its result {why}"
+    return ""
+
+
+def _difference(found: Tensor, wanted: Tensor) -> str:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"is {tuple(found.shape)} {found.dtype} instead of {tuple(wanted.shape)} {wanted.dtype}"
+    if torch.equal(found, wanted):
+        return ""
+    if not wanted.is_floating_point():
+        return f"differs in {int((found != wanted).sum())} of {wanted.numel()} elements"
+    finite = torch.isfinite(wanted)
+    if not torch.equal(found[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)) or not bool(torch.isfinite(found[finite]).all()):
+        return "has NaN or infinities elsewhere"
+    one, other = found[finite].double(), wanted[finite].double()
+    rms = float(other.square().mean().sqrt()) if other.numel() else 0.0
+    error = (one - other).abs()
+    if torch.finfo(wanted.dtype).eps <= torch.finfo(torch.float32).eps:
+        wrong = bool((error > FLOAT32_SHARE * (rms + other.abs())).any())
+    else:
+        wrong = float(error.square().mean().sqrt()) > half_bound(wanted.dtype) * rms
+    return f"is off by {float(error.max()):.3g} where its rms is {rms:.3g}" if wrong else ""
+
+
+def half_bound(dtype: torch.dtype) -> float:
+    """The relative rms error that honest roundings to ``dtype`` may add up to over the layers of a model."""
+    return HALF_ROUNDINGS * torch.finfo(dtype).eps

@@ -1,0 +1,144 @@
+"""What a Python function executes: its code, its closure and defaults, and every function, class and value its code names."""
+
+import builtins
+import dis
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import libraries
+
+if TYPE_CHECKING:
+    from .object_digest import Digests
+
+# What reads the world outside of the objects that a function names, so that its effect has no digest.
+_OUTSIDE = frozenset({"eval", "exec", "globals", "__import__", "import_module", "open", "environ", "getenv"})
+_CHANGING = frozenset({"random", "time", "secrets", "uuid", "datetime"})
+
+
+def join(*parts: str) -> str:
+    """Digest of texts, each with its length, so that no two lists collide."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        found.update(b"%d:" % len(data))
+        found.update(data)
+    return found.hexdigest()
+
+
+def code_parts(digests: "Digests", code: CodeType) -> Iterator[str]:
+    """The bytecode and constants of a code object, with its nested ones; neither file nor lines."""
+    yield code.co_code.hex()
+    yield from (code.co_exceptiontable.hex(), str(code.co_flags))
+    yield str((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount))
+    for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+        yield repr(names)
+    for constant in code.co_consts:
+        yield digests.of(constant)
+
+
+def names_of(code: CodeType) -> set[str]:
+    """Names of globals and attributes in a code object and its nested ones."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= names_of(constant)
+    return found
+
+
+def imports_of(code: CodeType) -> Iterator[tuple[str, int]]:
+    """Names and levels of modules that the code imports while it runs."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from imports_of(constant)
+    if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:
+        return
+    instructions = list(dis.get_instructions(code))
+    for index, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            levels = [i.argval for i in instructions[max(0, index - 3):index] if isinstance(i.argval, int) and i.opname != "EXTENDED_ARG"]
+            yield str(instruction.argval), levels[0] if levels else 0
+
+
+class Calls:
+    """Digests functions, and modules as far as functions name their contents."""
+
+    def __init__(self, digests: "Digests") -> None:
+        self._digests = digests
+        self._seen: dict[tuple[int, frozenset[str]], str] = {}
+
+    def function(self, function: FunctionType) -> str:
+        """A function of a library by its place and closure, another one by what it executes."""
+        code, of = function.__code__, self._digests.of
+        if libraries.is_library_function(function) and "<lambda>" not in code.co_qualname:
+            if libraries.is_library_module(function.__module__ or ""):
+                self._digests.libraries.add(function.__module__)
+            return join("library", libraries.code_name(code), *self._cells(function, self._digests.lenient))
+        defaults = (of(function.__defaults__), of(function.__kwdefaults__))
+        own = {k: v for k, v in vars(function).items() if k != "__wrapped__" and not k.startswith("__")}
+        return join("function", *code_parts(self._digests, code), *defaults, *self._cells(function, of), of(own),
+                    *self._named(function))
+
+    @staticmethod
+    def _cells(function: FunctionType, of: Any) -> list[str]:
+        found = []
+        for cell in function.__closure__ or ():
+            try:
+                found.append(of(cell.cell_contents))
+            except ValueError:
+                found.append("empty")
+        return found
+
+    def _named(self, function: FunctionType) -> Iterator[str]:
+        names = names_of(function.__code__)
+        outside = sorted((names & _OUTSIDE) - function.__globals__.keys())
+        if outside:
+            self._digests.give_up(f"its code uses {outside[0]}")
+        yield from self._values(names, function.__globals__)
+        for name, level in imports_of(function.__code__):
+            package = str(function.__globals__.get("__package__") or "")
+            full = ".".join(filter(None, (package.rsplit(".", level - 1)[0] if level else "", name)))
+            yield self._imported(full, names)
+
+    def _imported(self, name: str, names: set[str]) -> str:
+        module = sys.modules.get(name)
+        if module is None:
+            return self._digests.give_up(f"its code imports {name} when it runs")
+        return self.module(module, names)
+
+    def _values(self, names: Iterable[str], scope: dict[str, Any]) -> Iterator[str]:
+        names = set(names)
+        for name in sorted(names):
+            if name in scope:
+                value = scope[name]
+                yield name
+                yield self.module(value, names) if isinstance(value, ModuleType) else self._digests.of(value)
+            elif hasattr(builtins, name):
+                yield f"builtin {name}"
+
+    def module(self, module: ModuleType, names: Iterable[str]) -> str:
+        """A module: what ``names`` mean in it; all of it where attributes are looked up by computed names."""
+        wanted = frozenset(names)
+        library = libraries.is_library_module(module.__name__)
+        if library and module.__name__ in _CHANGING:
+            return self._digests.give_up(f"its code uses {module.__name__}")
+        key = (id(module), wanted)
+        if key in self._seen:
+            return self._seen[key]
+        self._seen[key] = "cycle"
+        if library:
+            self._digests.libraries.add(module.__name__)
+            chosen = wanted
+        else:
+            chosen = wanted if wanted and "getattr" not in wanted else frozenset(n for n in vars(module) if not n.startswith("__"))
+        parts = [text for name in sorted(chosen & vars(module).keys()) for text in (name, self._member(module, name, wanted, library))]
+        self._seen[key] = join("module", module.__name__ if library else "", *parts)
+        return self._seen[key]
+
+    def _member(self, module: ModuleType, name: str, wanted: frozenset[str], library: bool) -> str:
+        value = vars(module)[name]
+        if isinstance(value, ModuleType):
+            return self.module(value, wanted)
+        return self._digests.lenient(value) if library else self._digests.of(value)

@@ -1,0 +1,147 @@
+"""What belongs to a library whose version stands for its source, and what somebody changed in it at run time."""
+
+import os
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy
+import torch
+import transformers
+
+PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
+_HEAP_TYPE = 1 << 9
+_NAMES = ("torch", "transformers", "numpy", "agentcompile_core")
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    packages = [str(Path(found.__file__).parent) for found in (torch, transformers, numpy)]
+    ours = str(Path(__file__).parents[1])
+    return tuple(os.path.join(os.path.realpath(folder), "") for folder in (*packages, ours))
+
+
+@cache
+def _standard() -> str:
+    return os.path.join(os.path.realpath(sysconfig.get_path("stdlib")), "")
+
+
+@cache
+def is_library_file(path: str) -> bool:
+    """Whether a source file is part of torch, transformers, numpy, the standard library or this package."""
+    if path.startswith("<frozen "):
+        return True
+    real = os.path.realpath(path)
+    if real.startswith(_folders()):
+        return True
+    return real.startswith(_standard()) and "site-packages" not in real and "dist-packages" not in real
+
+
+def is_library_module(name: str) -> bool:
+    """Whether the imported module ``name`` is a library's; one of C counts by its package."""
+    if name in _NAMES or name == "builtins":
+        return True
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    root = name.partition(".")[0]
+    if path is None:
+        return root in _NAMES or root in sys.stdlib_module_names
+    return is_library_file(path) or root in _NAMES
+
+
+def is_library_class(cls: type) -> bool:
+    """Whether ``cls`` is found in a library under its own name; a class made at run time is not."""
+    name = cls.__module__
+    if name == "builtins":
+        return True
+    if not cls.__flags__ & _HEAP_TYPE:
+        return is_library_module(name)  # written in C
+    found: Any = sys.modules.get(name) if is_library_module(name) else None
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
+
+
+def code_name(code: CodeType) -> str:
+    """Where in its library a function was written: file and qualified name."""
+    path = os.path.realpath(code.co_filename)
+    folder = next((f for f in (*_folders(), _standard()) if path.startswith(f)), "")
+    root = os.path.basename(os.path.dirname(folder)) if folder in _folders() else ""
+    return f"{root}/{path.removeprefix(folder)}:{code.co_qualname}"
+
+
+def builtin_name(value: Any) -> str:
+    """Name of a callable of C that has one place, such as ``torch._C._nn.gelu``; empty where it is nobody's known."""
+    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+    if isinstance(owner, ModuleType):
+        module = owner.__name__
+    elif isinstance(owner, type):
+        module = f"{owner.__module__}.{owner.__qualname__}"
+    else:
+        module = str(getattr(value, "__module__", None) or type(value).__module__)
+    root = module.partition(".")[0]
+    known = root in _NAMES or root in ("builtins", "agentcompile") or root in sys.stdlib_module_names
+    return f"{module}.{getattr(value, '__name__', type(value).__name__)}" if known else ""
+
+
+def function_of(value: Any) -> Any:
+    """The function behind a static method, class method or property; other values as they are."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+def is_library_function(function: FunctionType) -> bool:
+    """Whether a library wrote this function, or made it at import."""
+    path = function.__code__.co_filename
+    return is_library_file(path) or (path.startswith("<") and is_library_module(function.__module__ or ""))
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether a library holds something that nobody installed: a function, class or object of the user's."""
+    value = function_of(value)
+    if type(value) is FunctionType:
+        return not is_library_function(value) and not _is_installed(value.__code__.co_filename)
+    name = (value if isinstance(value, type) else type(value)).__module__
+    return not is_library_module(name) and not _is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
+
+
+def _is_installed(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
+
+
+def is_native(cls: type, name: str, value: Any) -> bool:
+    """Whether attribute ``name`` of a library's class is what the library wrote there."""
+    function = function_of(value)
+    if type(function) is FunctionType:
+        code, home = function.__code__, getattr(sys.modules.get(cls.__module__), "__file__", None)
+        same = code.co_filename == home and code.co_qualname == f"{cls.__qualname__}.{name}"
+        return same and code.co_freevars in ((), ("__class__",))
+    return not isinstance(function, PLAIN) and not is_foreign(function)
+
+
+def changed_names(module: ModuleType) -> list[str]:
+    """Names in a library's module that do not hold what is called so there: replaced functions, classes and objects."""
+    found = []
+    for name, value in list(vars(module).items()):
+        if name.startswith("__") or issubclass(type(value), ModuleType):
+            continue
+        if type(value) in (FunctionType, BuiltinFunctionType):
+            native = value.__name__ == name and not is_foreign(value)
+        elif type(value) in PLAIN:
+            native = not module.__name__.startswith("transformers.models.")
+        else:
+            native = not is_foreign(value)
+        if not native:
+            found.append(name)
+    return sorted(found)
+
+
+def name_of(value: Any) -> str:
+    """What a library calls a function or object of its own, for what needs no closer look."""
+    if isinstance(value, FunctionType):
+        return code_name(value.__code__)
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
