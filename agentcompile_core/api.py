@@ -1,13 +1,14 @@
 """The face: ``compile`` a model, ``load`` a bundle; both give a CompiledModel that generates."""
 
 import platform
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 
-from . import install, pipeline
+from . import calls, generation, install, pipeline
 from .bundle import Bundle
 from .candidate import Kernel
 from .context import Config, Context
@@ -19,16 +20,12 @@ from .interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from .pipeline import Compilation
 from .plugins import Catalog, load_catalog
 from .program import Program, framework_program
-from .sampling import Sampling
 from .session import Session
 from .stages import emit
 from .store import Store, default_root
 from .target import Target, preset
 from .version import __version__
 from .weights import WeightStore
-
-if TYPE_CHECKING:
-    import torch
 
 Report = Callable[[str, dict[str, Any]], None]
 AnySession = Session | EagerSession | ModuleSession | EagerModule
@@ -54,26 +51,66 @@ class CompiledModel:
         """The model's tokenizer, or None."""
         return self.loaded.tokenizer
 
-    def generate(self, input_ids: "torch.Tensor", max_new_tokens: int = 128, *, eos_token_id: int | Sequence[int] | None = None,
-                 streamer: Any = None, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
-                 seed: int | None = None) -> "torch.Tensor":
-        """Continue a prompt of int64 [1, n]; returns int64 [1, n + m] on the CPU. See Session.generate for limits and errors."""
+    def generate(self, input_ids: Any = None, max_new_tokens: int | None = None, *, attention_mask: Any = None, streamer: Any = None,
+                 seed: int | None = None, **options: Any) -> Any:
+        """Continue a prompt as transformers' ``generate`` does with the same arguments.
+
+        Args:
+            input_ids: one prompt, int64 [1, n] (or its ids as a list or one dimension). A model that was not captured takes its
+                main input as transformers does: token ids for the encoder of T5 and BART, input_features for Whisper.
+            max_new_tokens: at most this many; None: what the model's ``generation_config`` says, else 128 or what fits the context.
+            attention_mask: all ones, as tokenizers return it for one prompt.
+            streamer: object with ``put`` and ``end`` like transformers' streamers.
+            seed: of the random numbers where ``do_sample`` holds; the same as ``torch.manual_seed(seed)`` before transformers' own.
+            options: anything of transformers' GenerationConfig, on top of the model's ``generation_config``: ``do_sample``,
+                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``eos_token_id``, ... Without
+                ``eos_token_id`` that of ``generation_config`` ends the request; None, an empty list or -1: nothing does.
+
+        Returns:
+            int64 [1, n + m] on the CPU, m <= max_new_tokens; what transformers returns where its own loop runs the request (which
+            a warning and ``notes`` say).
+
+        Raises:
+            UsageError: no such request is possible; see Session.generate and the module generation.
+        """
+        if isinstance(self.session, ModuleSession | EagerModule):
+            raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
         if self.session is None:
             raise UsageError("this model was compiled without weights or with run_on='nothing', so it cannot generate; "
                              "load its bundle, or compile it where its weights are")
-        if isinstance(self.session, ModuleSession | EagerModule):
-            raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
-        try:
-            sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed) if do_sample else None
-        except ValueError as exc:
-            raise UsageError(f"cannot sample so: {exc}") from exc
-        return self.session.generate(input_ids, max_new_tokens, eos_token_id=eos_token_id, streamer=streamer, sampling=sampling)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UsageError(f"seed is {seed!r}; it must be an integer")
+        if isinstance(self.session, EagerSession):
+            masked = {} if attention_mask is None else {"attention_mask": attention_mask}
+            return self.session.generate(input_ids, max_new_tokens, streamer=streamer, seed=seed, **masked, **options)
+        module = self.loaded.module
+        prompt = generation.prompt_of(input_ids, self.graphs.model.vocab_size)
+        wanted = generation.request(module, prompt, max_new_tokens, attention_mask, options, self.session.max_context)
+        generation.check_length(prompt.shape[1], wanted.count, self.session.max_context)
+        for note in wanted.notes:
+            self._say(note)
+        if not wanted.handed_over:
+            return generation.by_session(module, self.session, wanted, seed=seed, streamer=streamer)
+        self._say(f"transformers' own loop runs this request, without kernels: {wanted.handed_over}")
+        with self.session.exclusive():
+            return generation.by_framework(module, prompt.to(self.session.device), wanted.count, wanted.options, seed=seed,
+                                           streamer=streamer)
 
-    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-        """Run a plain module on tensors of the shapes it was compiled for; see ModuleSession."""
+    def _say(self, note: str) -> None:
+        """One sentence about a request: a Python warning, and once among ``notes``."""
+        self.notes = tuple(dict.fromkeys((*self.notes, note)))
+        warnings.warn(note, UserWarning, stacklevel=3)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run a plain module: what ``module(*args, **keywords)`` returns, for arguments of the shapes and types it was compiled for.
+
+        Raises:
+            UsageError: it is a language model, or the arguments differ from those of the capture; see forward.ModuleSession.
+        """
         if not isinstance(self.session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
-        return self.session(*inputs)
+        args, keywords = calls.canonical(self.loaded.module, args, keywords)
+        return self.session(*args, **keywords)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle as ``folder``; see stages.emit.write."""
@@ -180,8 +217,8 @@ def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program]
             notes.append(f"every step runs on the framework's operators: {why}")
         programs = {name: framework_program(p.graph) for name, p in programs.items()}
     if graphs.kv is None:
-        module = ModuleSession(graphs, programs["forward"], WeightStore(loaded.module, device), device=device,
-                               decode=_decode_runtime(ctx, "cpu", notes), backend=backend, kernels=kernels)
+        module = ModuleSession(graphs, programs["forward"], WeightStore(loaded.module, device), device=device, backend=backend,
+                               kernels=kernels)
         return module, tuple(notes)
     kv_runtime = _kv_runtime(ctx, notes)
     session = Session(graphs, programs, WeightStore(loaded.module, device), device=device, kv_state=kv_runtime.allocate(graphs.kv, device),

@@ -1,14 +1,14 @@
-"""Running a plain module's program: tensors in, tensors out, no cache and no loop."""
+"""Running a plain module's program: the arguments of one call in, what the module returns out; no cache and no loop."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import calls
 from .binder import bind
 from .candidate import Kernel
 from .errors import UsageError
 from .graph import GraphSet
-from .interfaces import DecodeRuntime
 from .program import Program
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ class ModuleSession:
         weights: "WeightStore",
         *,
         device: str,
-        decode: DecodeRuntime,
         backend: "Backend | None" = None,
         kernels: Mapping[str, Kernel] | None = None,
     ) -> None:
@@ -42,15 +41,27 @@ class ModuleSession:
             for name in graph.inputs
         }
         self._bound = bind(program, weights, {}, self._inputs, device, backend, kernels)
-        # A module has no decode state to preserve, so only the plain loop serves it; the runtime is kept for its name.
-        self.runtime = decode.name
         self._outputs = len(graph.outputs)
+        self._call = calls.read(graphs.call)
 
     def prepare(self, report: Any = None) -> None:
         """Nothing beyond binding."""
 
-    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-        """Run on tensors of the captured shapes and types; the results are copies.
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run on arguments as at capture (calls.canonical): tensors of the same shapes and types, the rest equal.
+
+        Returns:
+            What the module returns, with copies of its tensors.
+
+        Raises:
+            UsageError: the arguments differ from what was compiled for; the message says where.
+        """
+        if self._call is None:
+            return self.run(args)
+        return calls.rebuilt(self._call.outputs, self.run(self._call.tensors(args, keywords)))
+
+    def run(self, inputs: "Sequence[torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+        """The graph's outputs for its inputs, in their order; the results are copies.
 
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for.

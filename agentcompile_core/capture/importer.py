@@ -182,10 +182,29 @@ class _Importer:
         return _literal(given)
 
     def _outputs(self, fx: FxNode) -> tuple[str, ...]:
-        specs = [s for s in self.signature.output_specs if s.kind is torch.export.graph_signature.OutputKind.USER_OUTPUT]
+        """The tensors that are returned, each once; None and numbers are left out (calls.py keeps where they belong)."""
+        found = [name for name in returned(self.exported.program) if isinstance(name, str)]
         given: Any = fx.args[0]
         by_name = {n.name: n for n in given if isinstance(n, FxNode)}
-        return tuple(self._name(by_name[s.arg.name]) for s in specs)
+        return tuple(self._name(by_name[name]) for name in dict.fromkeys(found))
+
+
+def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:
+    """The leaves of what a program returns, in order: the fx name of a tensor, or a constant as a tuple of one.
+
+    Raises:
+        Unsupported: it returns a number made from data.
+    """
+    leaves: list[str | tuple[Any]] = []
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is torch.export.graph_signature.OutputKind.USER_OUTPUT:
+            if isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
+                leaves.append(spec.arg.name)
+            elif isinstance(spec.arg, torch.export.graph_signature.ConstantArgument):
+                leaves.append((spec.arg.value,))
+            else:
+                raise Unsupported("it returns a number made from data")
+    return leaves
 
 
 def _op_of(target: Any) -> str:
