@@ -87,6 +87,8 @@ class _Importer:
         parameters = {id(p): name for name, p in model.named_parameters()}
         buffers = {id(b): name for name, b in model.named_buffers()}
         user_inputs = iter(self.exported.inputs)
+        specs = self.signature.input_specs
+        given_names = {s.arg.name for s in specs if s.kind is torch.export.graph_signature.InputKind.USER_INPUT}
         for fx in placeholders:
             if fx.name in self.signature.inputs_to_parameters:
                 path = self.signature.inputs_to_parameters[fx.name].removeprefix(self.exported.prefix)
@@ -96,7 +98,7 @@ class _Importer:
                 self._external(fx, buffers[id(model.get_buffer(path))], ValueKind.CONSTANT)
             elif fx.name in self.signature.inputs_to_lifted_tensor_constants:
                 self._constant(fx, self.signature.inputs_to_lifted_tensor_constants[fx.name])
-            elif fx.name in self.signature.user_inputs:
+            elif fx.name in given_names:
                 if not isinstance(fx.meta.get("val"), Tensor):
                     continue  # a number or None given as an example input; export wrote it into the graph
                 given = next(user_inputs)
