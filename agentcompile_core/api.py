@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
-from . import calls, generation, install, pipeline
+from . import arguments, calls, generation, install, pipeline
 from .bundle import Bundle
 from .candidate import Kernel
 from .context import Config, Context
@@ -125,37 +125,50 @@ class CompiledModel:
         return pipeline.statistics(self.compilation, self.bundle) if self.compilation else {}
 
 
-def compile(what: object, workload: Workload | None = None, *, dtype: str | None = None, max_context: int | None = None,
-            target: str | None = None, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
-            store: Store | None = None, report: Report = _silent, meta: bool = False, run_on: str = "auto",
-            **options: Any) -> CompiledModel:
+def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
+            store: Store | None = None, report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
 
     Args:
         what: see above.
         workload: dtype, context and prefill chunks; by default the model's dtype and min(its limit, 8192) positions.
-        dtype: ``float16``, ``bfloat16`` or ``float32``; overrides the workload's.
-        target: a preset name; by default the GPU here, else h200.
-        device: ``cuda`` or ``cpu``; by default cuda where there is one.
-        config: advisor, budgets, validators, runtimes.
-        meta: capture without weights (nothing can be run, everything else works).
+        config: advisor, budgets, validators, runtimes as one value; its fields may be given by name as well (below).
+        catalog: the plugins to use; by default every installed one.
+        store: where kernels and timings are kept; by default the user's cache folder, ``Store(None)`` for nowhere.
+        report: called with the name of each event and its facts.
         run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
             ``nothing`` (the result can be saved, not run).
 
+    Options, all by name:
+        dtype: ``float16``, ``bfloat16`` or ``float32``; default: the model's own.
+        max_context: positions of the KV cache; default: min(the model's limit, 8192).
+        target: a preset name; default: the GPU here, else h200.
+        device: ``cuda`` or ``cpu``; default: cuda where there is one.
+        meta: True captures without weights (nothing can be run, everything else works).
+        random_weights: seed of random weights for a folder or an identifier.
+        example_inputs: for a live plain module: a tuple of its arguments, or a dict of them by name.
+        advisor, advisor_options, validators, backend, kv_cache, decode, origins, budget_s, budget_plans, rounds, margin, seed: as in
+            Config; ``compile(model, advisor="replay", budget_s=30)``.
+
     Raises:
-        UsageError: what was asked cannot be; the message says what is allowed.
+        UsageError: what was asked cannot be; the message says what is allowed. Nothing is loaded before the names are checked.
     """
-    _check_run_on(run_on, *RUN_ON, "nothing")
     catalog = catalog or load_catalog()
-    config = config or Config()
-    device = _device(device)
-    ctx = _context(catalog, config, target, store, device, report)
+    arguments.check_known(options, catalog)
+    chosen, asked, rest = arguments.split(options, arguments.FIELDS, arguments.COMPILE)
+    config = arguments.configuration(config, chosen)
+    arguments.check_dtype(asked.get("dtype"))
+    arguments.check_context(asked.get("max_context"))
+    _check_run_on(run_on, *RUN_ON, "nothing")
+    device = _device(asked.get("device"))
+    ctx = _context(catalog, config, asked.get("target"), store, device, report)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
-    loaded, took = _timed(lambda: frontend.load(what, {"dtype": dtype, "device": device, "meta": meta, **options}))
+    wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
+    loaded, took = _timed(lambda: frontend.load(what, wanted))
     clock["load"] = took
     report("loaded", {"name": loaded.name, "seconds": took})
-    workload = workload or _default_workload(loaded, dtype, max_context)
+    workload = workload or _default_workload(loaded, asked.get("dtype"), asked.get("max_context"))
     report("workload", {"dtype": workload.dtype.value, "max_context": workload.max_context, "chunks": list(workload.prefill_chunks)})
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
     report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
@@ -164,26 +177,31 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
     if not loaded.has_weights or run_on == "nothing":
         return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
-                             notes=graphs.notes, context=ctx)
+                             notes=(*loaded.notes, *graphs.notes), context=ctx)
     session, notes = _install(loaded, graphs, compilation.programs, compilation.kernels, compilation.provisional, device, run_on, ctx)
     return CompiledModel(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation,
-                         notes=graphs.notes + notes, context=ctx)
+                         notes=(*loaded.notes, *graphs.notes, *notes), context=ctx)
 
 
 def load(folder: str | Path, model: object, *, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
          report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
 
+    ``options`` are the fields of Config, and what opens the model: ``random_weights``, ``example_inputs``.
+
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
     """
     from .capture.describe import describe
 
+    catalog = catalog or load_catalog()
+    arguments.check_known(options, catalog)
+    chosen, options = arguments.split(options, arguments.FIELDS)
+    config = arguments.configuration(config, chosen)
     _check_run_on(run_on, *RUN_ON)
     installed = install.read(Path(folder))
-    catalog = catalog or load_catalog()
     device = _device(device)
-    ctx = _context(catalog, config or Config(), installed.manifest.target.name, Store(None), device, report)
+    ctx = _context(catalog, config, installed.manifest.target.name, Store(None), device, report)
     reason = install.runnable(installed, _live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
@@ -194,7 +212,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     session, notes = _install(loaded, installed.graphs, programs, kernels, installed.manifest.provisional, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(loaded=loaded, graphs=installed.graphs, session=session, bundle=None, compilation=None,
-                         notes=tuple(dict.fromkeys((*reasons, *notes))), context=ctx)
+                         notes=tuple(dict.fromkeys((*loaded.notes, *reasons, *notes))), context=ctx)
 
 
 def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program], kernels: dict[str, Kernel], provisional: bool,
@@ -274,6 +292,7 @@ def _decode_runtime(ctx: Context, device: str, notes: list[str]) -> DecodeRuntim
 
 
 def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Report) -> Context:
+    arguments.check_choices(config, catalog)
     ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()),
                   report=report)
     ctx.failures.extend(catalog.failures)
@@ -281,10 +300,6 @@ def _context(catalog: Catalog, config: Config, target: str | None, store: Store 
     if live is not None and target is None:
         ctx.target = live
     ctx.backend = _validation_backend(ctx, device)
-    catalog.find("agentcompile_advisors", config.advisor)
-    for name in config.validators:
-        if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
-            catalog.find("agentcompile_validators", name)
     return ctx
 
 
@@ -334,20 +349,11 @@ def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int |
 
     workload = default_workload(loaded.module)
     if dtype is not None:
-        workload = evolve(workload, dtype=_dtype(dtype))
+        workload = evolve(workload, dtype=DType(dtype))
     if max_context is not None:
-        if max_context < 2:
-            raise UsageError(f"a context of {max_context}; it must hold at least 2 tokens")
         chunks = tuple(sorted({min(c, max_context) for c in workload.prefill_chunks}))
         workload = evolve(workload, max_context=max_context, prefill_chunks=chunks)
     return workload
-
-
-def _dtype(name: str) -> DType:
-    allowed = [DType.F16.value, DType.BF16.value, DType.F32.value]
-    if name not in allowed:
-        raise UsageError(f"unknown dtype {name!r}; allowed: {', '.join(allowed)}")
-    return DType(name)
 
 
 def _versions() -> tuple[str, ...]:

@@ -220,9 +220,9 @@ def placed(tree: dict[str, Any], value: Any, where: str) -> "list[torch.Tensor]"
         raise UsageError(f"{where} is {described(given)}; the module was compiled for {described(tree)}; compile it again for another")
     if "dict" in tree:
         return [t for key, item in tree["dict"] for t in placed(item, value[key], f"{where}[{key!r}]")]
-    items = value if not isinstance(value, dict) and "class" not in tree else _items(value)
     inner = tree.get("items", tree.get("tuple", tree.get("list", ())))
-    return [t for i, (item, part) in enumerate(zip(inner, items, strict=True)) for t in placed(item, part, f"{where}[{i}]")] if inner else []
+    parts = _items(value) if "class" in tree else value if inner else ()
+    return [t for i, (item, part) in enumerate(zip(inner, parts, strict=True)) for t in placed(item, part, f"{where}[{i}]")]
 
 
 def _alike(expected: dict[str, Any], given: dict[str, Any]) -> bool:

@@ -71,7 +71,8 @@ def prompt_of(given: Any, vocabulary: int = 0) -> "torch.Tensor":
         raise UsageError(f"a prompt of 0 tokens (input_ids of shape {tuple(ids.shape)}); it must hold at least 1")
     if ids.dim() != 2 or ids.shape[0] != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
         more = "; one prompt at a time: call generate once for each" if ids.dim() == 2 and ids.shape[0] > 1 else ""
-        raise UsageError(f"input_ids of shape {tuple(ids.shape)} and type {ids.dtype}; expected one prompt as integers of shape [1, n]{more}")
+        raise UsageError(f"input_ids of shape {tuple(ids.shape)} and type {ids.dtype}; "
+                         f"expected one prompt as integers of shape [1, n]{more}")
     ids = ids.detach().to("cpu", torch.int64, copy=True)
     if vocabulary and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise UsageError(f"token ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary is 0 to {vocabulary - 1}")
@@ -202,7 +203,8 @@ def ignored(config: Any, options: Mapping[str, Any]) -> tuple[str, ...]:
     given = [name for name in SAMPLING if options.get(name) is not None]
     if not given or config.do_sample:
         return ()
-    return (f"{', '.join(given)} without do_sample=True: the most likely token is taken, as in transformers; pass do_sample=True to sample",)
+    return (f"{', '.join(given)} without do_sample=True: the most likely token is taken, as in transformers; "
+            "pass do_sample=True to sample",)
 
 
 def _effective(config: Any) -> tuple[str, ...]:

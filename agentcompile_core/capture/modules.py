@@ -52,9 +52,8 @@ def load_module(module: nn.Module, example_inputs: Any, *, dtype: str | None, de
     args, keywords = canonical(module, () if by_name else tuple(example_inputs), dict(example_inputs) if by_name else {})
     args, keywords = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, keywords))
     shapes = pytree.tree_map_only(Tensor, lambda tensor: (tuple(tensor.shape), str(tensor.dtype)), (args, keywords))
-    return LoadedModule(
-        module=module.to(device), name=type(module).__name__, example_inputs=args, example_keywords=keywords, identity=f"{module!r} {shapes}"
-    )
+    return LoadedModule(module=module.to(device), name=type(module).__name__, example_inputs=args, example_keywords=keywords,
+                        identity=f"{module!r} {shapes}")
 
 
 def check_dtype(module: nn.Module, dtype: str | None) -> None:
