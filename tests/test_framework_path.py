@@ -1,4 +1,4 @@
-"""A model that is not captured generates what HuggingFace generates, because HuggingFace's own loop runs; so do settings that ours lacks."""
+"""A model that is not captured generates what HuggingFace generates, because HuggingFace's own loop runs."""
 
 import sys
 from pathlib import Path
@@ -41,7 +41,8 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "openai-gpt": {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "ctrl": {"vocab_size": 128, "n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKENS},
     "xlnet": {"vocab_size": 128, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, **TOKENS},
-    "xglm": {"vocab_size": 128, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64, **TOKENS},
+    "xglm": {"vocab_size": 128, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4,
+             "max_position_embeddings": 64, **TOKENS},
     "biogpt": {**{k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}, "pad_token_id": 1},
     "gpt2": GPT,
 }

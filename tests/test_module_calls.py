@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import agentcompile_core as ac
 from agentcompile_core import calls, serial
+from agentcompile_core.api import CompiledModel
 from agentcompile_core.eager import EagerModule
 from agentcompile_core.errors import UsageError
 from agentcompile_core.forward import ModuleSession
@@ -67,7 +68,7 @@ class Net(nn.Module):
         return self.give(self, x, h)
 
 
-def compiled(module: nn.Module, example_inputs: Any, **options: Any) -> ac.api.CompiledModel:
+def compiled(module: nn.Module, example_inputs: Any, **options: Any) -> CompiledModel:
     return ac.compile(module, example_inputs=example_inputs, device="cpu", run_on="framework", store=Store(None), validators=[],
                       budget_plans=1, budget_s=0.1, rounds=1, **options)
 
@@ -125,7 +126,8 @@ def test_arguments_by_name_nested_and_plain() -> None:
     extra = {"p": [p], "q": q}
     for args, keywords, words in (
         ((x,), {}, "argument scale is 2.0; the module was compiled for 3"), ((x, 3.0, extra), {}, "argument scale is 3.0"),
-        ((x, 3, {"p": [p]}), {}, r"argument extra is a dict with the keys \['p'\]"), ((x, 3, {"p": [], "q": q}), {}, r"argument extra\['p'\]"),
+        ((x, 3, {"p": [p]}), {}, r"argument extra is a dict with the keys \['p'\]"),
+        ((x, 3, {"p": [], "q": q}), {}, r"argument extra\['p'\]"),
         ((x, 3, extra), {"flag": False}, r"the call by name\['flag'\] is False"), ((), {}, "missing a required argument: 'x'"),
         ((x,), {"gain": 2}, "unexpected keyword argument 'gain'"), (("x", 3, extra), {}, "argument x is 'x'"),
         ((x[:2], 3, extra), {}, r"\(2, 4\).*compiled for \(3, 4\)"), ((x, 3, object()), {}, "argument extra is a builtins.object"),
