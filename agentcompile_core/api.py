@@ -1,30 +1,27 @@
 """The face: ``compile`` a model, ``load`` a bundle; both give a CompiledModel that generates."""
 
 import platform
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 
-from . import install, installing, pipeline
+from . import arguments, calls, generation, install, installing, pipeline
 from .bundle import Bundle
 from .context import Config, Context
-from .eager import EagerModule
+from .eager import EagerModule, EagerSession
 from .errors import StageName, UsageError
 from .forward import ModuleSession
 from .graph import DType, GraphSet, Workload
 from .interfaces import Backend, LoadedModel
 from .pipeline import Compilation
 from .plugins import Catalog, load_catalog
-from .sampling import Sampling
 from .stages import emit
 from .store import Store, default_root
 from .target import Target, preset
 from .version import __version__
-
-if TYPE_CHECKING:
-    import torch
 
 Report = Callable[[str, dict[str, Any]], None]
 DEFAULT_TARGET = "h200"
@@ -49,26 +46,66 @@ class CompiledModel:
         """The model's tokenizer, or None."""
         return self.loaded.tokenizer
 
-    def generate(self, input_ids: "torch.Tensor", max_new_tokens: int = 128, *, eos_token_id: int | Sequence[int] | None = None,
-                 streamer: Any = None, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
-                 seed: int | None = None) -> "torch.Tensor":
-        """Continue a prompt of int64 [1, n]; returns int64 [1, n + m] on the CPU. See Session.generate for limits and errors."""
+    def generate(self, input_ids: Any = None, max_new_tokens: int | None = None, *, attention_mask: Any = None, streamer: Any = None,
+                 seed: int | None = None, **options: Any) -> Any:
+        """Continue a prompt as transformers' ``generate`` does with the same arguments.
+
+        Args:
+            input_ids: one prompt, int64 [1, n] (or its ids as a list or one dimension). A model that was not captured takes its
+                main input as transformers does: token ids for the encoder of T5 and BART, input_features for Whisper.
+            max_new_tokens: at most this many; None: what the model's ``generation_config`` says, else 128 or what fits the context.
+            attention_mask: all ones, as tokenizers return it for one prompt.
+            streamer: object with ``put`` and ``end`` like transformers' streamers.
+            seed: of the random numbers where ``do_sample`` holds; the same as ``torch.manual_seed(seed)`` before transformers' own.
+            options: anything of transformers' GenerationConfig, on top of the model's ``generation_config``: ``do_sample``,
+                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``eos_token_id``, ... Without
+                ``eos_token_id`` that of ``generation_config`` ends the request; None, an empty list or -1: nothing does.
+
+        Returns:
+            int64 [1, n + m] on the CPU, m <= max_new_tokens; what transformers returns where its own loop runs the request (which
+            a warning and ``notes`` say).
+
+        Raises:
+            UsageError: no such request is possible; see Session.generate and the module generation.
+        """
+        if isinstance(self.session, ModuleSession | EagerModule):
+            raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
         if self.session is None:
             raise UsageError("this model was compiled without weights or with run_on='nothing', so it cannot generate; "
                              "load its bundle, or compile it where its weights are")
-        if isinstance(self.session, ModuleSession | EagerModule):
-            raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
-        try:
-            sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed) if do_sample else None
-        except ValueError as exc:
-            raise UsageError(f"cannot sample so: {exc}") from exc
-        return self.session.generate(input_ids, max_new_tokens, eos_token_id=eos_token_id, streamer=streamer, sampling=sampling)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UsageError(f"seed is {seed!r}; it must be an integer")
+        if isinstance(self.session, EagerSession):
+            masked = {} if attention_mask is None else {"attention_mask": attention_mask}
+            return self.session.generate(input_ids, max_new_tokens, streamer=streamer, seed=seed, **masked, **options)
+        module = self.loaded.module
+        prompt = generation.prompt_of(input_ids, self.graphs.model.vocab_size)
+        wanted = generation.request(module, prompt, max_new_tokens, attention_mask, options, self.session.max_context)
+        generation.check_length(prompt.shape[1], wanted.count, self.session.max_context)
+        for note in wanted.notes:
+            self._say(note)
+        if not wanted.handed_over:
+            return generation.by_session(module, self.session, wanted, seed=seed, streamer=streamer)
+        self._say(f"transformers' own loop runs this request, without kernels: {wanted.handed_over}")
+        with self.session.exclusive():
+            return generation.by_framework(module, prompt.to(self.session.device), wanted.count, wanted.options, seed=seed,
+                                           streamer=streamer)
 
-    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-        """Run a plain module on tensors of the shapes it was compiled for; see ModuleSession."""
+    def _say(self, note: str) -> None:
+        """One sentence about a request: a Python warning, and once among ``notes``."""
+        self.notes = tuple(dict.fromkeys((*self.notes, note)))
+        warnings.warn(note, UserWarning, stacklevel=3)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run a plain module: what ``module(*args, **keywords)`` returns, for arguments of the shapes and types it was compiled for.
+
+        Raises:
+            UsageError: it is a language model, or the arguments differ from those of the capture; see forward.ModuleSession.
+        """
         if not isinstance(self.session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
-        return self.session(*inputs)
+        args, keywords = calls.canonical(self.loaded.module, args, keywords)
+        return self.session(*args, **keywords)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle as ``folder``; see stages.emit.write."""
@@ -83,37 +120,50 @@ class CompiledModel:
         return pipeline.statistics(self.compilation, self.bundle) if self.compilation else {}
 
 
-def compile(what: object, workload: Workload | None = None, *, dtype: str | None = None, max_context: int | None = None,
-            target: str | None = None, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
-            store: Store | None = None, report: Report = _silent, meta: bool = False, run_on: str = "auto",
-            **options: Any) -> CompiledModel:
+def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
+            store: Store | None = None, report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
 
     Args:
         what: see above.
         workload: dtype, context and prefill chunks; by default the model's dtype and min(its limit, 8192) positions.
-        dtype: ``float16``, ``bfloat16`` or ``float32``; overrides the workload's.
-        target: a preset name; by default the GPU here, else h200.
-        device: ``cuda`` or ``cpu``; by default cuda where there is one.
-        config: advisor, budgets, validators, runtimes.
-        meta: capture without weights (nothing can be run, everything else works).
+        config: advisor, budgets, validators, runtimes as one value; its fields may be given by name as well (below).
+        catalog: the plugins to use; by default every installed one.
+        store: where kernels and timings are kept; by default the user's cache folder, ``Store(None)`` for nowhere.
+        report: called with the name of each event and its facts.
         run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
             ``nothing`` (the result can be saved, not run).
 
+    Options, all by name:
+        dtype: ``float16``, ``bfloat16`` or ``float32``; default: the model's own.
+        max_context: positions of the KV cache; default: min(the model's limit, 8192).
+        target: a preset name; default: the GPU here, else h200.
+        device: ``cuda`` or ``cpu``; default: cuda where there is one.
+        meta: True captures without weights (nothing can be run, everything else works).
+        random_weights: seed of random weights for a folder or an identifier.
+        example_inputs: for a live plain module: a tuple of its arguments, or a dict of them by name.
+        advisor, advisor_options, validators, backend, kv_cache, decode, origins, budget_s, budget_plans, rounds, margin, seed: as in
+            Config; ``compile(model, advisor="replay", budget_s=30)``.
+
     Raises:
-        UsageError: what was asked cannot be; the message says what is allowed.
+        UsageError: what was asked cannot be; the message says what is allowed. Nothing is loaded before the names are checked.
     """
-    _check_run_on(run_on, *RUN_ON, "nothing")
     catalog = catalog or load_catalog()
-    config = config or Config()
-    device = _device(device)
-    ctx = _context(catalog, config, target, store, device, report)
+    arguments.check_known(options, catalog)
+    chosen, asked, rest = arguments.split(options, arguments.FIELDS, arguments.COMPILE)
+    config = arguments.configuration(config, chosen)
+    arguments.check_dtype(asked.get("dtype"))
+    arguments.check_context(asked.get("max_context"))
+    _check_run_on(run_on, *RUN_ON, "nothing")
+    device = _device(asked.get("device"))
+    ctx = _context(catalog, config, asked.get("target"), store, device, report)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
-    loaded, took = _timed(lambda: frontend.load(what, {"dtype": dtype, "device": device, "meta": meta, **options}))
+    wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
+    loaded, took = _timed(lambda: frontend.load(what, wanted))
     clock["load"] = took
     report("loaded", {"name": loaded.name, "seconds": took})
-    workload = workload or _default_workload(loaded, dtype, max_context)
+    workload = workload or _default_workload(loaded, asked.get("dtype"), asked.get("max_context"))
     report("workload", {"dtype": workload.dtype.value, "max_context": workload.max_context, "chunks": list(workload.prefill_chunks)})
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
     report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
@@ -122,17 +172,19 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
     if not loaded.has_weights or run_on == "nothing":
         return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
-                             notes=graphs.notes, context=ctx)
+                             notes=(*loaded.notes, *graphs.notes), context=ctx)
     runnable = installing.Runnable(graphs=graphs, programs=compilation.programs, kernels=compilation.kernels,
                                    provisional=compilation.provisional)
     session, notes = installing.install(loaded, runnable, device, run_on, ctx)
     return CompiledModel(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation,
-                         notes=graphs.notes + notes, context=ctx)
+                         notes=(*loaded.notes, *graphs.notes, *notes), context=ctx)
 
 
 def load(folder: str | Path, model: object, *, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
          report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
+
+    ``options`` are the fields of Config, and what opens the model: ``random_weights``, ``example_inputs``.
 
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
@@ -140,11 +192,14 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     from .capture.comparison import difference
     from .capture.describe import describe
 
+    catalog = catalog or load_catalog()
+    arguments.check_known(options, catalog)
+    chosen, options = arguments.split(options, arguments.FIELDS)
+    config = arguments.configuration(config, chosen)
     _check_run_on(run_on, *RUN_ON)
     installed = install.read(Path(folder))
-    catalog = catalog or load_catalog()
     device = _device(device)
-    ctx = _context(catalog, config or Config(), installed.manifest.target.name, Store(None), device, report)
+    ctx = _context(catalog, config, installed.manifest.target.name, Store(None), device, report)
     reason = install.runnable(installed, _live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
@@ -158,10 +213,11 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     session, notes = installing.install(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(loaded=loaded, graphs=installed.graphs, session=session, bundle=None, compilation=None,
-                         notes=tuple(dict.fromkeys((*reasons, *notes))), context=ctx)
+                         notes=tuple(dict.fromkeys((*loaded.notes, *reasons, *notes))), context=ctx)
 
 
 def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Report) -> Context:
+    arguments.check_choices(config, catalog)
     ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()),
                   report=report)
     ctx.failures.extend(catalog.failures)
@@ -169,10 +225,6 @@ def _context(catalog: Catalog, config: Config, target: str | None, store: Store 
     if live is not None and target is None:
         ctx.target = live
     ctx.backend = _validation_backend(ctx, device)
-    catalog.find("agentcompile_advisors", config.advisor)
-    for name in config.validators:
-        if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
-            catalog.find("agentcompile_validators", name)
     return ctx
 
 
@@ -222,20 +274,11 @@ def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int |
 
     workload = default_workload(loaded.module)
     if dtype is not None:
-        workload = evolve(workload, dtype=_dtype(dtype))
+        workload = evolve(workload, dtype=DType(dtype))
     if max_context is not None:
-        if max_context < 2:
-            raise UsageError(f"a context of {max_context}; it must hold at least 2 tokens")
         chunks = tuple(sorted({min(c, max_context) for c in workload.prefill_chunks}))
         workload = evolve(workload, max_context=max_context, prefill_chunks=chunks)
     return workload
-
-
-def _dtype(name: str) -> DType:
-    allowed = [DType.F16.value, DType.BF16.value, DType.F32.value]
-    if name not in allowed:
-        raise UsageError(f"unknown dtype {name!r}; allowed: {', '.join(allowed)}")
-    return DType(name)
 
 
 def _versions() -> tuple[str, ...]:

@@ -25,17 +25,31 @@ def compare(compiled: Any, *, prompt: int, new_tokens: int, repetitions: int = 1
     Raises:
         UsageError: a baseline is unknown, or nothing could be decoded.
     """
+    check(prompt, new_tokens, repetitions, baselines)
+    ids = random_prompt(compiled.graphs.model.vocab_size, prompt, seed)
+    systems: dict[str, Callable[[int], Any]] = {"agentcompile": lambda n: generate_exactly(compiled, ids, n)}
+    for name in baselines:
+        systems[name] = _framework(compiled, ids, prompt + new_tokens, name)
+    times = alternate(systems, new_tokens, repetitions)
+    return rows_of(times, new_tokens)
+
+
+def check(prompt: int, new_tokens: int, repetitions: int, baselines: tuple[str, ...]) -> None:
+    """Refuse what cannot be timed.
+
+    Raises:
+        UsageError: a baseline is unknown, or a number is too small.
+    """
     unknown = [b for b in baselines if b not in BASELINES]
     if unknown:
         raise UsageError(f"unknown baseline {unknown[0]!r}; allowed: {', '.join(BASELINES)}")
     if new_tokens < 2 or prompt < 1 or repetitions < 1:
         raise UsageError("bench needs a prompt of at least 1 token, 2 new tokens and 1 repetition")
-    ids = random_prompt(compiled.graphs.model.vocab_size, prompt, seed)
-    systems: dict[str, Callable[[int], Any]] = {"agentcompile": lambda n: compiled.generate(ids, n)}
-    for name in baselines:
-        systems[name] = _framework(compiled, ids, prompt + new_tokens, name)
-    times = alternate(systems, new_tokens, repetitions)
-    return rows_of(times, new_tokens)
+
+
+def generate_exactly(compiled: Any, ids: "torch.Tensor", new_tokens: int) -> "torch.Tensor":
+    """Greedy tokens without an end: every token of ``ids`` counts, and nothing stops before ``new_tokens``."""
+    return compiled.generate(ids, new_tokens, eos_token_id=None, do_sample=False, attention_mask=ids.new_ones(ids.shape))
 
 
 def random_prompt(vocabulary: int, length: int, seed: int) -> "torch.Tensor":

@@ -1,13 +1,14 @@
-"""Running a plain module's program: tensors in, tensors out, no cache and no loop."""
+"""Running a plain module's program: the arguments of one call in, what the module returns out; no cache and no loop."""
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import calls
 from .binder import bind
 from .errors import UsageError
 from .executables import Executables
 from .graph import GraphSet
-from .interfaces import DecodeRuntime
 from .program import Program
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ class ModuleSession:
         program: Program,
         weights: "WeightStore",
         executables: Executables,
-        *,
-        decode: DecodeRuntime,
     ) -> None:
         import torch
 
@@ -38,15 +37,30 @@ class ModuleSession:
             for name in graph.inputs
         }
         self._bound = bind(program, weights, {}, self._inputs, executables)
-        # A module has no decode state to preserve, so only the plain loop serves it; the runtime is kept for its name.
-        self.runtime = decode.name
         self._outputs = len(graph.outputs)
+        self._call = calls.read(graphs.call)
 
     def prepare(self, report: Any = None) -> None:
         """Nothing beyond binding."""
 
-    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-        """Run on tensors of the captured shapes and types; the results are copies.
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run on arguments as at capture (calls.canonical): tensors of the same shapes and types, the rest equal.
+
+        Returns:
+            What the module returns, with copies of its tensors.
+
+        Raises:
+            UsageError: the arguments differ from what was compiled for; the message says where.
+        """
+        found = self.run(self.flat(args, keywords))
+        return found if self._call is None else calls.rebuilt(self._call.outputs, found)
+
+    def flat(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Sequence[torch.Tensor]":
+        """The tensors among canonical arguments in the order of the graph's inputs; raises UsageError as a call does."""
+        return args if self._call is None else self._call.tensors(args, keywords)
+
+    def run(self, inputs: "Sequence[torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+        """The graph's outputs for its inputs, in their order; the results are copies.
 
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for.

@@ -288,6 +288,7 @@ class GraphSet:
     kv: KVSpec | None = None
     eager_reason: str = ""
     notes: tuple[str, ...] = ()
+    call: str = ""  # of a plain module: the shape of its arguments and of what it returns (calls.py)
 
     def of_kind(self, kind: GraphKind) -> tuple[Graph, ...]:
         """The graphs of one kind, smallest number of tokens first."""

@@ -57,7 +57,7 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
              notes: list[str]) -> Session | ModuleSession:
     device = executables.device
     if graphs.kv is None:
-        return ModuleSession(graphs, programs["forward"], weights, executables, decode=_decode_runtime(ctx, "cpu", notes))
+        return ModuleSession(graphs, programs["forward"], weights, executables)
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, device, notes))
     session.prepare(ctx.report)

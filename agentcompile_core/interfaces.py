@@ -140,7 +140,9 @@ class Validator(Offer):
 
 
 class Frontend(Offer):
-    """Turns something a user names into graphs (stage capture)."""
+    """Turns something a user names into graphs (stage capture). ``options`` names what ``load`` takes beyond the core's own options."""
+
+    options: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def accepts(self, what: object) -> bool:
@@ -158,11 +160,13 @@ class Frontend(Offer):
 class LoadedModel:
     """A model as a frontend opened it. ``module`` may live on the meta device (no weights: capture and planning only)."""
 
-    def __init__(self, *, module: "torch.nn.Module", name: str, tokenizer: Any = None, path: Path | None = None) -> None:
+    def __init__(self, *, module: "torch.nn.Module", name: str, tokenizer: Any = None, path: Path | None = None,
+                 notes: tuple[str, ...] = ()) -> None:
         self.module = module
         self.name = name
         self.tokenizer = tokenizer
         self.path = path
+        self.notes = notes  # sentences that whoever runs the model must read
 
     @property
     def has_weights(self) -> bool:

@@ -45,14 +45,14 @@ def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightSt
 
 
 def _calls(session: ModuleSession, programs: Mapping[str, Program], weights: "WeightStore",
-           loaded: LoadedModel) -> "list[tuple[torch.Tensor, torch.Tensor]]":
+           loaded: Any) -> "list[tuple[torch.Tensor, torch.Tensor]]":
     import torch
 
     graph = programs["forward"].graph
-    inputs = [a for a in getattr(loaded, "example_inputs", ()) if isinstance(a, torch.Tensor)]
-    if len(inputs) != len(graph.inputs):
+    if not hasattr(loaded, "example_inputs"):
         return []
-    found = session(*inputs)
+    inputs = session.flat(loaded.example_inputs, loaded.example_keywords)
+    found = session.run(inputs)
     copies = {name: tensor.to(session.device, copy=True) for name, tensor in zip(graph.inputs, inputs, strict=True)}
     bound = bind(framework_program(graph), weights, {}, copies, Executables(device=session.device))
     with torch.inference_mode():

@@ -1,40 +1,39 @@
-"""Choosing a token from logits on the host's side of the loop: temperature, top-k, top-p."""
+"""Choosing a token from logits on the host's side of the loop, by HuggingFace's own processors and stopping criteria."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
-from attrs import validators as v
+from attrs import frozen
 
 if TYPE_CHECKING:
     import torch
 
 
 @frozen(kw_only=True)
-class Sampling:
-    """Parameters with transformers' meaning; ``top_k`` 0 and ``top_p`` 1.0 switch that filter off."""
+class Pick:
+    """How each token of one request is chosen.
 
-    temperature: float = field(default=1.0, validator=v.gt(0.0))
-    top_k: int = field(default=0, validator=v.ge(0))
-    top_p: float = field(default=1.0, validator=[v.gt(0.0), v.le(1.0)])
-    seed: int | None = None
+    ``processors`` maps (ids int64 [1, n], scores fp32 [1, vocabulary]) to scores, ``stops`` maps (ids, scores) to bool [1]:
+    transformers' LogitsProcessorList and StoppingCriteriaList. ``generator`` is None for torch's own random numbers.
+    """
 
-    def generator(self, device: str) -> "torch.Generator | None":
-        """A seeded generator, or None for torch's own."""
+    processors: Callable[..., Any]
+    stops: Callable[..., Any]
+    do_sample: bool = False
+    generator: "torch.Generator | None" = None
+
+    def token(self, ids: "torch.Tensor", logits: "torch.Tensor") -> "torch.Tensor":
+        """The next token, int64 [1], after ``ids`` [1, n] with ``logits`` [vocabulary]."""
         import torch
 
-        return None if self.seed is None else torch.Generator(device=device).manual_seed(self.seed)
+        scores = self.processors(ids, logits.to(torch.float32, copy=True).unsqueeze(0))
+        if not self.do_sample:
+            return scores.argmax(-1)
+        return torch.multinomial(torch.softmax(scores, -1), 1, generator=self.generator).view(1)
 
 
-def sample(logits: "torch.Tensor", sampling: Sampling, generator: "torch.Generator | None" = None) -> "torch.Tensor":
-    """Draw one token id (int64 [1]) from logits [vocabulary]."""
+def seeded(seed: int | None, device: str) -> "torch.Generator | None":
+    """A generator that draws as torch does after ``torch.manual_seed(seed)``, or None for torch's own."""
     import torch
 
-    scores = logits.float() / sampling.temperature
-    if sampling.top_k:
-        kept = torch.topk(scores, min(sampling.top_k, scores.shape[-1])).values[-1]
-        scores = scores.masked_fill(scores < kept, float("-inf"))
-    if sampling.top_p < 1.0:
-        ordered, order = torch.sort(scores, descending=True)
-        before = torch.softmax(ordered, -1).cumsum(-1) - torch.softmax(ordered, -1)
-        scores = scores.index_fill(0, order[before >= sampling.top_p], float("-inf"))
-    return torch.multinomial(torch.softmax(scores, -1), 1, generator=generator)
+    return None if seed is None else torch.Generator(device=device).manual_seed(seed)

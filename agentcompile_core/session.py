@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -9,10 +10,11 @@ from attrs import frozen
 from .binder import bind
 from .errors import UsageError
 from .executables import Executables
+from .generation import check_length, prompt_of
 from .graph import Graph, GraphKind, GraphSet
 from .interfaces import DecodeRuntime, KVState
 from .program import BoundProgram, Program
-from .sampling import Sampling, sample
+from .sampling import Pick
 
 if TYPE_CHECKING:
     import torch
@@ -147,16 +149,14 @@ class Session:
         *,
         eos_token_id: int | Sequence[int] | None = None,
         streamer: Any = None,
-        sampling: Sampling | None = None,
     ) -> "torch.Tensor":
-        """Generate greedily (or by ``sampling``) after a prompt.
+        """Generate greedily after a prompt.
 
         Args:
             input_ids: int64 [1, n] on any device.
             max_new_tokens: at most this many; n + max_new_tokens must fit the context.
-            eos_token_id: generation stops after one of these.
+            eos_token_id: generation stops after one of these; None or nothing: never.
             streamer: object with ``put(int64 tensor [1])`` and ``end()``, as transformers' streamers; it sees the prompt first.
-            sampling: None for the arg max.
 
         Returns:
             int64 [1, n + m] on the CPU, m <= max_new_tokens.
@@ -164,44 +164,53 @@ class Session:
         Raises:
             UsageError: shape, emptiness or length is wrong, or another request is running.
         """
-        import torch
-
-        prompt = self._checked(input_ids, max_new_tokens)
+        prompt = self.checked(input_ids, max_new_tokens)
         eos = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
+        eager = streamer is not None or bool(eos)
+        return self._collected(prompt, self._tokens(prompt, max_new_tokens, eos, eager), streamer)
+
+    def picked(self, prompt: "torch.Tensor", max_new_tokens: int, pick: Pick, streamer: Any = None) -> "torch.Tensor":
+        """As ``generate``, with each token chosen by ``pick`` from the logits, until ``pick`` stops."""
+        prompt = self.checked(prompt, max_new_tokens)
+        return self._collected(prompt, self._picked(prompt, max_new_tokens, pick), streamer)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """The right to run a request.
+
+        Raises:
+            UsageError: another request is running.
+        """
         if not self._lock.acquire(blocking=False):
             raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
         try:
-            with torch.inference_mode():
-                if streamer is not None:
-                    streamer.put(prompt)
-                tokens: list[int] = []
-                for token in self._tokens(prompt, max_new_tokens, eos, sampling, eager=streamer is not None or bool(eos)):
-                    tokens.append(token)
-                    if streamer is not None:
-                        streamer.put(torch.tensor([token]))
-                if streamer is not None:
-                    streamer.end()
+            yield
         finally:
             self._lock.release()
+
+    def _collected(self, prompt: "torch.Tensor", found: Iterator[int], streamer: Any) -> "torch.Tensor":
+        import torch
+
+        tokens: list[int] = []
+        with self.exclusive(), torch.inference_mode():
+            if streamer is not None:
+                streamer.put(prompt)
+            for token in found:
+                tokens.append(token)
+                if streamer is not None:
+                    streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                streamer.end()
         return torch.cat([prompt, torch.tensor([tokens], dtype=torch.int64)], dim=1)
 
-    def _checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
-        if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.is_floating_point():
-            raise UsageError(
-                f"input_ids of shape {tuple(input_ids.shape)} and type {input_ids.dtype}; expected one prompt as integers of shape [1, n]"
-            )
-        n = input_ids.shape[1]
-        if n == 0 or max_new_tokens < 1:
-            raise UsageError(f"a prompt of {n} tokens and {max_new_tokens} new tokens; both must be at least 1")
-        if n + max_new_tokens > self.max_context:
-            raise UsageError(
-                f"{n} prompt tokens + {max_new_tokens} new tokens exceed the context of {self.max_context}; "
-                f"shorten the prompt or compile with a context of at least {n + max_new_tokens}"
-            )
-        vocabulary = self.graphs.model.vocab_size
-        prompt = input_ids.to("cpu", copy=True).long()
-        if vocabulary and (int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary):
-            raise UsageError(f"token ids from {int(prompt.min())} to {int(prompt.max())}; the model's vocabulary is 0 to {vocabulary - 1}")
+    def checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
+        """The prompt as int64 [1, n] on the CPU.
+
+        Raises:
+            UsageError: it is none, or does not fit the context with ``max_new_tokens`` behind it.
+        """
+        prompt = prompt_of(input_ids, self.graphs.model.vocab_size)
+        check_length(prompt.shape[1], max_new_tokens, self.max_context)
         return prompt
 
     def prefill(self, prompt: "torch.Tensor") -> BoundProgram:
@@ -230,7 +239,7 @@ class Session:
         """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""
         import torch
 
-        tokens = self._checked(tokens, 1)
+        tokens = self.checked(tokens, 1)
         with self._lock, torch.inference_mode():
             rows = [self.prefill(tokens[:, :1]).output(0)[0, -1].clone()]
             for i in range(1, tokens.shape[1]):
@@ -239,11 +248,9 @@ class Session:
                 rows.append(self.bound("decode").output(0)[0, -1].clone())
             return torch.stack(rows)
 
-    def _tokens(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], sampling: Sampling | None, eager: bool) -> Iterator[int]:
-        last = self.prefill(prompt)
-        if sampling is not None:
-            yield from self._sampled(last, prompt, count, eos, sampling)
-        elif self.device == "cpu":
+    def _tokens(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], eager: bool) -> Iterator[int]:
+        self.prefill(prompt)
+        if self.device == "cpu":
             yield from self._stepwise(count, eos)
         elif eager:
             yield from self._overlapped(count, eos)
@@ -284,15 +291,20 @@ class Session:
                     torch.cuda.current_stream().synchronize()
                     return
 
-    def _sampled(self, last: BoundProgram, prompt: "torch.Tensor", count: int, eos: frozenset[int], sampling: Sampling) -> Iterator[int]:
-        generator = sampling.generator(self.device)
-        for i in range(count):
-            if i:
+    def _picked(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:
+        import torch
+
+        last, n = self.prefill(prompt), prompt.shape[1]
+        ids = torch.zeros((1, n + count), dtype=torch.int64, device=self.device)
+        ids[:, :n].copy_(prompt)
+        for i in range(n, n + count):
+            if i > n:
                 self._step("decode")()
                 last = self.bound("decode")
-            token = sample(last.output(0)[0, -1], sampling, generator)
+            token = pick.token(ids[:, :i], last.output(0)[0, -1])
+            ids[0, i] = token[0]
             self.ids.copy_(token.view(1, 1))
             self.history.index_copy_(0, self.position, token.view(1))
             yield int(token)
-            if int(token) in eos:
+            if bool(pick.stops(ids[:, : i + 1], None).all()):
                 return

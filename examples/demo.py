@@ -115,8 +115,8 @@ def check_same_tokens(kernels: Any, framework: Any, prompt: str, count: int) -> 
     if kernels_per_token(framework) != 0:
         raise DemoError("the program to compare with runs generated kernels itself")
     ids = framework.tokenizer(prompt, return_tensors="pt").input_ids
-    mine = kernels.generate(ids, count)[0, ids.shape[1]:].tolist()
-    theirs = framework.generate(ids, count)[0, ids.shape[1]:].tolist()
+    mine = kernels.generate(ids, count, eos_token_id=None)[0, ids.shape[1]:].tolist()
+    theirs = framework.generate(ids, count, eos_token_id=None)[0, ids.shape[1]:].tolist()
     if mine != theirs or len(mine) != count:
         raise DemoError(f"tokens through generated kernels {mine} differ from the framework's {theirs}")
     return mine

@@ -19,6 +19,7 @@ TOOLS = (
     "ruff>=0.9",
     "mypy>=1.14",
     "import-linter>=2.1",
+    "shtab>=1.7",
 )
 CORE_NEEDS = ("attrs>=23.3", "cattrs>=24.1", "pluggy>=1.5", "safetensors>=0.4", "platformdirs>=4", "numpy")
 CUDA_NEEDS = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-cuda-crt", "cuda-bindings", "cuda-pathfinder")

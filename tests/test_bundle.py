@@ -147,7 +147,7 @@ def test_an_operator_outside_of_torch_is_refused(tiny_bundle: Path, tmp_path: Pa
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(Exception, match=r"os\.|aten"):
         loaded = api.load(folder, str(TINY), device="cpu")
-        loaded.generate(loaded.tokenizer("This", return_tensors="pt").input_ids, 2)
+        loaded.generate(loaded.tokenizer("This", return_tensors="pt").input_ids, 2, eos_token_id=None)
 
 
 def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) 
     before = set(sys.modules)
     loaded = api.load(folder, str(TINY), device="cpu")
     ids = loaded.tokenizer("When an exception", return_tensors="pt").input_ids
-    assert loaded.generate(ids, 4).shape == (1, ids.shape[1] + 4)
+    assert loaded.generate(ids, 4, eos_token_id=None).shape == (1, ids.shape[1] + 4)
     assert not proof.exists()
     new = [sys.modules[name] for name in set(sys.modules) - before]
     assert not [m for m in new if str(getattr(m, "__file__", "") or "").startswith(str(folder))]
@@ -182,7 +182,7 @@ def test_load_neither_captures_nor_compiles(tiny_bundle: Path, monkeypatch: pyte
     monkeypatch.setattr(subprocess, "Popen", never)
     loaded = api.load(tiny_bundle, str(TINY), device="cpu")
     ids = loaded.tokenizer("When an exception", return_tensors="pt").input_ids
-    assert loaded.generate(ids, 3).shape[1] == ids.shape[1] + 3
+    assert loaded.generate(ids, 3, eos_token_id=None).shape[1] == ids.shape[1] + 3
     assert loaded.compilation is None and loaded.statistics == {}
 
 

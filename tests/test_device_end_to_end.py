@@ -33,7 +33,7 @@ def hugging_face(compiled, ids: torch.Tensor, count: int) -> torch.Tensor:  # ty
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_equal_hugging_face(compiled, prompt: str) -> None:  # type: ignore[no-untyped-def]
     ids = compiled.tokenizer(prompt, return_tensors="pt").input_ids
-    assert torch.equal(compiled.generate(ids, 200), hugging_face(compiled, ids, 200))
+    assert torch.equal(compiled.generate(ids, 200, eos_token_id=None), hugging_face(compiled, ids, 200))
 
 
 def test_every_step_of_decode_is_a_generated_kernel_in_a_captured_graph(compiled) -> None:  # type: ignore[no-untyped-def]
@@ -47,7 +47,7 @@ def test_every_step_of_decode_is_a_generated_kernel_in_a_captured_graph(compiled
 def test_repeats_are_bit_identical_and_sessions_recover_from_long_prompts(compiled) -> None:  # type: ignore[no-untyped-def]
     long = torch.arange(2, 700).remainder(2000).view(1, -1)
     first = compiled.session.teacher_forced(long[:, :64])
-    compiled.generate(long, 32)
+    compiled.generate(long, 32, eos_token_id=None)
     assert torch.equal(first, compiled.session.teacher_forced(long[:, :64]))
 
 
@@ -64,9 +64,9 @@ def test_a_streamer_and_an_end_token_see_the_same_tokens(compiled) -> None:  # t
             self.ended = True
 
     ids = compiled.tokenizer(PROMPTS[0], return_tensors="pt").input_ids
-    plain = compiled.generate(ids, 64)
+    plain = compiled.generate(ids, 64, eos_token_id=None)
     streamer = Collect()
-    assert torch.equal(compiled.generate(ids, 64, streamer=streamer), plain)
+    assert torch.equal(compiled.generate(ids, 64, eos_token_id=None, streamer=streamer), plain)
     assert streamer.ended and streamer.tokens == plain[0].tolist()
     stop = int(plain[0, ids.shape[1] + 20])
     stopped = compiled.generate(ids, 64, eos_token_id=stop)

@@ -25,4 +25,4 @@ def test_greedy_tokens_equal_hugging_face(compiled, prompt: str) -> None:  # typ
     ids = compiled.tokenizer(prompt, return_tensors="pt").input_ids
     wanted = compiled.loaded.module.generate(ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False,
                                              eos_token_id=None, pad_token_id=0)
-    assert torch.equal(compiled.generate(ids, NEW_TOKENS), wanted)
+    assert torch.equal(compiled.generate(ids, NEW_TOKENS, eos_token_id=None), wanted)

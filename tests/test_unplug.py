@@ -32,7 +32,7 @@ def compiled(store: Store, *, block: tuple[str, ...] = (), only: tuple[str, ...]
 
 def tokens(model: Any) -> list[int]:
     ids = model.tokenizer("When an exception", return_tensors="pt").input_ids
-    return model.generate(ids, TOKENS)[0, ids.shape[1]:].tolist()
+    return model.generate(ids, TOKENS, eos_token_id=None)[0, ids.shape[1]:].tolist()
 
 
 def families_of(model: Any) -> set[str]:

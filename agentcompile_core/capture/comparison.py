@@ -8,10 +8,13 @@ memory allows, once more on a copy widened to float32.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from .. import calls
 from ..graph import Graph, GraphKind, GraphSet
 from ..interfaces import LoadedModel
 from ..interpreter import prepare
@@ -39,15 +42,15 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
-    calls = _calls_of_module if graphs.kv is None else _calls_of_model
-    exact, why = calls(graphs, loaded, loaded.module, None)
+    compared = _calls_of_module if graphs.kv is None else _calls_of_model
+    exact, why = compared(graphs, loaded, loaded.module, None)
     if why or exact or not _is_half(loaded.module):
         return why
     wide = _widened(loaded.module)
     if wide is None:
         return ""
     try:
-        return calls(graphs, loaded, wide, torch.float32)[1]
+        return compared(graphs, loaded, wide, torch.float32)[1]
     except Exception:  # a module that names its element type in its code cannot be widened; its own type was compared
         return ""
     finally:
@@ -56,33 +59,48 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
             torch.cuda.empty_cache()
 
 
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
     graph = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD)
-    given = tuple(getattr(loaded, "example_inputs", ())) or _made_inputs(graph, loaded.module)
-    exact, why = _one_call(graph, module, given, wide)
+    given: _Arguments = (tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {}))
+    if not _tensors_among(given):
+        given = (_made_inputs(graph, loaded.module), {})
+    exact, why = _one_call(graphs, module, given, wide)
     if why:
         return False, why
     try:
-        also, why = _one_call(graph, module, _random_inputs(given), wide)
+        also, why = _one_call(graphs, module, _random_inputs(given), wide)
     except Exception:  # random numbers need not be what the module takes; its own examples were compared
         return exact, ""
     return exact and also, why
 
 
-def _one_call(graph: Graph, module: nn.Module, given: tuple[object, ...], wide: torch.dtype | None) -> tuple[bool, str]:
-    def fresh() -> list[object]:
-        copies = [a.clone() if isinstance(a, Tensor) else a for a in given]
-        return [a.to(wide) if wide and isinstance(a, Tensor) and a.dtype in HALVES else a for a in copies]
+def _one_call(graphs: GraphSet, module: nn.Module, given: _Arguments, wide: torch.dtype | None) -> tuple[bool, str]:
+    def fresh() -> _Arguments:
+        def copy_of(a: Tensor) -> Tensor:
+            return a.to(wide) if wide and a.dtype in HALVES else a.clone()
 
+        copied: _Arguments = pytree.tree_map_only(Tensor, copy_of, given)
+        return copied
+
+    graph, call = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), calls.read(graphs.call)
     torch.manual_seed(SEED)
-    answer = module(*fresh())
-    wanted = [leaf for leaf in torch.utils._pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
-    device = next((a.device for a in given if isinstance(a, Tensor)), torch.device("cpu"))
-    tensors = [a for a in fresh() if isinstance(a, Tensor)]
-    environment = {**_tensors_of(module), **dict(zip(graph.inputs, tensors, strict=True))}
+    args, keywords = fresh()
+    wanted = _tensors_among(module(*args, **keywords))
+    inputs = call.tensors(*fresh()) if call else _tensors_among(fresh())
+    device = inputs[0].device if inputs else torch.device("cpu")
+    environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
     torch.manual_seed(SEED)
-    found = prepare(graph, device=device, dtype_override=wide).bind(environment)()
+    results = prepare(graph, device=device, dtype_override=wide).bind(environment)()
+    found = _tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
     return _exact(found, wanted), disagreement(found, wanted)
+
+
+def _tensors_among(value: Any) -> list[Tensor]:
+    """Every tensor of nested containers, in order."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
@@ -110,13 +128,15 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
 def _made_inputs(graph: Graph, module: nn.Module) -> tuple[Tensor, ...]:
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
     specs = [graph.spec(name) for name in graph.inputs]
-    return _random_inputs(tuple(torch.zeros(s.shape, dtype=getattr(torch, s.dtype.value), device=device) for s in specs))
+    made = tuple(torch.zeros(s.shape, dtype=getattr(torch, s.dtype.value), device=device) for s in specs)
+    return _random_inputs((made, {}))[0]
 
 
-def _random_inputs(given: tuple[object, ...]) -> tuple[object, ...]:
+def _random_inputs(given: _Arguments) -> _Arguments:
     """Normal floats of the same shapes, types and strides; integers and plain values as they are."""
     torch.manual_seed(SEED)
-    return tuple(torch.randn_like(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in given)
+    drawn: _Arguments = pytree.tree_map_only(Tensor, lambda a: torch.randn_like(a) if a.is_floating_point() else a, given)
+    return drawn
 
 
 def _is_half(module: nn.Module) -> bool:
@@ -124,7 +144,8 @@ def _is_half(module: nn.Module) -> bool:
 
 
 def _has_data(loaded: LoadedModel) -> bool:
-    tensors = [*_tensors_of(loaded.module).values(), *(a for a in getattr(loaded, "example_inputs", ()) if isinstance(a, Tensor))]
+    given = (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {}))
+    tensors = [*_tensors_of(loaded.module).values(), *_tensors_among(given)]
     return not any(t.is_meta for t in tensors)
 
 

@@ -28,14 +28,19 @@ def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
         digest=serial.digest((known or identity(loaded)).model),
         parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         vocab_size=int(getattr(inner, "vocab_size", 0) or 0),
-        limit=int(getattr(inner, "max_position_embeddings", 0) or 0),
+        limit=limit_of(inner),
     )
 
 
 def default_workload(model: nn.Module) -> Workload:
     """Batch 1, the element type of the model, a context of min(the model's limit, 8192)."""
-    limit = int(getattr(text_config(model), "max_position_embeddings", 0) or DEFAULT_CONTEXT)
+    limit = limit_of(text_config(model)) or DEFAULT_CONTEXT
     return Workload(dtype=dtype_of(model), max_context=min(limit, DEFAULT_CONTEXT))
+
+
+def limit_of(config: Any) -> int:
+    """The longest context that a configuration allows; 0 where it names none (XLNet says -1)."""
+    return max(0, int(getattr(config, "max_position_embeddings", 0) or 0))
 
 
 def dtype_of(model: nn.Module) -> DType:

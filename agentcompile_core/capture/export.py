@@ -13,6 +13,7 @@ import torch
 import torch.export
 from attrs import frozen
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..graph import KVSpec
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
@@ -116,12 +117,12 @@ def export_prefill(model: nn.Module, kv: KVSpec, tokens: int) -> Exported:
     return _export(PrefillChunk(model, kv), (prompt, start, length, *state), ("prompt", "start", "length", *names))
 
 
-def export_forward(module: nn.Module, example_inputs: tuple[Any, ...]) -> Exported:
-    """Export one forward of a plain module for the shapes of ``example_inputs``; tensors become ``input.<i>``."""
-    tensors = [a for a in example_inputs if isinstance(a, Tensor)]
-    names = tuple(f"input.{i}" for i in range(len(tensors)))
+def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
+    """Export one forward of a plain module for the shapes of its arguments; their tensors become ``input.<i>``, nested ones in order."""
+    given = (args, keywords or {})
+    names = tuple(f"input.{i}" for i, _ in enumerate(a for a in pytree.tree_leaves(given) if isinstance(a, Tensor)))
     with _quiet(), evaluating(module), torch.no_grad():
-        program = torch.export.export(module, example_inputs, strict=False)
+        program = torch.export.export(module, args, keywords or None, strict=False)
     return Exported(program, names, module, prefix="")
 
 

@@ -1,5 +1,6 @@
 """The core's own frontends, as a plugin: HuggingFace, live models and modules, module files and project folders."""
 
+import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ def _options(given: dict[str, Any], **allowed: Any) -> dict[str, Any]:
     """
     unknown = sorted(given.keys() - _OPTIONS)
     if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; a model takes {', '.join(sorted(_OPTIONS))}")
+        near = difflib.get_close_matches(unknown[0], sorted(_OPTIONS), 1)
+        raise UsageError(f"unknown option {unknown[0]!r}; a model takes {', '.join(sorted(_OPTIONS))}"
+                         + (f"; did you mean {near[0]}?" if near else ""))
     found = {key: default if given.get(key) is None else given[key] for key, default in allowed.items()}
     if found.get("dtype") not in (None, *_DTYPES):
         raise UsageError(f"unknown dtype {found['dtype']!r}; allowed: {', '.join(_DTYPES)}")

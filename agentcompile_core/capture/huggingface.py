@@ -44,14 +44,20 @@ def load_pretrained(what: str, *, dtype: str | None, device: str, meta: bool, ra
     config = _config(what, str(folder) if local else what, local)
     name = folder.resolve().name if local else what
     kind = None if dtype is None else getattr(torch, dtype)
+    notes: tuple[str, ...] = ()
     if meta:
         module = _from_config(config, name, kind, "meta")
     elif random_weights is not None or (local and not _has_weights(folder)):
         module = _random(config, name, kind, device, random_weights or 0)
+        why = "asked for" if random_weights is not None else f"no weights in {folder}"
+        notes = (f"{why}: random weights, seed {random_weights or 0}; what it generates means nothing",)
     else:
         module = _with_weights(str(folder) if local else what, name, kind, device)
     tokenizer = _tokenizer(folder if local else what)
-    return LoadedModel(module=module, name=name, tokenizer=tokenizer, path=folder if local else None)
+    if getattr(config, "is_encoder_decoder", False):
+        notes += (f"{name} is an encoder-decoder model and was opened as its decoder alone, as AutoModelForCausalLM does; "
+                  "pass a live model to run both",)
+    return LoadedModel(module=module, name=name, tokenizer=tokenizer, path=folder if local else None, notes=notes)
 
 
 def _check_configuration(folder: Path) -> None:

@@ -52,7 +52,7 @@ def identity(loaded: LoadedModel) -> Identity:
     root = loaded.module
     registered = {id(part) for part in root.modules()}
     digests = Digests(lambda walk, module: _module(walk, module, id(module) in registered))
-    inputs = [_input(digests, value) for value in getattr(loaded, "example_inputs", ())]
+    inputs = [_input(digests, (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {})))]
     parts = [digests.of(root), *_tensors(root), "inputs", *inputs, "hooks", *_global_hooks(digests), "changes", digests.changes()]
     model = join(*parts)
     capture = join(model, *_steering(root), _file(loaded))
@@ -126,6 +126,10 @@ def _tensors(root: nn.Module) -> Iterator[str]:
 def _input(digests: Digests, value: Any) -> str:
     if isinstance(value, Tensor):
         return join("input", _spec(value), str(value.stride()) if value.layout is torch.strided else str(value.layout))
+    if type(value) is dict:
+        return join("dict", *(digests.of(key) + _input(digests, item) for key, item in value.items()))
+    if isinstance(value, tuple | list):
+        return join(type(value).__qualname__, *(_input(digests, item) for item in value))
     return digests.of(value)
 
 

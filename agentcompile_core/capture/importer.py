@@ -88,6 +88,8 @@ class _Importer:
         parameters = {id(p): name for name, p in model.named_parameters()}
         buffers = {id(b): name for name, b in model.named_buffers()}
         user_inputs = iter(self.exported.inputs)
+        specs = self.signature.input_specs
+        given_names = {s.arg.name for s in specs if s.kind is torch.export.graph_signature.InputKind.USER_INPUT}
         for fx in placeholders:
             if fx.name in self.signature.inputs_to_parameters:
                 path = self.signature.inputs_to_parameters[fx.name].removeprefix(self.exported.prefix)
@@ -97,7 +99,7 @@ class _Importer:
                 self._external(fx, buffers[id(model.get_buffer(path))], ValueKind.CONSTANT)
             elif fx.name in self.signature.inputs_to_lifted_tensor_constants:
                 self._constant(fx, self.signature.inputs_to_lifted_tensor_constants[fx.name])
-            elif fx.name in self.signature.user_inputs:
+            elif fx.name in given_names:
                 if not isinstance(fx.meta.get("val"), Tensor):
                     continue  # a number or None given as an example input; export wrote it into the graph
                 given = next(user_inputs)
@@ -183,10 +185,29 @@ class _Importer:
         return _literal(given)
 
     def _outputs(self, fx: FxNode) -> tuple[str, ...]:
-        specs = [s for s in self.signature.output_specs if s.kind is torch.export.graph_signature.OutputKind.USER_OUTPUT]
+        """The tensors that are returned, each once; None and numbers are left out (calls.py keeps where they belong)."""
+        found = [name for name in returned(self.exported.program) if isinstance(name, str)]
         given: Any = fx.args[0]
         by_name = {n.name: n for n in given if isinstance(n, FxNode)}
-        return tuple(self._name(by_name[s.arg.name]) for s in specs)
+        return tuple(self._name(by_name[name]) for name in dict.fromkeys(found))
+
+
+def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:
+    """The leaves of what a program returns, in order: the fx name of a tensor, or a constant as a tuple of one.
+
+    Raises:
+        Unsupported: it returns a number made from data.
+    """
+    leaves: list[str | tuple[Any]] = []
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is torch.export.graph_signature.OutputKind.USER_OUTPUT:
+            if isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
+                leaves.append(spec.arg.name)
+            elif isinstance(spec.arg, torch.export.graph_signature.ConstantArgument):
+                leaves.append((spec.arg.value,))
+            else:
+                raise Unsupported("it returns a number made from data")
+    return leaves
 
 
 def _op_of(target: Any) -> str:

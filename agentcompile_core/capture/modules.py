@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from ..calls import Call, Shapeless, canonical, names_of, tree_of, written
 from ..errors import UsageError
 from ..graph import GraphKind, GraphSet, Workload
 from ..interfaces import LoadedModel
+from .attention import Unsupported
 from .describe import describe
-from .export import export_forward
-from .importer import import_program
+from .export import Exported, export_forward
+from .importer import import_program, returned
 from .language_model import why_not
 from .normalize import normalize
 
@@ -24,24 +27,29 @@ FORM = "a module file defines Model, get_inputs() and get_init_inputs()"
 
 
 class LoadedModule(LoadedModel):
-    """A plain module with the inputs that say what it is compiled for."""
+    """A plain module with the call that says what it is compiled for.
 
-    def __init__(self, *, example_inputs: tuple[Any, ...], **facts: Any) -> None:
+    ``example_inputs`` and ``example_keywords`` are as calls.canonical makes them.
+    """
+
+    def __init__(self, *, example_inputs: tuple[Any, ...], example_keywords: dict[str, Any] | None = None, **facts: Any) -> None:
         super().__init__(**facts)
-        self.example_inputs = example_inputs
+        self.example_inputs, self.example_keywords = example_inputs, example_keywords or {}
 
 
 def load_module(module: nn.Module, example_inputs: Any, *, dtype: str | None, device: str) -> LoadedModule:
-    """A live module with example inputs (a tuple or list of tensors and plain values).
+    """A live module with example inputs: a tuple or list of its arguments, or a dict of them by name; tensors may be nested in them.
 
     Raises:
-        UsageError: there are no example inputs, or the module has another element type than ``dtype``.
+        UsageError: there are no example inputs, they do not fit the module, or it has another element type than ``dtype``.
     """
-    if not isinstance(example_inputs, (tuple, list)) or not any(isinstance(a, Tensor) for a in example_inputs):
-        raise UsageError("a plain module needs example inputs; pass example_inputs=(tensor, ...)")
+    if not isinstance(example_inputs, (tuple, list, dict)) or not any(isinstance(a, Tensor) for a in pytree.tree_leaves(example_inputs)):
+        raise UsageError("a plain module needs example inputs; pass example_inputs=(tensor, ...), or a dict of them by name")
     check_dtype(module, dtype)
-    inputs = tuple(a.to(device) if isinstance(a, Tensor) else a for a in example_inputs)
-    return LoadedModule(module=module.to(device), name=type(module).__name__, example_inputs=inputs)
+    by_name = isinstance(example_inputs, dict)
+    args, keywords = canonical(module, () if by_name else tuple(example_inputs), dict(example_inputs) if by_name else {})
+    args, keywords = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, keywords))
+    return LoadedModule(module=module.to(device), name=type(module).__name__, example_inputs=args, example_keywords=keywords)
 
 
 def check_dtype(module: nn.Module, dtype: str | None) -> None:
@@ -70,7 +78,8 @@ def load_file(path: Path, *, dtype: str | None, device: str, meta: bool) -> Load
     try:
         with torch.device("meta" if meta else device):
             module = source.Model(*source.get_init_inputs())
-            inputs = tuple(source.get_inputs())
+            given = source.get_inputs()
+            inputs = given if isinstance(given, dict) else tuple(given)
     except Exception as exc:
         raise UsageError(f"{path} could not build its Model: {type(exc).__name__}: {exc}") from exc
     if not isinstance(module, nn.Module):
@@ -78,7 +87,7 @@ def load_file(path: Path, *, dtype: str | None, device: str, meta: bool) -> Load
     if dtype is not None:
         kind = getattr(torch, dtype)
         module = module.to(kind)
-        inputs = tuple(a.to(kind) if isinstance(a, Tensor) and a.is_floating_point() else a for a in inputs)
+        inputs = pytree.tree_map_only(Tensor, lambda a: a.to(kind) if a.is_floating_point() else a, inputs)
     loaded = load_module(module.eval().requires_grad_(False), inputs, dtype=None, device="meta" if meta else device)
     loaded.name, loaded.path = path.stem, path
     return loaded
@@ -125,8 +134,30 @@ def capture_module(loaded: LoadedModule, workload: Workload) -> GraphSet:
     """Export one forward of a plain module; an ``eager_reason`` where it cannot be exported."""
     info = describe(loaded)
     try:
-        exported = export_forward(loaded.module, loaded.example_inputs)
+        exported = export_forward(loaded.module, loaded.example_inputs, loaded.example_keywords)
         graph = normalize(import_program(exported, "forward", GraphKind.FORWARD))
+        call = call_of(exported, loaded.example_inputs, loaded.example_keywords)
     except Exception as exc:  # whatever torch.export raises, the module still runs
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{loaded.name} runs on the framework: {why_not(exc)}")
-    return GraphSet(model=info, workload=workload, graphs=(graph,))
+    return GraphSet(model=info, workload=workload, graphs=(graph,), call=call)
+
+
+def call_of(exported: Exported, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    """The shape of the exported call, as calls.py writes it: inputs in the order of the graph's inputs, results in that of its outputs.
+
+    Raises:
+        Unsupported: an argument or a result is something that cannot be written down, or no tensor is returned.
+    """
+    program = exported.program
+    stands_for: dict[str, Tensor] = {}
+    leaves = [leaf[0] if isinstance(leaf, tuple) else stands_for.setdefault(leaf, torch.empty(0)) for leaf in returned(program)]
+    if not stands_for:
+        raise Unsupported("it returns no tensor")
+    spec = program.call_spec.out_spec
+    assert spec is not None  # what torch.export made always has one
+    try:
+        outputs = tree_of(pytree.tree_unflatten(leaves, spec), [], shared=True)
+        call = Call(tree_of(args, []), tree_of(keywords, []), outputs, names_of(exported.model))
+    except Shapeless as exc:
+        raise Unsupported(f"it takes or returns {exc}, which is no container that torch knows") from exc
+    return written(call)

@@ -3,32 +3,27 @@
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .. import install, report
+from ..context import Config
 from ..errors import UsageError
 from ..plugins import load_catalog
 from ..stages.emit import check_folder
+from . import checks
+from .parser import parser
 from .progress import Progress
 
 
-def _config(options: argparse.Namespace) -> Any:
-    from ..context import Config
-
-    if options.budget_s <= 0 or options.budget_plans < 1 or options.rounds < 1:
-        raise UsageError("--budget-s, --budget-plans and --rounds must be positive")
-    return Config(advisor=options.advisor, validators=tuple(v for v in options.validators.split(",") if v), budget_s=options.budget_s,
-                  budget_plans=options.budget_plans, rounds=options.rounds)
-
-
-def _compiled(options: argparse.Namespace, *, run_on: str = "auto", meta: bool = False) -> Any:
+def _compiled(options: argparse.Namespace, config: Config, *, run_on: str = "auto", meta: bool = False) -> Any:
     from .. import api
     from ..store import Store
 
     return api.compile(options.model, dtype=options.dtype, max_context=options.context, target=options.target, device=options.device,
-                       config=_config(options), store=Store(None) if options.no_cache else None,
+                       config=config, store=Store(None) if options.no_cache else None,
                        report=Progress(quiet=options.json, log=options.log), meta=meta, run_on=run_on, **_weights(options))
 
 
@@ -43,45 +38,40 @@ def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> 
 
 def compile_command(options: argparse.Namespace) -> int:
     """Compile, print the statistics, write the bundle."""
+    config = checks.config_of(options)
     if options.out:
         check_folder(Path(options.out))  # before the work, not after it
-    compiled = _compiled(options, run_on="nothing", meta=options.meta)
+    compiled = _compiled(options, config, run_on="nothing", meta=options.meta)
     document = {"model": compiled.graphs.model.name, "target": compiled.context.target.name, "statistics": compiled.statistics,
                 "notes": list(compiled.notes), "selections": report.selections_document(compiled.compilation.selections)}
     if options.out:
         document["bundle"] = str(compiled.save(options.out))
+    for note in compiled.loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
     _print(options, document, report.compilation_text(compiled, options.out))
     return 0
 
 
 def generate_command(options: argparse.Namespace) -> int:
     """Generate and print text, streaming on a terminal."""
-    from .. import api
-
-    if options.bundle:
-        model = options.model or install.read_manifest(Path(options.bundle)).source
-        if not model:
-            raise UsageError("this bundle was compiled from a live model, so name the model whose weights it runs with: "
-                             "agentcompile generate MODEL --bundle DIR --prompt TEXT")
-        compiled = api.load(options.bundle, model, device=options.device, config=_config(options), run_on=options.run_on,
-                            report=Progress(quiet=options.json), **_weights(options))
-    else:
-        if options.model is None:
-            raise UsageError("generate needs a model, or --bundle DIR and the model")
-        compiled = _compiled(options, run_on=options.run_on)
+    config, choosing, prompt = checks.config_of(options), checks.choosing(options), checks.prompt_of(options)
+    compiled = _to_generate(options, config)
     if compiled.tokenizer is None:
         raise UsageError(f"{compiled.loaded.name} has no tokenizer, so it cannot read text; use the Python API with token ids")
     for note in compiled.notes:
         print(f"note: {note}", file=sys.stderr)
-    ids = compiled.tokenizer(options.prompt, return_tensors="pt").input_ids
-    streamer = None
+    ids = compiled.tokenizer(prompt, return_tensors="pt").input_ids
+    known, streamer = compiled.notes, None
     if not options.json:
         from transformers import TextStreamer
 
         streamer = TextStreamer(compiled.tokenizer)
-    out = compiled.generate(ids, options.max_new_tokens, eos_token_id=compiled.tokenizer.eos_token_id, streamer=streamer,
-                            do_sample=options.sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
-                            seed=options.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they say is among the notes
+        out = compiled.generate(ids, options.max_new_tokens, attention_mask=ids.new_ones(ids.shape), streamer=streamer,
+                                seed=options.seed, **_ending(compiled), **choosing)
+    for note in compiled.notes[len(known):]:
+        print(f"note: {note}", file=sys.stderr)
     if options.json:
         text = compiled.tokenizer.decode(out[0], skip_special_tokens=True)
         print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1],
@@ -89,12 +79,38 @@ def generate_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _to_generate(options: argparse.Namespace, config: Config) -> Any:
+    from .. import api
+
+    if not options.bundle:
+        if options.model is None:
+            raise UsageError("generate needs a model, or --bundle DIR and the model")
+        checks.check_tokenizer(options.model)
+        return _compiled(options, config, run_on=options.run_on)
+    model = options.model or install.read_manifest(Path(options.bundle)).source
+    if not model:
+        raise UsageError("this bundle was compiled from a live model, so name the model whose weights it runs with: "
+                         "agentcompile generate MODEL --bundle DIR --prompt TEXT")
+    return api.load(options.bundle, model, device=options.device, config=config, run_on=options.run_on,
+                    report=Progress(quiet=options.json), **_weights(options))
+
+
+def _ending(compiled: Any) -> dict[str, Any]:
+    """The tokenizer's end of text where the model's generation_config names none."""
+    settings = getattr(compiled.loaded.module, "generation_config", None)
+    if settings is not None and settings.eos_token_id is not None:
+        return {}
+    return {"eos_token_id": compiled.tokenizer.eos_token_id}
+
+
 def bench_command(options: argparse.Namespace) -> int:
     """Time ours and the baselines, alternating."""
-    from ..bench import compare
+    from ..bench import check, compare
 
-    compiled = _compiled(options)
+    config = checks.config_of(options)
     baselines = tuple(b for b in options.baselines.split(",") if b)
+    check(options.input, options.output, options.repetitions, baselines)
+    compiled = _compiled(options, config)
     rows = compare(compiled, prompt=options.input, new_tokens=options.output, repetitions=options.repetitions, baselines=baselines)
     _print(options, {"rows": rows, "notes": list(compiled.notes)}, report.bench_text(rows, compiled.notes))
     return 0
@@ -124,7 +140,20 @@ def doctor_command(options: argparse.Namespace) -> int:
     return 0 if all(f["ok"] or not f["required"] for f in facts) else 1
 
 
+def completion_command(options: argparse.Namespace) -> int:
+    """Print a completion script."""
+    try:
+        import shtab
+    except ImportError as exc:
+        raise UsageError("shell completion needs the package shtab, which is not installed; "
+                         "pip install 'agentcompile-core[completion]'") from exc
+    script = shtab.complete(parser(), shell=options.shell)
+    _print(options, {"shell": options.shell, "script": script}, script)
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_command, "generate": generate_command, "bench": bench_command,
     "explain": explain_command, "plugins": plugins_command, "doctor": doctor_command,
+    "completion": completion_command,
 }

@@ -72,8 +72,12 @@ def check_folder(folder: Path) -> None:
     """Check that a bundle may be written as ``folder``: it does not exist, is empty, or is an older bundle.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else, or nothing may be written there.
     """
+    parent = next((p for p in folder.absolute().parents if p.exists()), Path("/"))
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        why = "may not be written to" if parent.is_dir() else "is a file"
+        raise UsageError(f"cannot write the bundle to {folder}: {parent} {why}; name another folder")
     if folder.exists() and (not folder.is_dir() or (not (folder / MANIFEST).is_file() and any(folder.iterdir()))):
         raise UsageError(f"{folder} exists and is not a bundle; name a new folder, or an older bundle to replace")
 

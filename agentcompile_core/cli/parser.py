@@ -1,0 +1,131 @@
+"""What the command line understands: commands, options, defaults and examples."""
+
+import argparse
+
+from ..version import __version__
+
+EPILOG = """examples:
+  agentcompile compile ./Qwen3-1.7B --out qwen3.bundle       compile for the GPU here (or --target h200 without one)
+  agentcompile generate --bundle qwen3.bundle --prompt "Once upon a time"
+  agentcompile bench ./Qwen3-1.7B --input 128 --output 128   ours beside eager and torch.compile
+  agentcompile explain qwen3.bundle                          why each step got what it got
+"""
+EXAMPLES = {
+    "compile": """examples:
+  agentcompile compile Qwen/Qwen3-1.7B --out qwen3.bundle
+  agentcompile compile ./folder --target h200 --advisor heuristic --budget-s 30 --json
+  agentcompile compile module.py --out module.bundle         a file with Model, get_inputs() and get_init_inputs(); it is executed
+""",
+    "generate": """examples:
+  agentcompile generate --bundle qwen3.bundle --prompt "Once upon a time" --max-new-tokens 60
+  agentcompile generate --bundle qwen3.bundle --prompt-file story.txt --temperature 0.8 --top-p 0.95 --seed 1
+  echo "Once upon a time" | agentcompile generate ./Qwen3-1.7B --prompt -
+""",
+    "bench": """examples:
+  agentcompile bench ./Qwen3-1.7B --input 128 --output 128 --baselines eager,torch_compile
+""",
+    "explain": """examples:
+  agentcompile explain qwen3.bundle
+""",
+    "plugins": """examples:
+  agentcompile plugins --json
+""",
+    "doctor": """examples:
+  agentcompile doctor
+""",
+    "completion": """examples:
+  agentcompile completion bash > ~/.local/share/bash-completion/completions/agentcompile
+  agentcompile completion zsh > ~/.zfunc/_agentcompile
+""",
+}
+COMMANDS = {
+    "compile": "compile a model and write its bundle",
+    "generate": "generate text from a bundle, or from a model compiled on the way",
+    "bench": "time generation beside the framework",
+    "explain": "say why each step of a bundle got what it got",
+    "plugins": "list plugins, what they offer and what failed",
+    "doctor": "say what this machine can do, and what is missing",
+    "completion": "print a completion script for a shell (needs shtab)",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    made = argparse.ArgumentParser(prog="agentcompile", description="Compile HuggingFace and PyTorch models to validated CUDA kernels.",
+                                   epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--version", action="version", version=f"agentcompile {__version__}", help="print the version and exit")
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EXAMPLES[name],
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name in _ARGUMENTS:
+            _ARGUMENTS[name](sub)
+        sub.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    return made
+
+
+def _compile(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", help="model identifier, folder, or .py file with Model and get_inputs")
+    sub.add_argument("--out", metavar="DIR", help="write the bundle as this folder: a new one, or an older bundle (default: write none)")
+    sub.add_argument("--meta", action="store_true", help="capture without weights: everything but running")
+    _model_arguments(sub)
+
+
+def _generate(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", nargs="?", help="model to compile on the way (with --bundle: where its weights are, if they moved)")
+    sub.add_argument("--bundle", metavar="DIR", help="run this bundle: no tuning, no compiler")
+    prompt = sub.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from standard input")
+    prompt.add_argument("--prompt-file", metavar="FILE", help="read the text to continue from this file (UTF-8)")
+    sub.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="new tokens at most (default: 128)")
+    sub.add_argument("--run-on", choices=("auto", "framework", "emulation"), default="auto", help="where steps run (default: auto)")
+    _sampling(sub.add_argument_group("choosing tokens", "by default as the model's generation_config says, which is mostly greedy"))
+    _model_arguments(sub)
+
+
+def _sampling(group: argparse._ArgumentGroup) -> None:
+    how = group.add_mutually_exclusive_group()
+    how.add_argument("--sample", action="store_true", help="sample")
+    how.add_argument("--greedy", action="store_true", help="take the most likely token")
+    group.add_argument("--temperature", type=float, metavar="T", help="over 0; implies --sample (default: the model's, else 1.0)")
+    group.add_argument("--top-k", type=int, metavar="K", help="0 or more, 0 is off; implies --sample (default: the model's, else 50)")
+    group.add_argument("--top-p", type=float, metavar="P", help="over 0, at most 1; implies --sample (default: the model's, else 1.0)")
+    group.add_argument("--min-p", type=float, metavar="P", help="from 0 to 1; implies --sample (default: the model's, else off)")
+    group.add_argument("--repetition-penalty", type=float, metavar="X", help="over 0, 1.0 is off (default: the model's, else 1.0)")
+    group.add_argument("--seed", type=int, metavar="N", help="seed of the random numbers (default: another one in each run)")
+
+
+def _bench(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", help="model identifier or folder")
+    sub.add_argument("--input", type=int, default=128, metavar="N", help="prompt tokens (default: 128)")
+    sub.add_argument("--output", type=int, default=128, metavar="N", help="new tokens, at least 2 (default: 128)")
+    sub.add_argument("--repetitions", type=int, default=10, metavar="N", help="rounds in which the systems alternate (default: 10)")
+    sub.add_argument("--baselines", default="eager", metavar="NAMES", help="comma separated: eager, torch_compile (default: eager)")
+    _model_arguments(sub)
+
+
+def _explain(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("bundle", help="folder of a bundle")
+
+
+def _completion(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell to print the script for")
+
+
+def _model_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="element type (default: the model's own)")
+    sub.add_argument("--context", type=int, metavar="TOKENS", help="positions of KV cache (default: the model's limit, at most 8192)")
+    sub.add_argument("--device", choices=("cuda", "cpu"), help="where to run (default: cuda where there is one)")
+    sub.add_argument("--target", metavar="NAME", help="GPU to compile for (default: the one here, else h200)")
+    sub.add_argument("--advisor", default="heuristic", metavar="NAME", help="who advises on the space (default: heuristic)")
+    sub.add_argument("--budget-s", type=float, default=90.0, metavar="S",
+                     help="seconds for building, checking and timing candidates (default: 90)")
+    sub.add_argument("--budget-plans", type=int, default=400, metavar="N", help="candidates to evaluate at most (default: 400)")
+    sub.add_argument("--rounds", type=int, default=2, metavar="N", help="rounds of advice and evaluation (default: 2)")
+    sub.add_argument("--validators", default="numerics", metavar="NAMES", help="validators by name, comma separated (default: numerics)")
+    sub.add_argument("--log", metavar="FILE", help="append one JSON line per evaluated candidate (default: none)")
+    sub.add_argument("--random-weights", action="store_true", help="random weights, seed 0, instead of the model's own")
+    sub.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of kernels and timings")
+
+
+_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "completion": _completion}
