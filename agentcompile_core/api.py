@@ -13,6 +13,7 @@ from .candidate import Kernel
 from .context import Config, Context
 from .eager import EagerModule, EagerSession
 from .errors import Reject, StageName, UsageError
+from .events import Captured, ModelLoaded, Observer, Warned, WorkloadChosen, silent
 from .forward import ModuleSession
 from .graph import DType, GraphSet, Workload
 from .interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
@@ -30,15 +31,10 @@ from .weights import WeightStore
 if TYPE_CHECKING:
     import torch
 
-Report = Callable[[str, dict[str, Any]], None]
 AnySession = Session | EagerSession | ModuleSession | EagerModule
 DEFAULT_TARGET = "h200"
 DEFAULT_CONTEXT = 8192
 RUN_ON = ("auto", "framework", "emulation")
-
-
-def _silent(event: str, facts: dict[str, Any]) -> None:
-    pass
 
 
 class CompiledModel:
@@ -47,7 +43,8 @@ class CompiledModel:
     def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "AnySession | None", bundle: Bundle | None,
                  compilation: Compilation | None, notes: tuple[str, ...], context: Context) -> None:
         self.loaded, self.graphs, self.session = loaded, graphs, session
-        self.bundle, self.compilation, self.notes, self.context = bundle, compilation, notes, context
+        self.bundle, self.compilation, self.context = bundle, compilation, context
+        self.notes = tuple(dict.fromkeys((*notes, *context.store.warnings)))
 
     @property
     def tokenizer(self) -> Any:
@@ -90,7 +87,7 @@ class CompiledModel:
 
 def compile(what: object, workload: Workload | None = None, *, dtype: str | None = None, max_context: int | None = None,
             target: str | None = None, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
-            store: Store | None = None, report: Report = _silent, meta: bool = False, run_on: str = "auto",
+            store: Store | None = None, report: Observer = silent, meta: bool = False, run_on: str = "auto",
             **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
 
@@ -101,6 +98,7 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
         target: a preset name; by default the GPU here, else h200.
         device: ``cuda`` or ``cpu``; by default cuda where there is one.
         config: advisor, budgets, validators, runtimes.
+        report: an observer of events (``agentcompile_core.events``): called with each as it happens.
         meta: capture without weights (nothing can be run, everything else works).
         run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
             ``nothing`` (the result can be saved, not run).
@@ -117,11 +115,12 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
     clock: dict[str, float] = {}
     loaded, took = _timed(lambda: frontend.load(what, {"dtype": dtype, "device": device, "meta": meta, **options}))
     clock["load"] = took
-    report("loaded", {"name": loaded.name, "seconds": took})
+    ctx.emit(ModelLoaded(name=loaded.name, seconds=took))
     workload = workload or _default_workload(loaded, dtype, max_context)
-    report("workload", {"dtype": workload.dtype.value, "max_context": workload.max_context, "chunks": list(workload.prefill_chunks)})
+    ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
-    report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
+    ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
+                      seconds=clock["capture"]))
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
     bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
@@ -134,7 +133,7 @@ def compile(what: object, workload: Workload | None = None, *, dtype: str | None
 
 
 def load(folder: str | Path, model: object, *, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
-         report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
+         report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
 
     Raises:
@@ -186,7 +185,7 @@ def _install(loaded: LoadedModel, graphs: GraphSet, programs: dict[str, Program]
     kv_runtime = _kv_runtime(ctx, notes)
     session = Session(graphs, programs, WeightStore(loaded.module, device), device=device, kv_state=kv_runtime.allocate(graphs.kv, device),
                       decode=_decode_runtime(ctx, device, notes), backend=backend, kernels=kernels)
-    session.prepare(ctx.report)
+    session.prepare(ctx.emit)
     return session, tuple(notes)
 
 
@@ -236,10 +235,11 @@ def _decode_runtime(ctx: Context, device: str, notes: list[str]) -> DecodeRuntim
     return found["python_loop"]
 
 
-def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Report) -> Context:
-    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()),
-                  report=report)
-    ctx.failures.extend(catalog.failures)
+def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Observer) -> Context:
+    catalog = catalog.for_one_run(report)
+    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()))
+    for warning in ctx.store.warnings:
+        ctx.emit(Warned(message=warning))
     live = _live_target(ctx) if device == "cuda" else None
     if live is not None and target is None:
         ctx.target = live

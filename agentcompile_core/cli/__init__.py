@@ -41,7 +41,8 @@ def _model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--device", choices=("cuda", "cpu"), help="where to run (default: cuda where there is one)")
     sub.add_argument("--target", metavar="NAME", help="GPU to compile for (default: the one here, else h200)")
     sub.add_argument("--advisor", default="heuristic", help="who advises on the space (default: heuristic)")
-    sub.add_argument("--budget-s", type=float, default=90.0, metavar="S", help="seconds for building, checking and timing candidates")
+    sub.add_argument("--budget-s", type=float, default=150.0, metavar="S",
+                     help="seconds for the whole search: advice, candidates and the captured chain (default: 150)")
     sub.add_argument("--budget-plans", type=int, default=400, metavar="N", help="candidates to evaluate at most")
     sub.add_argument("--rounds", type=int, default=2, metavar="N", help="rounds of advice and evaluation")
     sub.add_argument("--validators", default="numerics", help="validators by name, comma separated (default: numerics)")
@@ -84,10 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from . import commands
+    from . import commands, interrupt
 
     try:
-        return commands.COMMANDS[options.command](options)
+        with interrupt.in_order():
+            return commands.COMMANDS[options.command](options)
     except UsageError as exc:
         return _refuse(options, str(exc), 2)
     except AgentCompileError as exc:
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _refuse(options, "the GPU has too little free memory for this model and context; use a smaller --context, or free some", 1)
     except KeyboardInterrupt:
-        return _refuse(options, "interrupted; what was measured so far is kept in the cache", 130)
+        return _refuse(options, interrupt.what_is_kept(options, getattr(options, "progress", None)), 130)
     except BrokenPipeError:
         sys.stderr.close()
         return 0

@@ -20,11 +20,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
         from ..capture.frontends import frontend_of
 
         frontend = frontend_of(loaded)
-    graphs = frontend.capture(loaded, workload).verify()
-    ctx.report("captured", {"graphs": len(graphs.graphs), "nodes": sum(len(g.nodes) for g in graphs.graphs)})
-    if graphs.eager_reason:
-        ctx.report("eager", {"reason": graphs.eager_reason})
-    return graphs
+    return frontend.capture(loaded, workload).verify()
 
 
 def check(workload: Workload, loaded: LoadedModel) -> None:
