@@ -156,7 +156,7 @@ def begin_budget(ctx: Context) -> None:
     """Start the search's clock, and keep the shares of what comes after the candidates."""
     if chain.possible(ctx):
         ctx.budget.reserve("chain", CHAIN_SHARE)
-    if winners.names_of(ctx, "winner"):
+    if winners.expected(ctx):
         ctx.budget.reserve("winners", WINNERS_SHARE)
     ctx.budget.start()
 

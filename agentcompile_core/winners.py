@@ -21,6 +21,12 @@ def names_of(ctx: Context, scope: str) -> tuple[str, ...]:
     return tuple(n for n in ctx.config.validators if ctx.catalog.find("agentcompile_validators", n).scope == scope)
 
 
+def expected(ctx: Context) -> bool:
+    """Whether a validator of winners is configured and installed."""
+    return any(v.scope == "winner" and (v.name in ctx.config.validators or qualified in ctx.config.validators)
+               for qualified, v in ctx.catalog.validators.items())
+
+
 def versions(ctx: Context) -> Versions:
     """The configured validators with their versions."""
     return tuple((name, ctx.catalog.find("agentcompile_validators", name).version) for name in ctx.config.validators)
