@@ -55,7 +55,8 @@ def test_the_clock_is_started_once() -> None:
 
 
 @settings(derandomize=True, max_examples=80)
-@given(total=st.floats(0.1, 1000.0), uses=st.lists(st.tuples(st.sampled_from(["search", "winners", "chain"]), st.floats(0.0, 1.0)), max_size=12))
+@given(total=st.floats(0.1, 1000.0),
+       uses=st.lists(st.tuples(st.sampled_from(["search", "winners", "chain"]), st.floats(0.0, 1.0)), max_size=12))
 def test_whoever_keeps_to_what_is_left_ends_within_the_total(total: float, uses: list[tuple[str, float]]) -> None:
     clock = Clock()
     budget = Budget(total, clock)
