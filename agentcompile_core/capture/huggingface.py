@@ -172,7 +172,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _line(exc: BaseException) -> str:
-    """The first line of an error."""
+    """The first line of an error; of a long one its first sentences."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     first = lines[0] if lines else type(exc).__name__
-    return bounded(first)
+    return bounded(first, 240)
