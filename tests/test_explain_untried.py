@@ -172,7 +172,8 @@ class Late(doubles.FakeFamily):
     def space(self, match: Any, target: Any) -> ScheduleSpace:
         """One honest schedule, whose source no other family lowers to."""
         point = Schedule({"behave": "honest", "us": 6.5})
-        return ScheduleSpace(parameters=(Parameter(name="behave", values=("honest",)), Parameter(name="us", values=(6.5,))), points=(point,))
+        parameters = (Parameter(name="behave", values=("honest",)), Parameter(name="us", values=(6.5,)))
+        return ScheduleSpace(parameters=parameters, points=(point,))
 
 
 @hookimpl

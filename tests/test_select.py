@@ -149,11 +149,20 @@ def test_a_validator_that_cannot_judge_ends_the_search_and_leaves_no_records(wor
     made = context(worker, validators=("broken",))
     records, selection = run(made, step("honest", 4.0), step("honest", 3.0))
     assert [r.failure for r in records] == [Cause.UNAVAILABLE]
+    assert [(f.plugin, f.cause) for f in made.failures] == [("broken", Cause.UNAVAILABLE)]
     assert selection.basis is Basis.FALLBACK
     assert "fails its own controls" in dict(selection.fallback_reasons)[MATCH]
     assert made.store.describe()["records"] == 0
     again, _ = run(made, step("honest", 4.0))
     assert [r.failure for r in again] == [Cause.UNAVAILABLE]  # asked again, not remembered
+
+
+def test_a_kernel_that_raises_is_in_the_failures_and_costs_only_itself(ctx):
+    made, _ = ctx
+    records, selection = run(made, step("raises"), step("honest", 4.0))
+    assert selection.steps[0].step == step("honest", 4.0)
+    assert [(f.plugin, f.cause) for f in made.failures] == [(FAMILY, Cause.EXCEPTION)]
+    assert "the fake kernel was told to fail" in made.failures[0].message
 
 
 def test_another_target_or_compiler_is_another_key(ctx, worker: Worker):

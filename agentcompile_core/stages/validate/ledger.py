@@ -19,7 +19,7 @@ from .entries import Entry, Place
 
 FRAMEWORK = "framework"  # implementation of the record that holds a match's baseline
 _NOT_KEPT = (Cause.UNAVAILABLE, Cause.EXCEPTION)  # failures of the moment rather than of the candidate
-_TOLD = (Cause.CRASH, Cause.MEMORY_FAULT, Cause.MISALIGNED, Cause.TIMEOUT, Cause.UNAVAILABLE)
+_TOLD = (Cause.EXCEPTION, Cause.CRASH, Cause.MEMORY_FAULT, Cause.MISALIGNED, Cause.TIMEOUT, Cause.UNAVAILABLE)
 
 
 def baseline_step(match_id: str) -> Step:
@@ -89,9 +89,7 @@ class Ledger:
                 verdict=None, measurement=evaluation.baseline)
             store.put_record(self.baselines[entry.place])
         if record.failure in _TOLD:
-            assert record.failure is not None
-            self._ctx.fail(Failure(stage=StageName.VALIDATE, cause=record.failure, plugin=record.step.implementation,
-                                   subject=str(record.step), message=record.message))
+            self._ctx.fail(_failure(record))
         self._add(record, entry)
         self.hopeless = record.failure is Cause.UNAVAILABLE and not (record.verdict and record.verdict.passed)
         return record
@@ -133,6 +131,15 @@ class Ledger:
 
 def _passed(record: TuningRecord) -> bool:
     return record.verdict is not None and record.verdict.passed and record.failure is None
+
+
+def _failure(record: TuningRecord) -> Failure:
+    """What is told of a record: a validator that cannot judge is named itself, not the kernel that it should have judged."""
+    assert record.failure is not None
+    verdict = record.verdict
+    unfit = verdict is not None and not verdict.passed and record.failure is Cause.UNAVAILABLE
+    plugin = verdict.validator if verdict is not None and unfit else record.step.implementation
+    return Failure(stage=StageName.VALIDATE, cause=record.failure, plugin=plugin, subject=str(record.step), message=record.message)
 
 
 def _decisive(verdicts: tuple[Verdict, ...]) -> Verdict | None:
