@@ -122,3 +122,4 @@ class OrderedPlan:
     ranks: tuple[int, ...]  # the advisor's rank of each step, -1: it said nothing of it
     record: AdviceRecord
     primary: tuple[str, ...] = ()  # matches of the favourite cover (the advisor's, else the planner's): evaluated before all others
+    servers: tuple[tuple[str, int], ...] = ()  # every implementation of the region's space with its version

@@ -13,6 +13,7 @@ from .bundle import Bundle
 from .context import Config, Context
 from .eager import EagerModule, EagerSession
 from .errors import StageName, UsageError
+from .events import Captured, ModelLoaded, Observer, Warned, WorkloadChosen, silent
 from .forward import ModuleSession
 from .graph import DType, GraphSet, Workload
 from .interfaces import Backend, LoadedModel
@@ -23,14 +24,9 @@ from .store import Store, default_root
 from .target import Target, preset
 from .version import __version__
 
-Report = Callable[[str, dict[str, Any]], None]
 DEFAULT_TARGET = "h200"
 DEFAULT_CONTEXT = 8192
 RUN_ON = ("auto", "framework", "emulation")
-
-
-def _silent(event: str, facts: dict[str, Any]) -> None:
-    pass
 
 
 class CompiledModel:
@@ -39,7 +35,8 @@ class CompiledModel:
     def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "installing.AnySession | None", bundle: Bundle | None,
                  compilation: Compilation | None, notes: tuple[str, ...], context: Context) -> None:
         self.loaded, self.graphs, self.session = loaded, graphs, session
-        self.bundle, self.compilation, self.notes, self.context = bundle, compilation, notes, context
+        self.bundle, self.compilation, self.context = bundle, compilation, context
+        self.notes = tuple(dict.fromkeys((*notes, *context.store.warnings)))
 
     @property
     def tokenizer(self) -> Any:
@@ -121,7 +118,7 @@ class CompiledModel:
 
 
 def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
-            store: Store | None = None, report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
+            store: Store | None = None, report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
 
     Args:
@@ -130,7 +127,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
         config: advisor, budgets, validators, runtimes as one value; its fields may be given by name as well (below).
         catalog: the plugins to use; by default every installed one.
         store: where kernels and timings are kept; by default the user's cache folder, ``Store(None)`` for nowhere.
-        report: called with the name of each event and its facts.
+        report: an observer of events (``agentcompile_core.events``): called with each as it happens.
         run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
             ``nothing`` (the result can be saved, not run).
 
@@ -162,11 +159,12 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
     loaded, took = _timed(lambda: frontend.load(what, wanted))
     clock["load"] = took
-    report("loaded", {"name": loaded.name, "seconds": took})
+    ctx.emit(ModelLoaded(name=loaded.name, seconds=took))
     workload = workload or _default_workload(loaded, asked.get("dtype"), asked.get("max_context"))
-    report("workload", {"dtype": workload.dtype.value, "max_context": workload.max_context, "chunks": list(workload.prefill_chunks)})
+    ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
-    report("capture_done", {"graphs": len(graphs.graphs), "eager_reason": graphs.eager_reason, "seconds": clock["capture"]})
+    ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
+                      seconds=clock["capture"]))
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
     bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
@@ -181,7 +179,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
 
 
 def load(folder: str | Path, model: object, *, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
-         report: Report = _silent, run_on: str = "auto", **options: Any) -> CompiledModel:
+         report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
 
     ``options`` are the fields of Config, and what opens the model: ``random_weights``, ``example_inputs``.
@@ -216,11 +214,12 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
                          notes=tuple(dict.fromkeys((*loaded.notes, *reasons, *notes))), context=ctx)
 
 
-def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Report) -> Context:
+def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Observer) -> Context:
     arguments.check_choices(config, catalog)
-    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()),
-                  report=report)
-    ctx.failures.extend(catalog.failures)
+    catalog = catalog.for_one_run(report)
+    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()))
+    for warning in ctx.store.warnings:
+        ctx.emit(Warned(message=warning))
     live = _live_target(ctx) if device == "cuda" else None
     if live is not None and target is None:
         ctx.target = live

@@ -32,7 +32,8 @@ def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | No
     try:
         kernel = backend.build(source, ctx.target)
     except BuildError as exc:
-        ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name, subject=source.digest, message=str(exc)))
+        ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name,
+                         subject="kernel " + ", ".join(launch.entry for launch in source.launches), message=str(exc)))
         return None
     ctx.store.put_kernel(key, kernel)
     return kernel

@@ -70,10 +70,12 @@ class Failure:
     message: str
     distribution: str = ""
     traceback: str = field(default="", repr=False)
+    count: int = 1  # how often it was seen; ``subject`` is the first of them
 
     def __str__(self) -> str:
         dist = f" ({self.distribution})" if self.distribution else ""
-        return f"[{self.stage.value}/{self.cause.value}] {self.plugin}{dist} on {self.subject}: {self.message}"
+        more = f" and {self.count - 1} more" if self.count > 1 else ""
+        return f"[{self.stage.value}/{self.cause.value}] {self.plugin}{dist} on {self.subject}{more}: {self.message}"
 
 
 @frozen
@@ -84,6 +86,24 @@ class Reject:
 
     def __bool__(self) -> bool:
         return False
+
+
+MAX_MESSAGE = 2000  # characters of a message that are kept
+
+
+def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
+    """``text`` whole, or its first ``limit`` characters up to the end of a line, sentence or word, with an ellipsis."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit - 4]
+    ends = [head.rfind("\n"), head.rfind(". ") + 1, head.rfind(" ")]
+    end = next((e for e in ends if e > limit // 2), len(head))
+    return head[:end].rstrip() + " ..."
+
+
+def one_line(text: str, limit: int = MAX_MESSAGE) -> str:
+    """``text`` on one line, bounded."""
+    return bounded(" ".join(text.split()), limit)
 
 
 def last_frames(exc: BaseException, limit: int = 4) -> str:

@@ -60,7 +60,7 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
         return ModuleSession(graphs, programs["forward"], weights, executables)
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, device, notes))
-    session.prepare(ctx.report)
+    session.prepare(ctx.emit)
     return session
 
 

@@ -1,8 +1,9 @@
 """Every class that a plugin subclasses. Objects are stateless unless their docstring says otherwise; arguments are frozen."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from .advice import Advice, Question
@@ -180,6 +181,11 @@ class Backend(Offer):
     device: ClassVar[str]  # torch device type its operands live on
     languages: ClassVar[tuple[str, ...]] = ("cuda",)
     features: ClassVar[tuple[Feature, ...]] = ()
+    clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
+    emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
+    window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead
+    largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
+    deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ
 
     @abstractmethod
     def available(self) -> Literal[True] | Reject:

@@ -5,21 +5,26 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from . import chain
-from .advice import AdviceRecord
+from . import chain, winners
+from .advice import AdviceRecord, OrderedPlan
+from .budget import CHAIN_SHARE, WINNERS_SHARE
 from .building import built
 from .bundle import Bundle
-from .candidate import Kernel, StepSource
+from .candidate import Candidate, Kernel, StepSource
 from .context import Context
-from .errors import Cause, Failure, StageName, UsageError
+from .errors import Cause, Failure, StageName, UsageError, bounded
+from .events import StageFinished, StageStarted
+from .evidence import with_evidence
 from .graph import GraphKind, GraphSet, Workload
 from .interfaces import Frontend, LoadedModel
 from .plan import PlanSpace
 from .program import Program, framework_program, make_program
 from .record import TuningRecord
 from .region import Analysis, Region, RegionSummary
+from .search_log import Seen, Tried, tried
 from .selection import Basis, Selection, fallback
 from .stages import advise, analyze, emit, lower, plan, select, validate
+from .stages.validate import FRAMEWORK
 
 
 @frozen(kw_only=True)
@@ -37,6 +42,7 @@ class Compilation:
     failures: tuple[Failure, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     lowered: int = 0
+    tried: tuple[Tried, ...] = ()  # per match and implementation: what was evaluated, and why the rest was not
     step_us: tuple[float, float] = (0.0, 0.0)  # the shortened step of the chain: with kernels, on the framework
 
     @property
@@ -68,7 +74,8 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     with clock("plan") as facts:
         spaces = plan.run(analyses, ctx)
         facts |= {"covers": sum(len(s.covers) for s in spaces), "candidates": sum(s.candidates for s in spaces)}
-    records, advice, lowered = _rounds(regions, summaries, spaces, ctx, clock)
+    begin_budget(ctx)
+    records, advice, seen = _rounds(regions, summaries, spaces, ctx, clock)
     with clock("select") as facts:
         selections, step_us = selected(graphs, regions, spaces, records, ctx)
         facts |= {"steps": sum(len(s.steps) for s in selections)}
@@ -87,7 +94,8 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         kernels=kernels,
         failures=tuple(ctx.failures),
         seconds=clock.seconds,
-        lowered=lowered,
+        lowered=len(seen.lowered),
+        tried=tried(((r.signature, r.name) for r in regions), spaces, records, seen),
         step_us=step_us,
     )
 
@@ -104,7 +112,7 @@ def selected(
     # Beside fallbacks there is no PDL, so the chain starts with every step at its best isolated candidate, also those that lost alone.
     started = select.run(regions, spaces, records, evolve(ctx, config=evolve(ctx.config, margin=-1.0)))
     graph = next(g for g in graphs.graphs if g.kind is not GraphKind.PREFILL)
-    judged, answer = chain.run(graph, regions, started, records, ctx.config.budget_s / 2, ctx)
+    judged, answer = chain.run(graph, regions, started, records, ctx.budget.left_s("chain"), ctx)
     if answer is None:
         return select.run(regions, spaces, records, ctx), (0.0, 0.0)
     if answer.framework_us and answer.us * (1 + ctx.config.margin) >= answer.framework_us:
@@ -115,11 +123,10 @@ def selected(
 
 def _rounds(
     regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...], ctx: Context, clock: "_Clock"
-) -> tuple[tuple[TuningRecord, ...], tuple[AdviceRecord, ...], int]:
+) -> tuple[tuple[TuningRecord, ...], tuple[AdviceRecord, ...], Seen]:
     records: tuple[TuningRecord, ...] = ()
     advice: tuple[AdviceRecord, ...] = ()
-    lowered = 0
-    deadline = time.monotonic() + ctx.config.budget_s
+    seen = Seen()
     for round_number in range(max(1, ctx.config.rounds)):
         with clock("advise"):
             ordered = advise.run(regions, summaries, spaces, records, round_number, ctx)
@@ -127,15 +134,31 @@ def _rounds(
         with clock("lower") as facts:
             candidates = lower.run(regions, ordered, ctx)
             facts |= {"candidates": len(candidates)}
-        lowered += len(candidates)
-        left_s = deadline - time.monotonic()
+        seen = _noted(seen, ordered, candidates)
+        left_s = ctx.budget.left_s("search")
         if not candidates or left_s <= 0:
             break
         with clock("validate") as facts:
-            evaluated = validate.run(candidates, regions, ordered, left_s, ctx)
-            facts |= {"records": len(evaluated), "passed": sum(1 for r in evaluated if r.verdict is not None and r.verdict.passed)}
-        records += evaluated
-    return records, advice, lowered
+            evaluated = validate.evaluate(candidates, regions, ordered, left_s, ctx)
+            found = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
+            facts |= {"records": len(found), "passed": sum(1 for r in found if r.verdict is not None and r.verdict.passed)}
+        records += evaluated.records
+        seen = evolve(seen, cached=seen.cached | evaluated.cached, untried=(*seen.untried, *evaluated.untried))
+    return records, advice, seen
+
+
+def _noted(seen: Seen, ordered: tuple[OrderedPlan, ...], candidates: tuple[Candidate, ...]) -> Seen:
+    return evolve(seen, ordered=seen.ordered | {(plan.signature, step) for plan in ordered for step in plan.steps},
+                  lowered=seen.lowered | {(c.signature, c.step) for c in candidates})
+
+
+def begin_budget(ctx: Context) -> None:
+    """Start the search's clock, and keep the shares of what comes after the candidates."""
+    if chain.possible(ctx):
+        ctx.budget.reserve("chain", CHAIN_SHARE)
+    if winners.expected(ctx):
+        ctx.budget.reserve("winners", WINNERS_SHARE)
+    ctx.budget.start()
 
 
 def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple[Selection, ...]) -> dict[str, Program]:
@@ -174,15 +197,14 @@ class _Clock:
     def __enter__(self) -> dict[str, int]:
         """Begin; the dictionary takes the counts of the stage."""
         self._facts = {}
-        self._ctx.report("stage_started", {"stage": self._name})
+        self._ctx.emit(StageStarted(stage=self._name))
         self._start = time.monotonic()
         return self._facts
 
     def __exit__(self, *exc: object) -> None:
         took = time.monotonic() - self._start
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + took
-        self._ctx.report("stage_finished", {"stage": self._name, "seconds": took, **self._facts})
-        self._ctx.catalog.emit("agentcompile_stage_finished", stage=self._name, seconds=took, facts=dict(self._facts))
+        self._ctx.emit(StageFinished(stage=self._name, seconds=took, facts=dict(self._facts)))
 
     @property
     def seconds(self) -> tuple[tuple[str, float], ...]:
@@ -196,10 +218,11 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
         UsageError: none does.
     """
     for _, frontend in sorted(ctx.catalog.frontends.items()):
-        if ctx.catalog.guard(lambda f=frontend: f.accepts(what), stage=StageName.CAPTURE, plugin=frontend.name, subject=str(what)[:80]):  # type: ignore[misc]
+        subject = bounded(str(what), 200)
+        if ctx.catalog.guard(lambda f=frontend: f.accepts(what), stage=StageName.CAPTURE, plugin=frontend.name, subject=subject):  # type: ignore[misc]
             return frontend
     raise UsageError(
-        f"cannot tell what {str(what)[:120]!r} is; give a model folder, a model identifier, a .py file with Model, or a live module"
+        f"cannot tell what {bounded(str(what), 200)!r} is; give a model folder, a model identifier, a .py file with Model, or a live module"
     )
 
 
@@ -212,7 +235,8 @@ def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: C
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:
     """The bundle of a compilation."""
-    return emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, compilation.records, ctx)
+    bundle = emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, compilation.records, ctx)
+    return with_evidence(bundle, compilation.tried, compilation.failures)
 
 
 def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:
@@ -220,7 +244,7 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
     graph = next((g for g in compilation.graphs.graphs if g.kind is not GraphKind.PREFILL), None)
     steps = [s for selection in compilation.selections for s in selection.steps]
     times = [s.measurement.us for s in steps if s.measurement]
-    done = [r for r in compilation.records if r.verdict is not None]
+    evaluated = [r for r in compilation.records if r.step.implementation != FRAMEWORK]
     return {
         "nodes": len(graph.nodes) if graph else 0,
         "regions": sum(a.instances for a in compilation.analyses),
@@ -228,8 +252,9 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
         "plans": sum(len(s.covers) for s in compilation.spaces),
         "candidates": sum(s.candidates for s in compilation.spaces),
         "lowered": compilation.lowered,
-        "built": len(compilation.records) - sum(1 for r in compilation.records if r.failure is Cause.COMPILE),
-        "validated": sum(1 for r in done if r.verdict and r.verdict.passed),
+        "evaluated": len(evaluated),
+        "built": sum(1 for r in evaluated if r.failure not in (Cause.COMPILE, Cause.UNAVAILABLE)),
+        "validated": sum(1 for r in evaluated if r.verdict is not None and r.verdict.passed),
         "advised": sum(1 for a in compilation.advice if a.accepted.order or a.accepted.hints or a.accepted.label),
         "selected": len(steps),
         "selected_us": [min(times), max(times)] if times else [],
@@ -237,6 +262,7 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
         "max_rel": max((s.max_rel for s in steps), default=0.0),
         "files": len(bundle.files) + 1 if bundle else 0,
         "signatures": sum(len(s.launches) for s in {s.key: s for p in compilation.programs.values() for s in p.sources}.values()),
+        "untried": sum(count for t in compilation.tried for _, count in t.untried),
         "failures": len(compilation.failures),
         "seconds": dict(compilation.seconds),
     }

@@ -122,6 +122,7 @@ class PlanSpace:
     covers: tuple[Cover, ...]
     steps: tuple[StepSpace, ...]
     rejects: tuple[tuple[str, str, str], ...] = ()  # match id, implementation, reason
+    broken: tuple[tuple[str, str, str], ...] = ()  # match id, implementation, what its plugin raised instead of an answer
 
     @property
     def candidates(self) -> int:

@@ -8,10 +8,12 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 import pluggy
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, frozen
 
 from . import hookspecs
 from .errors import AgentCompileError, Cause, ContractError, Failure, StageName, UsageError, last_frames
+from .events import Event, FailureRecorded, Observer, hook_of, silent
+from .failures import Failures
 from .interfaces import (
     Advisor,
     Backend,
@@ -64,9 +66,14 @@ class Catalog:
 
     offers: dict[str, dict[str, Any]] = Factory(lambda: {hook: {} for hook in OFFERS})
     plugins: list[PluginInfo] = Factory(list)
-    failures: list[Failure] = Factory(list)
+    failures: Failures = Factory(Failures)
     strict: bool = False
     manager: Any = None
+    observer: Observer = silent
+
+    def for_one_run(self, observer: Observer = silent) -> "Catalog":
+        """The same plugins with a book of failures of their own (it begins with those of loading) and an observer of all events."""
+        return evolve(self, failures=self.failures.copy(), observer=observer)
 
     @property
     def frontends(self) -> dict[str, Frontend]:
@@ -139,22 +146,33 @@ class Catalog:
             return None
 
     def fail(self, failure: Failure) -> None:
-        """Record a failure and tell the plugins that listen."""
+        """Record a fault of a plugin's code and tell who listens (raised when strict)."""
         if self.strict:
             raise AgentCompileError(str(failure))
-        self.failures.append(failure)
-        log.info("%s", failure)
-        self.emit("agentcompile_failed", failure=failure)
+        self.record(failure)
 
-    def emit(self, event: str, **arguments: Any) -> None:
-        """Call an event hook of every plugin, each on its own; results and errors are dropped."""
-        if self.manager is None:
-            return
-        for impl in getattr(self.manager.hook, event).get_hookimpls():
+    def record(self, failure: Failure) -> None:
+        """Record what went wrong with a kernel, a compiler, a service or the worker and tell who listens; never raises."""
+        kept, first = self.failures.add(failure)
+        log.info("%s", kept)
+        self.emit(FailureRecorded(failure=kept, first=first))
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the hook of every plugin that listens, then to the observer; results and errors are dropped."""
+        hook = hook_of(event)
+        if hook is not None and self.manager is not None:
+            self._call(*hook)
+        try:
+            self.observer(event)
+        except Exception as exc:
+            log.warning("the observer failed on %s: %s: %s", type(event).__name__, type(exc).__name__, exc)
+
+    def _call(self, hook: str, arguments: dict[str, Any]) -> None:
+        for impl in getattr(self.manager.hook, hook).get_hookimpls():
             try:
                 impl.function(**{name: arguments[name] for name in impl.argnames})
             except (Exception, SystemExit) as exc:
-                log.info("event %s of %s failed: %s", event, impl.plugin_name, exc)
+                log.info("event %s of %s failed: %s", hook, impl.plugin_name, exc)
 
 
 @frozen
@@ -284,7 +302,8 @@ def load_catalog(*, only: Iterable[str] | None = None, block: Iterable[str] = ()
     """Load the core's own plugins, the installed ones and ``extra`` (name, object) pairs.
 
     ``only`` and ``block`` are entry point names, of installed plugins only; the environment adds AGENTCOMPILE_PLUGINS
-    (comma separated, empty: none) and AGENTCOMPILE_BLOCK_PLUGINS. ``strict`` (default: AGENTCOMPILE_STRICT=1) re-raises every failure.
+    (comma separated, empty: none) and AGENTCOMPILE_BLOCK_PLUGINS. ``strict`` (default: AGENTCOMPILE_STRICT=1) re-raises what a plugin
+    raises and raises broken contracts; crashes of kernels and of the worker, and what compilers refuse, are recorded either way.
     """
     environment = os.environ.get("AGENTCOMPILE_PLUGINS")
     if only is None and environment is not None:

@@ -8,9 +8,14 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
+from . import failures
 from .bundle import Manifest
+from .errors import Failure
+from .evidence import Evidence
+from .plan import Origin
 from .plugins import Catalog
 from .record import TuningRecord
+from .search_log import Tried
 from .selection import Basis, SelectedStep, Selection
 from .version import __version__
 
@@ -47,7 +52,7 @@ def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]
 def candidates_document(records: Iterable[TuningRecord]) -> list[dict[str, Any]]:
     """What was evaluated per region, match and implementation: how many, how many passed, the fastest, the failures by class."""
     groups: dict[tuple[str, str, str], list[TuningRecord]] = {}
-    for record in records:
+    for record in (r for r in records if r.step.origin is not Origin.FRAMEWORK):
         groups.setdefault((record.signature, record.step.match_id, record.step.implementation), []).append(record)
     found = []
     for (signature, match_id, implementation), group in groups.items():
@@ -67,7 +72,29 @@ def candidates_text(records: Iterable[TuningRecord]) -> str:
     return table(rows, head) if rows else "no candidates were evaluated"
 
 
-def explain_text(manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord]) -> str:
+def untried_text(tried: Iterable[Tried]) -> str:
+    """What was not tried and why: schedules per implementation and reason, then who refused matches, then whose plugin failed."""
+    schedules: dict[tuple[str, str], list[int]] = {}
+    refused: Counter[tuple[str, str]] = Counter()
+    for one in tried:
+        for reason, count in one.untried:
+            schedules.setdefault((one.implementation, reason), []).append(count)
+        if one.refused:
+            refused[one.implementation, "it refused them: " + one.refused] += 1
+        if one.broken:
+            refused[one.implementation, "its plugin failed: " + one.broken] += 1
+    lines = [f"  {name}: {sum(counts)} schedules of {len(counts)} matches: {reason}"
+             for (name, reason), counts in sorted(schedules.items())]
+    lines += [f"  {name}: {count} matches: {reason}" for (name, reason), count in sorted(refused.items())]
+    return "\n".join(lines) or "  everything in the space was tried"
+
+
+def failures_text(found: Iterable[Failure]) -> str:
+    """One failure a line, with how often it was seen."""
+    return "\n".join(f"  {failure}" for failure in found) or "  none"
+
+
+def explain_text(manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord], found: Evidence) -> str:
     """Why each step got what it got, and what it was compared with."""
     parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), "
              f"{manifest.workload.dtype.value}, context {manifest.workload.max_context}"]
@@ -78,6 +105,8 @@ def explain_text(manifest: Manifest, selections: Iterable[Selection], records: I
                      "measured there")
     parts += [selection_text(s) for s in selections]
     parts.append("candidates evaluated\n" + candidates_text(records))
+    parts.append("not tried\n" + untried_text(found.tried))
+    parts.append("failures recorded\n" + failures_text(found.failures))
     return "\n\n".join(parts)
 
 
@@ -107,7 +136,7 @@ def statistics_text(statistics: dict[str, Any]) -> str:
     s = statistics
     rows = [("IR nodes", s["nodes"]), ("regions", f"{s['regions']} ({s['merged_regions']} after merging equal ones)"),
             ("plans (covers)", s["plans"]), ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]),
-            ("validated", s["validated"]),
+            ("validated", s["validated"]), ("schedules not tried", s["untried"]),
             ("regions advised", s["advised"]), ("selected steps", s["selected"]), ("failures recorded", s["failures"]),
             ("files / signatures", f"{s['files']} / {s['signatures']}")]
     if s["selected_us"]:
@@ -125,6 +154,8 @@ def compilation_text(compiled: Any, out: str | None) -> str:
         parts.append(f"everything runs on the framework: {graphs.eager_reason}")
     parts += [selection_text(s) for s in compiled.compilation.selections]
     parts += [f"note: {note}" for note in compiled.notes]
+    if compiled.compilation.failures:
+        parts.append("failures recorded\n" + failures_text(compiled.compilation.failures))
     if compiled.compilation.provisional:
         parts.append("no GPU here: kernels were built and validated by emulation; times, selection by speed and tokens per second need "
                      "a GPU")
@@ -145,12 +176,12 @@ def plugins_document(catalog: Catalog) -> dict[str, Any]:
     """Plugins and failures as plain types."""
     return {"plugins": [{"name": p.name, "distribution": p.distribution, "state": p.state, "offers": list(p.offers), "message": p.message}
                         for p in catalog.plugins],
-            "failures": [str(f) for f in catalog.failures]}
+            "failures": failures.document(catalog.failures)}
 
 
 def plugins_text(catalog: Catalog) -> str:
     """Plugins as a table, failures below."""
-    rows = [(p.name, p.distribution, p.state, ", ".join(p.offers), p.message[:100]) for p in catalog.plugins]
+    rows = [(p.name, p.distribution, p.state, ", ".join(p.offers), p.message) for p in catalog.plugins]
     return table(rows, ("plugin", "distribution", "state", "offers", "message"))
 
 

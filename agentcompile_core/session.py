@@ -9,6 +9,7 @@ from attrs import frozen
 
 from .binder import bind
 from .errors import UsageError
+from .events import Observer, Preparing, silent
 from .executables import Executables
 from .generation import check_length, prompt_of
 from .graph import Graph, GraphKind, GraphSet
@@ -131,13 +132,13 @@ class Session:
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
-    def prepare(self, report: Callable[[str, dict[str, Any]], None] = lambda event, facts: None) -> None:
+    def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""
         import torch
 
         with self._lock:
             for name in sorted(self._programs):
-                report("prepare", {"graph": name})
+                observer(Preparing(graph=name))
                 self._step(name)
             if self.device == "cuda":
                 torch.cuda.empty_cache()  # what warm-ups used and no request needs

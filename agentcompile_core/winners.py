@@ -7,6 +7,8 @@ from attrs import evolve
 
 from .context import Context
 from .errors import Cause
+from .events import WinnerRefused
+from .keys import Versions
 from .record import TuningRecord
 from .worker import Job, Worker
 
@@ -17,6 +19,17 @@ Place = tuple[str, str]  # signature, match id
 def names_of(ctx: Context, scope: str) -> tuple[str, ...]:
     """The configured validators of one scope, by their configured names."""
     return tuple(n for n in ctx.config.validators if ctx.catalog.find("agentcompile_validators", n).scope == scope)
+
+
+def expected(ctx: Context) -> bool:
+    """Whether a validator of winners is configured and installed."""
+    return any(v.scope == "winner" and (v.name in ctx.config.validators or qualified in ctx.config.validators)
+               for qualified, v in ctx.catalog.validators.items())
+
+
+def versions(ctx: Context) -> Versions:
+    """The configured validators with their versions."""
+    return tuple((name, ctx.catalog.find("agentcompile_validators", name).version) for name in ctx.config.validators)
 
 
 def judged(records: list[TuningRecord], jobs: Callable[[TuningRecord], Job], stop_at: float, worker: Worker,
@@ -59,4 +72,4 @@ def _judge(queue: list[TuningRecord], names: tuple[str, ...], jobs: Callable[[Tu
         verdict = next((v for v in found.verdicts if not v.passed), None)
         changed[record.key] = evolve(record, failure=found.failure, message=found.message, measurement=None, verdict=verdict)
         ctx.store.put_record(changed[record.key])
-        ctx.report("winner_refused", {"step": str(record.step), "message": found.message})
+        ctx.emit(WinnerRefused(step=str(record.step), message=found.message))

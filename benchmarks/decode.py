@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--positions", type=int, default=256)
     parser.add_argument("--baselines", default="eager,torch_compile")
     parser.add_argument("--advisor", default="heuristic")
-    parser.add_argument("--budget-s", type=float, default=90.0)
+    parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--budget-plans", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--log")

@@ -181,7 +181,7 @@ def with_gpu(options: argparse.Namespace, folder: Path) -> None:
     large = torch.cuda.get_device_properties(0).total_memory >= LARGE_GPU_BYTES
     what, dtype, name = (QWEN3, "float16", "Qwen3-1.7B, random weights, fp16") if large else (TINY, "float16", "tiny model, fp16")
     with part(f"{name}: compiled for {torch.cuda.get_device_name()}"):
-        model = compile_model(what, folder, dtype=dtype, budget_s=90.0, budget_plans=400, target=None, rounds=2,
+        model = compile_model(what, folder, dtype=dtype, budget_s=150.0, budget_plans=400, target=None, rounds=2,
                               random_weights=0 if large else None)
         model.context.close()
     with part("tokens per second, 128 tokens after a prompt of 128, batch 1, greedy"):
@@ -195,7 +195,7 @@ def with_gpu(options: argparse.Namespace, folder: Path) -> None:
     del model
     torch.cuda.empty_cache()
     with part("tiny model (trained), fp32: compiled, bundled, loaded"):
-        tiny = compile_model(TINY, folder, dtype="float32", budget_s=90.0, budget_plans=100, target=None, rounds=2)
+        tiny = compile_model(TINY, folder, dtype="float32", budget_s=150.0, budget_plans=100, target=None, rounds=2)
         bundle = tiny.save(options.out)
         tiny.context.close()
         loaded, framework = (api.load(bundle, str(TINY), run_on=run_on) for run_on in ("auto", "framework"))

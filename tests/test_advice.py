@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agentcompile_core.advice import Advice, Diagnosis, Hint, Risk
 from agentcompile_core.context import Config
 from agentcompile_core.errors import Cause, ContractError, UsageError
+from agentcompile_core.events import AdviceGiven
 from agentcompile_core.region import SemanticLabel
 from agentcompile_core.screening import MAX_ITEMS, screen
 from agentcompile_core.stages import advise
@@ -42,7 +43,7 @@ def test_fuzzed_advice_stays_inside_the_space_and_keeps_the_diversity_set(answer
         (parameters,) = [s.space.parameters for s in space.steps if (s.match_id, s.implementation) == (hint.match_id, hint.implementation)]
         (values,) = [{(type(v), v) for v in p.values} for p in parameters if p.name == hint.parameter]
         assert hint.values and {(type(v), v) for v in hint.values} <= values
-    assert ctx.failures == []
+    assert not ctx.failures
     given_items = [*answer.order, *answer.cover_order, *answer.hints]
     kept_items = [*kept.order, *kept.cover_order, *kept.hints]
     assert len(kept_items) + len(ordered.record.rejected) >= len(given_items), "nothing is dropped in silence"
@@ -197,7 +198,6 @@ def test_refused_items_are_logged_and_reported_with_their_rules(caplog: pytest.L
     ctx, regions, summaries, spaces, _ = world(Advice(order=("cublas/cublas",), cover_order=(77,)))
     events = []
     with caplog.at_level("INFO", logger="agentcompile_core"):
-        advise.run(regions, summaries, spaces, (), 0, evolve(ctx, report=lambda event, facts: events.append((event, facts))))
-    assert events == [("advice", {"region": regions[0].name, "advisor": "says", "rejected": 2, "refused": ["A1 cublas/cublas", "A6 77"],
-                                  "error": ""})]
+        advise.run(regions, summaries, spaces, (), 0, ctx.watched(events.append))
+    assert events == [AdviceGiven(region=regions[0].name, advisor="says", refused=("A1 cublas/cublas", "A6 77"))]
     assert "refused: A1 cublas/cublas" in caplog.text and "refused: A6 77" in caplog.text

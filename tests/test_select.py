@@ -6,6 +6,7 @@ from attrs import evolve
 from agentcompile_core.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import Cause
+from agentcompile_core.events import CandidateFinished, Event
 from agentcompile_core.graph import Graph, Node, Ref
 from agentcompile_core.plan import Cover, Fusion, Origin, PlanSpace, Schedule, Step
 from agentcompile_core.record import TuningRecord
@@ -63,10 +64,8 @@ def run(ctx: Context, *steps: Step):
 
 @pytest.fixture
 def ctx(worker: Worker):
-    made: list[tuple[str, dict]] = []
-    context_ = context(worker)
-    context_.report = lambda name, facts: made.append((name, facts))
-    return context_, made
+    made: list[Event] = []
+    return context(worker).watched(made.append), made
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +84,9 @@ def test_the_fastest_valid_step_is_selected_and_the_rest_is_recorded(ctx):
     causes = {r.step.schedule["us"]: r.failure for r in records if r.step.implementation == FAMILY and r.failure}
     assert set(causes.values()) <= {Cause.TOLERANCE, Cause.CRASH}
     assert len([r for r in records if r.failure]) == 2
-    lines = [facts for name, facts in events if name == "candidate"]
-    assert len(lines) == 4
-    assert {"verdict", "us", "baseline_us", "rank", "schedule"} <= set(lines[0])
+    finished = [event for event in events if isinstance(event, CandidateFinished)]
+    assert len(finished) == 4 and not any(event.cached for event in finished)
+    assert finished[-1].baseline_us == pytest.approx(doubles.FRAMEWORK_US, rel=0.01)
     assert [f.cause for f in made.failures] == [Cause.CRASH]
 
 
@@ -150,11 +149,20 @@ def test_a_validator_that_cannot_judge_ends_the_search_and_leaves_no_records(wor
     made = context(worker, validators=("broken",))
     records, selection = run(made, step("honest", 4.0), step("honest", 3.0))
     assert [r.failure for r in records] == [Cause.UNAVAILABLE]
+    assert [(f.plugin, f.cause) for f in made.failures] == [("broken", Cause.UNAVAILABLE)]
     assert selection.basis is Basis.FALLBACK
     assert "fails its own controls" in dict(selection.fallback_reasons)[MATCH]
     assert made.store.describe()["records"] == 0
     again, _ = run(made, step("honest", 4.0))
     assert [r.failure for r in again] == [Cause.UNAVAILABLE]  # asked again, not remembered
+
+
+def test_a_kernel_that_raises_is_in_the_failures_and_costs_only_itself(ctx):
+    made, _ = ctx
+    _, selection = run(made, step("raises"), step("honest", 4.0))
+    assert selection.steps[0].step == step("honest", 4.0)
+    assert [(f.plugin, f.cause) for f in made.failures] == [(FAMILY, Cause.EXCEPTION)]
+    assert "the fake kernel was told to fail" in made.failures[0].message
 
 
 def test_another_target_or_compiler_is_another_key(ctx, worker: Worker):

@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import nn
 
-from ..errors import UsageError
+from ..errors import UsageError, bounded
 from ..interfaces import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _line(exc: BaseException) -> str:
-    """The first line of an error, at most 160 characters."""
+    """The first line of an error; of a long one its first sentences."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     first = lines[0] if lines else type(exc).__name__
-    return first if len(first) <= 160 else first[:157] + "..."
+    return bounded(first, 240)

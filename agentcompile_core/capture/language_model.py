@@ -3,6 +3,7 @@
 from attrs import evolve
 from torch import nn
 
+from ..errors import one_line
 from ..graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
 from ..interfaces import LoadedModel
 from ..schema import with_argument
@@ -37,8 +38,7 @@ def why_not(exc: Exception) -> str:
         return str(exc)
     if "DataDependent" in type(exc).__name__:
         return "its Python code branches on the values of tensors"
-    what = " ".join(str(exc).split())
-    return f"it cannot be exported ({type(exc).__name__}: {what[:117] + '...' if len(what) > 120 else what})"
+    return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
 
 
 def _capture_decode(model: nn.Module, workload: Workload) -> tuple[KVSpec, Graph]:

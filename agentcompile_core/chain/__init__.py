@@ -6,6 +6,7 @@ from .. import keys, serial
 from ..candidate import CALLABLE
 from ..context import Context
 from ..errors import Cause, Failure, StageName, UsageError
+from ..events import ChainProgress, StoreMiss
 from ..graph import Graph
 from ..plan import Fusion
 from ..record import Measurement, TuningRecord
@@ -57,25 +58,25 @@ def run(
     answer = _stored(question, ctx)
     if answer is None:
         return selections, None
-    return tuple(_annotated(s, old, answer) for s, old in zip(answer.selections, selections, strict=True)), answer
+    return tuple(_annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
 
 
 def _stored(question: Question, ctx: Context) -> Answer | None:
     # The budget is not part of the key: an answer that took longer is as good.
     assert ctx.backend is not None
-    key = "chain-" + serial.digest(_timeless(question), keys.device_library_digest(), ctx.backend.compiler(), length=32)
+    key = keys.chain_key(_timeless(question), keys.environment(ctx.backend))
     text = ctx.store.text("chain", key)
     if text is not None:
         try:
             return serial.loads(text, Answer)
         except UsageError:
-            ctx.report("store_miss", {"key": key})
+            ctx.emit(StoreMiss(key=key))
     try:
         raw = worker_of(ctx).call(
             "agentcompile_core.chain.judge:judge",
             serial.unstructure(question),
             deadline_s=CALL_DEADLINE_S,
-            progress=lambda what: ctx.report("chain", {"step": what}),
+            progress=lambda what: ctx.emit(ChainProgress(what=what)),
         )
     except WorkerLost as exc:
         ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))
@@ -98,13 +99,13 @@ def _timeless(question: Question) -> Question:
     return evolve(question, selections=selections, alternatives=alternatives, budget_s=0.0)
 
 
-def _annotated(new: Selection, old: Selection, answer: Answer) -> Selection:
+def _annotated(new: Selection, old: Selection, answer: Answer, question: Question) -> Selection:
     before = {s.step.match_id: s for s in old.steps}
 
     def reason(step: SelectedStep) -> SelectedStep:
         was = before.get(step.step.match_id)
         if was is not None and was.step == step.step:
-            return evolve(step, basis=Basis.CHAIN, reason=f"{was.reason}; no alternative was faster inside the captured chain")
+            return evolve(step, basis=Basis.CHAIN, reason=f"{was.reason}; {_outcome(step, new.signature, answer, question)}")
         why = f"faster inside the captured chain than {was.step.schedule}, which won alone" if was else "faster inside the captured chain"
         return evolve(step, basis=Basis.CHAIN, reason=why)
 
@@ -122,6 +123,20 @@ def _annotated(new: Selection, old: Selection, answer: Answer) -> Selection:
         basis=Basis.CHAIN if kept else Basis.FALLBACK,
         fallback_reasons=(*new.fallback_reasons, *removed),
     )
+
+
+def _outcome(step: SelectedStep, signature: str, answer: Answer, question: Question) -> str:
+    """What became of the alternatives of a step that stayed."""
+    held = {(s.signature, x.step) for s in question.selections for x in s.steps}
+    others = [a for a in question.alternatives if a.selected is None or (a.signature, a.selected.step) not in held]
+    count = sum(1 for a in others if a.signature == signature and a.match_id == step.step.match_id)
+    if not count:
+        return "there was no alternative to try inside the captured chain"
+    if not answer.tried:
+        return f"none of its {count} alternatives was tried inside the captured chain: the time was used up"
+    if answer.tried < len(others):
+        return f"of its {count} alternatives none that the time allowed was faster inside the captured chain"
+    return f"none of its {count} alternatives was faster inside the captured chain"
 
 
 def alternatives_of(

@@ -14,10 +14,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from . import commands
+    from . import commands, interrupt
 
     try:
-        return commands.COMMANDS[options.command](options)
+        with interrupt.in_order():
+            return commands.COMMANDS[options.command](options)
     except UsageError as exc:
         return _refuse(options, str(exc), 2)
     except AgentCompileError as exc:
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _refuse(options, "the GPU has too little free memory for this model and context; use a smaller --context, or free some", 1)
     except KeyboardInterrupt:
-        return _refuse(options, "interrupted; what was measured so far is kept in the cache", 130)
+        return _refuse(options, interrupt.what_is_kept(options, getattr(options, "progress", None)), 130)
     except BrokenPipeError:
         sys.stderr.close()
         return 0

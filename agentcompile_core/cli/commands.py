@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import install, report
+from .. import evidence, failures, install, report, serial
 from ..context import Config
 from ..errors import UsageError
 from ..plugins import load_catalog
@@ -22,9 +22,10 @@ def _compiled(options: argparse.Namespace, config: Config, *, run_on: str = "aut
     from .. import api
     from ..store import Store
 
+    options.progress = Progress(quiet=options.json, log=options.log)
     return api.compile(options.model, dtype=options.dtype, max_context=options.context, target=options.target, device=options.device,
                        config=config, store=Store(None) if options.no_cache else None,
-                       report=Progress(quiet=options.json, log=options.log), meta=meta, run_on=run_on, **_weights(options))
+                       report=options.progress, meta=meta, run_on=run_on, **_weights(options))
 
 
 def _weights(options: argparse.Namespace) -> dict[str, Any]:
@@ -43,7 +44,9 @@ def compile_command(options: argparse.Namespace) -> int:
         check_folder(Path(options.out))  # before the work, not after it
     compiled = _compiled(options, config, run_on="nothing", meta=options.meta)
     document = {"model": compiled.graphs.model.name, "target": compiled.context.target.name, "statistics": compiled.statistics,
-                "notes": list(compiled.notes), "selections": report.selections_document(compiled.compilation.selections)}
+                "notes": list(compiled.notes), "selections": report.selections_document(compiled.compilation.selections),
+                "failures": failures.document(compiled.compilation.failures),
+                "search": serial.unstructure(list(compiled.compilation.tried))}
     if options.out:
         document["bundle"] = str(compiled.save(options.out))
     for note in compiled.loaded.notes:
@@ -119,10 +122,12 @@ def bench_command(options: argparse.Namespace) -> int:
 def explain_command(options: argparse.Namespace) -> int:
     """Say why each step got what it got."""
     installed = install.read(Path(options.bundle))
+    found = evidence.read(Path(options.bundle))
     document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name,
                 "selections": report.selections_document(installed.selections),
-                "candidates": report.candidates_document(installed.records)}
-    _print(options, document, report.explain_text(installed.manifest, installed.selections, installed.records))
+                "candidates": report.candidates_document(installed.records), "search": serial.unstructure(list(found.tried)),
+                "failures": failures.document(found.failures)}
+    _print(options, document, report.explain_text(installed.manifest, installed.selections, installed.records, found))
     return 0
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve
 
 from ..advice import Advice, AdviceRecord, Evidence, Hint, OrderedPlan, Question
+from ..budget import ADVICE_SHARE
 from ..context import Context
-from ..errors import Cause, ContractError, Failure, StageName
+from ..errors import Cause, ContractError, Failure, StageName, bounded, last_frames
+from ..events import AdviceGiven
 from ..interfaces import Advisor
 from ..plan import PlanSpace, Schedule, Step, StepSpace
 from ..record import TuningRecord
@@ -36,19 +38,19 @@ def run(regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], space
     advisor = ctx.catalog.find("agentcompile_advisors", ctx.config.advisor)
     budget = max(1, ctx.config.budget_plans // max(1, ctx.config.rounds))
     expected = _shares(regions, spaces, budget, {})
-    began = time.monotonic()
+    stop_at = time.monotonic() + ADVICE_SHARE * ctx.budget.left_s("search")
     answers: dict[str, AdviceRecord] = {}
     for region, summary, space in zip(regions, summaries, spaces, strict=True):
-        left_s = ctx.config.budget_s - (time.monotonic() - began)
+        left_s = stop_at - time.monotonic()
         question = Question(summary=summary, space=space, target=ctx.target.name, evidence=evidence(records, space), round=round_number,
                             budget_s=max(0.0, left_s), budget_plans=sum(expected.get((space.signature, m), 0) for m in _match_ids(space)))
-        answers[space.signature] = _ask(advisor, question, ctx)
+        answers[space.signature] = _ask(advisor, question, region, ctx)
         _tell(region, answers[space.signature], ctx)
     shares = _shares(regions, spaces, budget, answers)
     return tuple(_ordered(space, answers[space.signature], _done(records, space), shares) for space in spaces)
 
 
-def _ask(advisor: Advisor, question: Question, ctx: Context) -> AdviceRecord:
+def _ask(advisor: Advisor, question: Question, region: Region, ctx: Context) -> AdviceRecord:
     began = time.monotonic()
     record = AdviceRecord(advisor=advisor.name, signature=question.space.signature, round=question.round, accepted=Advice())
     if not question.space.steps:
@@ -63,8 +65,9 @@ def _ask(advisor: Advisor, question: Question, ctx: Context) -> AdviceRecord:
     except (Exception, SystemExit) as exc:  # the run goes on with the heuristic order
         if ctx.catalog.strict:
             raise
-        message = f"{type(exc).__name__}: {exc}"[:300]
-        ctx.fail(Failure(stage=StageName.ADVISE, cause=Cause.UNAVAILABLE, plugin=advisor.name, subject=record.signature, message=message))
+        message = bounded(f"{type(exc).__name__}: {exc}")
+        ctx.fail(Failure(stage=StageName.ADVISE, cause=Cause.UNAVAILABLE, plugin=advisor.name, subject=f"region {region.name}",
+                         message=message, traceback=last_frames(exc)))
         return evolve(record, error=message, seconds=time.monotonic() - began)
     return evolve(record, accepted=accepted, rejected=rejected, seconds=time.monotonic() - began, tokens=answer.tokens)
 
@@ -73,8 +76,7 @@ def _tell(region: Region, record: AdviceRecord, ctx: Context) -> None:
     refused = [f"{item.rule} {item.item}" for item in record.rejected]
     for line in refused:
         log.info("advice of %s for %s refused: %s", record.advisor, region.name, line)
-    ctx.report("advice", {"region": region.name, "advisor": record.advisor, "rejected": len(refused), "refused": refused,
-                          "error": record.error})
+    ctx.emit(AdviceGiven(region=region.name, advisor=record.advisor, refused=tuple(refused), error=record.error))
 
 
 def evidence(records: tuple[TuningRecord, ...], space: PlanSpace) -> tuple[Evidence, ...]:
@@ -145,7 +147,8 @@ def _ordered(space: PlanSpace, record: AdviceRecord, done: frozenset[Step], shar
         fresh = [(step, rank) for step, rank in _interleaved(space.spaces_of(match_id), record.accepted) if step not in done]
         chosen += fresh[:shares.get((space.signature, match_id), 0)]
     return OrderedPlan(signature=space.signature, steps=tuple(step for step, _ in chosen), ranks=tuple(rank for _, rank in chosen),
-                       record=record, primary=_primary(space, record.accepted))
+                       record=record, primary=_primary(space, record.accepted),
+                       servers=tuple(sorted({(s.implementation, s.version) for s in space.steps})))
 
 
 def _interleaved(spaces: Iterable[StepSpace], advice: Advice) -> list[tuple[Step, int]]:

@@ -45,7 +45,7 @@ def with_matches(region: Region, ctx: Context) -> Region:
 
 def _ask(name: str, rule: RegionRule, region: Region, ctx: Context) -> list[Match]:
     found = ctx.catalog.guard(lambda: list(rule.find(region.graph, ctx.target)), stage=StageName.ANALYZE,
-                              cause=Cause.EXCEPTION, plugin=name, subject=region.name)
+                              cause=Cause.EXCEPTION, plugin=name, subject=f"region {region.name}")
     return found or []
 
 
@@ -61,10 +61,10 @@ def _checked(name: str, match: Match, region: Region, deps: Dependencies, ctx: C
         summarize_match(match, region.graph)  # reads the attributes that the match's kind promises
         return normalized(match, deps, name)
 
-    same = ctx.catalog.guard(check, stage=StageName.ANALYZE, cause=Cause.CONTRACT, plugin=name, subject=region.name)
+    same = ctx.catalog.guard(check, stage=StageName.ANALYZE, cause=Cause.CONTRACT, plugin=name, subject=f"region {region.name}")
     reason = problem(same, region.graph, deps) if same is not None else ""
     if same is not None and reason:
-        ctx.catalog.fail(Failure(stage=StageName.ANALYZE, cause=Cause.CONTRACT, plugin=name, subject=same.id,
+        ctx.catalog.fail(Failure(stage=StageName.ANALYZE, cause=Cause.CONTRACT, plugin=name, subject=f"match {same.id}",
                                  message=f"match refused: {reason}"))
         return None
     return same

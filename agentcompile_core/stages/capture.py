@@ -5,6 +5,7 @@ from attrs import evolve
 from .. import keys, serial
 from ..context import Context
 from ..errors import Cause, Failure, StageName, UsageError, VerificationError
+from ..events import NotStored, StoreMiss
 from ..graph import GraphSet, ModelInfo, Workload
 from ..interfaces import Frontend, LoadedModel
 
@@ -30,7 +31,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     info = describe(loaded, known)
     key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, versions)
     if known.unstable:
-        ctx.report("capture_not_stored", {"reason": known.unstable})
+        ctx.emit(NotStored(subject=info.name, reason=known.unstable))
     stored, notes = _stored(key, info, loaded, ctx) if key is not None else (None, ())
     if stored is not None:
         return stored
@@ -54,7 +55,7 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
         graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
         why = _difference(graphs, loaded)
     except (UsageError, VerificationError):
-        ctx.report("store_miss", {"key": key})
+        ctx.emit(StoreMiss(key=key))
         return None, ()
     if not why:
         return graphs, ()
@@ -69,11 +70,7 @@ def _captured(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: F
         from ..capture.frontends import frontend_of
 
         frontend = frontend_of(loaded)
-    graphs = verify_canonical(frontend.capture(loaded, workload).verify())
-    ctx.report("captured", {"graphs": len(graphs.graphs), "nodes": sum(len(g.nodes) for g in graphs.graphs)})
-    if graphs.eager_reason:
-        ctx.report("eager", {"reason": graphs.eager_reason})
-    return graphs
+    return verify_canonical(frontend.capture(loaded, workload).verify())
 
 
 def _difference(graphs: GraphSet, loaded: LoadedModel) -> str:
@@ -87,7 +84,6 @@ def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:
     name = graphs.model.name
     reason = f"{name} runs on the framework: its graphs compute something else than its own forward ({why})"
     _record(name, f"its graphs compute something else than its own forward: {why}", ctx)
-    ctx.report("eager", {"reason": reason})
     return evolve(graphs, graphs=(), kv=None, eager_reason=reason)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..context import Context
-from ..errors import Cause, ContractError, Reject, StageName
+from ..errors import Cause, ContractError, Reject, StageName, bounded
 from ..interfaces import Implementation, TemplateFamily
 from ..plan import MAX_POINTS, Origin, PlanSpace, ScheduleSpace, StepSpace
 from ..region import Analysis, Match, Region
@@ -42,6 +42,7 @@ def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:
     """The space of one region: every match with everyone who can serve it, and ranked covers of what can be served."""
     steps: list[StepSpace] = []
     rejects: list[tuple[str, str, str]] = []
+    broken: list[tuple[str, str, str]] = []
     for match in region.matches:
         for name, server in _servers(ctx):
             origin = _origin(server)
@@ -50,12 +51,14 @@ def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:
             found = _ask(name, server, match, ctx)
             if isinstance(found, Reject):
                 rejects.append((match.id, name, found.reason))
-            elif found is not None:
+            elif isinstance(found, str):
+                broken.append((match.id, name, found))
+            else:
                 steps.append(StepSpace(match_id=match.id, implementation=name, origin=origin, version=server.version, space=found))
     served = {step.match_id for step in steps}
     usable = tuple(match for match in region.matches if match.id in served)
     return PlanSpace(signature=region.signature, covers=covers(region.graph, usable, ctx.target), steps=tuple(steps),
-                     rejects=tuple(rejects))
+                     rejects=tuple(rejects), broken=tuple(broken))
 
 
 def _servers(ctx: Context) -> Iterator[tuple[str, Server]]:
@@ -67,8 +70,10 @@ def _origin(server: Server) -> Origin:
     return server.origin if isinstance(server, Implementation) else Origin.GENERATED
 
 
-def _ask(name: str, server: Server, match: Match, ctx: Context) -> ScheduleSpace | Reject | None:
-    """The schedules of one server for one match, or its no; None (and a recorded failure) if it broke its contract."""
+def _ask(name: str, server: Server, match: Match, ctx: Context) -> ScheduleSpace | Reject | str:
+    """The schedules of one server for one match, or its no; what it raised, and a recorded failure, if it broke its contract."""
+    raised: list[str] = []
+
     def ask() -> ScheduleSpace | Reject:
         answer = server.accepts(match, ctx.target)
         if isinstance(answer, Reject):
@@ -77,7 +82,15 @@ def _ask(name: str, server: Server, match: Match, ctx: Context) -> ScheduleSpace
             raise ContractError(f"accepts() returned {answer!r}; allowed are True and Reject(reason)")
         return checked(server.space(match, ctx.target))
 
-    return ctx.catalog.guard(ask, stage=StageName.PLAN, cause=Cause.EXCEPTION, plugin=name, subject=match.id)
+    def noted() -> ScheduleSpace | Reject:
+        try:
+            return ask()
+        except (Exception, SystemExit) as exc:
+            raised.append(bounded(f"{type(exc).__name__}: {exc}"))
+            raise
+
+    found = ctx.catalog.guard(noted, stage=StageName.PLAN, cause=Cause.EXCEPTION, plugin=name, subject=f"match {match.id}")
+    return found if found is not None else raised[0]
 
 
 def checked(space: ScheduleSpace) -> ScheduleSpace | Reject:

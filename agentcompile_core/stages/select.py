@@ -10,6 +10,8 @@ from attrs import evolve, frozen
 
 from ..candidate import CALLABLE
 from ..context import Context
+from ..errors import bounded
+from ..events import RegionSelected
 from ..plan import Cover, Fusion, PlanSpace, Step
 from ..record import Measurement, TuningRecord
 from ..region import Region
@@ -49,9 +51,9 @@ def run(regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tup
     for space in spaces:
         region = by_space[space.signature]
         selection = _region(region, space, by_signature.get(region.signature, []), ctx, chain or {})
-        ctx.report("selected", {"region": region.name, "signature": region.signature, "basis": selection.basis.value,
-                                "steps": [str(s.step) for s in selection.steps], "us": selection.region_us,
-                                "baseline_us": selection.baseline_us})
+        ctx.emit(RegionSelected(region=region.name, signature=region.signature, basis=selection.basis.value,
+                                steps=tuple(str(s.step) for s in selection.steps), us=selection.region_us,
+                                baseline_us=selection.baseline_us))
         found.append(selection)
     return tuple(found)
 
@@ -132,7 +134,7 @@ def _why_all_failed(records: list[TuningRecord]) -> str:
         causes[name] = causes.get(name, 0) + 1
     counted = ", ".join(f"{count} {name}" for name, count in sorted(causes.items()))
     example = next((r.message for r in records if r.message), "")
-    return f"all {len(records)} candidates failed ({counted}); for example: {example[:300]}"
+    return f"all {len(records)} candidates failed ({counted}); for example: {bounded(example)}"
 
 
 def _selected(choice: _Choice, region: Region, ctx: Context) -> SelectedStep | str:

@@ -54,6 +54,8 @@ class FakeBackend(Backend):
 
     name = "fake"
     device = "cpu"
+    emulated = True
+    window = 2
 
     def __init__(self) -> None:
         self.builds = 0
@@ -253,6 +255,7 @@ class NoTimeBackend(FakeBackend):
     """A backend that cannot time, like an emulator."""
 
     name = "no_time"
+    clock = False
 
     def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
         """Never."""

@@ -19,6 +19,7 @@ from agentcompile_core.advice import Advice, Evidence, Question, Risk
 from agentcompile_core.advice_json import answer_schema, question_key
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import UsageError
+from agentcompile_core.events import AdviceGiven
 from agentcompile_core.graph import DType
 from agentcompile_core.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
 from agentcompile_core.plugins import Catalog
@@ -112,7 +113,7 @@ def test_items_outside_the_space_are_refused_and_logged_by_rule(server, answer: 
     with caplog.at_level(logging.INFO, logger="agentcompile_core"):
         (ordered,) = advise.run((region(),), (SUMMARY,), (SPACE,), (), 0, ctx)
     assert [r.rule for r in ordered.record.rejected] == rules and ordered.record.error == "" and ordered.record.tokens == 321
-    assert f"refused: {rules[0]} " in caplog.text and events[0]["refused"][0].startswith(f"{rules[0]} ")
+    assert f"refused: {rules[0]} " in caplog.text and events[0].refused[0].startswith(f"{rules[0]} ")
     assert {s.schedule for s in ordered.steps} <= set(POINTS)
 
 
@@ -120,11 +121,11 @@ def region() -> Region:
     return Region(name="layer", signature=SPACE.signature, graph=pair[1], instances=(Instance(nodes=(), values=()),), matches=(MATCH,))
 
 
-def context(subject: LiteLLMAdvisor, strict: bool = False) -> tuple[Context, list[dict]]:
+def context(subject: LiteLLMAdvisor, strict: bool = False) -> tuple[Context, list[AdviceGiven]]:
     catalog, events = Catalog(strict=strict), []
     catalog.advisors["litellm/litellm"] = subject
-    return Context(catalog=catalog, target=PRESETS["h200"], config=Config(advisor="litellm", budget_s=30.0), store=Store(None),
-                   report=lambda event, facts: events.append(facts) if event == "advice" else None), events
+    ctx = Context(catalog=catalog, target=PRESETS["h200"], config=Config(advisor="litellm", budget_s=60.0), store=Store(None))
+    return ctx.watched(lambda event: events.append(event) if isinstance(event, AdviceGiven) else None), events
 
 
 def broken(server, case: str) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from agentcompile_core import target as targets
@@ -31,6 +32,7 @@ class CudaBackend(Backend):
     device = "cuda"
     languages = ("cuda",)
     features = tuple(Feature)
+    deadlines_s = MappingProxyType({"build": 60.0, "check": 15.0, "time": 15.0})  # a hang must not use up the budget
 
     def __init__(self, compiler: str = "") -> None:
         self._preferred = compiler

@@ -35,6 +35,10 @@ class EmulationBackend(Backend):
     device = "cpu"
     languages = ("cuda",)
     features = FEATURES
+    clock = False
+    emulated = True
+    window = 2
+    largest_match_bytes = 32 << 20
 
     def __init__(self, cache_folder: Path | None = None) -> None:
         self._cache_folder = cache_folder

@@ -1,0 +1,47 @@
+"""One budget of seconds with one deadline, from the first question to the advisor to the last pair of the chain."""
+
+import time
+from collections.abc import Callable
+
+CHAIN_SHARE = 0.3
+WINNERS_SHARE = 0.1
+ADVICE_SHARE = 0.5  # of what is left for the search when a round begins
+
+
+class Budget:
+    """``total_s`` seconds that begin with ``start``. What a later purpose reserved, an earlier one cannot use up.
+
+    A search takes at most ``total_s`` and the grace of what is running when it ends: one measurement of the chain, or
+    one answer of an advisor that does not keep its own deadline.
+    """
+
+    def __init__(self, total_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total_s = total_s
+        self._clock = clock
+        self._end: float | None = None
+        self._reserved: dict[str, float] = {}
+
+    def start(self) -> None:
+        """The clock runs from here; starting again changes nothing."""
+        if self._end is None:
+            self._end = self._clock() + self.total_s
+
+    def reserve(self, purpose: str, share: float) -> None:
+        """Keep ``share`` of the total for ``purpose``, which comes later."""
+        self._reserved[purpose] = share * self.total_s
+
+    def left_s(self, purpose: str = "") -> float:
+        """Seconds that ``purpose`` may use now: until the deadline, less what others reserved, and no more than it reserved itself."""
+        self.start()
+        assert self._end is not None
+        others = sum(kept for name, kept in self._reserved.items() if name != purpose)
+        left = max(0.0, self._end - self._clock() - others)
+        return min(left, self._reserved.get(purpose, left))
+
+    def stop_at(self, purpose: str = "") -> float:
+        """When ``purpose`` has to end, on the budget's clock (``time.monotonic``)."""
+        return self._clock() + self.left_s(purpose)
+
+    def done(self, purpose: str) -> None:
+        """What ``purpose`` reserved and did not use is free for what comes after it."""
+        self._reserved.pop(purpose, None)

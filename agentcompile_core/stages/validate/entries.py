@@ -1,0 +1,137 @@
+"""The queue of stage validate: one entry per candidate that is worth evaluating, in the order in which they are."""
+
+from collections.abc import Iterable
+
+from attrs import evolve, field, frozen
+
+from ... import keys, winners
+from ...advice import OrderedPlan, Risk
+from ...candidate import Candidate
+from ...cases import cases_for
+from ...context import Context
+from ...events import Skipped
+from ...interfaces import Backend
+from ...region import Match, Region, Role
+from ...search_log import Reason, Untried
+from ...verdict import Trial
+
+Place = tuple[str, str]  # signature, match id
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One candidate with everything that its record needs."""
+
+    candidate: Candidate
+    trial: Trial = field(repr=False)
+    key: str
+    kernel_key: str
+    baseline_key: str
+    rank: int
+    advisor: str
+    primary: bool  # part of the planner's favourite cover
+    nodes: frozenset[str]
+    weight: int  # bytes per run of the program, for the order of evaluation
+
+    @property
+    def place(self) -> Place:
+        """The match that it serves."""
+        return self.candidate.signature, self.candidate.step.match_id
+
+    @property
+    def server(self) -> tuple[str, str]:
+        """Region and implementation, as searches remember them."""
+        return self.candidate.signature, self.candidate.step.implementation
+
+    def untried(self, reason: Reason) -> Untried:
+        """This candidate as one that was not evaluated."""
+        return Untried(signature=self.candidate.signature, step=self.candidate.step, reason=reason)
+
+
+class Queue:
+    """Entries by turns: the first schedules of the favourite cover's matches, then of the others, then everyone's second ones.
+
+    Matches that move most bytes come first, so that an early end finds every match served. ``untried`` holds the
+    candidates that are in no entry.
+    """
+
+    def __init__(self, regions: Iterable[Region], ordered: Iterable[OrderedPlan], backend: Backend, ctx: Context) -> None:
+        ordered = tuple(ordered)
+        self._ctx, self._backend = ctx, backend
+        self._regions = {region.signature: region for region in regions}
+        self._plans = {plan.signature: plan for plan in ordered}
+        self._ranks = {(plan.signature, step): rank for plan in ordered for step, rank in zip(plan.steps, plan.ranks, strict=True)}
+        self._trials: dict[Place, Trial | None] = {}
+        self.where = environment(backend, ctx)
+        self.untried: list[Untried] = []
+
+    def entries(self, candidates: Iterable[Candidate]) -> list[Entry]:
+        """The entries of ``candidates``, in order of evaluation; equal sources for one match are one entry."""
+        queues: dict[Place, list[Entry]] = {}
+        seen: set[str] = set()
+        for candidate in candidates:
+            place = (candidate.signature, candidate.step.match_id)
+            trial = self._trial(candidate, place)
+            if trial is None:
+                self._leave_out(candidate, Reason.TOO_LARGE)
+                continue
+            entry = self._entry(candidate, evolve(trial, source=candidate.source))
+            if entry.key in seen:  # another schedule lowers to the same source and launches: one evaluation, one record
+                self._leave_out(candidate, Reason.SAME_SOURCE)
+                continue
+            seen.add(entry.key)
+            queues.setdefault(place, []).append(entry)
+        return by_turns(list(queues.values()))
+
+    def _leave_out(self, candidate: Candidate, reason: Reason) -> None:
+        self.untried.append(Untried(signature=candidate.signature, step=candidate.step, reason=reason))
+
+    def _trial(self, candidate: Candidate, place: Place) -> Trial | None:
+        if place not in self._trials:
+            region = self._regions[place[0]]
+            match = region.match_by_id[place[1]]
+            limit = self._backend.largest_match_bytes
+            if limit and largest_bytes(match) > limit:
+                self._ctx.emit(Skipped(subject=match.id, message=f"more than {limit >> 20} MiB are too much for {self._backend.name}"))
+                self._trials[place] = None
+            else:
+                plan = self._plans.get(place[0])
+                risks = plan.record.accepted.risks if plan else ()
+                self._trials[place] = trial_of(candidate, region, match, risks, self._backend, self._ctx)
+        return self._trials[place]
+
+    def _entry(self, candidate: Candidate, trial: Trial) -> Entry:
+        plan, backend = self._plans.get(candidate.signature), self._backend
+        region = self._regions[candidate.signature]
+        return Entry(
+            candidate=candidate, trial=trial, key=keys.record_key(trial, self.where),
+            kernel_key=keys.kernel_key(candidate.source, self._ctx.target, backend.name, backend.compiler()),
+            baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
+            rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=plan.record.advisor if plan else "",
+            primary=plan is not None and trial.match.id in plan.primary, nodes=frozenset(trial.match.nodes),
+            weight=trial.match.bytes_moved * len(region.instances))
+
+
+def by_turns(queues: list[list[Entry]]) -> list[Entry]:
+    """First schedules of the favourite cover, then of the other matches, then everyone's second schedules, and so on."""
+    queues.sort(key=lambda queue: (not queue[0].primary, -queue[0].weight))
+    longest = max((len(queue) for queue in queues), default=0)
+    return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+
+
+def trial_of(candidate: Candidate, region: Region, match: Match, risks: tuple[Risk, ...], backend: Backend, ctx: Context) -> Trial:
+    """What is to be judged: the match, its graph, the source and the cases."""
+    outputs = tuple(value for o in match.operands if o.role is Role.OUTPUT for value in o.values)
+    graph = region.graph.sub(match.nodes, match.id, outputs)
+    cases = cases_for(match, f"{ctx.config.seed} {region.signature}", risks, emulated=backend.emulated)
+    return Trial(match=match, graph=graph, source=candidate.source, target=ctx.target, cases=cases)
+
+
+def largest_bytes(match: Match) -> int:
+    """What a match moves, or its largest operand: a lookup moves a row, but its table must be made, checked and copied like any other."""
+    return max(match.bytes_moved, max((o.spec.nbytes for o in match.operands if o.role is not Role.STATE), default=0))
+
+
+def environment(backend: Backend, ctx: Context) -> str:
+    """Digest of everything beside the trial that a result depends on; see keys.environment."""
+    return keys.environment(backend, winners.versions(ctx))

@@ -1,0 +1,147 @@
+"""The ledger of stage validate: what is known of each match while candidates are evaluated."""
+
+from collections.abc import Iterable
+
+from attrs import evolve
+
+from ...candidate import Kernel
+from ...context import Context
+from ...errors import Cause, Failure, StageName
+from ...events import CandidateFinished
+from ...interfaces import Backend
+from ...plan import Origin, Schedule, Step
+from ...record import TuningRecord
+from ...region import Region
+from ...search_log import Reason, Untried
+from ...verdict import Verdict
+from ...worker import Evaluation
+from .entries import Entry, Place
+
+FRAMEWORK = "framework"  # implementation of the record that holds a match's baseline
+_NOT_KEPT = (Cause.UNAVAILABLE, Cause.EXCEPTION)  # failures of the moment rather than of the candidate
+_TOLD = (Cause.EXCEPTION, Cause.CRASH, Cause.MEMORY_FAULT, Cause.MISALIGNED, Cause.TIMEOUT, Cause.UNAVAILABLE)
+
+
+def baseline_step(match_id: str) -> Step:
+    """The step under which the framework's time of a match is recorded."""
+    return Step(match_id=match_id, implementation=FRAMEWORK, origin=Origin.FRAMEWORK, schedule=Schedule({}))
+
+
+class Ledger:
+    """Records, baselines and best times so far; on a backend without a clock also the nodes that are served already.
+
+    ``newcomers`` are implementations that took no part in earlier searches of their region: without a clock they are
+    tried until one of their schedules passes, even where a rival serves the nodes.
+    """
+
+    def __init__(self, backend: Backend, ctx: Context) -> None:
+        self._backend, self._ctx = backend, ctx
+        self.newcomers: frozenset[tuple[str, str]] = frozenset()
+        self.records: list[TuningRecord] = []
+        self.cached: set[tuple[str, Step]] = set()
+        self.untried: list[Untried] = []
+        self.baselines: dict[Place, TuningRecord] = {}
+        self.best_us: dict[Place, float] = {}
+        self.hopeless = False  # the worker does not start, or a validator cannot judge
+        self._covered: dict[str, set[str]] = {}
+        self._proven: set[tuple[Place, str]] = set()
+        self._order = 0
+
+    def recall(self, regions: Iterable[Region]) -> None:
+        """Take from the store what earlier rounds settled where nothing is timed."""
+        if self._backend.clock:
+            return
+        for region in regions:
+            for record in self._ctx.store.records(region.signature):
+                match = region.match_by_id.get(record.step.match_id)
+                if match is not None and _passed(record):
+                    self._settle(region.signature, match.nodes)
+
+    def recall_baseline(self, entry: Entry) -> None:
+        """Take the framework's time of the entry's match from the store."""
+        known = self._ctx.store.record(entry.baseline_key)
+        if known is not None and entry.place not in self.baselines:
+            self.baselines[entry.place] = evolve(known, signature=entry.candidate.signature, step=baseline_step(entry.place[1]))
+
+    def recall_record(self, entry: Entry, record: TuningRecord) -> None:
+        """Take the entry's record from the store, under the names and ranks of this run."""
+        step = entry.candidate.step
+        self.cached.add((entry.candidate.signature, step))
+        self._add(evolve(record, signature=entry.candidate.signature, step=step, advisor=entry.advisor, advisor_rank=entry.rank), entry)
+
+    def is_settled(self, entry: Entry) -> bool:
+        """Whether nothing is to be learnt any more from an entry: its nodes are served, nothing is timed, and it is no newcomer."""
+        served = entry.nodes <= self._covered.get(entry.candidate.signature, set())
+        newcomer = entry.server in self.newcomers and (entry.place, entry.candidate.step.implementation) not in self._proven
+        return served and not newcomer
+
+    def take(self, entry: Entry, evaluation: Evaluation) -> TuningRecord:
+        """Record, store and announce what the worker found out about an entry."""
+        record = self._record(entry, evaluation)
+        store = self._ctx.store
+        if isinstance(evaluation.kernel, Kernel):
+            store.put_kernel(entry.kernel_key, evaluation.kernel)
+        if record.failure not in _NOT_KEPT:
+            store.put_record(record)
+        if evaluation.baseline is not None and entry.place not in self.baselines:
+            self.baselines[entry.place] = TuningRecord(
+                key=entry.baseline_key, signature=record.signature, step=baseline_step(record.step.match_id), source_digest="",
+                verdict=None, measurement=evaluation.baseline)
+            store.put_record(self.baselines[entry.place])
+        if record.failure in _TOLD:
+            self._ctx.fail(_failure(record))
+        self._add(record, entry)
+        self.hopeless = record.failure is Cause.UNAVAILABLE and not (record.verdict and record.verdict.passed)
+        return record
+
+    def leave(self, entries: Iterable[Entry], reason: Reason) -> None:
+        """Note why the entries that have no record were not evaluated; those that a rival settled say so."""
+        done = {(r.signature, r.step) for r in self.records}
+        for entry in entries:
+            if (entry.candidate.signature, entry.candidate.step) not in done:
+                self.untried.append(entry.untried(Reason.SETTLED if self.is_settled(entry) else reason))
+
+    def _record(self, entry: Entry, evaluation: Evaluation) -> TuningRecord:
+        self._order += 1
+        extra = {} if evaluation.kernel is None else {"resources": evaluation.kernel.resources}
+        return TuningRecord(
+            key=entry.key, signature=entry.candidate.signature, step=entry.candidate.step, source_digest=entry.candidate.source.digest,
+            verdict=_decisive(evaluation.verdicts), measurement=evaluation.measurement, failure=evaluation.failure,
+            message=evaluation.message, advisor=entry.advisor, advisor_rank=entry.rank, order=self._order, **extra)
+
+    def _add(self, record: TuningRecord, entry: Entry) -> None:
+        self.records.append(record)
+        if record.usable and record.measurement is not None:
+            best = self.best_us.get(entry.place, record.measurement.us)
+            self.best_us[entry.place] = min(best, record.measurement.us)
+        elif _passed(record) and not self._backend.clock:
+            self._proven.add((entry.place, record.step.implementation))
+            self._settle(entry.candidate.signature, entry.nodes)
+        baseline = self.baselines.get(entry.place)
+        us = baseline.measurement.us if baseline is not None and baseline.measurement is not None else 0.0
+        place = (entry.candidate.signature, record.step)
+        self._ctx.emit(CandidateFinished(record=record, cached=place in self.cached, baseline_us=us))
+
+    def _settle(self, signature: str, nodes: Iterable[str]) -> None:
+        """Without a clock one valid step is enough; remember its nodes if they are disjoint from those before."""
+        covered = self._covered.setdefault(signature, set())
+        if covered.isdisjoint(nodes):
+            covered.update(nodes)
+
+
+def _passed(record: TuningRecord) -> bool:
+    return record.verdict is not None and record.verdict.passed and record.failure is None
+
+
+def _failure(record: TuningRecord) -> Failure:
+    """What is told of a record: a validator that cannot judge is named itself, not the kernel that it should have judged."""
+    assert record.failure is not None
+    verdict = record.verdict
+    unfit = verdict is not None and not verdict.passed and record.failure is Cause.UNAVAILABLE
+    plugin = verdict.validator if verdict is not None and unfit else record.step.implementation
+    return Failure(stage=StageName.VALIDATE, cause=record.failure, plugin=plugin, subject=str(record.step), message=record.message)
+
+
+def _decisive(verdicts: tuple[Verdict, ...]) -> Verdict | None:
+    """The first failed verdict, else the first one."""
+    return next((v for v in verdicts if not v.passed), verdicts[0] if verdicts else None)
