@@ -11,6 +11,7 @@ import hashlib
 import logging
 import pathlib
 import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -79,7 +80,7 @@ class Digests:
         done: dict[str, str] = {}
         while self.libraries - done.keys():
             for name in sorted(self.libraries - done.keys()):
-                module = libraries.sys.modules.get(name)
+                module = sys.modules.get(name)
                 names = libraries.changed_names(module) if module is not None else []
                 done[name] = join(*(text for n in names for text in (n, self.changed(vars(module)[n])))) if names else ""
         return join(*(text for name in sorted(done) if done[name] for text in (name, done[name])))
@@ -172,7 +173,8 @@ class Digests:
         return cls.__name__ if cls.__module__ in ("builtins", "collections") else self.klass(cls)
 
     def _mapping(self, value: Any) -> str:
-        return join("mapping", self._type(value), *(text for k, v in value.items() for text in (self.of(k), self.of(v))), *self._state(value))
+        items = (text for k, v in value.items() for text in (self.of(k), self.of(v)))
+        return join("mapping", self._type(value), *items, *self._state(value))
 
     def _state(self, value: Any) -> list[str]:
         """The attributes of an object, by name."""
