@@ -125,7 +125,7 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def _made_inputs(graph: Graph, module: nn.Module) -> tuple[Tensor, ...]:
+def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
     specs = [graph.spec(name) for name in graph.inputs]
     made = tuple(torch.zeros(s.shape, dtype=getattr(torch, s.dtype.value), device=device) for s in specs)

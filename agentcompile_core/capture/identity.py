@@ -51,12 +51,17 @@ def identity(loaded: LoadedModel) -> Identity:
     """Digest everything that the graphs of ``loaded`` depend on. Computes nothing and changes nothing; well under a second."""
     root = loaded.module
     registered = {id(part) for part in root.modules()}
-    digests = Digests(lambda walk, module: _module(walk, module, id(module) in registered))
+    digests = Digests(lambda walk, module: _module(walk, module, id(module) in registered), _registered(root))
     inputs = [_input(digests, (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {})))]
     parts = [digests.of(root), *_tensors(root), "inputs", *inputs, "hooks", *_global_hooks(digests), "changes", digests.changes()]
     model = join(*parts)
     capture = join(model, *_steering(root), _file(loaded))
     return Identity(model=model, capture=capture, unstable="; ".join(digests.unstable[:3]))
+
+
+def _registered(root: nn.Module) -> dict[int, str]:
+    """Names of all parameters and buffers by ``id``."""
+    return {id(tensor): name for found in (root.named_buffers(), root.named_parameters()) for name, tensor in found}
 
 
 def _module(digests: Digests, module: nn.Module, registered: bool) -> str:

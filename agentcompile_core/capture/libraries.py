@@ -19,7 +19,7 @@ _NAMES = ("torch", "transformers", "numpy", "agentcompile_core")
 
 @cache
 def _folders() -> tuple[str, ...]:
-    packages = [str(Path(found.__file__).parent) for found in (torch, transformers, numpy)]
+    packages = [str(Path(str(found.__file__)).parent) for found in (torch, transformers, numpy)]
     ours = str(Path(__file__).parents[1])
     return tuple(os.path.join(os.path.realpath(folder), "") for folder in (*packages, ours))
 

@@ -11,9 +11,10 @@ import hashlib
 import logging
 import pathlib
 import re
+import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
@@ -36,12 +37,15 @@ _HEAP_TYPE = 1 << 9
 
 
 class Digests:
-    """One walk: every object is looked at once. ``modules`` digests a torch module; ``unstable`` says what has no form."""
+    """One walk: every object is looked at once. ``unstable`` says what has no stable form.
 
-    def __init__(self, modules: Callable[["Digests", nn.Module], str]) -> None:
+    ``modules`` digests a torch module; ``names`` are those of registered tensors by ``id``, which count by name, not by value.
+    """
+
+    def __init__(self, modules: Callable[["Digests", nn.Module], str], names: Mapping[int, str]) -> None:
         self.unstable: list[str] = []
         self.libraries: set[str] = {"torch", "torch.nn.functional"}
-        self._modules = modules
+        self._modules, self._names = modules, names
         self._memo: dict[int, tuple[object, str]] = {}
         self._open: set[int] = set()
         self._calls = Calls(self)
@@ -79,7 +83,7 @@ class Digests:
         done: dict[str, str] = {}
         while self.libraries - done.keys():
             for name in sorted(self.libraries - done.keys()):
-                module = libraries.sys.modules.get(name)
+                module = sys.modules.get(name)
                 names = libraries.changed_names(module) if module is not None else []
                 done[name] = join(*(text for n in names for text in (n, self.changed(vars(module)[n])))) if names else ""
         return join(*(text for name in sorted(done) if done[name] for text in (name, done[name])))
@@ -158,7 +162,9 @@ class Digests:
         return self.lenient(libraries.function_of(value) if isinstance(value, property) else value) if library else self.of(value)
 
     def tensor(self, value: Tensor) -> str:
-        """A tensor by its bytes; one without data by shape and type."""
+        """A registered tensor by name, another one by its bytes, one without data by shape and type."""
+        if id(value) in self._names:
+            return f"registered={self._names[id(value)]}"
         facts = [str(tuple(value.shape)), str(value.dtype), str(value.stride()) if value.layout is torch.strided else str(value.layout)]
         if value.is_meta:
             return join("tensor", *facts)
@@ -172,7 +178,8 @@ class Digests:
         return cls.__name__ if cls.__module__ in ("builtins", "collections") else self.klass(cls)
 
     def _mapping(self, value: Any) -> str:
-        return join("mapping", self._type(value), *(text for k, v in value.items() for text in (self.of(k), self.of(v))), *self._state(value))
+        items = (text for k, v in value.items() for text in (self.of(k), self.of(v)))
+        return join("mapping", self._type(value), *items, *self._state(value))
 
     def _state(self, value: Any) -> list[str]:
         """The attributes of an object, by name."""

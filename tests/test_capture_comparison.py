@@ -1,0 +1,141 @@
+"""A graph that computes something else than its module is never served: it is made anew, or the framework runs."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import nn
+
+from agentcompile_core import api, install, serial
+from agentcompile_core.capture.comparison import difference
+from agentcompile_core.capture.language_model import capture_language_model
+from agentcompile_core.graph import Graph, GraphSet, Workload
+from agentcompile_core.interfaces import LoadedModel
+from agentcompile_core.plugins import load_catalog
+from agentcompile_core.store import Store
+
+sys.path.insert(0, str(Path(__file__).parent))
+from capture_models import SIZES, WORKLOAD, tiny
+
+CATALOG = load_catalog(only=())
+X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)
+
+
+class SwappedStore(Store):
+    """A store whose captures were changed: valid text, another operator."""
+
+    def text(self, kind: str, key: str) -> str | None:
+        found = super().text(kind, key)
+        return found and found.replace("aten.relu.default", "aten.tanh.default")
+
+
+def compiled(module: nn.Module, store: Store) -> api.CompiledModel:
+    return api.compile(module, device="cpu", store=store, catalog=CATALOG, example_inputs=(X,))
+
+
+def test_a_changed_capture_in_the_store_is_found_said_and_replaced() -> None:
+    store = SwappedStore(None)
+    compiled(nn.ReLU(), store)
+    made = compiled(nn.ReLU(), store)
+    assert torch.equal(made(X)[0], X.relu())
+    assert any("made anew" in note for note in made.notes) and "aten.relu" in serial.dumps(made.graphs)
+    assert any("made anew" in failure.message for failure in made.context.failures)
+
+
+def test_what_export_gets_wrong_runs_on_the_framework() -> None:
+    class Other(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.tanh() if torch.compiler.is_compiling() else x.relu()
+
+    store = Store(None)
+    made = compiled(Other(), store)
+    assert torch.equal(made(X)[0], X.relu())
+    assert "compute something else" in made.graphs.eager_reason and any("runs on the framework" in note for note in made.notes)
+    assert "text-capture" not in store.describe() and len(made.context.failures) == 1
+
+
+def changed(graphs: GraphSet, name: str, old: str, new: str) -> GraphSet:
+    """The graphs with one of them read from changed text."""
+    def swap(graph: Graph) -> Graph:
+        text = serial.dumps(graph)
+        assert graph.name != name or old in text
+        return serial.loads(text.replace(old, new), Graph) if graph.name == name else graph
+
+    return evolve(graphs, graphs=tuple(map(swap, graphs.graphs)))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return tiny("llama", SIZES)
+
+
+@pytest.fixture(scope="module")
+def graphs(model: nn.Module) -> GraphSet:
+    return capture_language_model(model, "llama", WORKLOAD)
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill_8", "prefill_8_fresh"])
+@pytest.mark.parametrize(("old", "new"), [("aten.silu.default", "aten.tanh.default"), ("model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj")])
+def test_a_change_in_any_graph_of_a_model_is_found(model: nn.Module, graphs: GraphSet, name: str, old: str, new: str) -> None:
+    loaded = LoadedModel(module=model, name="llama")
+    assert difference(graphs, loaded) == ""
+    assert difference(changed(graphs, name, old, new), loaded)
+
+
+def test_a_graph_that_cannot_run_is_different(model: nn.Module, graphs: GraphSet) -> None:
+    assert "could not be compared" in difference(changed(graphs, "decode", "aten.silu.default", "os.system"), LoadedModel(module=model, name="m"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_compared_widened(dtype: torch.dtype) -> None:
+    model = tiny("qwen3", SIZES, dtype)
+    workload = evolve(WORKLOAD, dtype=serial.structure(str(dtype).removeprefix("torch."), type(WORKLOAD.dtype)))
+    graphs, loaded = capture_language_model(model, "qwen3", workload), LoadedModel(module=model, name="m")
+    assert graphs.graphs and difference(graphs, loaded) == ""
+    assert next(model.parameters()).dtype is dtype
+    model.model.layers[1].self_attn.scaling *= 1.002  # far below what half precision resolves
+    assert difference(graphs, loaded)
+
+
+def test_nothing_is_left_behind(model: nn.Module, graphs: GraphSet) -> None:
+    model.train()
+    random, weights = torch.get_rng_state(), [p.clone() for p in model.parameters()]
+    try:
+        assert difference(graphs, LoadedModel(module=model, name="m")) == ""
+        assert model.training and model.model.layers[0].training
+    finally:
+        model.eval()
+    assert torch.equal(random, torch.get_rng_state()) and all(map(torch.equal, weights, model.parameters()))
+
+
+def test_a_short_context_is_compared_too(model: nn.Module) -> None:
+    workload = Workload(dtype=WORKLOAD.dtype, max_context=2, prefill_chunks=(2,))
+    graphs = capture_language_model(model, "llama", workload)
+    loaded: Any = LoadedModel(module=model, name="m")
+    assert difference(graphs, loaded) == "" and difference(changed(graphs, "decode", "aten.silu.default", "aten.tanh.default"), loaded)
+
+
+def test_a_bundle_with_other_graphs_is_refused(tmp_path: Path) -> None:
+    made = compiled(nn.ReLU(), Store(None))
+    folder = made.save(tmp_path / "bundle")
+    import hashlib
+    import json
+
+    text = (folder / "graphs.json").read_text().replace("aten.relu.default", "aten.tanh.default")
+    (folder / "graphs.json").write_text(text)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    next(e for e in manifest["files"] if e["path"] == "graphs.json")["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert install.read(folder)
+    with pytest.raises(api.UsageError, match="compute something else than ReLU.*compile ReLU again"):
+        api.load(folder, nn.ReLU(), device="cpu", catalog=CATALOG, example_inputs=(X,))
+
+
+def test_a_program_beyond_the_budget_is_found() -> None:
+    from agentcompile_core import program_check
+
+    assert program_check._beyond(torch.ones(4), torch.ones(4) * 1.01) and not program_check._beyond(torch.ones(4), torch.ones(4) * 1.0001)
+    assert not program_check._beyond(torch.ones(4).half(), torch.ones(4).half() * 1.01)
