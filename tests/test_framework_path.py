@@ -50,7 +50,7 @@ UNCAPTURED = ("bamba", "minimax", "mamba", "falcon_mamba", "mamba2", "recurrent_
 
 
 def compiled(model: torch.nn.Module, **options: Any) -> CompiledModel:
-    return ac.compile(model, device="cpu", run_on="framework", store=Store(None), validators=(), budget_plans=1, budget_s=0.1, rounds=1,
+    return ac.compile(model, device="cpu", run_on="framework", store=Store(None), validators=(), origins=[],
                       **{"max_context": 64, **options})
 
 

@@ -15,8 +15,7 @@ from agentcompile_core.store import Store
 
 CONFIG = transformers.LlamaConfig(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
                                   num_key_value_heads=2, max_position_embeddings=64, pad_token_id=7, bos_token_id=1, eos_token_id=2)
-QUICK: dict[str, Any] = {"device": "cpu", "run_on": "framework", "store": Store(None), "validators": [], "budget_plans": 1,
-                         "budget_s": 0.1, "rounds": 1}
+QUICK: dict[str, Any] = {"device": "cpu", "run_on": "framework", "store": Store(None), "validators": [], "origins": []}
 PROMPT = torch.tensor([[5, 17, 99, 3, 42]])
 
 
@@ -127,7 +126,7 @@ def test_what_is_no_prompt_gets_one_sentence(mine, given: Any, words: str) -> No
     ({"max_new_tokens": 0}, "at least 1"), ({"max_new_tokens": "5"}, "must be an integer"), ({"max_new_tokens": 2.5}, "must be an integer"),
     ({"max_new_tokens": 60}, "exceed the context of 64"), ({"temperatur": 1.0}, "did you mean temperature"),
     ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "hides 1 of 5 tokens"), ({"attention_mask": torch.ones(1, 4)}, "must agree"),
-    ({"do_sample": True, "temperature": -1.0}, "temperature"), ({"do_sample": True, "top_p": 3.0}, "top_p"),
+    ({"do_sample": True, "temperature": -1.0}, "temperature"), ({"do_sample": True, "top_p": -0.5}, "top_p"),
     ({"eos_token_id": "end"}, "eos_token_id is 'end'"), ({"seed": 1.5}, "seed is 1.5"),
 ])
 def test_what_is_no_request_gets_one_sentence(mine, options: dict[str, Any], words: str) -> None:

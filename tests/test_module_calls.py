@@ -70,7 +70,7 @@ class Net(nn.Module):
 
 def compiled(module: nn.Module, example_inputs: Any, **options: Any) -> CompiledModel:
     return ac.compile(module, example_inputs=example_inputs, device="cpu", run_on="framework", store=Store(None), validators=[],
-                      budget_plans=1, budget_s=0.1, rounds=1, **options)
+                      origins=[], **options)
 
 
 @settings(max_examples=200)
