@@ -10,28 +10,34 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core import api, install
+from agentcompile_core import api, chain, install, serial
 from agentcompile_core.binder import bind
 from agentcompile_core.bundle import PROGRAMS
 from agentcompile_core.capturing import composed
+from agentcompile_core.chain import judge
 from agentcompile_core.context import Config, Context
-from agentcompile_core.errors import Cause
+from agentcompile_core.errors import Cause, ContractError
 from agentcompile_core.executables import Executables
 from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from agentcompile_core.plan import Origin
+from agentcompile_core.plan import Origin, Schedule
 from agentcompile_core.plugins import load_catalog
 from agentcompile_core.program import Piece, framework_program
 from agentcompile_core.report import explain_text
 from agentcompile_core.selection import Basis
 from agentcompile_core.stages import plan
+from agentcompile_core.stages.lower import source_of
 from agentcompile_core.store import Store
+from agentcompile_core.testing.doubles import measurement
+from agentcompile_core.verdict import Outcome
 from agentcompile_core.weights import WeightStore
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
@@ -230,6 +236,46 @@ def test_every_broken_one_is_refused_for_its_reason_and_the_model_is_right(acme:
         record = records[f"acme/{name}"]
         assert record.failure is not None and cause in (record.failure, None), (name, record.failure, record.message)
         assert record.message and message in record.message, (name, record.message)
+
+
+class Repeated:
+    """Stands for captured graphs in the chain's judge: runs the program, and "takes" less the more products are of vectors."""
+
+    def __init__(self, bound: Any, reset: Callable[[], None]) -> None:
+        reset()
+        bound.run()
+        calls = [dict(s.step.schedule.items).get("call") for s in bound.program.segments if s.is_call]
+        self.us = 100.0 - calls.count("vector")
+
+    def sample_us(self) -> float:
+        return self.us
+
+
+def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "_Captured", Repeated)
+    ctx = Context(catalog=acme.catalog("vendor"), target=vendor.context.target, config=Config(), store=Store(None))
+    compilation = vendor.compilation
+    regions = {r.signature: r for r in compilation.regions}
+    records = []
+    for record in compilation.records:  # as if both ways to call the library had been measured
+        for call in ("matrix", "vector") if record.step.implementation == "vendor/linear" else ("",):
+            step = evolve(record.step, schedule=Schedule({"call": call})) if call else record.step
+            digest = source_of(step, regions[record.signature].match_by_id[step.match_id], ctx).digest
+            passed = evolve(record.verdict, outcome=Outcome.PASS)
+            records.append(evolve(record, step=step, source_digest=digest, verdict=passed, measurement=measurement(5.0)))
+    alternatives = chain.alternatives_of(compilation.regions, compilation.selections, tuple(records), ctx)
+    assert {a.selected.version for a in alternatives if a.selected} == {1}
+    graph = next(g for g in compilation.graphs.graphs if g.kind is GraphKind.DECODE)
+    question = judge.Question(graph=graph, regions=compilation.regions, selections=compilation.selections, alternatives=alternatives,
+                              target=ctx.target, backend="emulation", position=8, margin=0.005, budget_s=60.0)
+    session = SimpleNamespace(catalog=ctx.catalog, backend=lambda name: ctx.catalog.find("agentcompile_backends", name))
+    answer = serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)), judge.Answer)
+    chosen = {str(s.step.schedule) for selection in answer.selections for s in selection.steps if s.step.implementation == "vendor/linear"}
+    assert chosen == {"call=vector"}, "every product is taken as the chain says"
+    assert 0 < answer.us < answer.first_us == answer.framework_us == 100.0
+    session.catalog = acme.catalog()  # the plugin is gone: the question cannot be answered, and nothing is made up
+    with pytest.raises(ContractError, match="vendor/linear version 1 is not installed"):
+        judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12))

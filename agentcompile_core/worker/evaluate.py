@@ -51,36 +51,41 @@ class Session:
     def evaluate(self, job: Job, kernel: Kernel | None, phase: Callable[[str], None]) -> Evaluation:
         """Validate and time one built candidate."""
         began = time.monotonic()
-        done = Evaluation(kernel=kernel)
+        execution = self._execution(job, kernel)
+        done = execution if isinstance(execution, Evaluation) else self._judged(job, execution, Evaluation(kernel=kernel), phase)
+        return evolve(done, seconds=time.monotonic() - began)
+
+    def _execution(self, job: Job, kernel: Kernel | None) -> Execution | Evaluation:
+        """The candidate ready to run, or the evaluation that a failed load or bind ends in."""
+        is_call = job.trial.source.language == CALLABLE
         try:
-            execution = self._execution(job, kernel)
+            backend = self.backend(job.backend)
+            if is_call:
+                bound = bind_call(job.step, job.trial.match, self.catalog, job.trial.target)
+                return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles)
+            assert kernel is not None
+            return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles)
         except Exception as exc:  # a defect of the backend or of the implementation costs this candidate
-            what = "bind" if job.trial.source.language == CALLABLE else "load"
             cause = Cause.CONTRACT if isinstance(exc, AgentCompileError) else cause_of(exc)
-            return evolve(done, failure=cause, message=f"{what}: {type(exc).__name__}: {exc}"[:2000], seconds=time.monotonic() - began)
+            message = f"{'bind' if is_call else 'load'}: {type(exc).__name__}: {exc}"
+            return Evaluation(kernel=kernel, failure=cause, message=message[:2000])
+
+    def _judged(self, job: Job, execution: Execution, done: Evaluation, phase: Callable[[str], None]) -> Evaluation:
         try:
             done = evolve(done, verdicts=tuple(self._verdict(name, execution, phase) for name in job.validators))
             if not done.verdicts:
-                done = evolve(done, failure=Cause.CONTRACT, message="no validator was named, so nothing may be selected")
+                return evolve(done, failure=Cause.CONTRACT, message="no validator was named, so nothing may be selected")
             failed = next((v for v in done.verdicts if not v.passed), None)
             if failed is not None:
-                done = evolve(done, failure=failed.cause or Cause.TOLERANCE, message=failed.message)
-            elif not done.failure and job.time:
+                return evolve(done, failure=failed.cause or Cause.TOLERANCE, message=failed.message)
+            if job.time:
                 phase("time")
                 done = self._timed(job, execution, done)
+            return done
         except AgentCompileError as exc:
-            done = evolve(done, failure=Cause.CONTRACT, message=str(exc)[:2000])
+            return evolve(done, failure=Cause.CONTRACT, message=str(exc)[:2000])
         except Exception as exc:
-            done = evolve(done, failure=cause_of(exc), message=f"{type(exc).__name__}: {exc}"[:2000])
-        return evolve(done, seconds=time.monotonic() - began)
-
-    def _execution(self, job: Job, kernel: Kernel | None) -> Execution:
-        backend = self.backend(job.backend)
-        if job.trial.source.language != CALLABLE:
-            assert kernel is not None
-            return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles)
-        bound = bind_call(job.step, job.trial.match, self.catalog, job.trial.target)
-        return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles)
+            return evolve(done, failure=cause_of(exc), message=f"{type(exc).__name__}: {exc}"[:2000])
 
     def _verdict(self, name: str, execution: Execution, phase: Callable[[str], None]) -> Verdict:
         validator = self.catalog.find("agentcompile_validators", name)
