@@ -159,7 +159,7 @@ def test_a_validator_that_cannot_judge_ends_the_search_and_leaves_no_records(wor
 
 def test_a_kernel_that_raises_is_in_the_failures_and_costs_only_itself(ctx):
     made, _ = ctx
-    records, selection = run(made, step("raises"), step("honest", 4.0))
+    _, selection = run(made, step("raises"), step("honest", 4.0))
     assert selection.steps[0].step == step("honest", 4.0)
     assert [(f.plugin, f.cause) for f in made.failures] == [(FAMILY, Cause.EXCEPTION)]
     assert "the fake kernel was told to fail" in made.failures[0].message
