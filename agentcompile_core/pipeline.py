@@ -5,24 +5,25 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from . import chain, winners
-from .advice import AdviceRecord, OrderedPlan
+from .stages.select import chain
+from .stages.validate import final_checks
+from .ir.advice import AdviceRecord, OrderedPlan
 from .budget import CHAIN_SHARE, WINNERS_SHARE
-from .building import built
-from .bundle import Bundle
-from .candidate import Candidate, Kernel, StepSource
+from .installation.building import built
+from .ir.bundle import Bundle
+from .ir.candidate import Candidate, Kernel, StepSource
 from .context import Context
 from .errors import Cause, Failure, StageName, UsageError, bounded
-from .events import StageFinished, StageStarted
-from .evidence import with_evidence
-from .graph import GraphKind, GraphSet, Workload
-from .interfaces import Frontend, LoadedModel
-from .plan import PlanSpace
-from .program import Program, framework_program, make_program
-from .record import TuningRecord
-from .region import Analysis, Region, RegionSummary
-from .search_log import Seen, Tried, tried
-from .selection import Basis, Selection, fallback
+from .plugin.events import StageFinished, StageStarted
+from .stages.emit.evidence import with_evidence
+from .ir.graph import GraphKind, GraphSet, Workload
+from .plugin.interfaces import Frontend, LoadedModel
+from .ir.plan import PlanSpace
+from .runtime.program import Program, framework_program, make_program
+from .ir.record import TuningRecord
+from .ir.region import Analysis, Region, RegionSummary
+from .ir.search_log import Seen, Tried, tried
+from .ir.selection import Basis, Selection, fallback
 from .stages import advise, analyze, emit, lower, plan, select, validate
 from .stages.validate import FRAMEWORK
 
@@ -156,7 +157,7 @@ def begin_budget(ctx: Context) -> None:
     """Start the search's clock, and keep the shares of what comes after the candidates."""
     if chain.possible(ctx):
         ctx.budget.reserve("chain", CHAIN_SHARE)
-    if winners.expected(ctx):
+    if final_checks.expected(ctx):
         ctx.budget.reserve("winners", WINNERS_SHARE)
     ctx.budget.start()
 

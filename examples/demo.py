@@ -58,8 +58,8 @@ def build_unvalidated(compiled: Any) -> list[str]:
     Raises:
         DemoError: one does not build.
     """
-    from agentcompile_core import building
-    from agentcompile_core.plan import Step
+    from agentcompile_core.installation import building
+    from agentcompile_core.ir.plan import Step
     from agentcompile_core.stages import lower
 
     found, ctx = [], compiled.context
@@ -98,7 +98,7 @@ def statistics_table(found: dict[str, tuple[dict[str, Any], int]]) -> str:
 
 def kernels_per_token(compiled: Any) -> int:
     """Generated steps of the decode program; framework segments are not counted."""
-    from agentcompile_core.program import Program
+    from agentcompile_core.runtime.program import Program
 
     program: Program = compiled.session.bound("decode").program
     return sum(1 for segment in program.segments if segment.step is not None)
@@ -176,7 +176,8 @@ def with_gpu(options: argparse.Namespace, folder: Path) -> None:
     """Compile for the GPU here; tokens per second before and after."""
     import torch
 
-    from agentcompile_core import api, bench
+    from agentcompile_core import api
+    from agentcompile_core.report import bench
 
     large = torch.cuda.get_device_properties(0).total_memory >= LARGE_GPU_BYTES
     what, dtype, name = (QWEN3, "float16", "Qwen3-1.7B, random weights, fp16") if large else (TINY, "float16", "tiny model, fp16")

@@ -6,8 +6,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from agentcompile_core.graph import DType, Graph, GraphSet, Workload
-from agentcompile_core.interpreter import prepare
+from agentcompile_core.ir.graph import DType, Graph, GraphSet, Workload
+from agentcompile_core.ops.interpreter import prepare
 
 CONTEXT = 32
 WORKLOAD = Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(8,))

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from agentcompile_core import api, evidence, install, serial
-from agentcompile_core.bundle import MANIFEST, Bundle
+from agentcompile_core import api
+from agentcompile_core.stages.emit import evidence
+from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.ir import serial
+from agentcompile_core.ir.bundle import MANIFEST, Bundle
 from agentcompile_core.errors import UsageError
 from agentcompile_core.stages import emit
 
@@ -21,7 +24,7 @@ TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 
 
 def in_memory(folder: Path) -> Bundle:
-    manifest = install.read_manifest(folder)
+    manifest = bundle_reader.read_manifest(folder)
     return Bundle(manifest=manifest, files=tuple((entry.path, (folder / entry.path).read_bytes()) for entry in manifest.files))
 
 
@@ -32,7 +35,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_what_is_written_is_read_back_unchanged(tiny_bundle: Path, tmp_path: Path) -> None:
     emit.write(in_memory(tiny_bundle), tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tiny_bundle)
-    first, second = install.read(tiny_bundle), install.read(tmp_path / "again")
+    first, second = bundle_reader.read(tiny_bundle), bundle_reader.read(tmp_path / "again")
     assert serial.digest(first.graphs) == serial.digest(second.graphs)
     assert first.manifest == second.manifest
     assert first.selections == second.selections
@@ -45,7 +48,7 @@ def test_a_bundle_holds_sources_binaries_headers_evidence_and_build_scripts(tiny
     names = set(files_of(tiny_bundle))
     assert {"manifest.json", "graphs.json", "programs.json", "selections.json", "records.json", "include/agentcompile/dtype.cuh",
             "extension/setup.py", "extension/pyproject.toml", "extension/launcher.cpp", "extension/check.py"} <= names
-    installed = install.read(tiny_bundle)
+    installed = bundle_reader.read(tiny_bundle)
     for digest in {s.digest for p in installed.programs.values() for s in p.sources}:
         assert f"kernels/{digest}/kernel.cu" in names
         assert f"kernels/{digest}/kernel.cubin" in names
@@ -54,14 +57,14 @@ def test_a_bundle_holds_sources_binaries_headers_evidence_and_build_scripts(tiny
 
 
 def test_every_file_is_in_the_manifest_with_its_hash(tiny_bundle: Path) -> None:
-    manifest = install.read_manifest(tiny_bundle)
+    manifest = bundle_reader.read_manifest(tiny_bundle)
     found = files_of(tiny_bundle)
     found.pop(MANIFEST)
     assert {e.path: e.sha256 for e in manifest.files} == {p: hashlib.sha256(d).hexdigest() for p, d in found.items()}
 
 
 def test_the_same_compilation_gives_the_same_files(tiny_bundle: Path) -> None:
-    installed = install.read(tiny_bundle)
+    installed = bundle_reader.read(tiny_bundle)
     ctx = type("Ctx", (), {"target": installed.manifest.target})()
     again = emit.run(installed.graphs, installed.programs, installed.selections, installed.kernels, installed.records, ctx)
     found = evidence.read(tiny_bundle)
@@ -121,7 +124,7 @@ def test_a_path_that_leaves_the_bundle_is_refused(tiny_bundle: Path, tmp_path: P
     manifest["files"].append({"path": "../secret", "sha256": hashlib.sha256(b"x").hexdigest()})
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match="outside"):
-        install.read(folder)
+        bundle_reader.read(folder)
 
 
 def test_a_kernel_whose_hash_was_changed_with_it_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_a_kernel_whose_hash_was_changed_with_it_is_refused(tiny_bundle: Path, t
     entry["sha256"] = hashlib.sha256(b"\x7fELF not this one").hexdigest()
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match="damaged"):
-        install.read(folder)
+        bundle_reader.read(folder)
 
 
 def test_an_operator_outside_of_torch_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -220,7 +223,7 @@ def test_the_extension_imports_without_a_gpu_and_lists_its_signatures(tiny_bundl
     done = in_extension(built_extension, code)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    installed = install.read(tiny_bundle)
+    installed = bundle_reader.read(tiny_bundle)
     launches = {launch.entry: launch for p in installed.programs.values() for s in p.sources for launch in s.launches}
     assert document["arch"] == "sm_90"
     # One kernel that serves operands of several sizes has a signature for each: entry, entry@1, ...

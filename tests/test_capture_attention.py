@@ -13,7 +13,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from agentcompile_core.capture.attention import (
+from agentcompile_core.stages.capture.attention import (
     CausalMask,
     DifferentHeads,
     PassThroughCache,

@@ -9,12 +9,14 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from agentcompile_core import api, install, serial
-from agentcompile_core.capture.comparison import difference
-from agentcompile_core.capture.language_model import capture_language_model
-from agentcompile_core.graph import Graph, GraphSet, Workload
-from agentcompile_core.interfaces import LoadedModel
-from agentcompile_core.plugins import load_catalog
+from agentcompile_core import api
+from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.ir import serial
+from agentcompile_core.stages.capture.comparison import difference
+from agentcompile_core.stages.capture.language_model import capture_language_model
+from agentcompile_core.ir.graph import Graph, GraphSet, Workload
+from agentcompile_core.plugin.interfaces import LoadedModel
+from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -129,13 +131,13 @@ def test_a_bundle_with_other_graphs_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     next(e for e in manifest["files"] if e["path"] == "graphs.json")["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert install.read(folder)
+    assert bundle_reader.read(folder)
     with pytest.raises(api.UsageError, match="compute something else than ReLU.*compile ReLU again"):
         api.load(folder, nn.ReLU(), device="cpu", catalog=CATALOG, example_inputs=(X,))
 
 
 def test_a_program_beyond_the_budget_is_found() -> None:
-    from agentcompile_core import program_check
+    from agentcompile_core.installation import program_check
 
     assert program_check._beyond(torch.ones(4), torch.ones(4) * 1.01) and not program_check._beyond(torch.ones(4), torch.ones(4) * 1.0001)
     assert not program_check._beyond(torch.ones(4).half(), torch.ones(4).half() * 1.01)

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentcompile_core.capture import default_workload, model_info
-from agentcompile_core.capture import frontends as core_frontends
+from agentcompile_core.stages.capture.models import default_workload, model_info
+from agentcompile_core.stages.capture import frontends as core_frontends
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import UsageError
-from agentcompile_core.graph import DType, GraphKind, Workload
-from agentcompile_core.interfaces import Frontend, LoadedModel
-from agentcompile_core.interpreter import prepare
+from agentcompile_core.ir.graph import DType, GraphKind, Workload
+from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
+from agentcompile_core.ops.interpreter import prepare
 from agentcompile_core.stages import capture
-from agentcompile_core.target import preset
+from agentcompile_core.ir.target import preset
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
@@ -45,7 +45,7 @@ def get_inputs():
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentcompile_core.capture import huggingface
+    from agentcompile_core.stages.capture import huggingface
 
     monkeypatch.setattr(huggingface, "_reachable", lambda: False)
 
@@ -275,7 +275,7 @@ def test_accepting_imports_nothing_heavy() -> None:
     import sys
 
     code = (
-        "import sys; from agentcompile_core.capture.frontends import agentcompile_frontends as f\n"
+        "import sys; from agentcompile_core.stages.capture.frontends import agentcompile_frontends as f\n"
         "assert [x.name for x in f() if x.accepts('a/b')] == ['huggingface']; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

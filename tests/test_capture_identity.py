@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from agentcompile_core import api
-from agentcompile_core.capture import model_info
-from agentcompile_core.capture.identity import identity
+from agentcompile_core.stages.capture.models import model_info
+from agentcompile_core.stages.capture.identity import identity
 from agentcompile_core.errors import UsageError
-from agentcompile_core.interfaces import LoadedModel
-from agentcompile_core.plugins import load_catalog
+from agentcompile_core.plugin.interfaces import LoadedModel
+from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -239,9 +239,9 @@ PROCESS = """
 import sys, torch
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from agentcompile_core.capture.frontends import ModuleFileFrontend
-from agentcompile_core.capture.identity import identity
-from agentcompile_core.interfaces import LoadedModel
+from agentcompile_core.stages.capture.frontends import ModuleFileFrontend
+from agentcompile_core.stages.capture.identity import identity
+from agentcompile_core.plugin.interfaces import LoadedModel
 from capture_models import SIZES, tiny
 loaded = ModuleFileFrontend().load({path!r}, {{}})
 for one in (loaded, LoadedModel(module=tiny("qwen3", SIZES), name="m"), LoadedModel(module=torch.nn.LSTM(3, 4), name="m")):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentcompile_core import operators as ops
+from agentcompile_core.ops import operators as ops
 
 KERNELS = torch.ops.agentcompile
 

@@ -5,27 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from agentcompile_core import chain, serial
-from agentcompile_core.candidate import Resources
-from agentcompile_core.chain.cut import cut, layers_needed
-from agentcompile_core.chain.judge import Alternative, Question, _holds, _replaced, upper_bound
+from agentcompile_core.stages.select import chain
+from agentcompile_core.ir import serial
+from agentcompile_core.ir.candidate import Resources
+from agentcompile_core.stages.select.cut import cut, layers_needed
+from agentcompile_core.worker.judge import Alternative, Question, _holds, _replaced, upper_bound
 from agentcompile_core.context import Config, Context
-from agentcompile_core.plugins import load_catalog
-from agentcompile_core.program import make_program
-from agentcompile_core.record import Measurement, TuningRecord
-from agentcompile_core.selection import Basis, SelectedStep, Selection
+from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.runtime.program import make_program
+from agentcompile_core.ir.record import Measurement, TuningRecord
+from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.stages import analyze, capture, plan
 from agentcompile_core.stages.lower import source_of
 from agentcompile_core.store import Store
-from agentcompile_core.target import preset
-from agentcompile_core.verdict import Outcome, Verdict
+from agentcompile_core.ir.target import preset
+from agentcompile_core.ir.verdict import Outcome, Verdict
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
 
 @pytest.fixture(scope="module")
 def planned():  # type: ignore[no-untyped-def]
-    from agentcompile_core.graph import DType, Workload
+    from agentcompile_core.ir.graph import DType, Workload
 
     ctx = Context(catalog=load_catalog(), target=preset("h200"), config=Config(), store=Store(None))
     frontend = ctx.catalog.find("agentcompile_frontends", "huggingface")
@@ -45,7 +46,7 @@ def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
         for match_id in cover.matches:
             found = space.spaces_of(match_id)[0]
             for i, point in enumerate(found.space.points[:points]):
-                from agentcompile_core.plan import Step
+                from agentcompile_core.ir.plan import Step
 
                 step = Step(match_id=match_id, implementation=found.implementation, origin=found.origin, schedule=point)
                 source = source_of(step, region.match_by_id[match_id], ctx)

@@ -18,7 +18,7 @@ GENERATE = ("--max-new-tokens", 6, "--device", "cpu", "--json")
 @pytest.fixture
 def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening any model fails the test."""
-    from agentcompile_core.capture import huggingface
+    from agentcompile_core.stages.capture import huggingface
 
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("a model was opened")

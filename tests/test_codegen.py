@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.candidate import Feature, Launch
+from agentcompile_core.ir.candidate import Feature, Launch
 from agentcompile_core.codegen.pointwise import elementwise_struct, epilogue_struct, literal, simplify
 from agentcompile_core.codegen.render import c_type, entries_of, make_source, plan_struct, render
 from agentcompile_core.errors import ContractError
-from agentcompile_core.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.graph import DType
+from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
+from agentcompile_core.ir.graph import DType
 
 K = PointwiseKind
 GATE = Expression(arguments=("acc0", "acc1"), operations=(Operation(K.SILU, ("acc0",)), Operation(K.MUL, (0, "acc1"))))

@@ -37,7 +37,7 @@ def test_greedy_tokens_equal_hugging_face(compiled, prompt: str) -> None:  # typ
 
 
 def test_every_step_of_decode_is_a_generated_kernel_in_a_captured_graph(compiled) -> None:  # type: ignore[no-untyped-def]
-    from agentcompile_core.accounting import accounting
+    from agentcompile_core.report.accounting import accounting
 
     found = accounting(compiled.compilation.programs["decode"])
     assert found["framework_operators"] == {} and set(found["bytes"]) == {"generated"}

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from agentcompile_core import api, chain
+from agentcompile_core import api
+from agentcompile_core.stages.select import chain
 from agentcompile_core.context import Config
-from agentcompile_core.plugins import load_catalog
-from agentcompile_core.selection import Basis
+from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.ir.selection import Basis
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"

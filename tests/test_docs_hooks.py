@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentcompile_core import hookspecs, interfaces
-from agentcompile_core.plugins import EVENTS, OFFERS
+from agentcompile_core.plugin import hookspecs, interfaces
+from agentcompile_core.plugin.catalog import EVENTS, OFFERS
 
 TEXT = (Path(__file__).parent.parent / "docs" / "hooks.md").read_text()
 SECTIONS = dict(re.findall(r"^### `(\w+)\([^)]*\)`\n(.*?)(?=^##|\Z)", TEXT, re.M | re.S))

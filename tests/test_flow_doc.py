@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from agentcompile_core.codegen.pointwise import epilogue_struct
-from agentcompile_core.expression import Expression, Operation, PointwiseKind
+from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "flow.md").read_text()

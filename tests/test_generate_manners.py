@@ -10,7 +10,7 @@ import transformers
 
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError
-from agentcompile_core.session import Session
+from agentcompile_core.runtime.session import Session
 from agentcompile_core.store import Store
 
 CONFIG = transformers.LlamaConfig(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,

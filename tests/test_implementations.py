@@ -19,26 +19,29 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core import api, chain, install, serial
-from agentcompile_core.binder import bind
-from agentcompile_core.bundle import PROGRAMS
-from agentcompile_core.capturing import composed
-from agentcompile_core.chain import judge
+from agentcompile_core import api
+from agentcompile_core.stages.select import chain
+from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.ir import serial
+from agentcompile_core.runtime.binder import bind
+from agentcompile_core.ir.bundle import PROGRAMS
+from agentcompile_core.runtime.graph_capture import composed
+from agentcompile_core.worker import judge
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import Cause, ContractError
-from agentcompile_core.executables import Executables
-from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from agentcompile_core.plan import Origin, Schedule
-from agentcompile_core.plugins import load_catalog
-from agentcompile_core.program import Piece, framework_program
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.ir.plan import Origin, Schedule
+from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.runtime.program import Piece, framework_program
 from agentcompile_core.report import explain_text
-from agentcompile_core.selection import Basis
+from agentcompile_core.ir.selection import Basis
 from agentcompile_core.stages import plan
 from agentcompile_core.stages.lower import source_of
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import measurement
-from agentcompile_core.verdict import Outcome
-from agentcompile_core.weights import WeightStore
+from agentcompile_core.ir.verdict import Outcome
+from agentcompile_core.runtime.weights import WeightStore
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
@@ -147,7 +150,7 @@ def test_only_the_origins_that_are_allowed_are_planned(vendor: Any, acme: Instal
 
 
 def test_explain_shows_the_origin_of_each_step(vendor: Any, tmp_path: Path) -> None:
-    bundle = install.read(vendor.save(tmp_path / "b"))
+    bundle = bundle_reader.read(vendor.save(tmp_path / "b"))
     text = explain_text(bundle.manifest, bundle.selections, bundle.records)
     assert re.search(r"^step +implementation +origin ", text, re.M)
     assert re.search(r"^attention +vendor/attention +third_party ", text, re.M)

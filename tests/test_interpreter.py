@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from agentcompile_core.errors import UsageError
-from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from agentcompile_core.interpreter import operator_of, prepare, resolve_symbol, run_nodes
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from agentcompile_core.ops.interpreter import operator_of, prepare, resolve_symbol, run_nodes
 
 
 def value(name: str, shape: tuple[int, ...] = (4,), kind: ValueKind = ValueKind.INTERMEDIATE, dtype: DType = DType.F32) -> Value:

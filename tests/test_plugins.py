@@ -6,17 +6,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from agentcompile_core import hookspecs
+from agentcompile_core.plugin import hookspecs
 from agentcompile_core.errors import AgentCompileError, Cause, Failure, StageName, UsageError
-from agentcompile_core.hookspecs import hookimpl
-from agentcompile_core.interfaces import Advisor
-from agentcompile_core.plugins import load_catalog
+from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import Advisor
+from agentcompile_core.plugin.catalog import load_catalog
 
 CORE = {"core_frontends", "core_rules", "core_runtimes", "core_advisors"}
 GOOD = """
-from agentcompile_core.advice import Advice
-from agentcompile_core.hookspecs import hookimpl
-from agentcompile_core.interfaces import Advisor
+from agentcompile_core.ir.advice import Advice
+from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import Advisor
 
 class Quiet(Advisor):
     name = "quiet"
@@ -32,7 +32,7 @@ BROKEN = {  # module text, cause, part of the message
     "broken_import": ("import a_module_that_is_not_there", Cause.IMPORT, "a_module_that_is_not_there"),
     "exits": ("raise SystemExit(3)", Cause.IMPORT, "SystemExit: 3"),
     "syntax": ("def (", Cause.IMPORT, "SyntaxError"),
-    "wrong_type": ("from agentcompile_core.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    return ['quiet']",
+    "wrong_type": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    return ['quiet']",
                    Cause.CONTRACT, "expected Advisor, got str"),
     "a_class": (HEAD + "@hookimpl\ndef agentcompile_advisors():\n    return [Quiet]", Cause.CONTRACT, "expected Advisor, got ABCMeta"),
     "wrong_shelf": (HEAD + "@hookimpl\ndef agentcompile_validators():\n    return [Quiet()]",
@@ -47,15 +47,15 @@ BROKEN = {  # module text, cause, part of the message
                     Cause.CONTRACT, "bad name 7"),
     "bad_version": (HEAD.replace('name = "quiet"', 'name = "quiet"; version = "2"') +
                     "@hookimpl\ndef agentcompile_advisors():\n    return [Quiet()]", Cause.CONTRACT, "bad version '2'"),
-    "unknown_hook": ("from agentcompile_core.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisers():\n    return []",
+    "unknown_hook": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisers():\n    return []",
                      Cause.CONTRACT, "unknown hook 'agentcompile_advisers'; known: agentcompile_frontends"),
-    "wrong_arguments": ("from agentcompile_core.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors(model):\n    return []",
+    "wrong_arguments": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors(model):\n    return []",
                         Cause.CONTRACT, "model"),
-    "raises": ("from agentcompile_core.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    raise OSError('no')",
+    "raises": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    raise OSError('no')",
                Cause.EXCEPTION, "OSError: no"),
-    "raises_late": ("from agentcompile_core.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    yield from [1 / 0]",
+    "raises_late": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    yield from [1 / 0]",
                     Cause.EXCEPTION, "ZeroDivisionError"),
-    "nothing": ("from agentcompile_core.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    return None",
+    "nothing": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    return None",
                 Cause.EXCEPTION, "None"),
     "too_new": ("AGENTCOMPILE_API = (1, 99)\n" + GOOD, Cause.API, "needs hook API (1, 99), this core has (1, 0); upgrade"),
     "odd_api": ("AGENTCOMPILE_API = '2'\n" + GOOD, Cause.API, "AGENTCOMPILE_API is '2'"),
@@ -69,7 +69,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("AGENTCOMPILE_PLUGINS", "AGENTCOMPILE_BLOCK_PLUGINS", "AGENTCOMPILE_STRICT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr("agentcompile_core.plugins.metadata.distributions", lambda: _distributions(tmp_path))
+    monkeypatch.setattr("agentcompile_core.plugin.catalog.metadata.distributions", lambda: _distributions(tmp_path))
 
     def make(name: str, text: str = GOOD, *, group: str = hookspecs.GROUP, distribution: str = "", module: str = "") -> None:
         module = module or f"plugin_{name}_{tmp_path.name}".replace("-", "_")
@@ -270,7 +270,7 @@ def test_metadata_that_cannot_be_read_stops_nobody(install, monkeypatch: pytest.
             raise OSError("unreadable entry_points.txt")
 
     good = SimpleNamespace(name="good", version="1", entry_points=())
-    monkeypatch.setattr("agentcompile_core.plugins.metadata.distributions", lambda: iter((Damaged(), good)))
+    monkeypatch.setattr("agentcompile_core.plugin.catalog.metadata.distributions", lambda: iter((Damaged(), good)))
     catalog = load_catalog(strict=True)
     (info,) = [p for p in catalog.plugins if p.name not in CORE]
     assert info.state == "unreadable" and "unreadable entry_points.txt" in info.message

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core import operators as ops
+from agentcompile_core.ops import operators as ops
 from agentcompile_core.errors import AgentCompileError
-from agentcompile_core.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from agentcompile_core.reference import compare, oracle
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.ops.reference import compare, oracle
 
 ops.register()
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.errors import UsageError
-from agentcompile_core.session import plan_chunks
+from agentcompile_core.runtime.session import plan_chunks
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
 

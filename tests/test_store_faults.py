@@ -16,18 +16,18 @@ from pathlib import Path
 import pytest
 
 import agentcompile_core
-from agentcompile_core.candidate import Kernel
-from agentcompile_core.plan import Origin, Schedule, Step
-from agentcompile_core.record import TuningRecord
+from agentcompile_core.ir.candidate import Kernel
+from agentcompile_core.ir.plan import Origin, Schedule, Step
+from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.store import Store
 from agentcompile_core.store.entries import Entries
 
 REPOSITORY = Path(agentcompile_core.__file__).parents[1]
 MAKERS = '''
 import hashlib
-from agentcompile_core.candidate import Kernel
-from agentcompile_core.plan import Origin, Schedule, Step
-from agentcompile_core.record import TuningRecord
+from agentcompile_core.ir.candidate import Kernel
+from agentcompile_core.ir.plan import Origin, Schedule, Step
+from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.store import Store
 
 def kernel(seed):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentcompile_core.errors import BuildError
-from agentcompile_core.toolchain import Completed, GuardedServer, run_guarded
+from agentcompile_core.processes.toolchain import Completed, GuardedServer, run_guarded
 
 PYTHON = sys.executable
 
@@ -94,7 +94,7 @@ def test_a_missing_program_is_a_build_error_or_a_failed_command() -> None:
 
 SERVER = """
 import os, sys, time
-from agentcompile_core.toolchain import serve
+from agentcompile_core.processes.toolchain import serve
 print("noise on standard output must not disturb the protocol")
 def answer(request):
     print("more noise")
@@ -165,7 +165,7 @@ def test_a_server_that_was_killed_between_requests_is_replaced(server: GuardedSe
 
 PARENT = """
 import os, sys, threading, time
-from agentcompile_core.toolchain import GuardedServer
+from agentcompile_core.processes.toolchain import GuardedServer
 server = GuardedServer([sys.executable, "-c", sys.argv[1]], extra_env={"PYTHONPATH": os.environ["PYTHONPATH"]})
 print(server.request(b"pid", 20).decode(), flush=True)
 server.request(b"hang", 60)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from agentcompile_core.errors import ContractError, UsageError
-from agentcompile_core.weights import WeightStore
+from agentcompile_core.runtime.weights import WeightStore
 
 
 class Layer(nn.Module):

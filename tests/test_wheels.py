@@ -59,7 +59,7 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_plugin_loads_from_its_wheel(installed: Path) -> None:
-    code = ("import json, sys, agentcompile_core\nfrom agentcompile_core.plugins import load_catalog\ncatalog = load_catalog()\n"
+    code = ("import json, sys, agentcompile_core\nfrom agentcompile_core.plugin.catalog import load_catalog\ncatalog = load_catalog()\n"
             "print(json.dumps([agentcompile_core.__file__, [[p.name, p.state, sys.modules[type(o).__module__].__file__]\n"
             "  for p in catalog.plugins for h in catalog.offers.values() for q, o in h.items() if q.startswith(p.name + '/')]]))")
     done = run(installed, "-c", code)

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from agentcompile_core.errors import Cause
-from agentcompile_core.plan import Origin, Schedule, Step
+from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.testing import doubles
-from agentcompile_core.verdict import Outcome
+from agentcompile_core.ir.verdict import Outcome
 from agentcompile_core.worker import Job, Worker, WorkerLost
 from agentcompile_core.worker.protocol import child_environment
 
@@ -72,7 +72,7 @@ def test_wrong_kernels_are_refused_for_the_stated_reason(worker: Worker, behavio
 def test_faster_than_physics_is_a_bug(worker: Worker):
     from attrs import evolve
 
-    from agentcompile_core.region import Role
+    from agentcompile_core.ir.region import Role
     trial = doubles.fake_trial("too_fast", count=1000)
     # As weights these operands count as cold data on a device with a tiny L2.
     operands = tuple(evolve(o, role=Role.WEIGHT) if o.role is Role.INPUT else o for o in trial.match.operands)

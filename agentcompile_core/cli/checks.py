@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import arguments
+from ..api import arguments
 from ..context import Config
 from ..errors import UsageError
-from ..plugins import load_catalog
-from ..target import preset
+from ..plugin.catalog import load_catalog
+from ..ir.target import preset
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 

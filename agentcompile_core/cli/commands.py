@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import evidence, failures, install, report, serial
+from ..stages.emit import evidence
+from ..plugin import failures
+from ..runtime import bundle_reader
+from .. import report
+from ..ir import serial
 from ..context import Config
 from ..errors import UsageError
-from ..plugins import load_catalog
+from ..plugin.catalog import load_catalog
 from ..stages.emit import check_folder
 from . import checks
 from .parser import parser
@@ -90,7 +94,7 @@ def _to_generate(options: argparse.Namespace, config: Config) -> Any:
             raise UsageError("generate needs a model, or --bundle DIR and the model")
         checks.check_tokenizer(options.model)
         return _compiled(options, config, run_on=options.run_on)
-    model = options.model or install.read_manifest(Path(options.bundle)).source
+    model = options.model or bundle_reader.read_manifest(Path(options.bundle)).source
     if not model:
         raise UsageError("this bundle was compiled from a live model, so name the model whose weights it runs with: "
                          "agentcompile generate MODEL --bundle DIR --prompt TEXT")
@@ -108,7 +112,7 @@ def _ending(compiled: Any) -> dict[str, Any]:
 
 def bench_command(options: argparse.Namespace) -> int:
     """Time ours and the baselines, alternating."""
-    from ..bench import check, compare
+    from ..report.bench import check, compare
 
     config = checks.config_of(options)
     baselines = tuple(b for b in options.baselines.split(",") if b)
@@ -121,7 +125,7 @@ def bench_command(options: argparse.Namespace) -> int:
 
 def explain_command(options: argparse.Namespace) -> int:
     """Say why each step got what it got."""
-    installed = install.read(Path(options.bundle))
+    installed = bundle_reader.read(Path(options.bundle))
     found = evidence.read(Path(options.bundle))
     document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name,
                 "selections": report.selections_document(installed.selections),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import UsageError
-from ..events import (
+from ..plugin.events import (
     AdviceGiven,
     CandidateFinished,
     Captured,

@@ -11,7 +11,7 @@ import re
 import attrs
 
 from ..errors import ContractError
-from ..expression import Expression, Operation, PointwiseKind
+from ..ir.expression import Expression, Operation, PointwiseKind
 
 _BINARY = {PointwiseKind.ADD: "+", PointwiseKind.SUB: "-", PointwiseKind.MUL: "*", PointwiseKind.DIV: "/"}
 _CALLS = {

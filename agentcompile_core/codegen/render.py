@@ -12,10 +12,10 @@ from pathlib import Path
 
 from attrs import evolve
 
-from .. import serial
-from ..candidate import Feature, Launch, StepSource, Workspace
+from ..ir import serial
+from ..ir.candidate import Feature, Launch, StepSource, Workspace
 from ..errors import ContractError
-from ..graph import DType
+from ..ir.graph import DType
 from .pointwise import INCLUDES, literal
 
 HEADER_NAME = "plan.cuh"

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from ..candidate import Kernel, KernelArgument, StepSource
-from ..program import Program, Segment
-from ..region import Role
-from ..target import Target
+from ..ir.candidate import Kernel, KernelArgument, StepSource
+from ..runtime.program import Program, Segment
+from ..ir.region import Role
+from ..ir.target import Target
 
 PACKAGE = "agentcompile_kernels"
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from ..hookspecs import hookimpl
-from ..interfaces import RegionRule
+from ..plugin.hookspecs import hookimpl
+from ..plugin.interfaces import RegionRule
 from .attention import AttentionRule
 from .elementwise import ElementwiseRule
 from .linear import LinearRule

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve, frozen
 
-from ..graph import DType, Graph, Node
-from ..interfaces import RegionRule
-from ..match_kinds import ATTENTION
-from ..region import Match, Operand, Role, Scalar, SemanticLabel
-from ..schema import argument
-from ..target import Target
+from ..ir.graph import DType, Graph, Node
+from ..plugin.interfaces import RegionRule
+from ..ir.match_kinds import ATTENTION
+from ..ir.region import Match, Operand, Role, Scalar, SemanticLabel
+from ..ops.schema import argument
+from ..ir.target import Target
 from .norm import NormNode, norm_of
 from .rope import RopeNode, rope_of
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref

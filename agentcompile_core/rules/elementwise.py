@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from ..expression import Expression
-from ..graph import Graph, Node, TensorSpec
-from ..interfaces import RegionRule
-from ..match_kinds import ELEMENTWISE
-from ..region import Match, Scalar, SemanticLabel
-from ..target import Target
+from ..ir.expression import Expression
+from ..ir.graph import Graph, Node, TensorSpec
+from ..plugin.interfaces import RegionRule
+from ..ir.match_kinds import ELEMENTWISE
+from ..ir.region import Match, Scalar, SemanticLabel
+from ..ir.target import Target
 from .pointwise import express, grow, has_one_rounding, is_pointwise
 from .view import RegionView, is_contiguous
 

@@ -5,13 +5,13 @@ from itertools import combinations
 
 from attrs import frozen
 
-from ..expression import Expression, Operation, PointwiseKind
-from ..graph import Graph, Node, Ref
-from ..interfaces import RegionRule
-from ..match_kinds import LINEAR
-from ..region import Match, Operand, SemanticLabel
-from ..schema import argument
-from ..target import Target
+from ..ir.expression import Expression, Operation, PointwiseKind
+from ..ir.graph import Graph, Node, Ref
+from ..plugin.interfaces import RegionRule
+from ..ir.match_kinds import LINEAR
+from ..ir.region import Match, Operand, SemanticLabel
+from ..ops.schema import argument
+from ..ir.target import Target
 from .norm import NormNode, norm_of
 from .pointwise import Growth, grow
 from .split import parts_of

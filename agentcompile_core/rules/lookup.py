@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from ..graph import DType, Graph, Node, Ref
-from ..interfaces import RegionRule
-from ..match_kinds import ARGMAX, GATHER
-from ..region import Match, Operand, SemanticLabel
-from ..schema import argument
-from ..target import Target
+from ..ir.graph import DType, Graph, Node, Ref
+from ..plugin.interfaces import RegionRule
+from ..ir.match_kinds import ARGMAX, GATHER
+from ..ir.region import Match, Operand, SemanticLabel
+from ..ops.schema import argument
+from ..ir.target import Target
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 EMBEDDING = "aten.embedding.default"

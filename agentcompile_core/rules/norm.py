@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 
 from attrs import frozen
 
-from ..graph import Graph, Node
-from ..interfaces import RegionRule
-from ..match_kinds import NORM
-from ..region import Match, Operand, SemanticLabel
-from ..schema import argument
-from ..target import Target
+from ..ir.graph import Graph, Node
+from ..plugin.interfaces import RegionRule
+from ..ir.match_kinds import NORM
+from ..ir.region import Match, Operand, SemanticLabel
+from ..ops.schema import argument
+from ..ir.target import Target
 from .view import KERNEL_TYPES, RegionView, is_contiguous, packed, ref
 
 

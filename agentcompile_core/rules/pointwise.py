@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
-from ..expression import Expression, Operation, PointwiseKind
-from ..graph import Argument, DType, Node, Ref
-from ..schema import argument
+from ..ir.expression import Expression, Operation, PointwiseKind
+from ..ir.graph import Argument, DType, Node, Ref
+from ..ops.schema import argument
 from .view import KERNEL_TYPES, RegionView, is_contiguous
 
 K = PointwiseKind

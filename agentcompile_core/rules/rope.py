@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from ..graph import DType, Graph, Node, Ref
-from ..interfaces import RegionRule
-from ..match_kinds import ROPE, ROPE_TABLE
-from ..region import Match, Role, SemanticLabel
-from ..schema import argument
-from ..target import Target
+from ..ir.graph import DType, Graph, Node, Ref
+from ..plugin.interfaces import RegionRule
+from ..ir.match_kinds import ROPE, ROPE_TABLE
+from ..ir.region import Match, Role, SemanticLabel
+from ..ops.schema import argument
+from ..ir.target import Target
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 

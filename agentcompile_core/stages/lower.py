@@ -1,13 +1,13 @@
 """Stage lower: ordered steps become candidates, each with its source. Plugin code runs under guard; sources are checked."""
 
-from ..advice import OrderedPlan
-from ..binding import check_source
-from ..candidate import CALLABLE, Candidate, StepSource
+from ..ir.advice import OrderedPlan
+from ..ir.source_check import check_source
+from ..ir.candidate import CALLABLE, Candidate, StepSource
 from ..context import Context
 from ..errors import Cause, ContractError, Failure, StageName, last_frames
-from ..executables import call_key
-from ..plan import Step
-from ..region import Match, Region
+from ..runtime.executables import call_key
+from ..ir.plan import Step
+from ..ir.region import Match, Region
 
 
 def run(regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from attrs import evolve
 
-from .. import serial
-from ..candidate import Kernel
+from ..ir import serial
+from ..ir.candidate import Kernel
 from ..errors import ContractError, UsageError
-from ..record import TuningRecord
+from ..ir.record import TuningRecord
 from .database import Database
 from .entries import Entries, check_name
 

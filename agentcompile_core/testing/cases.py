@@ -7,19 +7,19 @@ elements; ``dtype`` is the element type of weights and activations.
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from ..interfaces import RegionRule
-from ..region import Match, Role
-from ..regions.checking import normalized, problem
-from ..regions.dependency import dependencies
+from ..ir.graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from ..plugin.interfaces import RegionRule
+from ..ir.region import Match, Role
+from ..stages.analyze.checking import normalized, problem
+from ..ops.dependency import dependencies
 from ..rules.attention import AttentionRule
 from ..rules.elementwise import ElementwiseRule
 from ..rules.linear import LinearRule
 from ..rules.lookup import ArgmaxRule, GatherRule
 from ..rules.norm import NormRule
 from ..rules.rope import RopeRule, RopeTableRule
-from ..schema import canonical
-from ..target import PRESETS
+from ..ops.schema import canonical
+from ..ir.target import PRESETS
 
 Pair = tuple[Match, Graph]
 EPS = 1e-6

@@ -18,19 +18,19 @@ from typing import ClassVar
 import pytest
 from attrs import evolve
 
-from .. import serial
-from ..binding import check_source
-from ..candidate import StepSource
-from ..cases import cases_for
+from ..ir import serial
+from ..ir.source_check import check_source
+from ..ir.candidate import StepSource
+from ..stages.validate.input_cases import cases_for
 from ..errors import BuildError, ContractError, Reject
-from ..graph import Graph
-from ..interfaces import Backend, TemplateFamily
-from ..plan import Origin, Schedule, ScheduleSpace, Step
-from ..plugins import NAME, Catalog, load_catalog
-from ..region import Match
+from ..ir.graph import Graph
+from ..plugin.interfaces import Backend, TemplateFamily
+from ..ir.plan import Origin, Schedule, ScheduleSpace, Step
+from ..plugin.catalog import NAME, Catalog, load_catalog
+from ..ir.region import Match
 from ..stages.plan import checked
-from ..target import PRESETS, Target
-from ..verdict import Trial
+from ..ir.target import PRESETS, Target
+from ..ir.verdict import Trial
 from ..worker import Evaluation, Job, Worker
 
 SHORTEST_REASON = 10  # characters of a Reject that a person can act on

@@ -10,10 +10,10 @@ from typing import Any
 
 from attrs import define, evolve
 
-from .. import serial
-from ..candidate import Kernel
+from ..ir import serial
+from ..ir.candidate import Kernel
 from ..errors import AgentCompileError, Cause, UsageError
-from .process import Child, ChildEnded
+from ..processes.child import Child, ChildEnded
 from .protocol import CATALOG, Evaluation, Job
 
 MAX_BUILDERS = 8

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import torch
 from attrs import evolve
 
-from .. import serial
-from ..candidate import CALLABLE, Kernel
+from ..ir import serial
+from ..ir.candidate import CALLABLE, Kernel
 from ..errors import AgentCompileError, BuildError, Cause, Reject
-from ..executables import bind_call
-from ..interfaces import Backend, Validator
-from ..plugins import Catalog
-from ..record import Measurement
-from ..reference import compare
-from ..region import Role
-from ..verdict import Outcome, Trial, Verdict
+from ..runtime.executables import bind_call
+from ..plugin.interfaces import Backend, Validator
+from ..plugin.catalog import Catalog
+from ..ir.record import Measurement
+from ..ops.reference import compare
+from ..ir.region import Role
+from ..ir.verdict import Outcome, Trial, Verdict
 from . import timing
 from .execution import Execution, Oracles
 from .protocol import Evaluation, Job

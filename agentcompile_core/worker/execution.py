@@ -7,17 +7,17 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from .. import serial
-from ..binding import argument_values
-from ..candidate import Workspace
+from ..ir import serial
+from ..ir.source_check import argument_values
+from ..ir.candidate import Workspace
 from ..errors import ContractError
-from ..executables import BoundCall
-from ..graph import DType, TensorSpec
-from ..interfaces import Backend
-from ..reference import Bounded, oracle
-from ..reference.second_opinion import Disagreement, disagreement
-from ..region import Access, Role
-from ..verdict import Case, Trial
+from ..runtime.executables import BoundCall
+from ..ir.graph import DType, TensorSpec
+from ..plugin.interfaces import Backend
+from ..ops.reference import Bounded, oracle
+from ..ops.reference.second_opinion import Disagreement, disagreement
+from ..ir.region import Access, Role
+from ..ir.verdict import Case, Trial
 from .memory import Guarded, Unchanged, guarded
 from .operands import graph_values, make_inputs, split_values
 

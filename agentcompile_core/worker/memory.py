@@ -4,8 +4,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..graph import TensorSpec
-from ..reference.bounded import torch_dtype
+from ..ir.graph import TensorSpec
+from ..ops.reference.bounded import torch_dtype
 
 GUARD_BYTES = 4096
 ALIGNMENT_BYTES = 256

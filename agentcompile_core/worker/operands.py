@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from ..graph import Graph, TensorSpec
-from ..match_kinds import ATTENTION, GATHER, NORM
-from ..reference.bounded import torch_dtype
-from ..region import Match, Operand, Role
-from ..verdict import Case, InputFamily
+from ..ir.graph import Graph, TensorSpec
+from ..ir.match_kinds import ATTENTION, GATHER, NORM
+from ..ops.reference.bounded import torch_dtype
+from ..ir.region import Match, Operand, Role
+from ..ir.verdict import Case, InputFamily
 
 SCALE = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
 SPIKES = 0.005  # share of outliers in the spiky family

@@ -9,11 +9,11 @@ import os
 
 from attrs import field, frozen
 
-from ..candidate import Kernel
+from ..ir.candidate import Kernel
 from ..errors import Cause
-from ..plan import Step
-from ..record import Measurement
-from ..verdict import Trial, Verdict
+from ..ir.plan import Step
+from ..ir.record import Measurement
+from ..ir.verdict import Trial, Verdict
 
 # The child's whole environment: what torch, CUDA and compilers need. No credentials of any service.
 PASSED = (
@@ -24,7 +24,7 @@ PASSED = (
     "TRITON_CACHE_DIR", "AGENTCOMPILE_PLUGINS", "AGENTCOMPILE_BLOCK_PLUGINS", "AGENTCOMPILE_CACHE_DIR",
 )
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
-CATALOG = "agentcompile_core.plugins:load_catalog"
+CATALOG = "agentcompile_core.plugin.catalog:load_catalog"
 
 
 def child_environment() -> dict[str, str]:

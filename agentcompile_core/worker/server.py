@@ -17,8 +17,8 @@ from typing import Any
 
 from attrs import evolve
 
-from .. import serial
-from ..candidate import Kernel
+from ..ir import serial
+from ..ir.candidate import Kernel
 from ..errors import Cause, UsageError
 from .evaluate import Session, cause_of, context_is_lost
 from .protocol import CATALOG, Evaluation, Job

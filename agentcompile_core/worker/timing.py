@@ -13,12 +13,12 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..errors import Reject
-from ..interfaces import Backend
-from ..interpreter import prepare
-from ..record import Measurement
-from ..region import Operand, Role
-from ..target import Target
-from ..verdict import Case, Trial
+from ..plugin.interfaces import Backend
+from ..ops.interpreter import prepare
+from ..ir.record import Measurement
+from ..ir.region import Operand, Role
+from ..ir.target import Target
+from ..ir.verdict import Case, Trial
 from .execution import Buffers, Execution
 from .operands import graph_values, make_inputs
 

@@ -20,13 +20,13 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_templates_cuda_gemv import GemvFamily
 from attrs import frozen
 
-from agentcompile_core.candidate import StepSource
-from agentcompile_core.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.graph import DType, TensorSpec
-from agentcompile_core.match_kinds import LINEAR
-from agentcompile_core.plan import Schedule
-from agentcompile_core.region import Access, Match, Operand, Role, SemanticLabel
-from agentcompile_core.target import Target
+from agentcompile_core.ir.candidate import StepSource
+from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
+from agentcompile_core.ir.graph import DType, TensorSpec
+from agentcompile_core.ir.match_kinds import LINEAR
+from agentcompile_core.ir.plan import Schedule
+from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
+from agentcompile_core.ir.target import Target
 
 READ_CEILING_GBPS = 4457.0  # H200, measured; only the ratio that is printed depends on it
 EPS = 1e-6

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from ... import winners
-from ...advice import OrderedPlan
-from ...candidate import CALLABLE, Candidate
+from . import final_checks
+from ...ir.advice import OrderedPlan
+from ...ir.candidate import CALLABLE, Candidate
 from ...context import Context
 from ...errors import Cause, Failure, StageName
-from ...events import SearchStarted, Skipped
-from ...interfaces import Backend
-from ...plan import Step
-from ...record import TuningRecord
-from ...region import Region
-from ...search_log import Reason, Untried
-from ...searches import Search
+from ...plugin.events import SearchStarted, Skipped
+from ...plugin.interfaces import Backend
+from ...ir.plan import Step
+from ...ir.record import TuningRecord
+from ...ir.region import Region
+from ...ir.search_log import Reason, Untried
+from .resume import Search
 from ...worker import Job, Worker
 from .entries import Entry, Queue
 from .ledger import FRAMEWORK, Ledger, baseline_step
@@ -122,14 +122,14 @@ class _Stage:
 
     def _job(self, entry: Entry) -> Job:
         known = None if entry.candidate.source.language == CALLABLE else self._ctx.store.kernel(entry.kernel_key)
-        names = winners.names_of(self._ctx, "candidate")
+        names = final_checks.names_of(self._ctx, "candidate")
         return Job(trial=entry.trial, step=entry.candidate.step, backend=self._backend.name, validators=names, kernel=known,
                    baseline=entry.place not in self._ledger.baselines, good_enough_us=self._ledger.best_us.get(entry.place, 0.0))
 
     def _judged(self, entries: list[Entry]) -> list[TuningRecord]:
         records = self._ledger.records
-        if not records or not winners.names_of(self._ctx, "winner"):
+        if not records or not final_checks.names_of(self._ctx, "winner"):
             return records
         by_key = {entry.key: entry for entry in entries}
         stop_at = max(self._stop_at, self._ctx.budget.stop_at("winners"))
-        return winners.judged(records, lambda record: self._job(by_key[record.key]), stop_at, worker_of(self._ctx), self._ctx)
+        return final_checks.judged(records, lambda record: self._job(by_key[record.key]), stop_at, worker_of(self._ctx), self._ctx)

@@ -4,16 +4,17 @@ from collections.abc import Iterable
 
 from attrs import evolve, field, frozen
 
-from ... import keys, winners
-from ...advice import OrderedPlan, Risk
-from ...candidate import Candidate
-from ...cases import cases_for
+from ...store import keys
+from . import final_checks
+from ...ir.advice import OrderedPlan, Risk
+from ...ir.candidate import Candidate
+from .input_cases import cases_for
 from ...context import Context
-from ...events import Skipped
-from ...interfaces import Backend
-from ...region import Match, Region, Role
-from ...search_log import Reason, Untried
-from ...verdict import Trial
+from ...plugin.events import Skipped
+from ...plugin.interfaces import Backend
+from ...ir.region import Match, Region, Role
+from ...ir.search_log import Reason, Untried
+from ...ir.verdict import Trial
 
 Place = tuple[str, str]  # signature, match id
 
@@ -134,4 +135,4 @@ def largest_bytes(match: Match) -> int:
 
 def environment(backend: Backend, ctx: Context) -> str:
     """Digest of everything beside the trial that a result depends on; see keys.environment."""
-    return keys.environment(backend, winners.versions(ctx))
+    return keys.environment(backend, final_checks.versions(ctx))

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from ...candidate import Kernel
+from ...ir.candidate import Kernel
 from ...context import Context
 from ...errors import Cause, Failure, StageName
-from ...events import CandidateFinished
-from ...interfaces import Backend
-from ...plan import Origin, Schedule, Step
-from ...record import TuningRecord
-from ...region import Region
-from ...search_log import Reason, Untried
-from ...verdict import Verdict
+from ...plugin.events import CandidateFinished
+from ...plugin.interfaces import Backend
+from ...ir.plan import Origin, Schedule, Step
+from ...ir.record import TuningRecord
+from ...ir.region import Region
+from ...ir.search_log import Reason, Untried
+from ...ir.verdict import Verdict
 from ...worker import Evaluation
 from .entries import Entry, Place
 

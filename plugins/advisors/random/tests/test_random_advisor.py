@@ -5,10 +5,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.advice import Advice, Question
-from agentcompile_core.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
-from agentcompile_core.region import RegionSummary, SemanticLabel
-from agentcompile_core.screening import screen
+from agentcompile_core.ir.advice import Advice, Question
+from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
+from agentcompile_core.ir.region import RegionSummary, SemanticLabel
+from agentcompile_core.stages.advise.advice_check import screen
 
 SUMMARY = RegionSummary(signature="s", label=SemanticLabel.GEMV, operators=(("linear", 1),), instances=2, matches=(),
                         dominant=SemanticLabel.GEMV)

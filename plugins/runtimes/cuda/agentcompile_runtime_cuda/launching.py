@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentcompile_core.candidate import ArgumentKind, KernelArgument, Launch
+from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, Launch
 from agentcompile_core.errors import ContractError
 
 from . import driver as cu

@@ -1,10 +1,10 @@
-"""The child process that calls NVRTC: JSON requests in, JSON answers out (see ``agentcompile_core.toolchain``)."""
+"""The child process that calls NVRTC: JSON requests in, JSON answers out (see ``agentcompile_core.processes.toolchain``)."""
 
 import base64
 import json
 from typing import Any
 
-from agentcompile_core.toolchain import serve
+from agentcompile_core.processes.toolchain import serve
 
 
 def check(result: tuple[Any, ...]) -> Any:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agentcompile_core.capturing import settle_generator
+from agentcompile_core.runtime.graph_capture import settle_generator
 from agentcompile_core.errors import Reject
 
 if TYPE_CHECKING:

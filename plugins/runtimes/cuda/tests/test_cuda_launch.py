@@ -13,7 +13,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.candidate import ArgumentKind, KernelArgument, Launch
+from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, Launch
 from agentcompile_core.errors import ContractError, Reject
 
 ARGUMENTS = tuple(KernelArgument(name=kind.value, kind=kind) for kind in

@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from agentcompile_core.graph import GraphKind
+from agentcompile_core.ir.graph import GraphKind
 
 if TYPE_CHECKING:
     import torch
 
-    from agentcompile_core.program import BoundProgram
-    from agentcompile_core.session import Session
+    from agentcompile_core.runtime.program import BoundProgram
+    from agentcompile_core.runtime.session import Session
 
 
 @contextlib.contextmanager

@@ -4,15 +4,15 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from agentcompile_core.capturing import composed
+from agentcompile_core.runtime.graph_capture import composed
 from agentcompile_core.errors import Reject, UsageError, VerificationError
-from agentcompile_core.interfaces import DecodeRuntime
+from agentcompile_core.plugin.interfaces import DecodeRuntime
 
 from .capture import Capture, CudaCapture, NotCapturable
 
 if TYPE_CHECKING:
-    from agentcompile_core.program import BoundProgram, Piece
-    from agentcompile_core.session import Session
+    from agentcompile_core.runtime.program import BoundProgram, Piece
+    from agentcompile_core.runtime.session import Session
 
 log = logging.getLogger("agentcompile.runtime.cudagraph")
 WARM_UPS = 2

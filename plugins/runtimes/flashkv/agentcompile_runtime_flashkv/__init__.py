@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agentcompile_core.graph import KVSpec
-from agentcompile_core.hookspecs import hookimpl
-from agentcompile_core.interfaces import KVCacheRuntime, KVState, RuntimeIntegration
+from agentcompile_core.ir.graph import KVSpec
+from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import KVCacheRuntime, KVState, RuntimeIntegration
 
 if TYPE_CHECKING:
     from .manager import FlashKVCacheManager

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from agentcompile_core.hookspecs import hookimpl
-from agentcompile_core.interfaces import Implementation
+from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import Implementation
 
 from .attention import VendorAttention
 from .linear import VendorLinear

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from agentcompile_core.errors import Reject
-from agentcompile_core.expression import Expression, PointwiseKind
-from agentcompile_core.interfaces import Implementation
-from agentcompile_core.match_kinds import LINEAR
-from agentcompile_core.plan import Origin, Parameter, Schedule, ScheduleSpace
-from agentcompile_core.region import Match
-from agentcompile_core.target import Target
+from agentcompile_core.ir.expression import Expression, PointwiseKind
+from agentcompile_core.plugin.interfaces import Implementation
+from agentcompile_core.ir.match_kinds import LINEAR
+from agentcompile_core.ir.plan import Origin, Parameter, Schedule, ScheduleSpace
+from agentcompile_core.ir.region import Match
+from agentcompile_core.ir.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor

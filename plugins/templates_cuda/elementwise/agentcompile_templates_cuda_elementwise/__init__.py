@@ -1,7 +1,7 @@
 """Plugin: pointwise expressions and embedding lookup, as CUDA template families."""
 
-from agentcompile_core.hookspecs import hookimpl
-from agentcompile_core.interfaces import TemplateFamily
+from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import TemplateFamily
 
 from .elementwise import ElementwiseFamily
 from .gather import GatherFamily

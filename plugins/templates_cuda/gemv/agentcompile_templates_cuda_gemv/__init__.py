@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentcompile_core.hookspecs import hookimpl
+from agentcompile_core.plugin.hookspecs import hookimpl
 
 from .gemv import GemvFamily
 

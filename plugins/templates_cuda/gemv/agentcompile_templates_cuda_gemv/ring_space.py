@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentcompile_core.plan import Schedule
-from agentcompile_core.target import Target
+from agentcompile_core.ir.plan import Schedule
+from agentcompile_core.ir.target import Target
 
 from .shape import SHARED_RESERVED_PER_BLOCK, WARP_SIZE, Shape, ceil_div
 

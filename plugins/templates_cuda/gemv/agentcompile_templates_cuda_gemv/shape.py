@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from agentcompile_core.region import Match
-from agentcompile_core.target import Target
+from agentcompile_core.ir.region import Match
+from agentcompile_core.ir.target import Target
 
 WARP_SIZE = 32
 VECTOR_BYTES = 16

@@ -11,12 +11,12 @@ from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_validator_emulation.engine import Mode, build
 from agentcompile_validator_emulation.module import Access, Buffer, EmulatedModule, LaunchOptions
 
-from agentcompile_core.candidate import ArgumentKind, KernelArgument, StepSource
-from agentcompile_core.expression import PointwiseKind
-from agentcompile_core.graph import DType
-from agentcompile_core.plan import Schedule
-from agentcompile_core.region import Match, Role
-from agentcompile_core.target import Target
+from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, StepSource
+from agentcompile_core.ir.expression import PointwiseKind
+from agentcompile_core.ir.graph import DType
+from agentcompile_core.ir.plan import Schedule
+from agentcompile_core.ir.region import Match, Role
+from agentcompile_core.ir.target import Target
 
 TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}

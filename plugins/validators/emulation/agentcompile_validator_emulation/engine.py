@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentcompile_core.errors import BuildError, UsageError
 from agentcompile_core.store import default_root
-from agentcompile_core.toolchain import run_guarded
+from agentcompile_core.processes.toolchain import run_guarded
 
 from .toolchain import Toolchain, find_toolchain
 

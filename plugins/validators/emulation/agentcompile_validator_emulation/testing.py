@@ -5,11 +5,11 @@ from functools import lru_cache
 
 import torch
 
-from agentcompile_core.binding import check_source
-from agentcompile_core.candidate import ArgumentKind, KernelArgument, StepSource
-from agentcompile_core.graph import DType, TensorSpec
-from agentcompile_core.region import Access, Match, Operand, Role
-from agentcompile_core.target import Target
+from agentcompile_core.ir.source_check import check_source
+from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, StepSource
+from agentcompile_core.ir.graph import DType, TensorSpec
+from agentcompile_core.ir.region import Access, Match, Operand, Role
+from agentcompile_core.ir.target import Target
 
 from .engine import Mode, build
 from .module import Access as BufferAccess

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from agentcompile_core.hookspecs import hookimpl
-from agentcompile_core.interfaces import Validator
+from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import Validator
 
 from .validator import NumericsValidator
 

@@ -1,0 +1,47 @@
+"""Building: kernels of the sources of programs, from the store or from the backend that makes code for the target."""
+
+from collections.abc import Mapping
+
+from ..store import keys
+from ..ir.candidate import Kernel, StepSource
+from ..context import Context
+from ..errors import BuildError, Cause, Failure, StageName
+from ..plugin.interfaces import Backend
+from ..runtime.program import Program
+
+
+def built(programs: Mapping[str, Program], ctx: Context) -> dict[str, Kernel]:
+    """Kernels of every source of the programs for the target, from the store or built now by the backend that makes its code."""
+    backend = builder(ctx)
+    if backend is None:
+        return {}
+    kernels: dict[str, Kernel] = {}
+    for source in {s.digest: s for p in programs.values() for s in p.sources}.values():
+        kernel = build_one(source, backend, ctx)
+        if kernel is not None:
+            kernels[source.digest] = kernel
+    return kernels
+
+
+def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:
+    """One kernel from the store, or built and stored; None and a recorded failure if it does not build."""
+    key = keys.kernel_key(source, ctx.target, backend.name, backend.compiler())
+    kernel = ctx.store.kernel(key)
+    if kernel is not None:
+        return kernel
+    try:
+        kernel = backend.build(source, ctx.target)
+    except BuildError as exc:
+        ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name,
+                         subject="kernel " + ", ".join(launch.entry for launch in source.launches), message=str(exc)))
+        return None
+    ctx.store.put_kernel(key, kernel)
+    return kernel
+
+
+def builder(ctx: Context) -> Backend | None:
+    """The backend that builds for the target: ``cuda`` where it can, else the one candidates are validated on."""
+    for backend in ctx.catalog.backends.values():
+        if backend.name == "cuda" and backend.can_build(ctx.target):
+            return backend
+    return ctx.backend

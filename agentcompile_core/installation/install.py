@@ -1,0 +1,190 @@
+"""Installing: programs get a device, a backend, kernels, callables and runtimes, and become a session. The only step with effects."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from attrs import evolve, field, frozen
+
+from . import program_check
+from .building import build_one
+from ..ir.candidate import Kernel
+from ..context import Context
+from ..runtime.framework_session import EagerModule, EagerSession
+from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageError, last_frames
+from ..runtime.executables import BoundCall, Executables, bind_call, call_key
+from ..runtime.module_session import ModuleSession
+from ..ir.graph import GraphSet
+from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
+from ..runtime.program import Program, Segment, framework_program, without_steps
+from ..ir.region import Match
+from ..runtime.session import Session
+from ..runtime.weights import WeightStore
+
+AnySession = Session | EagerSession | ModuleSession | EagerModule
+Programs = dict[str, Program]
+
+
+@frozen(kw_only=True)
+class Runnable:
+    """What is to be installed, from a compilation or a bundle. ``provisional``: its steps were validated, never measured."""
+
+    graphs: GraphSet
+    programs: Programs
+    kernels: Mapping[str, Kernel] = field(factory=dict, repr=False)
+    provisional: bool = False
+
+
+def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: Context) -> tuple[AnySession, tuple[str, ...]]:
+    """Bind programs to a device; returns the session and notes for the user (what runs on the framework, and why)."""
+    graphs = what.graphs
+    if graphs.eager_reason or not graphs.graphs:
+        eager = EagerSession if hasattr(loaded.module, "generate") else EagerModule
+        return eager(loaded.module, graphs, device), (f"runs on the framework alone: {graphs.eager_reason or 'no decode graph'}",)
+    notes: list[str] = []
+    programs, executables = _executables(what, device, run_on, ctx, notes)
+    weights = WeightStore(loaded.module, device)
+    session = _session(graphs, programs, weights, executables, ctx, notes)
+    wrong = program_check.difference(session, programs, weights, loaded) if _has_steps(programs) else ""
+    if not wrong:
+        return session, tuple(notes)
+    ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TOLERANCE, plugin="core", subject=loaded.name, message=wrong))
+    del session, weights  # the memory of its cache, before another one is made
+    again, _ = install(loaded, what, device, "framework", ctx)
+    return again, (*notes, f"every step runs on the framework's operators: the program of kernels is beyond the error budget, {wrong}")
+
+
+def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,
+             notes: list[str]) -> Session | ModuleSession:
+    device = executables.device
+    if graphs.kv is None:
+        return ModuleSession(graphs, programs["forward"], weights, executables)
+    kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
+    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, device, notes))
+    session.prepare(ctx.emit)
+    return session
+
+
+def _has_steps(programs: Programs) -> bool:
+    return any(s.step for p in programs.values() for s in p.segments)
+
+
+def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:
+    backend, kernels = _backend(what, device, run_on, ctx)
+    missing = [p for p in what.programs.values() if any(s.digest not in kernels for s in p.sources)]
+    if backend is not None and not missing:
+        return with_calls(what.programs, Executables(device=device, backend=backend, kernels=kernels), ctx, notes)
+    if _has_steps(what.programs):
+        why = _why_framework(run_on, device, what.provisional, backend, bool(missing))
+        notes.append(f"every step runs on the framework's operators: {why}")
+    return {name: framework_program(p.graph) for name, p in what.programs.items()}, Executables(device=device)
+
+
+def _backend(what: Runnable, device: str, run_on: str, ctx: Context) -> tuple[Backend | None, Mapping[str, Kernel]]:
+    if run_on == "emulation":
+        backend = ctx.catalog.find("agentcompile_backends", "emulation")
+        return backend, _emulated(what.programs, backend, ctx)
+    if run_on == "auto" and device == "cuda" and not what.provisional:
+        return next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None), what.kernels
+    return None, what.kernels
+
+
+def with_calls(programs: Programs, executables: Executables, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:
+    """Bind the steps that implementations serve; the nodes of those that cannot be bound go to the framework.
+
+    Every one that cannot is a recorded failure, and a note per implementation and reason.
+    """
+    calls: dict[str, BoundCall] = {}
+    lost: dict[str, str] = {}
+    for segment in (s for p in programs.values() for s in p.segments if s.is_call):
+        key = _key(segment)
+        if key not in calls and key not in lost:
+            found = _bound(segment, executables.device, ctx)
+            if isinstance(found, BoundCall):
+                calls[key] = found
+            else:
+                lost[key] = found
+    executables = evolve(executables, calls=calls)
+    if not lost:
+        return programs, executables
+    for reason, count in Counter(lost.values()).items():
+        notes.append(f"{reason}: the nodes of {count} step{'s' if count > 1 else ''} run on the framework's operators")
+    return {name: without_steps(p, lambda s: s.is_call and _key(s) in lost) for name, p in programs.items()}, executables
+
+
+def _key(segment: Segment) -> str:
+    assert segment.step is not None and segment.match is not None
+    return call_key(segment.step, segment.version, segment.match)
+
+
+def _bound(segment: Segment, device: str, ctx: Context) -> BoundCall | str:
+    """The bound callable of a step, or one line that says why there is none (recorded)."""
+    step, match, what = segment.step, segment.match, "bind()"
+    assert step is not None and match is not None
+    try:
+        call = bind_call(step, match, ctx.catalog, ctx.target, segment.version)
+        what = "its first run"
+        _try(call, match, device)
+        return call
+    except (Exception, SystemExit) as exc:
+        is_contract = isinstance(exc, ContractError)
+        reason = str(exc) if is_contract else f"{step.implementation}: {what} raised {type(exc).__name__}: {exc}"
+        cause = Cause.CONTRACT if is_contract else Cause.EXCEPTION
+        ctx.fail(Failure(stage=StageName.INSTALL, cause=cause, plugin=step.implementation, subject=str(step), message=reason[:2000],
+                         traceback=last_frames(exc)))
+        return reason.splitlines()[0][:300]
+
+
+def _try(call: BoundCall, match: Match, device: str) -> None:
+    """Run it once on zeros: what it loads or compiles late fails here, where the framework can still take over."""
+    import torch
+
+    with torch.no_grad():
+        call.run(**{o.name: torch.zeros(o.spec.shape, dtype=getattr(torch, o.spec.dtype.value), device=device) for o in match.operands})
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _why_framework(run_on: str, device: str, provisional: bool, backend: Backend | None, missing: bool) -> str:
+    if run_on == "framework":
+        return "asked for"
+    if device != "cuda":
+        return "no CUDA device here"
+    if backend is None and not provisional:
+        return "the cuda backend is not installed (agentcompile-runtime-cuda)"
+    return "a kernel is missing" if missing else "the kernels were validated by emulation only and never measured"
+
+
+def _emulated(programs: dict[str, Program], backend: Backend, ctx: Context) -> dict[str, Kernel]:
+    sources = {s.digest: s for p in programs.values() for s in p.sources}
+    built = {digest: build_one(source, backend, ctx) for digest, source in sources.items()}
+    return {digest: kernel for digest, kernel in built.items() if kernel is not None}
+
+
+def _kv_runtime(ctx: Context, notes: list[str]) -> KVCacheRuntime:
+    wanted = ctx.config.kv_cache
+    names = (wanted,) if wanted else ("flashkv", "plain")
+    for runtime in ctx.catalog.runtimes.values():
+        if isinstance(runtime, KVCacheRuntime) and runtime.name == names[0]:
+            return runtime
+    if wanted:
+        ctx.catalog.find("agentcompile_runtimes", wanted)
+        raise UsageError(f"runtime {wanted!r} is no KV cache runtime")
+    notes.append("KV cache: the core's own (agentcompile-runtime-flashkv is not installed)")
+    return next(r for r in ctx.catalog.runtimes.values() if isinstance(r, KVCacheRuntime) and r.name == "plain")
+
+
+def _decode_runtime(ctx: Context, device: str, notes: list[str]) -> DecodeRuntime:
+    wanted = ctx.config.decode
+    found = {r.name: r for r in ctx.catalog.runtimes.values() if isinstance(r, DecodeRuntime)}
+    if wanted:
+        if wanted not in found:
+            raise UsageError(f"unknown decode runtime {wanted!r}; installed: {', '.join(sorted(found))}")
+        answer = found[wanted].available(device)
+        if isinstance(answer, Reject):
+            raise UsageError(f"decode runtime {wanted!r} cannot run here: {answer.reason}")
+        return found[wanted]
+    if device == "cuda":
+        if "cudagraph" in found and found["cudagraph"].available(device):
+            return found["cudagraph"]
+        notes.append("decode: a Python loop (agentcompile-runtime-cudagraph is not installed)")
+    return found["python_loop"]

@@ -1,0 +1,80 @@
+"""What validation found, and what it is given: trials, cases, checks, verdicts."""
+
+import enum
+
+from attrs import field, frozen
+
+from .candidate import StepSource
+from ..errors import Cause
+from .graph import Graph
+from .region import Match
+from .target import Target
+
+
+class Outcome(enum.Enum):
+    """The result of a check or of a whole validation."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    PROVISIONAL = "provisional"  # passed where it cannot be timed: never used on a GPU before it is measured
+
+
+@frozen(kw_only=True)
+class Check:
+    """One thing that was checked. ``max_abs`` and ``max_rel`` are errors against the fp64 oracle; ``budget_use`` is error over budget."""
+
+    name: str
+    outcome: Outcome
+    detail: str = ""
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    budget_use: float = 0.0
+
+
+@frozen(kw_only=True)
+class Verdict:
+    """All checks of one candidate by one validator; passes only if every check does."""
+
+    validator: str
+    outcome: Outcome
+    checks: tuple[Check, ...] = ()
+    cause: Cause | None = None
+    message: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it may be timed (provisional results may not be selected on a GPU)."""
+        return self.outcome is not Outcome.FAIL
+
+
+class InputFamily(enum.Enum):
+    """How the inputs of a case are drawn."""
+
+    NORMAL = "normal"
+    NORMAL_SMALL = "normal_small"
+    NORMAL_LARGE = "normal_large"
+    INTEGERS = "integers"
+    ONE_HOT = "one_hot"
+    SPIKY = "spiky"
+    NAN_PADDING = "nan_padding"
+
+
+@frozen(kw_only=True)
+class Case:
+    """One set of inputs: made from the seed, never stored. ``position`` is the decode position where the match has one."""
+
+    family: InputFamily
+    seed: int
+    position: int = 0
+
+
+@frozen(kw_only=True)
+class Trial:
+    """A candidate on trial: the nodes it replaces as a graph, its source and the cases. A value that ``serial`` can write."""
+
+    match: Match
+    graph: Graph = field(repr=False)
+    source: StepSource = field(repr=False)
+    target: Target
+    cases: tuple[Case, ...]
+    kind: str = "step"

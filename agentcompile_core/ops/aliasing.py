@@ -1,0 +1,102 @@
+"""Where values lie: which ones alias, which lie side by side, and a first-fit plan of one arena over their lifetimes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from ..ir.graph import Graph, Node
+from .schema import argument
+
+ALIGNMENT_BYTES = 256
+
+
+def same_order(shape: Sequence[int], permutation: Sequence[int]) -> bool:
+    """Whether permuting the axes of a contiguous tensor leaves its elements in the same order in memory."""
+    moved = [axis for axis in permutation if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def is_alias(graph: Graph, node: Node) -> bool:
+    """Whether the one output of a node is its first input's memory under another contiguous shape.
+
+    True for reshapes and for transposes that only move axes of extent 1; a slice or a real transpose is not an alias.
+    """
+    if node.kind != "view" or len(node.outputs) != 1 or len(node.inputs) != 1:
+        return False
+    source, result = graph.spec(node.inputs[0]), graph.spec(node.outputs[0])
+    if source.numel != result.numel or source.dtype is not result.dtype:
+        return False
+    name = node.op.split(".")[1]
+    if name == "contiguous" and result.strides:
+        return False  # another memory format
+    if name in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "alias", "detach", "contiguous"):
+        return True
+    rank = len(source.shape)
+    if name in ("transpose", "permute", "t", "swapaxes"):
+        axes = _permutation(name, node, rank)
+        return axes is not None and same_order(source.shape, axes)
+    return name in ("expand",) and source.shape == result.shape
+
+
+def _permutation(name: str, node: Node, rank: int) -> list[int] | None:
+    axes = list(range(rank))
+    if name == "permute":
+        wanted = argument(node, "dims")
+        return [int(a) % rank for a in wanted] if isinstance(wanted, tuple) else None  # type: ignore[arg-type]
+    names = {"t": (), "transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1")}[name]
+    moved = [argument(node, each) for each in names]
+    first, second = (int(axis) % rank for axis in moved) if moved else (0, 1)  # type: ignore[arg-type]
+    if rank > max(first, second):
+        axes[first], axes[second] = axes[second], axes[first]
+    return axes
+
+
+def alias_roots(graph: Graph) -> dict[str, str]:
+    """For every value the value whose memory it is (itself where it has its own)."""
+    roots = {value.name: value.name for value in graph.values}
+    for node in graph.nodes:
+        if is_alias(graph, node):
+            roots[node.outputs[0]] = roots[node.inputs[0]]
+    return roots
+
+
+@frozen(kw_only=True)
+class Block:
+    """One allocation: values side by side, alive from segment ``first`` to segment ``last`` inclusive."""
+
+    values: tuple[tuple[str, int], ...]  # value and its offset in the block, bytes
+    nbytes: int
+    first: int
+    last: int
+
+
+def place(blocks: Iterable[Block]) -> tuple[dict[str, int], int]:
+    """First-fit placement of blocks in one arena; blocks alive together never overlap.
+
+    Returns the byte offset of each value, and the arena's size in bytes. Larger blocks are placed first.
+    """
+    placed: list[tuple[int, int, Block]] = []  # start, end, block
+    offsets: dict[str, int] = {}
+    size = 0
+    for block in sorted(blocks, key=lambda b: (-b.nbytes, b.first, b.values)):
+        busy = sorted((s, e) for s, e, other in placed if not (other.last < block.first or block.last < other.first))
+        start = 0
+        for low, high in busy:
+            if start + block.nbytes <= low:
+                break
+            start = max(start, high)
+        end = start + -(-block.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        placed.append((start, end, block))
+        size = max(size, end)
+        for value, offset in block.values:
+            offsets[value] = start + offset
+    return offsets, size
+
+
+def side_by_side(names: Sequence[str], nbytes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Offsets of values that lie directly behind each other, in bytes."""
+    offset, found = 0, []
+    for name in names:
+        found.append((name, offset))
+        offset += nbytes[name]
+    return tuple(found)

@@ -1,0 +1,151 @@
+"""Error rules of what sums: linear maps, norms, softmax, attention, argmax.
+
+Roundings of different elements are independent, so a sum of n of them grows like the root of the sum of their squares
+(times 3, well beyond any tail that occurs), never more than the plain sum of their bounds. The accumulator's own error
+is ``2 sqrt(d) u32 (|A||B|)`` with d the declared reduction depth (``notes``: Ipsen and Zhou, Higham and Mary).
+"""
+
+import torch
+from torch import Tensor
+
+from ...ir.graph import DType
+from .bounded import TINY, U32, UNIT_ROUNDOFF, Bounded, representable
+from .pointwise import unary
+
+TAIL = 3.0
+BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
+EXACT_SUM = 2.0**24  # integers up to here are exact in float32
+
+
+def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Bounded:
+    """``x`` [.., k] times ``weight`` [n, k] transposed, plus ``bias`` [n]; in blocks of rows, so that any n fits."""
+    n, k = weight.shape
+    rows = x.value.reshape(-1, k)
+    errors = x.error.reshape(-1, k)
+    noisy = not x.is_exact
+    integers = not noisy and bool((rows == rows.round()).all())
+    single = not noisy and int((rows != 0).sum(-1).max()) <= 1
+    values, bounds = [], []
+    block = max(1, BLOCK_ELEMENTS // k)
+    for start in range(0, n, block):
+        w = weight[start : start + block].double()
+        value = rows @ w.T
+        size = rows.abs() @ w.abs().T
+        error = 2.0 * depth**0.5 * U32 * size
+        if single or (integers and bool((w == w.round()).all())):
+            error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
+        if noisy:
+            error = error + torch.minimum(TAIL * ((errors**2) @ (w**2).T).sqrt(), errors @ w.abs().T)
+        values.append(value)
+        bounds.append(error)
+    shape = (*x.value.shape[:-1], n)
+    result = Bounded(torch.cat(values, -1).reshape(shape), torch.cat(bounds, -1).reshape(shape))
+    if bias is None:
+        return result
+    total = result.value + bias.value
+    error = result.error + bias.error
+    free = (error == 0) & representable(total, DType.F32)
+    return Bounded(total, torch.where(free, 0.0, error + U32 * (result.value.abs() + bias.value.abs())))
+
+
+def matmul(a: Bounded, b: Bounded, depth: int) -> Bounded:
+    """``a`` [.., m, k] times ``b`` [.., k, n]."""
+    x, y = a.value.double(), b.value.double()
+    error = 2.0 * depth**0.5 * U32 * (x.abs() @ y.abs())
+    for e, other, left in ((a.error, y, True), (b.error, x, False)):
+        if bool(e.any()):
+            spread = (e**2) @ (other**2) if left else (other**2) @ (e**2)
+            plain = e @ other.abs() if left else other.abs() @ e
+            error = error + torch.minimum(TAIL * spread.sqrt(), plain)
+    return Bounded(x @ y, error)
+
+
+def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inner: DType | None, depth: int) -> Bounded:
+    """RMS norm over the last axis; the normalized row is rounded to ``inner`` before the weight (None: it is not)."""
+    power = x.value.pow(2).mean(-1, keepdim=True) + eps
+    scale = power.rsqrt()
+    count = x.value.shape[-1]
+    normal = x.value * scale
+    shared = TAIL * (x.value * x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
+    error = x.error * scale + normal.abs() * (shared + (2.0 * depth**0.5 + 8.0) * U32)
+    if inner is not None:
+        error = error + 1.001 * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
+    return _scaled(normal, error, weight, one_plus)
+
+
+def _scaled(normal: Tensor, error: Tensor, weight: Bounded | None, one_plus: bool = False) -> Bounded:
+    if weight is None:
+        return Bounded(normal, error)
+    factor = weight.value + 1.0 if one_plus else weight.value
+    value = normal * factor
+    return Bounded(value, error * factor.abs() + weight.error * normal.abs() + 4.0 * U32 * value.abs())
+
+
+def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: float, depth: int) -> Bounded:
+    """Layer norm over the last axis, in float32, rounded once."""
+    mean = x.value.mean(-1, keepdim=True)
+    centred = x.value - mean
+    variance = centred.pow(2).mean(-1, keepdim=True) + eps
+    scale = variance.rsqrt()
+    normal = centred * scale
+    count = x.value.shape[-1]
+    root = 2.0 * depth**0.5
+    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + root * U32 * x.value.abs().mean(-1, keepdim=True)
+    centred_error = x.error + mean_error + 2.0 * U32 * (x.value.abs() + mean.abs())
+    shared = TAIL * (centred * centred_error).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance) + mean_error.pow(2) / variance
+    result = _scaled(normal, centred_error * scale + normal.abs() * (shared + (root + 8.0) * U32), weight)
+    if bias is None:
+        return result
+    return Bounded(result.value + bias.value, result.error + bias.error + 2.0 * U32 * (result.value.abs() + bias.value.abs()))
+
+
+def softmax(x: Bounded, dim: int, depth: int) -> Bounded:
+    """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores)."""
+    value = x.value.softmax(dim)
+    shared = (value * x.error.nan_to_num()).sum(dim, keepdim=True)
+    grow = (x.error.nan_to_num() + shared).clamp_max(50.0).expm1()
+    return Bounded(value, value * (grow + (2.0 * depth**0.5 + 32.0) * U32))
+
+
+def argmax(x: Bounded) -> Bounded:
+    """First index of the maximum over all elements, as int64 [1]; ``choices`` marks every index that the errors allow."""
+    flat, error = x.value.reshape(-1), x.error.reshape(-1)
+    index = flat.argmax().reshape(1)
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    if bool(flat.isnan().any()) or not bool(error.any()):
+        chosen[index] = True
+    else:
+        chosen = flat + error >= (flat - error).max()
+    return Bounded(index, torch.zeros(1, dtype=torch.float64, device=flat.device), chosen)
+
+
+def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType) -> Bounded:
+    """Half-style rotation of the first R channels of ``x`` [1, H, T, D]; cos, sin [1, T, R]; both products round to ``dtype``."""
+    width = cos.value.shape[-1]
+    c, s = (Bounded(t.value.unsqueeze(1), t.error.unsqueeze(1)) for t in (cos, sin))
+    turned, turned_error = x.value[..., :width], x.error[..., :width]
+    half = width // 2
+    swapped = torch.cat((-turned[..., half:], turned[..., :half]), -1)
+    swapped_error = torch.cat((turned_error[..., half:], turned_error[..., :half]), -1)
+    first, second = turned * c.value, swapped * s.value
+    error = c.value.abs() * turned_error + s.value.abs() * swapped_error + turned.abs() * c.error + swapped.abs() * s.error
+    error = error + (1.001 * UNIT_ROUNDOFF[dtype] + 4.0 * U32) * (first.abs() + second.abs()) + 2.0 * TINY[dtype]
+    zero = (turned == 0) & (swapped == 0) & (turned_error == 0) & (swapped_error == 0)
+    error = torch.where(zero, 0.0, error)
+    value = first + second
+    return Bounded(torch.cat((value, x.value[..., width:]), -1), torch.cat((error, x.error[..., width:]), -1))
+
+
+def rotary_table(positions: Tensor, inv_freq: Bounded, scaling: float) -> tuple[Bounded, Bounded]:
+    """cos and sin [1, T, 2 * half]; the angle is a float32 product, which errs by u32 of itself."""
+    angles = positions.double()[:, :, None] * inv_freq.value[None, None, :]
+    angles = torch.cat((angles, angles), -1)
+    angle = Bounded(angles, 1.001 * U32 * angles.abs())
+    tables = []
+    for name in ("cos", "sin"):
+        table = unary(name, angle)
+        # Not the fast variants: a few units of the result's scale, whatever the angle.
+        slope = (angles.sin() if name == "cos" else angles.cos()).abs()
+        error = slope * angle.error + 0.5 * angle.error**2 + 4.0 * U32
+        tables.append(Bounded(table.value * scaling, error * abs(scaling)))
+    return tables[0], tables[1]

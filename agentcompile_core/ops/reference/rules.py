@@ -1,0 +1,291 @@
+"""One rule per operator overload: Bounded operands in, Bounded results out. What an overload is not listed for, it has no rule for.
+
+Arguments are read by their names in the operator's schema (``Call``), so a rule sees what the framework sees, however the
+call was written. A rule that does not account for an argument refuses the call.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ...errors import AgentCompileError
+from . import pointwise, reductions
+from .attention import append, attention
+from .bounded import Bounded, exact
+from .calls import Call, values_in
+
+Rule = Callable[[Call], tuple[Bounded, ...]]
+
+
+def apply(call: Call) -> tuple[Bounded, ...]:
+    """The results of one node before they are rounded to their element types.
+
+    Raises:
+        AgentCompileError: there is no rule for the operator, or none for these arguments.
+    """
+    rule = _RULES.get(call.node.op)
+    if rule is None:
+        raise AgentCompileError(f"the reference has no error rule for {call.node.op}; regions with it stay on the framework")
+    return rule(call)
+
+
+def _refuse(call: Call, what: str) -> AgentCompileError:
+    return AgentCompileError(f"the reference has no error rule for {call.node.op} with {what}; regions with it stay on the framework")
+
+
+def _check_dtype(call: Call, x: Bounded) -> None:
+    """Refuse a ``dtype`` argument that would change the operand before it is used (a cast to a narrower or another kind of type)."""
+    operand = call.graph.spec(call.node.inputs[0]).dtype
+    if call["dtype"] is not None and (not call.dtype.is_float or call.dtype.bytes < operand.bytes or not x.value.is_floating_point()):
+        raise _refuse(call, f"dtype {call.dtype.value} of {operand.value}")
+
+
+def _reshape(call: Call) -> tuple[Bounded, ...]:
+    shape = call["size"] if "size" in call.arguments else call["shape"]
+    x = call.bounded("self")
+    return (Bounded(x.value.reshape(shape), x.error.reshape(shape)),)
+
+
+def _view(call: Call) -> tuple[Bounded, ...]:
+    first = next(iter(call.arguments))
+    x = call.bounded(first)
+    rest = {name: values_in(given) for name, given in call.arguments.items()}
+    values, errors = call.run(rest), call.run(rest | {first: x.error})
+    if isinstance(values, torch.Tensor):
+        return (Bounded(values, errors),)
+    return tuple(Bounded(v, e) for v, e in zip(values, errors, strict=True))
+
+
+def _masked_fill(call: Call) -> tuple[Bounded, ...]:
+    x, mask, fill = call.bounded("self"), call.bounded("mask").value, pointwise.bounded(call["value"], call.bounded("self").value)
+    value = torch.where(mask, fill.value.to(x.value.dtype), x.value)
+    return (Bounded(value, torch.where(mask, fill.error, x.error)),)
+
+
+def _cat(call: Call) -> tuple[Bounded, ...]:
+    parts, dim = call["tensors"], call["dim"]
+    return (Bounded(torch.cat([x.value for x in parts], dim), torch.cat([x.error for x in parts], dim)),)
+
+
+def _cast(call: Call) -> tuple[Bounded, ...]:
+    x = call.bounded("self")
+    if call.dtype.is_float:
+        return (Bounded(x.value.double(), x.error),)
+    value = x.value.to(getattr(torch, call.dtype.value))
+    # What is cut off may be a whole number more or less.
+    return (Bounded(value, torch.where(x.error > 0, x.error + 1.0, x.error)),)
+
+
+def _unary(name: str) -> Rule:
+    def rule(call: Call) -> tuple[Bounded, ...]:
+        x = call.bounded("self")
+        if not call.dtype.is_float:
+            return _exactly(call)
+        return (pointwise.unary(name, Bounded(x.value.double(), x.error)),)
+
+    return rule
+
+
+def _gelu(call: Call) -> tuple[Bounded, ...]:
+    names = {"none": "gelu", "tanh": "gelu_tanh"}
+    if call["approximate"] not in names:
+        raise _refuse(call, f"approximate={call['approximate']!r}")
+    return (pointwise.unary(names[call["approximate"]], call.bounded("self")),)
+
+
+def _binary(rule: Callable[[Call, Bounded, Bounded], Bounded]) -> Rule:
+    """A rule over ``self`` and ``other`` as float64, either of which may be a number; integers in, integers out: as they are."""
+    def apply_to(call: Call) -> tuple[Bounded, ...]:
+        if not call.dtype.is_float:
+            return _exactly(call)
+        like = call.values[0].value
+        a, b = (pointwise.bounded(call[name], like) for name in ("self", "other"))
+        return (rule(call, Bounded(a.value.double(), a.error), Bounded(b.value.double(), b.error)),)
+
+    return apply_to
+
+
+def _div(call: Call, a: Bounded, b: Bounded) -> Bounded:
+    if call.arguments.get("rounding_mode") is not None:
+        raise _refuse(call, f"rounding_mode={call['rounding_mode']!r}")
+    return pointwise.div(a, b)
+
+
+def _exactly(call: Call) -> tuple[Bounded, ...]:
+    """The operator itself on operands that are integers."""
+    if any(x.value.is_floating_point() for x in call.values):
+        raise _refuse(call, f"a result of type {call.dtype.value}")
+    return (exact(call.run({name: values_in(given) for name, given in call.arguments.items()})),)
+
+
+def _power(call: Call) -> tuple[Bounded, ...]:
+    if not call.dtype.is_float:
+        return _exactly(call)
+    x = call.bounded("self")
+    exponent = float(call["exponent"]) if "exponent" in call.arguments else 2.0
+    return (pointwise.power(Bounded(x.value.double(), x.error), exponent),)
+
+
+def _mean(divide: bool) -> Rule:
+    def rule(call: Call) -> tuple[Bounded, ...]:
+        if not call.dtype.is_float:
+            return _exactly(call)
+        x = call.bounded("self")
+        _check_dtype(call, x)
+        dims = call.arguments.get("dim") or list(range(x.value.dim()))
+        count = 1
+        for dim in dims:
+            count *= x.value.shape[dim]
+        wide = Bounded(x.value.double(), x.error)
+        return (pointwise.mean(wide, dims, bool(call.arguments.get("keepdim", False)), call.length(max(1, count)), divide),)
+
+    return rule
+
+
+def _linear(call: Call) -> tuple[Bounded, ...]:
+    x, weight = call.bounded("input"), call.bounded("weight")
+    if weight.value.dim() != 2 or not weight.is_exact:
+        raise _refuse(call, "a weight that is no matrix or is computed")
+    return (reductions.linear(x, weight.value, call["bias"], call.length(x.value.shape[-1])),)
+
+
+def _addmm(call: Call) -> tuple[Bounded, ...]:
+    x, weight, bias = call.bounded("mat1"), call.bounded("mat2"), call.bounded("self")
+    if not weight.is_exact:
+        return (_scaled_sum(call, bias, reductions.matmul(x, weight, call.length(x.value.shape[-1]))),)
+    plain = call["alpha"] == 1 and call["beta"] == 1
+    product = reductions.linear(x, weight.value.t(), bias if plain else None, call.length(x.value.shape[-1]))
+    return (product if plain else _scaled_sum(call, bias, product),)
+
+
+def _scaled_sum(call: Call, bias: Bounded, product: Bounded) -> Bounded:
+    """beta * bias + alpha * product; a beta of 0 means that the bias is not looked at."""
+    scaled = pointwise.mul(product, pointwise.bounded(call["alpha"], product.value))
+    return pointwise.add(scaled, bias, float(call["beta"])) if call["beta"] != 0 else scaled
+
+
+def _matmul(first: str, second: str) -> Rule:
+    def rule(call: Call) -> tuple[Bounded, ...]:
+        a, b = call.bounded(first), call.bounded(second)
+        return (reductions.matmul(a, b, call.length(a.value.shape[-1])),)
+
+    return rule
+
+
+def _embedding(call: Call) -> tuple[Bounded, ...]:
+    weight, ids = call.bounded("weight"), call.bounded("indices").value
+    return (Bounded(weight.value[ids], weight.error[ids]),)
+
+
+def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
+    x, one_plus = call.bounded("x"), bool(call["one_plus"])
+    inner = None if one_plus else call.graph.spec(call.node.inputs[0]).dtype
+    return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
+
+
+def _rms_norm(call: Call) -> tuple[Bounded, ...]:
+    x = _last_axis_only(call)
+    if call["eps"] is None:
+        raise _refuse(call, "an eps that depends on the element type")
+    return (reductions.rms_norm(x, call["weight"], float(call["eps"]), False, None, call.length(x.value.shape[-1])),)
+
+
+def _layer_norm(call: Call) -> tuple[Bounded, ...]:
+    x = _last_axis_only(call)
+    return (reductions.layer_norm(x, call["weight"], call["bias"], float(call["eps"]), call.length(x.value.shape[-1])),)
+
+
+def _last_axis_only(call: Call) -> Bounded:
+    x = call.bounded("input")
+    if list(call["normalized_shape"]) != [x.value.shape[-1]]:
+        raise AgentCompileError("the reference knows norms over the last axis only")
+    return x
+
+
+def _softmax(call: Call) -> tuple[Bounded, ...]:
+    x, dim = call.bounded("self"), int(call["dim"])
+    if "dtype" in call.arguments:
+        _check_dtype(call, x)
+    return (reductions.softmax(x, dim, call.length(x.value.shape[dim] if x.value.dim() else 1)),)
+
+
+def _rope(call: Call) -> tuple[Bounded, ...]:
+    return (reductions.rope(call.bounded("x"), call.bounded("cos"), call.bounded("sin"), call.dtype),)
+
+
+def _rotary(call: Call) -> tuple[Bounded, ...]:
+    return reductions.rotary_table(call.bounded("position_ids").value, call.bounded("inv_freq"), float(call["attention_scaling"]))
+
+
+def _attention(call: Call) -> tuple[Bounded, ...]:
+    q, k, v = call.bounded("q"), call.bounded("k"), call.bounded("v")
+    start = 0 if call["fresh"] else int(call.bounded("position").value)
+    k_name, v_name = call.node.mutates[:2] if len(call.node.mutates) >= 2 else call.node.inputs[3:5]
+    call.env[k_name] = keys = append(call.bounded("k_cache"), k, start)
+    call.env[v_name] = values = append(call.bounded("v_cache"), v, start)
+    depth = call.depth if call.depth > 0 else max(q.value.shape[-1], start + q.value.shape[2])
+    return (attention(q, keys, values, start, float(call["scale"]), int(call["window"]), float(call["softcap"]),
+                      call["sinks"], call.dtype, depth),)
+
+
+def _argmax(call: Call) -> tuple[Bounded, ...]:
+    found = reductions.argmax(call.bounded("logits"))
+    shape = call.graph.spec(call.node.outputs[0]).shape
+    return (Bounded(found.value.reshape(shape), found.error.reshape(shape), found.choices),)
+
+
+def _as_they_are(call: Call) -> tuple[Bounded, ...]:
+    """Operators that make or compare numbers: run in float64. What they write in place goes back into the environment."""
+    mutated = {name: call.env[name].value.clone() for name in call.node.mutates}
+    copies = {id(call.env[name]): value for name, value in mutated.items()}
+    given = {name: copies.get(id(x), values_in(x)) for name, x in call.arguments.items()}
+    result = call.run(given)
+    for name, value in mutated.items():
+        call.env[name] = exact(value)
+    return (exact(result),) if call.node.outputs else ()
+
+
+def _overloads(names: Iterable[str], *overloads: str) -> tuple[str, ...]:
+    return tuple(f"aten.{name}.{overload}" for name in names for overload in overloads)
+
+
+_VIEWS = (
+    *_overloads(("t", "clone", "contiguous", "alias", "detach", "permute", "unsqueeze", "expand", "narrow", "split_with_sizes", "chunk",
+                 "index_select", "repeat", "swapaxes", "lift_fresh_copy"), "default"),
+    *_overloads(("select", "transpose", "unbind", "movedim", "unflatten"), "int"),
+    *_overloads(("squeeze",), "default", "dim", "dims"),
+    "aten.slice.Tensor", "aten.split.Tensor", "aten.split.sizes", "aten.flatten.using_ints", "aten.movedim.intlist",
+)
+_FUNCTIONS = (
+    "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal",
+)
+_COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
+_MAKERS = (
+    *_overloads(("full", "zeros", "ones", "scalar_tensor", "arange"), "default"), "aten.arange.start", "aten.arange.start_step",
+    *_overloads(_COMPARISONS, "Tensor", "Scalar"), "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
+    "agentcompile.advance.default", "agentcompile.start_decode.default",
+)
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_overloads(("view", "_unsafe_view", "reshape"), "default"), _reshape),
+    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(_overloads(("masked_fill",), "Scalar", "Tensor"), _masked_fill),
+    **{f"aten.{name}.default": _unary(name) for name in _FUNCTIONS},
+    **dict.fromkeys((*_overloads(("to",), "dtype", "dtype_layout", "device", "other"), "aten._to_copy.default", "aten.type_as.default"),
+                    _cast),
+    **dict.fromkeys(_MAKERS, _as_they_are),
+    **dict.fromkeys(_overloads(("add",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, float(c["alpha"])))),
+    **dict.fromkeys(_overloads(("sub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, -float(c["alpha"])))),
+    **dict.fromkeys(_overloads(("rsub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(b, a, -float(c["alpha"])))),
+    **dict.fromkeys(_overloads(("mul", "multiply"), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.mul(a, b))),
+    **dict.fromkeys(_overloads(("div", "divide"), "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"), _binary(_div)),
+    **dict.fromkeys(("aten.pow.Tensor_Scalar", "aten.square.default"), _power),
+    **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _mean(True)),
+    **dict.fromkeys(("aten.sum.default", "aten.sum.dim_IntList"), _mean(False)),
+    **dict.fromkeys(("aten.softmax.int", "aten._softmax.default"), _softmax),
+    "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
+    **dict.fromkeys(("aten.cat.default", "aten.concat.default"), _cat),
+    "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
+    "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
+    "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
+    "agentcompile.argmax.default": _argmax,
+}

@@ -1,0 +1,98 @@
+"""A second opinion on the reference: the framework's own operators in float64 on the same nodes and inputs.
+
+The rules of the reference are ours, and a rule that reads an operator wrongly may agree with a kernel that reads it wrongly
+too. The framework runs the original overloads with the original arguments, so the two share nothing but the graph.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...errors import AgentCompileError
+from ...ir.graph import Graph
+from ..interpreter import prepare
+from ..schema import argument
+from .bounded import Bounded
+
+RELATIVE = 1e-9  # of the element and of the largest one: far above float64's roundoff, far below every budget
+OF_BUDGET = 1e-4  # a sum that cancels may differ by this share of its budget, which grows with the magnitudes summed
+ATTENTION = "agentcompile.attention.default"
+
+
+class Disagreement(AgentCompileError):
+    """The reference and the framework give different answers for one match: what is judged by it proves nothing."""
+
+    def __init__(self, subject: str, seen: str) -> None:
+        super().__init__(f"the reference and the framework disagree on {subject}: {seen}; it stays on the framework")
+
+
+def in_float64(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs and final states of ``graph``, by value name, computed by the framework in float64.
+
+    ``values`` are not changed. Integers stay integers.
+    """
+    device = next((tensor.device for tensor in values.values()), torch.device("cpu"))
+    env = dict(values)
+    for name in {name for node in graph.nodes for name in node.mutates if name in env}:
+        env[name] = env[name].to(torch.float64, copy=True) if env[name].is_floating_point() else env[name].clone()
+    rest = _hide_unattended(graph, env)
+    found = prepare(graph, device=device, dtype_override=torch.float64).run(env)
+    for name, (first, tail) in rest.items():
+        found[name][:, first:] = tail
+    return found
+
+
+def _hide_unattended(graph: Graph, env: dict[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
+    """Zero what lies behind the positions that attention may look at; (first position, what was there) by cache.
+
+    Where the live length is on the device, the framework multiplies the whole capacity with probabilities of zero, and zero
+    times NaN is NaN.
+    """
+    rest: dict[str, tuple[int, Tensor]] = {}
+    for node in graph.nodes:
+        position = argument(node, "position") if node.op == ATTENTION else None
+        if position is None or position.value not in env:  # type: ignore[union-attr]
+            continue
+        first = int(env[position.value]) + graph.spec(node.inputs[0]).shape[2]  # type: ignore[union-attr]
+        for name in node.mutates:
+            rest[name] = (first, env[name][:, first:].clone())
+            env[name][:, first:] = 0
+    return rest
+
+
+def disagreement(graph: Graph, values: Mapping[str, Tensor], expected: Mapping[str, Bounded]) -> str:
+    """Where the framework in float64 differs from the reference ``expected`` of the same graph and values; empty: nowhere."""
+    found = in_float64(graph, values)
+    for name, bound in expected.items():
+        seen = _difference(bound, found[name])
+        if seen:
+            return f"{name}: {seen}"
+    return ""
+
+
+def _difference(bound: Bounded, other: Tensor) -> str:
+    value, other = bound.value.reshape(-1), other.reshape(-1)
+    if value.numel() != other.numel():
+        return f"{value.numel()} elements against {other.numel()}"
+    if value.is_floating_point() != other.is_floating_point():
+        return f"{value.dtype} against {other.dtype}"
+    wrong = _wrong(bound, value, other)
+    if not bool(wrong.any()):
+        return ""
+    worst = int(wrong.long().argmax())
+    return f"element {worst} is {value[worst].item():.12g} in the reference and {other[worst].item():.12g} in the framework"
+
+
+def _wrong(bound: Bounded, value: Tensor, other: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        wrong = value != other
+        if bound.choices is not None:  # sums that are equal but for float64's roundoff may tie
+            inside = (other >= 0) & (other < bound.choices.numel())
+            wrong &= ~(inside & bound.choices[other.clamp(0, bound.choices.numel() - 1)])
+        return wrong
+    size = value.abs().nan_to_num(nan=0.0, posinf=0.0)
+    largest = size.max() if size.numel() else size.sum()
+    allowed = RELATIVE * (size + largest) + OF_BUDGET * bound.error.reshape(-1).nan_to_num(nan=0.0, posinf=0.0)
+    same = (value == other) | (value.isnan() & other.isnan()) | ((value - other).abs() <= allowed)
+    return ~same

@@ -1,0 +1,261 @@
+"""Every class that a plugin subclasses. Objects are stateless unless their docstring says otherwise; arguments are frozen."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from ..ir.advice import Advice, Question
+from ..ir.candidate import Feature, Kernel, Launch, StepSource
+from ..errors import Reject
+from ..ir.graph import Graph, GraphSet, KVSpec, Workload
+from ..ir.plan import Origin, Schedule, ScheduleSpace
+from ..ir.region import Match
+from ..ir.target import Target
+from ..ir.verdict import Case, Trial, Verdict
+
+if TYPE_CHECKING:  # heavy or above this layer; nothing here is structured by cattrs
+    import torch
+
+    from ..runtime.program import BoundProgram
+    from ..ops.reference import Bounded
+    from ..runtime.session import Session
+
+
+class Offer(ABC):
+    """Base of everything a plugin offers: a lower_snake_case name and an integer version that is part of every cache key."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+
+
+class RegionRule(Offer):
+    """Proposes matches in a graph (stage analyze)."""
+
+    @abstractmethod
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """Return the matches this rule sees in one region's graph; they may overlap and nest.
+
+        The core refuses matches that are not convex, hide an output that others read, or write undeclared state.
+        """
+
+
+class TemplateFamily(Offer):
+    """Kernels that differ only in a schedule, generated from a ``.cu`` file. Every method is pure."""
+
+    @abstractmethod
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """Say whether this family can lower ``match`` for ``target``."""
+
+    @abstractmethod
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """Return every legal schedule, best guess first, at most 256. Called only after ``accepts``."""
+
+    @abstractmethod
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """Return the source of one schedule of ``space``."""
+
+
+class Implementation(Offer):
+    """Hand-written or third-party code for a match: a callable instead of generated source.
+
+    It is validated, timed and judged like a kernel, and bundled by its qualified name, version and schedule: raise ``version``
+    whenever what it computes or its schedules change. ``capturable``: whether a CUDA graph may hold it. One that asks the
+    device for anything (a length, a shape) or that allocates outside of torch is not; captured programs are cut there.
+    """
+
+    origin: ClassVar[Origin]
+    capturable: ClassVar[bool] = True
+
+    @abstractmethod
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """Say whether this implementation can serve ``match`` on ``target``, its packages included."""
+
+    @abstractmethod
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """Return its schedules, best guess first; one empty schedule if it has no choices."""
+
+    @abstractmethod
+    def bind(self, match: Match, schedule: Schedule, target: Target) -> Callable[..., None]:
+        """Return ``run(**operands)``: torch tensors by operand name, outputs written in place, on the current stream.
+
+        Called once per match of a program; ``run`` then serves every instance of it (every layer), with other tensors each time.
+        """
+
+
+class Advisor(Offer):
+    """Gives advice on a space (stage advise). May keep a connection; must not keep answers."""
+
+    @abstractmethod
+    def advise(self, question: Question) -> Advice:
+        """Answer one question within its budget; raise anything on failure (it is recorded, the run goes on)."""
+
+
+class TrialResult(Protocol):
+    """What one run left behind, by operand name of the match; tensors are on the backend's device.
+
+    ``inputs`` are as they were before the run (states too); ``outputs`` is every operand that may be written, after it.
+    """
+
+    inputs: "dict[str, torch.Tensor]"
+    outputs: "dict[str, torch.Tensor]"
+    guards_intact: bool
+    inputs_unchanged: bool
+    workspaces_restored: bool  # those declared zeroed are zero again
+    detail: str  # which buffers were damaged
+
+
+class TrialRun(Protocol):
+    """What a validator may do with a trial: run one case in this process and look at everything it touched."""
+
+    backend: "Backend"
+
+    def run(self, case: Case, poison: float) -> TrialResult:
+        """Make the inputs of ``case``, fill outputs with ``poison``, run once at new addresses, synchronize."""
+
+    def expected(self, case: Case, inputs: "dict[str, torch.Tensor]") -> "dict[str, Bounded]":
+        """Reference and error budget by value name for the ``inputs`` that a run of ``case`` had; kept for the next call."""
+
+    def values(self, outputs: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """The same tensors by value name instead of operand name."""
+
+
+class Validator(Offer):
+    """Checks a candidate, inside the worker process."""
+
+    scope: ClassVar[Literal["candidate", "winner"]] = "candidate"
+    cost: ClassVar[int] = 1
+
+    @abstractmethod
+    def applies(self, trial: Trial) -> bool:
+        """Whether this validator has anything to say of ``trial``."""
+
+    @abstractmethod
+    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """Known good and known bad trials: a validator that misjudges one of them is broken."""
+
+    @abstractmethod
+    def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        """Run the cases of ``trial`` and judge them."""
+
+
+class Frontend(Offer):
+    """Turns something a user names into graphs (stage capture). ``options`` names what ``load`` takes beyond the core's own options."""
+
+    options: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def accepts(self, what: object) -> bool:
+        """Whether this frontend understands ``what`` (an identifier, a path, a live module). Cheap, imports nothing heavy."""
+
+    @abstractmethod
+    def load(self, what: object, options: dict[str, Any]) -> "LoadedModel":
+        """Open it: the module, its tokenizer if it has one. Raises UsageError with one clear sentence."""
+
+    @abstractmethod
+    def capture(self, loaded: "LoadedModel", workload: Workload) -> GraphSet:
+        """Export its graphs. Every node has the one form that ``schema.canonical`` gives it; others are refused."""
+
+
+class LoadedModel:
+    """A model as a frontend opened it. ``module`` may live on the meta device (no weights: capture and planning only)."""
+
+    def __init__(self, *, module: "torch.nn.Module", name: str, tokenizer: Any = None, path: Path | None = None,
+                 notes: tuple[str, ...] = ()) -> None:
+        self.module = module
+        self.name = name
+        self.tokenizer = tokenizer
+        self.path = path
+        self.notes = notes  # sentences that whoever runs the model must read
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the parameters hold data."""
+        return all(not p.is_meta for p in self.module.parameters())
+
+
+class Backend(Offer):
+    """A kind of hardware: how sources are built, launched and timed on it. Holds loaded modules; one object per process."""
+
+    device: ClassVar[str]  # torch device type its operands live on
+    languages: ClassVar[tuple[str, ...]] = ("cuda",)
+    features: ClassVar[tuple[Feature, ...]] = ()
+    clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
+    emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
+    window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead
+    largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
+    deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ
+
+    @abstractmethod
+    def available(self) -> Literal[True] | Reject:
+        """Whether kernels can be launched here (building may work regardless)."""
+
+    @abstractmethod
+    def can_build(self, target: Target) -> Literal[True] | Reject:
+        """Whether sources can be built here for ``target``."""
+
+    @abstractmethod
+    def live_target(self) -> Target | None:
+        """The device of this machine rounded to its preset, or None."""
+
+    @abstractmethod
+    def compiler(self) -> str:
+        """Name and version of the compiler; part of every cache key."""
+
+    @abstractmethod
+    def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+        """Compile ``source``. Raises BuildError."""
+
+    @abstractmethod
+    def load(self, kernel: Kernel) -> Any:
+        """Load a binary into this process and return a handle for ``launch``; loading twice returns the same handle."""
+
+    @abstractmethod
+    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+        """Resolve one launch with its argument values (addresses, scalars) into ``run(stream)``, cheap to call repeatedly."""
+
+    @abstractmethod
+    def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
+        """Microseconds per run of each repetition, by device events around a captured graph where there is one; or why not."""
+
+
+class KVState(Protocol):
+    """The KV cache of one session: per layer K and V [1, capacity, kv_heads, head_dim], and the device length."""
+
+    keys: "tuple[torch.Tensor, ...]"
+    values: "tuple[torch.Tensor, ...]"
+    capacity: int
+
+    def reset(self) -> None:
+        """Forget everything; lengths become 0. Addresses do not change."""
+
+
+class RuntimeIntegration(Offer):
+    """One of the roles that enter the graph, resolved before capture by name."""
+
+    role: ClassVar[Literal["kv_cache", "decode"]]
+
+
+class KVCacheRuntime(RuntimeIntegration):
+    """Allocates the KV cache."""
+
+    role = "kv_cache"
+
+    @abstractmethod
+    def allocate(self, kv: KVSpec, device: str) -> KVState:
+        """Allocate K and V of all layers at their final size."""
+
+
+class DecodeRuntime(RuntimeIntegration):
+    """Runs decode steps."""
+
+    role = "decode"
+
+    @abstractmethod
+    def available(self, device: str) -> Literal[True] | Reject:
+        """Whether this runtime works with programs on ``device``."""
+
+    @abstractmethod
+    def prepare(self, bound: "BoundProgram", session: "Session") -> Callable[[], None]:
+        """Return ``step()``: enqueue one run of the bound program. May capture; must leave the session's state as it was."""

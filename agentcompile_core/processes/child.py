@@ -1,0 +1,131 @@
+"""One child process as the parent sees it: messages with a deadline, the end of its error output, kill of the whole group."""
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+from ..worker.protocol import child_environment
+
+POLL_S = 0.25
+LOG_BYTES = 4000
+MAX_LINE_BYTES = 256 << 20
+
+
+class ChildEnded(Exception):
+    """The child is gone, or wrote something that is no message."""
+
+
+class Child:
+    """A started ``agentcompile_core.worker``. Not thread-safe."""
+
+    def __init__(self, catalog: str, builders: int, memory_bytes: int) -> None:
+        command = [sys.executable, "-m", "agentcompile_core.worker", "--catalog", catalog, "--builders", str(builders)]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
+        self._memory_bytes = memory_bytes
+        # A session of its own: Ctrl-C in the terminal reaches the parent only, and one kill reaches all its children.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+                                         env=child_environment(), start_new_session=True)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._output = self._process.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._output, selectors.EVENT_READ)
+        self._buffer = bytearray()
+        self._outbox: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def _write(self) -> None:
+        # On a thread: a hung child does not read, and a full pipe must not hang the parent.
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            while (line := self._outbox.get()) is not None:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message, without waiting for it to be read."""
+        self._outbox.put(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    def receive(self, deadline_s: float) -> dict[str, Any] | None:
+        """The next message, or None after ``deadline_s``.
+
+        Raises:
+            ChildEnded: the child died, used too much memory, or broke the protocol.
+        """
+        end = time.monotonic() + deadline_s
+        while True:
+            newline = self._buffer.find(b"\n")
+            if newline >= 0:
+                line = bytes(self._buffer[:newline])
+                del self._buffer[: newline + 1]
+                return self._parsed(line)
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            self._check_memory()
+            if self._selector.select(min(left, POLL_S)):
+                data = os.read(self._output.fileno(), 1 << 20)
+                if not data:
+                    raise ChildEnded(self._last_words())
+                self._buffer += data
+                if len(self._buffer) > MAX_LINE_BYTES:
+                    raise ChildEnded("the worker wrote a message without end")
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise ChildEnded(f"the worker wrote something that is no message: {line[:80]!r}")
+        return message
+
+    def _check_memory(self) -> None:
+        try:
+            with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:
+                resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return
+        if resident > self._memory_bytes:
+            raise ChildEnded(f"the worker used {resident >> 20} MiB of memory; at most {self._memory_bytes >> 20} MiB are allowed")
+
+    def _last_words(self) -> str:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "the worker closed its output"
+        how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"the worker {how}; {self.log()}".rstrip("; ")
+
+    @property
+    def signal_number(self) -> int:
+        """The signal that ended it, 0 if none did."""
+        code = self._process.poll()
+        return -code if code is not None and code < 0 else 0
+
+    def log(self) -> str:
+        """The end of what it wrote to its standard error."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - LOG_BYTES))
+        return self._log.read().decode(errors="replace").strip()[-1000:]
+
+    def kill(self) -> None:
+        """End it and every process of its group, and wait for it."""
+        self._outbox.put(None)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._selector.close()
+        self._output.close()
+        self._log.close()
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()

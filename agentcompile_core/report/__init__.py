@@ -1,0 +1,236 @@
+"""Selections, statistics, plugins and the machine, as plain documents (for --json) and as text for people."""
+
+import importlib.util
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+from ..plugin import failures
+from ..ir.bundle import Manifest
+from ..errors import Failure
+from ..stages.emit.evidence import Evidence
+from ..ir.plan import Origin
+from ..plugin.catalog import Catalog
+from ..ir.record import TuningRecord
+from ..ir.search_log import Tried
+from ..ir.selection import Basis, SelectedStep, Selection
+from ..version import __version__
+
+
+def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
+    """Columns padded to their widest cell; numbers to the right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(head)]
+    right = [bool(rows) and all(isinstance(r[i], int | float) for r in rows) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip()
+
+    return "\n".join([line(list(head)), line(["-" * w for w in widths]), *(line(r) for r in cells)])
+
+
+def step_document(step: SelectedStep) -> dict[str, Any]:
+    """One selected step as plain types."""
+    measured, baseline = step.measurement, step.baseline
+    return {"label": step.label.value, "implementation": step.step.implementation, "origin": step.step.origin.value,
+            "version": step.version, "schedule": dict(step.step.schedule.items), "basis": step.basis.value,
+            "us": measured.us if measured else None,
+            "floor_us": measured.floor_us if measured else None, "baseline_us": baseline.us if baseline else None,
+            "max_abs": step.max_abs, "max_rel": step.max_rel, "reason": step.reason, "nodes": list(step.nodes)}
+
+
+def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]:
+    """Selections as plain types."""
+    return [{"region": s.region, "signature": s.signature, "fusion": s.cover.fusion.value, "basis": s.basis.value, "us": s.region_us,
+             "baseline_us": s.baseline_us, "steps": [step_document(step) for step in s.steps],
+             "fallbacks": [{"what": what, "why": why} for what, why in s.fallback_reasons]} for s in selections]
+
+
+def candidates_document(records: Iterable[TuningRecord]) -> list[dict[str, Any]]:
+    """What was evaluated per region, match and implementation: how many, how many passed, the fastest, the failures by class."""
+    groups: dict[tuple[str, str, str], list[TuningRecord]] = {}
+    for record in (r for r in records if r.step.origin is not Origin.FRAMEWORK):
+        groups.setdefault((record.signature, record.step.match_id, record.step.implementation), []).append(record)
+    found = []
+    for (signature, match_id, implementation), group in groups.items():
+        times = [r.measurement.us for r in group if r.usable and r.measurement]
+        failures = Counter(r.failure.value for r in group if r.failure)
+        found.append({"signature": signature, "match": match_id, "implementation": implementation, "evaluated": len(group),
+                      "passed": sum(1 for r in group if r.verdict and r.verdict.passed), "best_us": min(times) if times else None,
+                      "failures": dict(failures)})
+    return found
+
+
+def candidates_text(records: Iterable[TuningRecord]) -> str:
+    """The table behind candidates_document."""
+    rows = [(c["match"], c["implementation"], c["evaluated"], c["passed"], f"{c['best_us']:.2f}" if c["best_us"] else "-",
+             ", ".join(f"{n} {k}" for k, n in c["failures"].items())) for c in candidates_document(records)]
+    head = ("match", "implementation", "evaluated", "passed", "best us", "failures")
+    return table(rows, head) if rows else "no candidates were evaluated"
+
+
+def untried_text(tried: Iterable[Tried]) -> str:
+    """What was not tried and why: schedules per implementation and reason, then who refused matches, then whose plugin failed."""
+    schedules: dict[tuple[str, str], list[int]] = {}
+    refused: Counter[tuple[str, str]] = Counter()
+    for one in tried:
+        for reason, count in one.untried:
+            schedules.setdefault((one.implementation, reason), []).append(count)
+        if one.refused:
+            refused[one.implementation, "it refused them: " + one.refused] += 1
+        if one.broken:
+            refused[one.implementation, "its plugin failed: " + one.broken] += 1
+    lines = [f"  {name}: {sum(counts)} schedules of {len(counts)} matches: {reason}"
+             for (name, reason), counts in sorted(schedules.items())]
+    lines += [f"  {name}: {count} matches: {reason}" for (name, reason), count in sorted(refused.items())]
+    return "\n".join(lines) or "  everything in the space was tried"
+
+
+def failures_text(found: Iterable[Failure]) -> str:
+    """One failure a line, with how often it was seen."""
+    return "\n".join(f"  {failure}" for failure in found) or "  none"
+
+
+def explain_text(manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord], found: Evidence) -> str:
+    """Why each step got what it got, and what it was compared with."""
+    parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), "
+             f"{manifest.workload.dtype.value}, context {manifest.workload.max_context}"]
+    if manifest.eager_reason:
+        parts.append(f"everything runs on the framework: {manifest.eager_reason}")
+    if manifest.provisional:
+        parts.append("validated by emulation, not measured: these kernels are provisional and are not launched on a GPU before they are "
+                     "measured there")
+    parts += [selection_text(s) for s in selections]
+    parts.append("candidates evaluated\n" + candidates_text(records))
+    parts.append("not tried\n" + untried_text(found.tried))
+    parts.append("failures recorded\n" + failures_text(found.failures))
+    return "\n\n".join(parts)
+
+
+def selection_text(selection: Selection) -> str:
+    """One region: its steps and why, then what stays on the framework and why."""
+    lines = [f"region {selection.region}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
+    if all(step.basis is Basis.PROVISIONAL for step in selection.steps):
+        rows = [(s.label.value, s.step.implementation, s.step.origin.value, f"{s.max_rel:.1e}", str(s.step.schedule))
+                for s in selection.steps]
+        lines += [table(rows, ("step", "implementation", "origin", "max rel", "schedule"))] if rows else []
+    else:
+        head = ("step", "implementation", "origin", "us", "of floor", "framework us", "why", "schedule")
+        lines.append(table([_measured_row(s) for s in selection.steps], head))
+    lines += [f"  framework: {what}: {why}" for what, why in selection.fallback_reasons]
+    return "\n".join(lines)
+
+
+def _measured_row(step: SelectedStep) -> tuple[str, ...]:
+    us = f"{step.measurement.us:.2f}" if step.measurement else "-"
+    floor = f"{step.measurement.share_of_floor:.0%}" if step.measurement and step.measurement.floor_us else "-"
+    base = f"{step.baseline.us:.2f}" if step.baseline else "-"
+    return (step.label.value, step.step.implementation, step.step.origin.value, us, floor, base, step.reason, str(step.step.schedule))
+
+
+def statistics_text(statistics: dict[str, Any]) -> str:
+    """The pipeline's counts, one a line."""
+    s = statistics
+    rows = [("IR nodes", s["nodes"]), ("regions", f"{s['regions']} ({s['merged_regions']} after merging equal ones)"),
+            ("plans (covers)", s["plans"]), ("candidates in the space", s["candidates"]), ("lowered", s["lowered"]), ("built", s["built"]),
+            ("validated", s["validated"]), ("schedules not tried", s["untried"]),
+            ("regions advised", s["advised"]), ("selected steps", s["selected"]), ("failures recorded", s["failures"]),
+            ("files / signatures", f"{s['files']} / {s['signatures']}")]
+    if s["selected_us"]:
+        rows.append(("selected latency", f"{s['selected_us'][0]:.2f} to {s['selected_us'][1]:.2f} us"))
+    rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in s["seconds"].items())))
+    return "\n".join(f"  {name:<24} {value}" for name, value in rows)
+
+
+def compilation_text(compiled: Any, out: str | None) -> str:
+    """What `agentcompile compile` prints."""
+    graphs, context = compiled.graphs, compiled.context
+    parts = [f"{graphs.model.name} ({graphs.model.model_type}) for {context.target.name} ({context.target.arch})",
+             statistics_text(compiled.statistics)]
+    if graphs.eager_reason:
+        parts.append(f"everything runs on the framework: {graphs.eager_reason}")
+    parts += [selection_text(s) for s in compiled.compilation.selections]
+    parts += [f"note: {note}" for note in compiled.notes]
+    if compiled.compilation.failures:
+        parts.append("failures recorded\n" + failures_text(compiled.compilation.failures))
+    if compiled.compilation.provisional:
+        parts.append("no GPU here: kernels were built and validated by emulation; times, selection by speed and tokens per second need "
+                     "a GPU")
+    if out:
+        parts.append(f"bundle: {out}")
+    return "\n".join(parts)
+
+
+def bench_text(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
+    """Timings as a table."""
+    cells = [(r["system"], f"{r['e2e_ms']:.1f}", f"{r['prefill_ms']:.1f}" if r.get("prefill_ms") else "-", f"{r['step_ms']:.3f}",
+              f"{1e3 / r['step_ms']:.1f}", f"{r['speedup']:.2f}x", f"{r['spread_ms']:.1f}") for r in rows]
+    text = table(cells, ("system", "ms", "prefill ms", "ms per token", "tokens/s", "over eager", "spread ms"))
+    return "\n".join([text, *(f"note: {n}" for n in notes)])
+
+
+def plugins_document(catalog: Catalog) -> dict[str, Any]:
+    """Plugins and failures as plain types."""
+    return {"plugins": [{"name": p.name, "distribution": p.distribution, "state": p.state, "offers": list(p.offers), "message": p.message}
+                        for p in catalog.plugins],
+            "failures": failures.document(catalog.failures)}
+
+
+def plugins_text(catalog: Catalog) -> str:
+    """Plugins as a table, failures below."""
+    rows = [(p.name, p.distribution, p.state, ", ".join(p.offers), p.message) for p in catalog.plugins]
+    return table(rows, ("plugin", "distribution", "state", "offers", "message"))
+
+
+def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
+    """What this machine has; required things that are missing make `doctor` exit with 1."""
+    facts = [_fact("python", platform.python_version(), True, required=True), _fact("agentcompile-core", __version__, True, required=True)]
+    for package, required in (("torch", True), ("transformers", True), ("safetensors", True), ("cuda-bindings", False), ("litellm", False),
+                              ("flash-attn", False), ("pybind11", False), ("triton", False)):
+        facts.append(_package(package, required))
+    facts.append(_gpu())
+    compiler = shutil.which("g++")
+    facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for emulation and bundle extensions", bool(compiler)))
+    for name, backend in catalog.backends.items():
+        answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
+        seen = "kernels can be launched here" if answer is True else getattr(answer, "reason", "failed")
+        facts.append(_fact(f"backend {backend.name}", seen, answer is True))
+    broken = [p.name for p in catalog.plugins if p.state == "failed"]
+    facts.append(_fact("plugins", f"{len(catalog.plugins)} found" + (f", failed: {', '.join(broken)}" if broken else ""), not broken))
+    return facts
+
+
+def _load_stage() -> Any:
+    from ..errors import StageName
+
+    return StageName.LOAD
+
+
+def _fact(name: str, seen: str, ok: bool, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "seen": seen, "ok": ok, "required": required}
+
+
+def _package(name: str, required: bool) -> dict[str, Any]:
+    try:
+        return _fact(name, metadata.version(name), True, required)
+    except metadata.PackageNotFoundError:
+        return _fact(name, "not installed", False, required)
+
+
+def _gpu() -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        return _fact("CUDA device", "torch is not installed", False)
+    import torch
+
+    if not torch.cuda.is_available():
+        return _fact("CUDA device", "none: kernels are built and emulated, speed cannot be measured", False)
+    p = torch.cuda.get_device_properties(0)
+    return _fact("CUDA device", f"{p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, {p.total_memory >> 30} GiB", True)
+
+
+def doctor_text(facts: Sequence[dict[str, Any]]) -> str:
+    """Facts as a table."""
+    return table([("ok" if f["ok"] else "MISSING" if f["required"] else "no", f["name"], f["seen"]) for f in facts], ("", "what", "seen"))

@@ -1,0 +1,227 @@
+"""Binding: addresses for every value of a program, arguments for every launch, one callable per segment."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..ir.source_check import argument_values
+from ..ir.candidate import Launch, StepSource
+from ..errors import ContractError
+from .executables import Executables, call_key
+from ..ir.graph import ValueKind
+from ..ops.interpreter import prepare
+from ..ops.aliasing import alias_roots, is_alias
+from .pieces import cut, fixed_values, runs_outside
+from .program import BoundProgram, Piece, Program, Segment, buffer_plan, without_views
+from ..ir.region import Role
+
+if TYPE_CHECKING:
+    import torch
+
+    from .weights import WeightStore
+
+
+class _Binder:
+    """Works on one program once; everything it makes goes into the BoundProgram."""
+
+    def __init__(self, program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]",
+                 inputs: "Mapping[str, torch.Tensor]", executables: Executables) -> None:
+        self.program, self.graph = program, program.graph
+        self.weights, self.executables, self.device = weights, executables, executables.device
+        self.sources: dict[str, StepSource] = {s.key: s for s in program.sources}
+        self.segments = cut(program.graph, without_views(program.graph, program.segments))
+        self.roots = alias_roots(program.graph)
+        self.keep: list[Any] = []
+        self.environment: dict[str, torch.Tensor] = {}
+        self.planned: dict[str, torch.Tensor] = {}
+        self.workspaces: dict[tuple[str, str], torch.Tensor] = {}
+        self._place_weights()
+        self._place_values(states, inputs)
+        self._place_planned()
+        self._place_aliases()
+
+    def _place_weights(self) -> None:
+        # Layout first: it moves parameters, and addresses are read afterwards.
+        groups = []
+        for segment in self.segments:
+            for name, values in segment.operands:
+                operand = next(o for o in segment.match.operands if o.name == name)  # type: ignore[union-attr]
+                if operand.role is Role.WEIGHT:
+                    groups.append(tuple(self.graph.by_name[self.roots[v]].source for v in values))
+        self.weights.arrange(groups)
+
+    def _place_values(self, states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]") -> None:
+        for value in self.graph.values:
+            if value.kind in (ValueKind.WEIGHT, ValueKind.CONSTANT):
+                self.environment[value.name] = self.weights.tensor(value.source)
+            elif value.kind is ValueKind.STATE:
+                self.environment[value.name] = _given(states, value.source, "state")
+            elif value.kind is ValueKind.INPUT:
+                self.environment[value.name] = _given(inputs, value.name, "input")
+
+    def _place_planned(self) -> None:
+        import torch
+
+        offsets, nbytes = buffer_plan(self.program, self.segments, fixed_values(self.graph, self.segments))
+        arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
+        self.keep.append(arena)
+        for name, offset in offsets.items():
+            spec = self.graph.spec(name)
+            flat = arena[offset:offset + spec.nbytes].view(getattr(torch, spec.dtype.value))
+            self.planned[name] = flat.view(spec.shape)
+        made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
+        for name in made_by_step:
+            root = self.roots[name]
+            self.environment[root] = self.planned[root]
+
+    def _place_aliases(self) -> None:
+        for node in self.graph.nodes:
+            if is_alias(self.graph, node):
+                root, name = self.roots[node.outputs[0]], node.outputs[0]
+                if root in self.environment:
+                    self.environment[name] = self.environment[root].view(self.graph.spec(name).shape)
+
+    def address(self, names: tuple[str, ...]) -> int:
+        """Address of an operand's first value; the others lie behind it."""
+        root = self.roots[names[0]]
+        value = self.graph.by_name[root]
+        if value.kind is ValueKind.WEIGHT:
+            return self.weights.concatenated(tuple(self.graph.by_name[self.roots[n]].source for n in names)).data_ptr()
+        if root in self.planned:
+            return self.planned[root].data_ptr()
+        tensor = self.environment.get(root)
+        if tensor is None:
+            raise ContractError(f"program {self.graph.name}: operand {names[0]} has no address")
+        return tensor.data_ptr()
+
+    def parts(self) -> list[Piece]:
+        """One per segment, in order."""
+        found: list[Piece] = []
+        chained = False  # whether the node captured just before is a kernel of ours
+        for index, segment in enumerate(self.segments):
+            if segment.step is None:
+                run, capturable = self._framework(segment, index), not runs_outside(self.graph, segment)
+            elif segment.source:
+                run, capturable = self._kernel(segment, chained), True
+            else:
+                run, capturable = self._call(segment)
+            found.append(Piece(run=run, capturable=capturable, names=(segment.name,)))
+            chained = segment.step is not None and bool(segment.source)
+        return found
+
+    def _framework(self, segment: Segment, index: int) -> Callable[[], None]:
+        later = {v for s in self.segments[index + 1:] for v in self._reads(s)} | set(self.graph.outputs)
+        made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
+        copies = tuple(name for name in made if name in self.planned)
+        wanted = tuple(name for name in made if name in later or name in copies)
+        prepared = prepare(self.graph, segment.nodes, device=self.device, outputs=wanted)
+        environment, planned = self.environment, self.planned
+        # What a graph captured behind this segment reads is where it was at the capture.
+        fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}
+
+        def run() -> None:
+            environment.update(prepared.run(environment))
+            for name in copies:
+                planned[name].copy_(environment[name])
+            environment.update(fixed)
+
+        return run
+
+    def _reads(self, segment: Segment) -> tuple[str, ...]:
+        if segment.step is None:
+            return tuple(i for n in segment.nodes for i in self.graph.node_by_name[n].inputs)
+        return tuple(v for _, values in segment.operands for v in values)
+
+    def _kernel(self, segment: Segment, chained: bool) -> Callable[[], None]:
+        import torch
+
+        source = self.sources[segment.source]
+        backend, kernels = self.executables.backend, self.executables.kernels
+        if backend is None or source.digest not in kernels:
+            raise ContractError(f"program {self.graph.name}: no built kernel for step {segment.step}")
+        handle = backend.load(kernels[source.digest])
+        addresses = {name: self.address(values) for name, values in segment.operands}
+        addresses.update(self._workspaces(source))
+        launches: list[Callable[[int], None]] = []
+        for launch in source.launches:
+            launches.append(self._launch(handle, launch, addresses, chained))
+            chained = True
+        on_cpu, current = self.device == "cpu", torch.cuda.current_stream
+
+        def run() -> None:
+            stream = 0 if on_cpu else current().cuda_stream
+            for launch in launches:
+                launch(stream)
+
+        return run
+
+    def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
+        assert self.executables.backend is not None
+        return self.executables.backend.prepare(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
+
+    def _workspaces(self, source: StepSource) -> dict[str, int]:
+        import torch
+
+        found = {}
+        for workspace in source.workspaces:
+            key = (source.key, workspace.name)
+            if key not in self.workspaces:
+                self.workspaces[key] = torch.zeros(workspace.nbytes, dtype=torch.uint8, device=self.device)
+                self.keep.append(self.workspaces[key])
+            found[workspace.name] = self.workspaces[key].data_ptr()
+        return found
+
+    def _call(self, segment: Segment) -> tuple[Callable[[], None], bool]:
+        import torch
+
+        assert segment.step is not None and segment.match is not None
+        bound = self.executables.calls.get(call_key(segment.step, segment.version, segment.match))
+        if bound is None:
+            raise ContractError(f"program {self.graph.name}: nothing is bound for step {segment.step}")
+        call, operands = bound.run, {name: self._operand(segment, name, values) for name, values in segment.operands}
+
+        def run() -> None:
+            with torch.no_grad():
+                call(**operands)
+
+        return run, bound.capturable
+
+    def _operand(self, segment: Segment, name: str, values: tuple[str, ...]) -> "torch.Tensor":
+        """The tensor of one operand in the shape that its match gives it; several values lie behind each other."""
+        assert segment.match is not None
+        operand, root = segment.match.need(name), self.roots[values[0]]
+        if operand.role is Role.WEIGHT:
+            return self.weights.concatenated(tuple(self.graph.by_name[self.roots[v]].source for v in values))
+        if root in self.planned and len(values) > 1:
+            return self.planned[root].as_strided(operand.spec.shape, _contiguous_strides(operand.spec.shape))
+        tensor = self.planned.get(root, self.environment.get(root))
+        if tensor is None:
+            raise ContractError(f"program {self.graph.name}: operand {name} has no tensor")
+        return tensor.view(self.graph.spec(values[0]).shape)
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _given(tensors: "Mapping[str, torch.Tensor]", name: str, what: str) -> "torch.Tensor":
+    if name not in tensors:
+        raise ContractError(f"no tensor for {what} {name!r}; given: {', '.join(sorted(tensors)[:8])}")
+    return tensors[name]
+
+
+def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
+         executables: Executables) -> BoundProgram:
+    """Give every value an address on the device, every launch its arguments and every callable its tensors.
+
+    ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors.
+
+    Raises:
+        ContractError: a kernel, callable, tensor or address is missing.
+    """
+    binder = _Binder(program, weights, states, inputs, executables)
+    parts = binder.parts()
+    return BoundProgram(program, parts, binder.environment, [binder.keep, binder.planned, binder.workspaces])

@@ -1,0 +1,61 @@
+"""The core's own runtime integrations: what a model runs on when no runtime plugin is installed."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import Reject
+from ..ir.graph import KVSpec
+from ..plugin.hookspecs import hookimpl
+from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, KVState, RuntimeIntegration
+
+if TYPE_CHECKING:
+    from .program import BoundProgram
+    from .session import Session
+
+
+class PlainKVState:
+    """K and V of every layer, [1, capacity, kv_heads, head_dim] each, zero at the start."""
+
+    def __init__(self, kv: KVSpec, device: str) -> None:
+        import torch
+
+        shape = (kv.layers, 1, kv.capacity, kv.kv_heads, kv.head_dim)
+        dtype = getattr(torch, kv.dtype.value)
+        self._keys: Any = torch.zeros(shape, dtype=dtype, device=device)
+        self._values: Any = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = tuple(self._keys)
+        self.values = tuple(self._values)
+        self.capacity = kv.capacity
+
+    def reset(self) -> None:
+        """Nothing to do: positions beyond the session's length are never read."""
+
+
+class PlainKVCache(KVCacheRuntime):
+    """Preallocated K and V without any further service."""
+
+    name = "plain"
+
+    def allocate(self, kv: KVSpec, device: str) -> KVState:
+        """Allocate zeroed tensors."""
+        return PlainKVState(kv, device)
+
+
+class PythonLoop(DecodeRuntime):
+    """Runs every step from Python: works everywhere, launch bound on a GPU."""
+
+    name = "python_loop"
+
+    def available(self, device: str) -> Literal[True] | Reject:
+        """Always."""
+        return True
+
+    def prepare(self, bound: "BoundProgram", session: "Session") -> Callable[[], None]:
+        """Return the program's own ``run``."""
+        return bound.run
+
+
+@hookimpl
+def agentcompile_runtimes() -> Iterable[RuntimeIntegration]:
+    """Offer ``plain`` and ``python_loop``."""
+    return (PlainKVCache(), PythonLoop())

@@ -1,0 +1,147 @@
+"""Reading a bundle: verify it, refuse what it does not fit, and give back its graphs, programs and kernels. Executes nothing of it."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ..ir import serial
+from ..ir.bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
+from ..ir.candidate import Kernel, StepSource
+from ..errors import UsageError
+from ..ir.graph import GraphSet
+from .program import Program, Segment, framework_program
+from ..ir.record import TuningRecord
+from ..ir.selection import Selection
+from ..ir.target import Target
+from ..version import __version__
+
+
+@frozen(kw_only=True)
+class Installed:
+    """What a bundle holds, verified."""
+
+    manifest: Manifest
+    graphs: GraphSet
+    programs: dict[str, Program]
+    selections: tuple[Selection, ...]
+    records: tuple[TuningRecord, ...]
+    kernels: dict[str, Kernel]
+
+
+def read(folder: Path) -> Installed:
+    """Read and verify the bundle in ``folder``.
+
+    Raises:
+        UsageError: it is no bundle, is damaged, or was written by another version.
+    """
+    manifest = read_manifest(folder)
+    data = {entry.path: _verified(folder, entry.path, entry.sha256) for entry in manifest.files}
+    graphs = serial.loads(data[GRAPHS].decode(), GraphSet).verify()
+    programs = {p.graph.name: p for p in (_program(item, graphs) for item in serial.parse(data[PROGRAMS].decode()))}
+    selections = tuple(serial.structure(item, Selection) for item in serial.parse(data[SELECTIONS].decode()))
+    records = tuple(serial.structure(item, TuningRecord) for item in serial.parse(data[RECORDS].decode()))
+    kernels = {}
+    for entry in manifest.kernels:
+        if entry.path not in data or hashlib.sha256(data[entry.path]).hexdigest() != entry.sha256:
+            raise UsageError(f"kernel {entry.path} of the bundle {folder} is damaged; emit the bundle again")
+        kernels[entry.digest] = kernel_of(entry, data[entry.path])
+    return Installed(manifest=manifest, graphs=graphs, programs=programs, selections=selections, records=records,
+                     kernels=kernels)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone.
+
+    Raises:
+        UsageError: as ``read``.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UsageError(f"{folder} is not a bundle: it has no {MANIFEST}; make one with `agentcompile compile MODEL --out {folder}`")
+    try:
+        raw = serial.parse(path.read_text())
+    except (UsageError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{MANIFEST} of the bundle {folder} is damaged ({exc}); emit it again") from exc
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != serial.SCHEMA:
+        raise UsageError(f"bundle {folder} has schema {schema}, this version {__version__} reads schema {serial.SCHEMA}; "
+                         "emit it again with this version")
+    manifest = serial.structure(raw, Manifest)
+    if manifest.core_version.split(".")[:2] != __version__.split(".")[:2]:
+        raise UsageError(f"bundle {folder} was made by version {manifest.core_version}, this is {__version__}; "
+                         "emit it again with this version")
+    return manifest
+
+
+def _verified(folder: Path, path: str, sha256: str) -> bytes:
+    target = (folder / path).resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise UsageError(f"bundle {folder} names {path!r}, which lies outside of it; do not use it")
+    if not target.is_file():
+        raise UsageError(f"bundle {folder} lacks {path}; copy it whole or emit it again")
+    data = target.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise UsageError(f"{path} of the bundle {folder} was changed after it was emitted; emit it again")
+    return data
+
+
+@frozen(kw_only=True)
+class _StoredProgram:
+    graph: str
+    segments: tuple[Segment, ...]
+    sources: tuple[StepSource, ...]
+
+
+def _program(item: Any, graphs: GraphSet) -> Program:
+    stored = serial.structure(item, _StoredProgram)
+    graph = next((g for g in graphs.graphs if g.name == stored.graph), None)
+    if graph is None:
+        raise UsageError(f"the bundle has a program for {stored.graph!r} but no such graph; emit it again")
+    return Program(graph=graph, segments=stored.segments, sources=stored.sources).verify()
+
+
+def check_model(installed: Installed, digest: str, name: str) -> None:
+    """Refuse a bundle that was made for another model.
+
+    Raises:
+        UsageError: the digests over all that graphs depend on (code, attributes, configuration, parameter specs) differ.
+    """
+    made_for = installed.manifest.model
+    if made_for.digest != digest:
+        raise UsageError(f"the bundle was compiled for {made_for.name} ({made_for.model_type}, digest {made_for.digest}), "
+                         f"the model given is {name} (digest {digest}): its code, attributes, configuration or parameters differ; "
+                         "pass the model it was compiled for, or compile this one")
+
+
+def check_graphs(folder: str | Path, difference: str, name: str) -> None:
+    """Refuse a bundle whose graphs compute something else than the model given (``difference``: how; empty where they do not).
+
+    Raises:
+        UsageError: there is a difference.
+    """
+    if difference:
+        raise UsageError(f"the graphs of the bundle {folder} compute something else than {name}: {difference}; compile {name} again")
+
+
+def runnable(installed: Installed, live: Target | None) -> str:
+    """Why the bundle's kernels cannot run on this machine's device (empty: they can).
+
+    Raises:
+        UsageError: there is a GPU, but of another architecture than the bundle's.
+    """
+    if live is None:
+        return "no CUDA device here: every step runs on the framework's operators"
+    made_for = installed.manifest.target
+    if live.capability != made_for.capability:
+        raise UsageError(f"the bundle was built for {made_for.arch} ({made_for.name}), this GPU is {live.arch} ({live.name}); "
+                         "compile for this GPU")
+    if installed.manifest.provisional:
+        return "the bundle's kernels were validated by emulation only and never measured: every step runs on the framework's operators"
+    return ""
+
+
+def on_framework(installed: Installed) -> dict[str, Program]:
+    """The same graphs with every node on the framework."""
+    return {name: framework_program(program.graph) for name, program in installed.programs.items()}

@@ -1,0 +1,104 @@
+"""What could not be captured runs as it is: HuggingFace's own ``generate`` for language models, the module's own call otherwise."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .generation import by_framework, check_length, new_tokens, prompt_of, settings, with_eos
+from ..ir.graph import GraphSet
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EagerSession:
+    """Runs requests through ``module.generate`` of transformers: its loop, its caches, its ``generation_config``."""
+
+    def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str) -> None:
+        self.module, self.graphs, self.device = module.to(device), graphs, device
+        self._lock = threading.Lock()
+
+    @property
+    def max_context(self) -> int:
+        """Longest prompt plus generation, in tokens; 0 where the model has no limit of its own."""
+        return self.graphs.workload.max_context if self.graphs.model.limit else 0
+
+    def prepare(self, report: Any = None) -> None:
+        """Nothing to prepare."""
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """As Session.exclusive."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("this session is busy with another request; one request at a time per session")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def generate(self, inputs: Any, max_new_tokens: int | None = None, *, streamer: Any = None, seed: int | None = None,
+                 **options: Any) -> Any:
+        """What ``module.generate(inputs, ...)`` returns, on the CPU.
+
+        Args:
+            inputs: the model's main input for one request: token ids as int64 [1, n]; for an encoder-decoder model those of the
+                encoder, and the result holds the decoder's tokens; for another main input (Whisper's input_features) a tensor
+                [1, ...] as the model takes it.
+            max_new_tokens: at most this many; None: what ``generation_config`` says, else 128.
+            options: anything that transformers' ``generate`` takes by name.
+
+        Raises:
+            UsageError: the input is wrong or too long, transformers refuses the request, or another one is running.
+        """
+        found = self._inputs(inputs)
+        options = with_eos(options)
+        count = self._count(found, max_new_tokens, options)
+        with self.exclusive():
+            return by_framework(self.module, found.to(self.device), count, options, seed=seed, streamer=streamer)
+
+    @property
+    def _decodes_apart(self) -> bool:
+        """Whether prompt and new tokens do not share positions: an encoder reads the one, a decoder writes the other."""
+        return bool(getattr(getattr(self.module, "config", None), "is_encoder_decoder", False))
+
+    def _inputs(self, given: Any) -> "torch.Tensor":
+        import torch
+
+        if getattr(self.module, "main_input_name", "input_ids") == "input_ids":
+            return prompt_of(given, self.graphs.model.vocab_size)
+        if not isinstance(given, torch.Tensor) or given.dim() < 2 or given.shape[0] != 1 or given.numel() == 0:
+            what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
+            raise UsageError(f"{what} was given; {self.graphs.model.name} takes {self.module.main_input_name} "  # type: ignore[union-attr]
+                             "of one request, a tensor of shape [1, ...]")
+        return given
+
+    def _count(self, inputs: "torch.Tensor", wanted: int | None, options: Mapping[str, Any]) -> int:
+        known = {name: value for name, value in options.items() if name in ("max_length", "max_new_tokens")}
+        length = 1 if self._decodes_apart else inputs.shape[-1]
+        count = new_tokens(wanted, settings(self.module, known), length, self.max_context)
+        if self.max_context:
+            check_length(length, count, self.max_context)
+            if self._decodes_apart and inputs.dim() == 2:
+                check_length(inputs.shape[-1] - 1, 1, self.max_context)
+        return count
+
+
+class EagerModule:
+    """A plain module that could not be captured: called as it is."""
+
+    def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str) -> None:
+        self.module, self.graphs, self.device = module.to(device), graphs, device
+
+    def prepare(self, report: Any = None) -> None:
+        """Nothing to prepare."""
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        """What the module returns, without gradients."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        inputs, keywords = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, keywords))
+        with torch.inference_mode():
+            return self.module(*inputs, **keywords)

@@ -1,0 +1,311 @@
+"""The owner of everything that changes: KV cache, position, tokens, captured graphs, the lock. One request at a time."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from .binder import bind
+from ..errors import UsageError
+from ..plugin.events import Observer, Preparing, silent
+from .executables import Executables
+from .generation import check_length, prompt_of
+from ..ir.graph import Graph, GraphKind, GraphSet
+from ..plugin.interfaces import DecodeRuntime, KVState
+from .program import BoundProgram, Program
+from .sampling import Pick
+
+if TYPE_CHECKING:
+    import torch
+
+    from .weights import WeightStore
+
+LAG = 4  # decode steps enqueued ahead of the host's look at a token, on a GPU
+
+
+@frozen(kw_only=True)
+class Chunk:
+    """One run of a prefill program: ``tokens`` rows of which ``length`` are prompt, from position ``start``."""
+
+    tokens: int
+    start: int
+    length: int
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it is the first chunk of its prompt."""
+        return self.start == 0
+
+
+def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int) -> tuple[Chunk, ...]:
+    """Cut a prompt of ``prompt`` tokens into prefill chunks; the last one is padded to the smallest size that holds it.
+
+    Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``: near the end a
+    chunk starts earlier instead and computes a few positions again.
+
+    Raises:
+        UsageError: the prompt is longer than the cache.
+    """
+    if prompt > capacity:
+        raise UsageError(f"a prompt of {prompt} tokens needs a cache of more than {capacity} positions; compile with a larger context")
+    chunks, start = [], 0
+    while start < prompt:
+        left = prompt - start
+        fits = [s for s in sorted(sizes) if start + s <= capacity]
+        if not fits:
+            start = capacity - min(sizes)
+            fits, left = [min(sizes)], prompt - start
+        tokens = next((s for s in fits if s >= left), fits[-1])
+        chunks.append(Chunk(tokens=tokens, start=start, length=min(left, tokens)))
+        start += chunks[-1].length
+    return tuple(chunks)
+
+
+class Session:
+    """Runs requests over bound programs.
+
+    ``programs`` maps graph names to programs (``decode``, ``prefill_<T>``, ``prefill_<T>_fresh``). State tensors keep
+    their addresses for the life of the session; ``generation`` counts what would invalidate a captured graph.
+    """
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        programs: Mapping[str, Program],
+        weights: "WeightStore",
+        executables: Executables,
+        *,
+        kv_state: KVState,
+        decode: DecodeRuntime,
+    ) -> None:
+        import torch
+
+        self.graphs, self.kv = graphs, kv_state
+        self.device = device = executables.device
+        self.generation = 0
+        self._lock = threading.Lock()
+        self._programs, self._weights, self._decode, self._executables = dict(programs), weights, decode, executables
+        self.ids: torch.Tensor = torch.zeros((1, 1), dtype=torch.int64, device=device)
+        self.position: torch.Tensor = torch.zeros((1,), dtype=torch.int64, device=device)
+        history = next((v.spec.shape[0] for g in graphs.graphs for v in g.values if v.source == "session.history"), kv_state.capacity + 1)
+        self.history: torch.Tensor = torch.zeros((history,), dtype=torch.int64, device=device)
+        self._bound: dict[str, BoundProgram] = {}
+        self._steps: dict[str, Callable[[], None]] = {}
+        self._prefill_inputs: dict[int, dict[str, torch.Tensor]] = {}
+
+    @property
+    def max_context(self) -> int:
+        """Longest prompt plus generation, in tokens."""
+        return self.graphs.workload.max_context
+
+    @property
+    def states(self) -> "dict[str, torch.Tensor]":
+        """State tensors by source."""
+        found = {"session.ids": self.ids, "session.position": self.position, "session.history": self.history}
+        for i, (key, value) in enumerate(zip(self.kv.keys, self.kv.values, strict=True)):
+            found[f"kv.key.{i}"], found[f"kv.value.{i}"] = key, value
+        return found
+
+    def bound(self, name: str) -> BoundProgram:
+        """The bound program of the graph called ``name``; bound on first use, and ``decode`` before any other: it arranges the weights."""
+        if name != "decode" and "decode" in self._programs:
+            self.bound("decode")
+        if name not in self._bound:
+            graph = self._programs[name].graph
+            self._bound[name] = bind(self._programs[name], self._weights, self.states, self._inputs(graph), self._executables)
+        return self._bound[name]
+
+    def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
+        import torch
+
+        if graph.tokens not in self._prefill_inputs:
+            self._prefill_inputs[graph.tokens] = {
+                name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=self.device)
+                for name in graph.inputs
+            }
+        return self._prefill_inputs[graph.tokens]
+
+    def _step(self, name: str) -> Callable[[], None]:
+        if name not in self._steps:
+            self._steps[name] = self._decode.prepare(self.bound(name), self)
+        return self._steps[name]
+
+    def prepare(self, observer: Observer = silent) -> None:
+        """Bind and capture every program now, so that no request pays for it."""
+        import torch
+
+        with self._lock:
+            for name in sorted(self._programs):
+                observer(Preparing(graph=name))
+                self._step(name)
+            if self.device == "cuda":
+                torch.cuda.empty_cache()  # what warm-ups used and no request needs
+
+    def generate(
+        self,
+        input_ids: "torch.Tensor",
+        max_new_tokens: int,
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        streamer: Any = None,
+    ) -> "torch.Tensor":
+        """Generate greedily after a prompt.
+
+        Args:
+            input_ids: int64 [1, n] on any device.
+            max_new_tokens: at most this many; n + max_new_tokens must fit the context.
+            eos_token_id: generation stops after one of these; None or nothing: never.
+            streamer: object with ``put(int64 tensor [1])`` and ``end()``, as transformers' streamers; it sees the prompt first.
+
+        Returns:
+            int64 [1, n + m] on the CPU, m <= max_new_tokens.
+
+        Raises:
+            UsageError: shape, emptiness or length is wrong, or another request is running.
+        """
+        prompt = self.checked(input_ids, max_new_tokens)
+        eos = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
+        eager = streamer is not None or bool(eos)
+        return self._collected(prompt, self._tokens(prompt, max_new_tokens, eos, eager), streamer)
+
+    def picked(self, prompt: "torch.Tensor", max_new_tokens: int, pick: Pick, streamer: Any = None) -> "torch.Tensor":
+        """As ``generate``, with each token chosen by ``pick`` from the logits, until ``pick`` stops."""
+        prompt = self.checked(prompt, max_new_tokens)
+        return self._collected(prompt, self._picked(prompt, max_new_tokens, pick), streamer)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """The right to run a request.
+
+        Raises:
+            UsageError: another request is running.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _collected(self, prompt: "torch.Tensor", found: Iterator[int], streamer: Any) -> "torch.Tensor":
+        import torch
+
+        tokens: list[int] = []
+        with self.exclusive(), torch.inference_mode():
+            if streamer is not None:
+                streamer.put(prompt)
+            for token in found:
+                tokens.append(token)
+                if streamer is not None:
+                    streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                streamer.end()
+        return torch.cat([prompt, torch.tensor([tokens], dtype=torch.int64)], dim=1)
+
+    def checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
+        """The prompt as int64 [1, n] on the CPU.
+
+        Raises:
+            UsageError: it is none, or does not fit the context with ``max_new_tokens`` behind it.
+        """
+        prompt = prompt_of(input_ids, self.graphs.model.vocab_size)
+        check_length(prompt.shape[1], max_new_tokens, self.max_context)
+        return prompt
+
+    def prefill(self, prompt: "torch.Tensor") -> BoundProgram:
+        """Run a prompt [1, n] through the prefill programs; afterwards ids, position and history stand at the first new token."""
+        n = prompt.shape[1]
+        sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
+        name = ""
+        self.kv.reset()
+        for chunk in plan_chunks(n, sizes, self.kv.capacity):
+            name = (
+                f"prefill_{chunk.tokens}_fresh"
+                if chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
+                else f"prefill_{chunk.tokens}"
+            )
+            step = self._step(name)
+            inputs = self._inputs(self._programs[name].graph)
+            rows, start, length = (inputs[k] for k in self._programs[name].graph.inputs)
+            rows.zero_()
+            rows[:, : chunk.length].copy_(prompt[:, chunk.start : chunk.start + chunk.length])
+            start.fill_(chunk.start)
+            length.fill_(chunk.length)
+            step()
+        return self.bound(name)
+
+    def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
+        """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""
+        import torch
+
+        tokens = self.checked(tokens, 1)
+        with self._lock, torch.inference_mode():
+            rows = [self.prefill(tokens[:, :1]).output(0)[0, -1].clone()]
+            for i in range(1, tokens.shape[1]):
+                self.ids.copy_(tokens[:, i : i + 1])
+                self._step("decode")()
+                rows.append(self.bound("decode").output(0)[0, -1].clone())
+            return torch.stack(rows)
+
+    def _tokens(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], eager: bool) -> Iterator[int]:
+        self.prefill(prompt)
+        if self.device == "cpu":
+            yield from self._stepwise(count, eos)
+        elif eager:
+            yield from self._overlapped(count, eos)
+        else:
+            step = self._step("decode") if count > 1 else None
+            for _ in range(count - 1):
+                step()  # type: ignore[misc]
+            n = prompt.shape[1]
+            yield from self.history[n : n + count].tolist()
+
+    def _stepwise(self, count: int, eos: frozenset[int]) -> Iterator[int]:
+        for i in range(count):
+            if i:
+                self._step("decode")()
+            token = int(self.ids[0, 0])
+            yield token
+            if token in eos:
+                return
+
+    def _overlapped(self, count: int, eos: frozenset[int]) -> Iterator[int]:
+        """The host reads a token LAG steps behind the device, so the device never waits; what ran beyond the end is discarded."""
+        import torch
+
+        landed = torch.zeros(count, dtype=torch.int64, pin_memory=True)
+        events: list[torch.cuda.Event] = []
+        for i in range(count + LAG):
+            if i < count:
+                if i:
+                    self._step("decode")()
+                landed[i : i + 1].copy_(self.ids[0], non_blocking=True)
+                events.append(torch.cuda.Event())
+                events[-1].record()
+            if i >= LAG and i - LAG < count:
+                events[i - LAG].synchronize()
+                token = int(landed[i - LAG])
+                yield token
+                if token in eos:
+                    torch.cuda.current_stream().synchronize()
+                    return
+
+    def _picked(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:
+        import torch
+
+        last, n = self.prefill(prompt), prompt.shape[1]
+        ids = torch.zeros((1, n + count), dtype=torch.int64, device=self.device)
+        ids[:, :n].copy_(prompt)
+        for i in range(n, n + count):
+            if i > n:
+                self._step("decode")()
+                last = self.bound("decode")
+            token = pick.token(ids[:, :i], last.output(0)[0, -1])
+            ids[0, i] = token[0]
+            self.ids.copy_(token.view(1, 1))
+            self.history.index_copy_(0, self.position, token.view(1))
+            yield int(token)
+            if bool(pick.stops(ids[:, : i + 1], None).all()):
+                return

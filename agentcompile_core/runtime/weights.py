@@ -1,0 +1,140 @@
+"""The one owner of a model's parameters and buffers on the device."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import ContractError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+SMALL_BYTES = 10 << 20  # below this, torch's allocator puts several tensors into one segment
+VECTOR_BYTES = 16  # kernels read weights in vectors of this size
+ALIGNMENT_BYTES = 256
+
+
+class WeightStore:
+    """Parameters and buffers by qualified name, one copy, shared by every program and by the original module.
+
+    Siblings that a step reads as one matrix (Q/K/V, gate/up) are concatenated once; the original Parameters become row
+    slices of the concatenation, so the framework and the model itself read the same bytes. Tied parameters stay tied.
+    """
+
+    def __init__(self, module: "torch.nn.Module", device: str) -> None:
+        import torch
+
+        self.device = device
+        meta = next((name for name, p in module.named_parameters() if p.is_meta), None)
+        if meta is not None:
+            raise UsageError(
+                f"parameter {meta} holds no data (the model was captured without weights); load the model with its weights to run it"
+            )
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._groups: dict[tuple[str, ...], torch.Tensor] = {}
+        self._group_of: dict[str, tuple[str, ...]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter.device != torch.device(device) and parameter.device.type != device:
+                parameter.data = parameter.data.to(device)
+            self._tensors[name] = parameter
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self._tensors[name] = buffer if buffer.device.type == device else buffer.to(device)
+
+    @classmethod
+    def from_tensors(cls, tensors: "Mapping[str, torch.Tensor]", device: str) -> "WeightStore":
+        """A store over plain tensors, without a module (synthetic weights of a worker)."""
+        store = cls.__new__(cls)
+        store.device = device
+        store._tensors = dict(tensors)
+        store._groups, store._group_of = {}, {}
+        return store
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """The parameter or buffer called ``name``, without gradient.
+
+        Raises:
+            UsageError: the model has none of that name.
+        """
+        if name not in self._tensors:
+            raise UsageError(f"the model has no parameter {name!r}; the program was compiled for another model")
+        return self._tensors[name].detach()
+
+    def arrange(self, groups: Iterable[tuple[str, ...]]) -> None:
+        """Lay out everything that steps read: concatenate ``groups``, align the rest to 16 bytes, and give back what that frees.
+
+        Small parameters outside of groups are packed into one allocation first: they would keep the allocator's blocks
+        alive in which the parts of the groups lay.
+
+        Raises:
+            ContractError: a name is part of two different groups.
+        """
+        import torch
+
+        wanted = [g for g in dict.fromkeys(groups) if len(g) > 1 and g not in self._groups]
+        grouped = {name for g in wanted for name in g} | set(self._group_of)
+        if wanted and self.device == "cuda":
+            self._pack([n for n, t in self._tensors.items() if n not in grouped and t.numel() * t.element_size() < SMALL_BYTES])
+        for names in wanted:
+            self._concatenate(names)
+        for name, tensor in self._tensors.items():
+            if tensor.numel() and (tensor.data_ptr() % VECTOR_BYTES or not tensor.is_contiguous()) and name not in self._group_of:
+                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if wanted and self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _pack(self, names: list[str]) -> None:
+        """Move parameters behind each other into one allocation; tied ones stay tied."""
+        import torch
+
+        by_storage: dict[int, list[str]] = {}
+        for name in names:
+            by_storage.setdefault(self._tensors[name].data_ptr(), []).append(name)
+        sizes = {
+            k: -(-self._tensors[v[0]].numel() * self._tensors[v[0]].element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            for k, v in by_storage.items()
+        }
+        pack = torch.empty(max(1, sum(sizes.values())), dtype=torch.uint8, device=self.device)
+        offset = 0
+        for key, tied in by_storage.items():
+            first = self._tensors[tied[0]].detach()
+            place = pack[offset : offset + first.numel() * first.element_size()].view(first.dtype).view(first.shape)
+            place.copy_(first)
+            for name in tied:
+                self._tensors[name].data = place
+            offset += sizes[key]
+
+    def concatenated(self, names: tuple[str, ...]) -> "torch.Tensor":
+        """The rows of ``names`` behind each other as one contiguous tensor; a single name is that tensor itself.
+
+        Raises:
+            ContractError: a name is already part of another concatenation.
+        """
+        if len(names) == 1:
+            return self.tensor(names[0])
+        return self._groups[names] if names in self._groups else self._concatenate(names)
+
+    def _concatenate(self, names: tuple[str, ...]) -> "torch.Tensor":
+        import torch
+
+        taken = [name for name in names if name in self._group_of]
+        if taken:
+            raise ContractError(f"{taken[0]} is already concatenated as {self._group_of[taken[0]]}, now wanted as {names}")
+        joined = torch.cat([self.tensor(name) for name in names], dim=0)
+        row = 0
+        for name in names:
+            parameter = self._tensors[name]
+            rows = parameter.shape[0]
+            parameter.data = joined[row : row + rows]
+            row += rows
+            self._group_of[name] = names
+        self._groups[names] = joined
+        return joined
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all distinct storages."""
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors.values()}
+        return sum(storages.values())

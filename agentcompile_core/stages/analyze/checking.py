@@ -1,0 +1,81 @@
+"""The core's checks of a proposed match: what it may cover, and whether its operands tell the truth about it."""
+
+from attrs import evolve
+
+from ...ir.graph import Graph, ValueKind
+from ...ops.aliasing import alias_roots
+from ...ir.region import Match, Role
+from ...ops.dependency import Dependencies
+
+_READABLE_EARLY = (ValueKind.WEIGHT, ValueKind.CONSTANT)  # what a kernel may read before the dependency wait
+
+
+def normalized(match: Match, deps: Dependencies, rule: str) -> Match:
+    """The same match with its nodes in graph order and its rule's qualified name.
+
+    Raises:
+        KeyError: it names a node that the region does not have.
+    """
+    return evolve(match, nodes=deps.members(deps.mask(match.nodes)), rule=rule)
+
+
+def problem(match: Match, graph: Graph, deps: Dependencies) -> str:
+    """Why a match of at least one node of the graph is refused; empty if it may be used."""
+    unknown = [v for operand in match.operands for v in operand.values if v not in graph.by_name]
+    if unknown:
+        return f"its operands name {unknown[0]!r}, which is no value of the region"
+    if not deps.is_convex(deps.mask(match.nodes)):
+        return "it is not convex: something outside it lies between its nodes"
+    return _mutation(match, graph) or _outputs(match, graph) or _inputs(match, graph) or _roles(match, graph)
+
+
+def _values(match: Match, *roles: Role) -> set[str]:
+    return {value for operand in match.operands if operand.role in roles for value in operand.values}
+
+
+def _mutation(match: Match, graph: Graph) -> str:
+    states = _values(match, Role.STATE)
+    for name in match.nodes:
+        for value in graph.node_by_name[name].mutates:
+            if value not in states:
+                return f"node {name} writes {value!r}, which is no state operand of it"
+    return ""
+
+
+def _outputs(match: Match, graph: Graph) -> str:
+    inside = set(match.nodes)
+    produced = {out for name in match.nodes for out in graph.node_by_name[name].outputs}
+    declared = _values(match, Role.OUTPUT)
+    stray = sorted(declared - produced)
+    if stray:
+        return f"its output {stray[0]!r} is not produced by its nodes"
+    roots = alias_roots(graph)
+    reachable = {roots[value] for value in declared}
+    for value in sorted(produced):
+        leaves = value in graph.outputs or any(user.name not in inside for user in graph.users.get(value, ()))
+        if leaves and value not in declared and roots[value] not in reachable:
+            return f"it hides {value!r}, which others read"
+    return ""
+
+
+def _inputs(match: Match, graph: Graph) -> str:
+    produced = {out for name in match.nodes for out in graph.node_by_name[name].outputs}
+    operands = _values(match, *(role for role in Role if role not in (Role.OUTPUT, Role.WORKSPACE)))
+    inner = sorted(operands & produced)
+    if inner:
+        return f"its operand {inner[0]!r} is produced inside it"
+    read = {value for name in match.nodes for value in graph.node_by_name[name].inputs} - produced
+    missing = sorted(read - operands)
+    if missing:
+        return f"it reads {missing[0]!r}, which is no operand of it"
+    return ""
+
+
+def _roles(match: Match, graph: Graph) -> str:
+    mutated = {value for node in graph.nodes for value in node.mutates}
+    for operand in match.operands:
+        if operand.role in (Role.WEIGHT, Role.CONSTANT):
+            for value in operand.values:
+                if graph.kind_of(value) not in _READABLE_EARLY or value in mutated:
+                    return f"operand {operand.name} has role {operand.role.value}, but {value!r} changes while the program runs"
+    return ""

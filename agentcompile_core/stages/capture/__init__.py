@@ -1,0 +1,118 @@
+"""Stage capture: an opened model and a workload become a GraphSet that was compared with the model."""
+
+from attrs import evolve
+
+from ...store import keys
+from ...ir import serial
+from ...context import Context
+from ...errors import Cause, Failure, StageName, UsageError, VerificationError
+from ...plugin.events import NotStored, StoreMiss
+from ...ir.graph import GraphSet, ModelInfo, Workload
+from ...plugin.interfaces import Frontend, LoadedModel
+
+
+def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None = None,
+        versions: tuple[str, ...] | None = None) -> GraphSet:
+    """Graphs of ``loaded`` for ``workload``: from the store, or captured by ``frontend`` (default: the one that fits its module).
+
+    Every graph was interpreted and compared with its module, where that has weights. What the store holds and the module
+    does not compute is captured anew; a model that cannot be captured, or whose fresh graphs differ from it, comes back
+    without graphs and with an ``eager_reason``; that is no error. The store is used where ``versions`` (of torch,
+    transformers, Python and this package) are given and all that the graphs depend on has a stable digest.
+
+    Raises:
+        UsageError: the workload asks for more than the model or this version allows.
+        VerificationError: a frontend returned a broken graph.
+    """
+    from .describe import describe
+    from .identity import identity
+
+    check(workload, loaded)
+    known = identity(loaded)
+    info = describe(loaded, known)
+    key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, versions)
+    if known.unstable:
+        ctx.emit(NotStored(subject=info.name, reason=known.unstable))
+    stored, notes = _stored(key, info, loaded, ctx) if key is not None else (None, ())
+    if stored is not None:
+        return stored
+    graphs = evolve(_captured(loaded, workload, ctx, frontend), model=info)
+    why = _difference(graphs, loaded)
+    if why:
+        graphs = _without_graphs(graphs, why, ctx)
+    elif key is not None:
+        ctx.store.put_text("capture", key, serial.dumps(graphs))
+    return evolve(graphs, notes=(*graphs.notes, *notes))
+
+
+def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tuple[GraphSet | None, tuple[str, ...]]:
+    """The stored graphs where they can be read and compute what the module computes; else a note on why not."""
+    from ...ops.schema import verify_canonical
+
+    text = ctx.store.text("capture", key)
+    if text is None:
+        return None, ()
+    try:
+        graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
+        why = _difference(graphs, loaded)
+    except (UsageError, VerificationError):
+        ctx.emit(StoreMiss(key=key))
+        return None, ()
+    if not why:
+        return graphs, ()
+    _record(info.name, f"the stored capture computes something else and is made anew: {why}", ctx)
+    return None, (f"the stored capture of {info.name} computed something else and was made anew: {why}",)
+
+
+def _captured(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None) -> GraphSet:
+    from ...ops.schema import verify_canonical
+
+    if frontend is None:
+        from .frontends import frontend_of
+
+        frontend = frontend_of(loaded)
+    return verify_canonical(frontend.capture(loaded, workload).verify())
+
+
+def _difference(graphs: GraphSet, loaded: LoadedModel) -> str:
+    from .comparison import difference
+
+    return difference(graphs, loaded)
+
+
+def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:
+    """The framework serves a model whose graphs compute something else."""
+    name = graphs.model.name
+    reason = f"{name} runs on the framework: its graphs compute something else than its own forward ({why})"
+    _record(name, f"its graphs compute something else than its own forward: {why}", ctx)
+    return evolve(graphs, graphs=(), kv=None, eager_reason=reason)
+
+
+def _record(name: str, message: str, ctx: Context) -> None:
+    ctx.fail(Failure(stage=StageName.CAPTURE, cause=Cause.TOLERANCE, plugin="core", subject=name, message=message))
+
+
+def check(workload: Workload, loaded: LoadedModel) -> None:
+    """Refuse workloads that this version or the model does not allow.
+
+    Raises:
+        UsageError: batch other than 1, no context or one beyond the model's, a chunk of less than two tokens, another
+            element type than the parameters have.
+    """
+    from .models import model_info
+    from .describe import dtype_of
+
+    limit, dtype = model_info(loaded).limit, dtype_of(loaded.module)
+    if limit and workload.max_context > limit:
+        raise UsageError(f"a context of {workload.max_context} was asked for; {loaded.name} allows {limit}; pass at most that")
+    if limit and workload.dtype is not dtype:
+        raise UsageError(
+            f"{workload.dtype.value} was asked for and {loaded.name} was loaded as {dtype.value}; "
+            f"load it with dtype={workload.dtype.value!r}"
+        )
+    if workload.batch != 1:
+        raise UsageError(f"batch {workload.batch} was asked for; single requests (batch 1) are compiled; pass batch=1")
+    if workload.max_context < 2:
+        raise UsageError(f"a context of {workload.max_context} was asked for; at least 2 positions are needed; pass a larger one")
+    if not workload.prefill_chunks or min(workload.prefill_chunks) < 2:
+        raise UsageError(f"prompt chunks {workload.prefill_chunks} were asked for; each needs at least 2 tokens; name at least one")

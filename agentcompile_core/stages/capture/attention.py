@@ -1,0 +1,214 @@
+"""HuggingFace's attention and cache, seen during capture: one opaque ``agentcompile.attention`` call per layer.
+
+The cache hands new K and V through, since the operator owns the append. Everything a model says about its attention
+(mask, window, soft cap, sinks) either becomes an argument of the operator or raises ``Unsupported``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+from transformers.masking_utils import AttentionMaskInterface
+
+from ...ops import operators as operators
+
+IMPLEMENTATION = "agentcompile"
+# Keywords that models hand through to attention functions and that say nothing about what is computed.
+_SILENT = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch", "layer_idx"}
+
+
+class Unsupported(Exception):
+    """The model does something that the captured form cannot express; the text is the reason shown to the user."""
+
+
+class DifferentHeads(Unsupported):
+    """The heads that a layer caches are not those that were assumed."""
+
+    def __init__(self, layer: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__(f"layer {layer} caches {kv_heads} heads of {head_dim} channels, other layers differ")
+        self.kv_heads, self.head_dim = kv_heads, head_dim
+
+
+@frozen
+class CausalMask:
+    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all)."""
+
+    window: int = 0
+
+    def _computed_with(self, *_: Any) -> Any:
+        raise Unsupported("it computes attention itself, outside transformers' attention interface")
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
+
+
+@define
+class Recorder:
+    """What one capture has seen so far: the session's state, and how attention calls pair up with cache updates."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    position: Tensor
+    fresh: bool = False
+    pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
+    attended: list[int] = field(factory=list)
+
+    def finish(self) -> None:
+        """Check that every layer's cached K and V were attended to once.
+
+        Raises:
+            Unsupported: a layer keeps attention to itself, so the cache would never be read.
+        """
+        if self.pending or sorted(self.attended) != list(range(len(self.keys))):
+            raise Unsupported(f"only {len(set(self.attended))} of {len(self.keys)} layers attend through transformers' interface")
+
+
+_active: list[Recorder] = []
+
+
+class recording:
+    """Make ``recorder`` the one that attention calls and cache updates report to."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __enter__(self) -> Recorder:
+        _active.append(self.recorder)
+        return self.recorder
+
+    def __exit__(self, *_: object) -> None:
+        _active.pop()
+
+
+class PassThroughCache(Cache):
+    """A cache whose ``update`` returns the new K and V unchanged; the attention operator appends them."""
+
+    is_compileable = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(layers=[])
+        self.recorder = recorder
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if layer_idx >= len(self.recorder.keys):
+            raise Unsupported(f"layer {layer_idx} caches K and V, but the configuration says {len(self.recorder.keys)} layers")
+        self.recorder.pending[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
+        return self.recorder.position[0]
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.recorder.keys[0].shape[1], 0
+
+    def get_max_length(self, layer_idx: int = 0) -> int:  # type: ignore[override]
+        return self.recorder.keys[0].shape[1]
+
+
+def mask_interface(*, kv_length: int, mask_function: Callable[..., Any], attention_mask: Any = None, **_: Any) -> CausalMask:
+    """What ``create_*_mask`` calls instead of building a tensor: find out what the mask means by asking it.
+
+    Raises:
+        Unsupported: it is neither causal nor causal with a sliding window.
+    """
+    if attention_mask is not None:
+        raise Unsupported("a padding mask reaches its attention")
+    with _disable_current_modes():
+        return CausalMask(_window_of(mask_function, kv_length))
+
+
+def _window_of(mask_function: Callable[..., Any], length: int) -> int:
+    """The sliding window that ``mask_function`` draws over ``length`` positions, 0 for none."""
+    columns = torch.arange(length)
+    zero = torch.tensor(0)
+
+    def row(position: int) -> Tensor:
+        seen = mask_function(zero, zero, torch.tensor(position), columns)
+        return torch.as_tensor(seen).expand(length)
+
+    width = int(row(length - 1).sum())
+    window = 0 if width == length else width
+    # Every row near the edges of the window and a spread of others: chunked and prefix masks differ somewhere there.
+    probes = {0, 1, width - 1, width, width + 1, 2 * width - 1, 2 * width, *range(0, length, max(1, length // 61))}
+    for position in sorted(p for p in probes if 0 <= p < length):
+        want = columns <= position
+        if window:
+            want &= columns > position - window
+        if not torch.equal(row(position), want):
+            raise Unsupported("its attention mask is neither causal nor a sliding window")
+    return window
+
+
+def attention_function(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool | None = None,
+    **keywords: Any,
+) -> tuple[Tensor, None]:
+    """The attention function called ``agentcompile``: one operator that appends and attends.
+
+    Raises:
+        Unsupported: a keyword, mask or shape that the operator does not express.
+    """
+    recorder = _active[-1]
+    for name, given in keywords.items():
+        if name not in _SILENT and given is not None and given is not False:
+            raise Unsupported(f"its attention takes {name!r}, which is not understood")
+    if dropout or is_causal is False or getattr(module, "is_causal", True) is False:
+        raise Unsupported("its attention is not causal or drops out")
+    layer = _layer_of(recorder, key, value)
+    keys, values = recorder.keys[layer], recorder.values[layer]
+    if key.shape != value.shape or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
+        raise Unsupported(f"its attention has Q {tuple(query.shape)}, K {tuple(key.shape)} and V {tuple(value.shape)}")
+    if (key.shape[1], key.shape[3]) != tuple(keys.shape[2:]):
+        raise DifferentHeads(layer, key.shape[1], key.shape[3])
+    out = torch.ops.agentcompile.attention.default(
+        query, key, value, keys, values, recorder.position,
+        float(scaling if scaling is not None else query.shape[-1] ** -0.5),
+        _window(attention_mask, sliding_window, keys.shape[1]),
+        float(softcap or 0.0),
+        s_aux if s_aux is not None else sinks,
+        recorder.fresh,
+    )
+    return out, None
+
+
+def _layer_of(recorder: Recorder, key: Tensor, value: Tensor) -> int:
+    for layer, (cached_key, cached_value) in recorder.pending.items():
+        if cached_key is key and cached_value is value:
+            del recorder.pending[layer]
+            recorder.attended.append(layer)
+            return layer
+    raise Unsupported("its attention reads other K and V than it caches")
+
+
+def _window(mask: Any, sliding_window: int | None, capacity: int) -> int:
+    said = int(sliding_window or 0)
+    said = 0 if said >= capacity else said
+    if mask is None:
+        return said
+    if not isinstance(mask, CausalMask):
+        raise Unsupported("its attention takes a mask of its own")
+    if said not in (0, mask.window):
+        raise Unsupported(f"its attention window is {said} by keyword and {mask.window} by mask")
+    return mask.window
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_function)
+AttentionMaskInterface.register(IMPLEMENTATION, mask_interface)

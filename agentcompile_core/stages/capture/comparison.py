@@ -1,0 +1,176 @@
+"""Every graph against its module: interpreted on the framework's operators before it may serve anything.
+
+Plain modules: one call on the example inputs, one on random ones. Language models: a prompt in two chunks and two decode
+steps, through every chunk size, against the model's own forward and cache. Half precision is compared as it is and, where
+memory allows, once more on a copy widened to float32.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...runtime import calls
+from ...ir.graph import Graph, GraphKind, GraphSet
+from ...plugin.interfaces import LoadedModel
+from ...ops.interpreter import prepare
+from ...ops.agreement import disagreement
+from .export import evaluating
+from .comparison_run import GraphRun, plan, reference
+
+HALVES = (torch.float16, torch.bfloat16)
+WIDENED_BYTES = 1 << 30  # on the CPU; on a GPU half of what is free
+SEED = 20240229
+
+
+def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
+    """One clause on how the graphs compute something else than ``loaded.module``; empty where they agree.
+
+    Nothing is compared, and nothing claimed, where there are no graphs or no weights. The module is left as it was.
+    """
+    if not graphs.graphs or not _has_data(loaded):
+        return ""
+    with torch.inference_mode(), evaluating(loaded.module), _undisturbed(loaded.module):
+        try:
+            return _compared(graphs, loaded)
+        except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
+            return f"they could not be compared ({type(exc).__name__}: {' '.join(str(exc).split())[:200]})"
+
+
+def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
+    compared = _calls_of_module if graphs.kv is None else _calls_of_model
+    exact, why = compared(graphs, loaded, loaded.module, None)
+    if why or exact or not _is_half(loaded.module):
+        return why
+    wide = _widened(loaded.module)
+    if wide is None:
+        return ""
+    try:
+        return compared(graphs, loaded, wide, torch.float32)[1]
+    except Exception:  # a module that names its element type in its code cannot be widened; its own type was compared
+        return ""
+    finally:
+        del wide
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
+    graph = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD)
+    given: _Arguments = (tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {}))
+    if not _tensors_among(given):
+        given = (_made_inputs(graph, loaded.module), {})
+    exact, why = _one_call(graphs, module, given, wide)
+    if why:
+        return False, why
+    try:
+        also, why = _one_call(graphs, module, _random_inputs(given), wide)
+    except Exception:  # random numbers need not be what the module takes; its own examples were compared
+        return exact, ""
+    return exact and also, why
+
+
+def _one_call(graphs: GraphSet, module: nn.Module, given: _Arguments, wide: torch.dtype | None) -> tuple[bool, str]:
+    def fresh() -> _Arguments:
+        def copy_of(a: Tensor) -> Tensor:
+            return a.to(wide) if wide and a.dtype in HALVES else a.clone()
+
+        copied: _Arguments = pytree.tree_map_only(Tensor, copy_of, given)
+        return copied
+
+    graph, call = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), calls.read(graphs.call)
+    torch.manual_seed(SEED)
+    args, keywords = fresh()
+    wanted = _tensors_among(module(*args, **keywords))
+    inputs = call.tensors(*fresh()) if call else _tensors_among(fresh())
+    device = inputs[0].device if inputs else torch.device("cpu")
+    environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
+    torch.manual_seed(SEED)
+    results = prepare(graph, device=device, dtype_override=wide).bind(environment)()
+    found = _tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
+    return _exact(found, wanted), disagreement(found, wanted)
+
+
+def _tensors_among(value: Any) -> list[Tensor]:
+    """Every tensor of nested containers, in order."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
+    trial = plan(graphs, model)
+    wanted = reference(model, trial)
+    exact = True
+    for tokens in trial.chunks:
+        run = GraphRun(graphs, _tensors_of(model), trial.device, wide)
+        found = run.logits(trial, tokens)
+        why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)])
+        if why:
+            return False, why
+        exact = exact and _exact(found, wanted)
+    return exact, ""
+
+
+def _exact(found: "list[Tensor] | tuple[Tensor, ...]", wanted: list[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:
+    device = next((t.device for t in module.parameters()), torch.device("cpu"))
+    specs = [graph.spec(name) for name in graph.inputs]
+    made = tuple(torch.zeros(s.shape, dtype=getattr(torch, s.dtype.value), device=device) for s in specs)
+    return _random_inputs((made, {}))[0]
+
+
+def _random_inputs(given: _Arguments) -> _Arguments:
+    """Normal floats of the same shapes, types and strides; integers and plain values as they are."""
+    torch.manual_seed(SEED)
+    drawn: _Arguments = pytree.tree_map_only(Tensor, lambda a: torch.randn_like(a) if a.is_floating_point() else a, given)
+    return drawn
+
+
+def _is_half(module: nn.Module) -> bool:
+    return any(t.dtype in HALVES for t in _tensors_of(module).values())
+
+
+def _has_data(loaded: LoadedModel) -> bool:
+    given = (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {}))
+    tensors = [*_tensors_of(loaded.module).values(), *_tensors_among(given)]
+    return not any(t.is_meta for t in tensors)
+
+
+def _widened(module: nn.Module) -> nn.Module | None:
+    """A copy in float32; None where memory does not allow one or the module does not copy."""
+    wide_bytes = 4 * sum(t.numel() for t in module.parameters())
+    device = next((t.device for t in module.parameters()), torch.device("cpu"))
+    room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else WIDENED_BYTES
+    if wide_bytes > room:
+        return None
+    try:
+        return copy.deepcopy(module).float()
+    except Exception:  # a module may hold what cannot be copied
+        return None
+
+
+@contextmanager
+def _undisturbed(module: nn.Module) -> Iterator[None]:
+    """Random state and buffers are afterwards what they were."""
+    devices = sorted({t.device.index or 0 for t in module.parameters() if t.device.type == "cuda"})
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for name, buffer in module.named_buffers():
+                if name in before and buffer.shape == before[name].shape and not torch.equal(buffer, before[name]):
+                    buffer.copy_(before[name])

@@ -1,0 +1,120 @@
+"""A few tokens through a language model, twice: by its own forward and cache, and by its graphs, for comparison."""
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
+from ...ops.interpreter import prepare
+
+FIRST, SECOND, STEPS = 5, 4, 2  # tokens of the prompt's two chunks, and decode steps
+SEED = 7
+
+
+@frozen(kw_only=True)
+class Trial:
+    """``tokens`` i64 [1, first + second + steps]: what is fed; ``chunks``: the sizes of prompt chunks to run it through."""
+
+    tokens: Tensor
+    first: int
+    second: int
+    steps: int
+    chunks: tuple[int, ...]
+    device: torch.device
+
+
+def plan(graphs: GraphSet, model: nn.Module) -> Trial:
+    """Random tokens that fit the context and every chunk size."""
+    device = next(model.parameters()).device
+    chunks = tuple(sorted({g.tokens for g in graphs.of_kind(GraphKind.PREFILL)}))
+    total = min(graphs.workload.max_context, FIRST + SECOND + STEPS)
+    steps = min(STEPS, total - 1)
+    second = min((total - steps) * SECOND // (FIRST + SECOND), *chunks) if chunks else 0
+    first = min(total - steps - second, FIRST, *chunks) if chunks else 1
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
+    return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device)
+
+
+def reference(model: nn.Module, trial: Trial) -> list[Tensor]:
+    """Logits [vocabulary] after each part of the trial, by the model's own forward and cache."""
+    rows, cache = [], None
+    for part in _parts(trial):
+        answer = model(input_ids=part, past_key_values=cache, use_cache=True)
+        cache = answer.past_key_values
+        rows.append(answer.logits[0, -1])
+    return rows
+
+
+def _parts(trial: Trial) -> list[Tensor]:
+    sizes = [trial.first, *([trial.second] if trial.second else []), *[1] * trial.steps]
+    return list(trial.tokens.split(sizes, dim=1))
+
+
+class GraphRun:
+    """One run of the graphs over state of its own. ``wrong_state`` says which part of the decode state they left wrong."""
+
+    def __init__(self, graphs: GraphSet, tensors: dict[str, Tensor], device: torch.device, wide: torch.dtype | None) -> None:
+        self.graphs, self.device, self.wide = graphs, device, wide
+        self.wrong_state = ""
+        self.environment = {**tensors}
+
+    def logits(self, trial: Trial, tokens: int) -> list[Tensor]:
+        """Logits [vocabulary] after each part of the trial, the prompt in chunks of ``tokens``."""
+        self._allocate(trial)
+        parts, at, rows = _parts(trial), 0, []
+        names = [f"prefill_{tokens}_fresh", *([f"prefill_{tokens}"] if trial.second else [])]
+        for name, part in zip(names, parts, strict=False):
+            graph = next((g for g in self.graphs.graphs if g.name == name), None) or self._called(f"prefill_{tokens}")
+            rows.append(self._run(graph, self._chunk(graph, part, at)))
+            at += part.shape[1]
+            self._check(rows[-1], at)
+        for part in parts[len(names):]:
+            self.environment["session.ids"].copy_(part)
+            rows.append(self._run(self.graphs.of_kind(GraphKind.DECODE)[0], {}))
+            at += 1
+            self._check(rows[-1], at)
+        return rows
+
+    def _called(self, name: str) -> Graph:
+        return next(g for g in self.graphs.graphs if g.name == name)
+
+    def _run(self, graph: Graph, inputs: dict[str, Tensor]) -> Tensor:
+        run = prepare(graph, device=self.device, dtype_override=self.wide).bind({**self.environment, **inputs})
+        return run()[0][0, -1].clone()
+
+    def _chunk(self, graph: Graph, part: Tensor, start: int) -> dict[str, Tensor]:
+        prompt = torch.zeros(1, graph.tokens, dtype=torch.int64, device=self.device)
+        prompt[:, : part.shape[1]] = part
+        numbers = (torch.tensor([n], device=self.device) for n in (start, part.shape[1]))
+        return dict(zip(graph.inputs, (prompt, *numbers), strict=True))
+
+    def _check(self, row: Tensor, position: int) -> None:
+        token = int(torch.ops.agentcompile.argmax.default(row.view(1, 1, -1)))
+        state = self.environment
+        for name, found, wanted in (
+            ("token", int(state["session.ids"]), token), ("position", int(state["session.position"]), position),
+            ("history", int(state["session.history"][position]), token),
+        ):
+            if found != wanted:
+                self.wrong_state = self.wrong_state or f"the {name} after position {position - 1} is {found} instead of {wanted}"
+
+    def _allocate(self, trial: Trial) -> None:
+        """Session state; K and V only as long as this trial needs, where attention alone reads them."""
+        from ...ops import operators as operators  # registers the operators of namespace agentcompile
+
+        kv = self.graphs.kv
+        assert kv is not None
+        shape = (1, self._capacity(trial), kv.kv_heads, kv.head_dim)
+        dtype = self.wide or getattr(torch, kv.dtype.value)
+        for layer in range(kv.layers):
+            for part in ("key", "value"):
+                self.environment[f"kv.{part}.{layer}"] = torch.zeros(shape, dtype=dtype, device=self.device)
+        for name, extent in (("ids", (1, 1)), ("position", (1,)), ("history", (kv.capacity + 1,))):
+            self.environment[f"session.{name}"] = torch.zeros(extent, dtype=torch.int64, device=self.device)
+
+    def _capacity(self, trial: Trial) -> int:
+        assert self.graphs.kv is not None
+        caches = [(g, v.name) for g in self.graphs.graphs for v in g.values if v.kind is ValueKind.STATE and v.source.startswith("kv.")]
+        opaque = all(node.kind == "attention" for graph, name in caches for node in graph.users.get(name, ()))
+        return trial.tokens.shape[1] if opaque else self.graphs.kv.capacity

@@ -1,0 +1,55 @@
+"""What identifies a model, and the workload it gets when none is asked for."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...ir import serial
+from ...ir.graph import DType, ModelInfo, Workload
+from ...plugin.interfaces import LoadedModel
+from .identity import Identity, config_text, identity
+
+DEFAULT_CONTEXT = 8192
+
+
+def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
+    """What identifies ``loaded``: its identity, equal for the same model with, without and with random weights, on any device.
+
+    ``known`` is its ``identity`` where the caller has it already.
+    """
+    model = loaded.module
+    config: Any = getattr(model, "config", None)
+    inner = text_config(model)
+    return ModelInfo(
+        name=loaded.name,
+        model_type=str(getattr(config, "model_type", "module")),
+        config_json=config_text(config),
+        digest=serial.digest((known or identity(loaded)).model),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        vocab_size=int(getattr(inner, "vocab_size", 0) or 0),
+        limit=limit_of(inner),
+    )
+
+
+def default_workload(model: nn.Module) -> Workload:
+    """Batch 1, the element type of the model, a context of min(the model's limit, 8192)."""
+    limit = limit_of(text_config(model)) or DEFAULT_CONTEXT
+    return Workload(dtype=dtype_of(model), max_context=min(limit, DEFAULT_CONTEXT))
+
+
+def limit_of(config: Any) -> int:
+    """The longest context that a configuration allows; 0 where it names none (XLNet says -1)."""
+    return max(0, int(getattr(config, "max_position_embeddings", 0) or 0))
+
+
+def dtype_of(model: nn.Module) -> DType:
+    """Element type of the model's floating point parameters (the first one's)."""
+    found = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return DType(str(found).removeprefix("torch."))
+
+
+def text_config(model: nn.Module) -> Any:
+    """The configuration of the language part of ``model``; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config

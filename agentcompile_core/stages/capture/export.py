@@ -1,0 +1,187 @@
+"""torch.export of a causal language model: the decode step and prompt chunks, over state that the session owns."""
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.export
+from attrs import frozen
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...ir.graph import KVSpec
+from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
+from .rotary import semantic_rotary
+
+
+@frozen
+class Exported:
+    """An ExportedProgram, the names of its tensor inputs in order, the model whose parameters it holds and their prefix."""
+
+    program: torch.export.ExportedProgram
+    inputs: tuple[str, ...]
+    model: nn.Module
+    prefix: str = "model."
+
+
+class _Step(nn.Module):
+    """What both graphs share: the model called with a pass-through cache."""
+
+    model: nn.Module
+
+    def __init__(self, model: nn.Module, kv: KVSpec) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = kv.layers
+
+    def call(self, ids: Tensor, positions: Tensor, recorder: Recorder, row: Tensor | None) -> Tensor:
+        """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
+        parameters = inspect.signature(self.model.forward).parameters
+        for name in ("position_ids", "past_key_values"):
+            if name not in parameters:
+                raise Unsupported(f"its forward takes no {name}")
+        keywords: dict[str, Any] = {}
+        if row is not None and "logits_to_keep" in parameters:
+            keywords["logits_to_keep"] = row
+        cache = PassThroughCache(recorder)
+        with recording(recorder), _one_row(self.model, None if keywords else row):
+            logits = self.model(
+                input_ids=ids, position_ids=positions.unsqueeze(0), past_key_values=cache, use_cache=True, **keywords
+            ).logits
+        recorder.finish()
+        return logits
+
+
+class DecodeStep(_Step):
+    """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K and V of all layers."""
+
+    def forward(self, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.call(ids, position, Recorder(caches[: self.layers], caches[self.layers :], position), None)
+        token = torch.ops.agentcompile.argmax.default(logits)
+        torch.ops.agentcompile.advance.default(token, ids, position, history)
+        return logits, token
+
+
+class PrefillChunk(_Step):
+    """T tokens of a prompt, the last T - length of them padding. Inputs: prompt [1, T], start [1], length [1], then as in DecodeStep."""
+
+    def forward(
+        self, prompt: Tensor, start: Tensor, length: Tensor, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Padding rows repeat the last position: a table of positions is never read beyond its end.
+        positions = torch.minimum(start + torch.arange(prompt.shape[1], device=prompt.device), start + length - 1)
+        recorder = Recorder(caches[: self.layers], caches[self.layers :], start)
+        logits = self.call(prompt, positions, recorder, length - 1)
+        token = torch.ops.agentcompile.argmax.default(logits)
+        torch.ops.agentcompile.start_decode.default(token, ids, position, history, start, length)
+        return logits, token
+
+
+@contextmanager
+def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
+    """For models without ``logits_to_keep``: the output embedding sees only ``row`` of the hidden states."""
+    if row is None:
+        yield
+        return
+    find: Any = getattr(model, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    if head is None:
+        raise Unsupported("it has neither logits_to_keep nor an output embedding")
+    hook = head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, row), *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def export_decode(model: nn.Module, kv: KVSpec) -> Exported:
+    """Export the decode step of ``model``. The device is that of its parameters; nothing is computed."""
+    device = next(model.parameters()).device
+    state, names = _state(kv, device)
+    return _export(DecodeStep(model, kv), state, names)
+
+
+def export_prefill(model: nn.Module, kv: KVSpec, tokens: int) -> Exported:
+    """Export a continuation chunk of ``tokens`` prompt tokens."""
+    device = next(model.parameters()).device
+    state, names = _state(kv, device)
+    prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+    start = torch.zeros(1, dtype=torch.int64, device=device)
+    length = torch.ones(1, dtype=torch.int64, device=device)
+    return _export(PrefillChunk(model, kv), (prompt, start, length, *state), ("prompt", "start", "length", *names))
+
+
+def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
+    """Export one forward of a plain module for the shapes of its arguments; their tensors become ``input.<i>``, nested ones in order."""
+    given = (args, keywords or {})
+    names = tuple(f"input.{i}" for i, _ in enumerate(a for a in pytree.tree_leaves(given) if isinstance(a, Tensor)))
+    with _quiet(), evaluating(module), torch.no_grad():
+        program = torch.export.export(module, args, keywords or None, strict=False)
+    return Exported(program, names, module, prefix="")
+
+
+def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    position = torch.zeros(1, dtype=torch.int64, device=device)
+    history = torch.zeros(kv.capacity + 1, dtype=torch.int64, device=device)
+    # Only shapes matter; one element is expanded so that a long cache costs no memory on a real device.
+    shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
+    caches = tuple(torch.empty(shape, dtype=getattr(torch, kv.dtype.value), device="meta") for _ in range(2 * kv.layers))
+    if device.type != "meta":
+        caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(shape) for c in caches)
+    names = tuple(f"kv.{part}.{i}" for part in ("key", "value") for i in range(kv.layers))
+    return (ids, position, history, *caches), ("session.ids", "session.position", "session.history", *names)
+
+
+def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
+    model = step.model
+    with _quiet(), evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
+        program = torch.export.export(step, arguments, strict=False)
+    return Exported(program, names, model)
+
+
+@contextmanager
+def _attention_implementation(model: nn.Module) -> Iterator[None]:
+    """Switch the model, and every part with a configuration of its own, to our attention function and back."""
+    found: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = IMPLEMENTATION
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export logs each refusal at length; the refusal is reported once, by us."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        sink = io.StringIO()  # it prints the graph so far, too
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, restored module by module."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

@@ -1,0 +1,149 @@
+"""The tools of Graph -> Graph passes: look through an argument, replace a group of nodes, drop what nothing uses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import evolve
+
+from ...ir.graph import Argument, Graph, Node, Ref, Symbol, map_refs
+from ...ops.schema import argument as argument_of
+
+SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default")
+
+
+class View:
+    """Read access to a graph for pattern matching; every question answers None instead of raising."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def node(self, argument: Argument, op: str | None = None) -> Node | None:
+        """The node that makes the value ``argument`` refers to, if it has one result and, where given, is an ``op``."""
+        if not isinstance(argument, Ref):
+            return None
+        found = self.graph.producer.get(argument.value)
+        if found is None or len(found.outputs) != 1 or (op is not None and found.op != op):
+            return None
+        return found
+
+    def dim(self, node: Node) -> int:
+        """The axis that ``dim`` of ``node`` names, counted from the front of its first operand."""
+        rank = len(self.shape(node.args[0]))
+        axis = argument_of(node, "dim")
+        return axis % rank if isinstance(axis, int) and rank else -1
+
+    def joined(self, node: Node | None) -> tuple[Argument, Argument] | None:
+        """The two values that ``node`` concatenates along their last axis."""
+        if node is None or node.op != "aten.cat.default" or not isinstance(node.args[0], tuple) or len(node.args[0]) != 2:
+            return None
+        rank = len(self.graph.spec(node.outputs[0]).shape)
+        axis = argument_of(node, "dim")
+        if not isinstance(axis, int) or axis % rank != rank - 1:
+            return None
+        return node.args[0][0], node.args[0][1]
+
+    def shape(self, argument: Argument) -> tuple[int, ...]:
+        """Shape of the value ``argument`` refers to."""
+        return self.graph.spec(argument.value).shape if isinstance(argument, Ref) else ()
+
+    def dtype(self, argument: Argument) -> str:
+        """Element type of the value ``argument`` refers to."""
+        return self.graph.spec(argument.value).dtype.value if isinstance(argument, Ref) else ""
+
+    def through_cast(self, argument: Argument) -> tuple[Argument, Node | None]:
+        """``argument`` seen through one ``to`` or ``_to_copy``, and that node."""
+        node = self.node(argument)
+        return (node.args[0], node) if node is not None and node.kind == "cast" else (argument, None)
+
+    def slice_of(self, argument: Argument) -> tuple[Argument, int, int] | None:
+        """(source, first, end) where ``argument`` is a slice of the last axis of ``source``."""
+        if not isinstance(argument, Ref):
+            return None
+        node = self.graph.producer.get(argument.value)
+        if node is None or not isinstance(node.args[0], Ref):
+            return None
+        shape = self.shape(node.args[0])
+        if node.op == "aten.slice.Tensor" and self.dim(node) == len(shape) - 1 and argument_of(node, "step") == 1:
+            first, end = argument_of(node, "start"), argument_of(node, "end")
+            first, end = 0 if first is None else first, shape[-1] if end is None else end
+            if not isinstance(first, int) or not isinstance(end, int):
+                return None
+            return node.args[0], first % shape[-1] if first < 0 else first, min(end, shape[-1]) if end >= 0 else end + shape[-1]
+        if node.op in SPLITS and self.dim(node) == len(shape) - 1:
+            return self._part_of(node, argument.value)
+        return None
+
+    def _part_of(self, node: Node, name: str) -> tuple[Argument, int, int]:
+        """The range of the last axis that one result of a split or chunk covers."""
+        first = 0
+        for out in node.outputs:
+            width = self.graph.spec(out).shape[-1]
+            if out == name:
+                break
+            first += width
+        return node.args[0], first, first + width
+
+    def private(self, interior: Sequence[Node], last: Node) -> bool:
+        """Whether nothing but ``interior`` and ``last`` reads what ``interior`` makes."""
+        allowed = {*(node.name for node in interior), last.name}
+        for node in interior:
+            for out in node.outputs:
+                if out in self.graph.outputs or any(user.name not in allowed for user in self.graph.users.get(out, ())):
+                    return False
+        return True
+
+
+def rebuild(graph: Graph, nodes: Iterable[Node], renamed: Mapping[str, str] | None = None) -> Graph:
+    """``graph`` with these nodes instead of its own, value names replaced, and unused values gone."""
+    renamed = renamed or {}
+    if renamed:
+        nodes = [_renamed(node, renamed) for node in nodes]
+    nodes = tuple(nodes)
+    outputs = tuple(renamed.get(name, name) for name in graph.outputs)
+    used = {*outputs, *graph.inputs}
+    for node in nodes:
+        used.update(node.inputs, node.outputs, node.mutates)
+    return evolve(graph, nodes=nodes, outputs=outputs, values=tuple(v for v in graph.values if v.name in used))
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    if not any(name in names for name in (*node.inputs, *node.mutates)):
+        return node
+    return evolve(
+        node, args=tuple(map_refs(a, names) for a in node.args),
+        kwargs=tuple((key, map_refs(a, names)) for key, a in node.kwargs),
+        mutates=tuple(names.get(name, name) for name in node.mutates),
+    )
+
+
+def resolve_chain(renamed: dict[str, str]) -> dict[str, str]:
+    """Follow renamings of renamed names, so that one replacement is enough."""
+    def last(name: str) -> str:
+        while name in renamed:
+            name = renamed[name]
+        return name
+
+    return {name: last(name) for name in renamed}
+
+
+def fuse(graph: Graph, found: Mapping[str, Node]) -> Graph:
+    """Replace each node named in ``found`` by the node given, then drop what nothing reads any more."""
+    return eliminate_dead_code(rebuild(graph, [found.get(node.name, node) for node in graph.nodes]))
+
+
+def eliminate_dead_code(graph: Graph) -> Graph:
+    """Drop nodes whose results nothing reads and that write nothing.
+
+    Before: ``u = unsqueeze(cos, 1)`` read by nobody. After: gone.
+    """
+    live = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.mutates or any(out in live for out in node.outputs):
+            live.update(node.inputs)
+            kept.append(node)
+    return rebuild(graph, reversed(kept))
+
+
+def is_dtype(argument: Argument, name: str) -> bool:
+    """Whether ``argument`` is the element type ``name``."""
+    return isinstance(argument, Symbol) and argument.kind == "dtype" and argument.name == name

@@ -1,0 +1,202 @@
+"""The chain has the last word: steps that won alone are judged inside captured whole layers, all others held at their best."""
+
+from attrs import evolve
+
+from ....store import keys
+from ....ir import serial
+from ....ir.candidate import CALLABLE
+from ....context import Context
+from ....errors import Cause, Failure, StageName, UsageError
+from ....plugin.events import ChainProgress, StoreMiss
+from ....ir.graph import Graph
+from ....ir.plan import Fusion
+from ....ir.record import Measurement, TuningRecord
+from ....ir.region import Region
+from ....ir.selection import Basis, SelectedStep, Selection
+from ...lower import source_of, version_of
+from ...validate import FRAMEWORK, worker_of
+from ....worker.client import WorkerLost
+from ..cut import cut, layers_needed
+from ....worker.judge import Alternative, Answer, Question
+
+MOST_PER_STEP = 12
+POSITION = 256
+CALL_DEADLINE_S = 60.0
+
+
+def possible(ctx: Context) -> bool:
+    """Whether there is a device on which a chain can be timed."""
+    return ctx.backend is not None and ctx.backend.device == "cuda"
+
+
+def run(
+    graph: Graph,
+    regions: tuple[Region, ...],
+    selections: tuple[Selection, ...],
+    records: tuple[TuningRecord, ...],
+    budget_s: float,
+    ctx: Context,
+) -> tuple[tuple[Selection, ...], Answer | None]:
+    """Judge the selected steps and their alternatives in the captured chain; an answer in the store is used again.
+
+    Returns the selections that won and what was measured; None and the selections as they are if the worker failed.
+    """
+    assert ctx.backend is not None
+    layers = layers_needed(graph, ctx.target)
+    short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
+    capacity = min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=POSITION * 4)
+    question = Question(
+        graph=short,
+        regions=short_regions,
+        selections=selections,
+        alternatives=alternatives_of(regions, selections, records, ctx),
+        target=ctx.target,
+        backend=ctx.backend.name,
+        position=min(POSITION, capacity // 4),
+        margin=ctx.config.margin / 2,
+        budget_s=budget_s,
+    )
+    answer = _stored(question, ctx)
+    if answer is None:
+        return selections, None
+    return tuple(_annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
+
+
+def _stored(question: Question, ctx: Context) -> Answer | None:
+    # The budget is not part of the key: an answer that took longer is as good.
+    assert ctx.backend is not None
+    key = keys.chain_key(_timeless(question), keys.environment(ctx.backend))
+    text = ctx.store.text("chain", key)
+    if text is not None:
+        try:
+            return serial.loads(text, Answer)
+        except UsageError:
+            ctx.emit(StoreMiss(key=key))
+    try:
+        raw = worker_of(ctx).call(
+            "agentcompile_core.worker.judge:judge",
+            serial.unstructure(question),
+            deadline_s=CALL_DEADLINE_S,
+            progress=lambda what: ctx.emit(ChainProgress(what=what)),
+        )
+    except WorkerLost as exc:
+        ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))
+        return None
+    answer = serial.structure(raw, Answer)
+    ctx.store.put_text("chain", key, serial.dumps(answer))
+    return answer
+
+
+def _timeless(question: Question) -> Question:
+    """The question without the microseconds that differ from run to run, for its key."""
+
+    def plain(step: SelectedStep) -> SelectedStep:
+        return evolve(step, measurement=None, baseline=None, reason="", max_abs=0.0, max_rel=0.0)
+
+    selections = tuple(
+        evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=()) for s in question.selections
+    )
+    alternatives = tuple(evolve(a, selected=plain(a.selected) if a.selected else None) for a in question.alternatives)
+    return evolve(question, selections=selections, alternatives=alternatives, budget_s=0.0)
+
+
+def _annotated(new: Selection, old: Selection, answer: Answer, question: Question) -> Selection:
+    before = {s.step.match_id: s for s in old.steps}
+
+    def reason(step: SelectedStep) -> SelectedStep:
+        was = before.get(step.step.match_id)
+        if was is not None and was.step == step.step:
+            return evolve(step, basis=Basis.CHAIN, reason=f"{was.reason}; {_outcome(step, new.signature, answer, question)}")
+        why = f"faster inside the captured chain than {was.step.schedule}, which won alone" if was else "faster inside the captured chain"
+        return evolve(step, basis=Basis.CHAIN, reason=why)
+
+    kept = {s.step.match_id for s in new.steps}
+    removed = tuple((m, "inside the captured chain the framework is faster") for m in before if m not in kept)
+    cover = evolve(
+        new.cover,
+        matches=tuple(m for m in new.cover.matches if m in kept),
+        fusion=new.cover.fusion if kept == set(before) else Fusion.PARTIAL if kept else Fusion.FRAMEWORK,
+    )
+    return evolve(
+        new,
+        steps=tuple(reason(s) for s in new.steps),
+        cover=cover,
+        basis=Basis.CHAIN if kept else Basis.FALLBACK,
+        fallback_reasons=(*new.fallback_reasons, *removed),
+    )
+
+
+def _outcome(step: SelectedStep, signature: str, answer: Answer, question: Question) -> str:
+    """What became of the alternatives of a step that stayed."""
+    held = {(s.signature, x.step) for s in question.selections for x in s.steps}
+    others = [a for a in question.alternatives if a.selected is None or (a.signature, a.selected.step) not in held]
+    count = sum(1 for a in others if a.signature == signature and a.match_id == step.step.match_id)
+    if not count:
+        return "there was no alternative to try inside the captured chain"
+    if not answer.tried:
+        return f"none of its {count} alternatives was tried inside the captured chain: the time was used up"
+    if answer.tried < len(others):
+        return f"of its {count} alternatives none that the time allowed was faster inside the captured chain"
+    return f"none of its {count} alternatives was faster inside the captured chain"
+
+
+def alternatives_of(
+    regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...], ctx: Context
+) -> tuple[Alternative, ...]:
+    """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone.
+
+    At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
+    fastest alone. The steps with the largest share of the time come first.
+    """
+    found: list[tuple[float, list[Alternative]]] = []
+    for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
+        for step in selection.steps:
+            mine = [
+                r
+                for r in records
+                if r.signature == region.signature
+                and r.step.match_id == step.step.match_id
+                and r.usable
+                and r.step.implementation != FRAMEWORK
+            ]
+            # The step's text breaks ties: records come in another order from the store than from the worker.
+            mine.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
+            share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
+            group = [a for a in (_alternative(r, region, step.baseline, ctx) for r in _diverse(mine)) if a is not None]
+            if step.baseline is None or (step.measurement and step.measurement.us > step.baseline.us):
+                group.append(Alternative(signature=region.signature, match_id=step.step.match_id, selected=None))
+            found.append((-share, group))
+    return tuple(a for _, group in sorted(found, key=lambda item: item[0]) for a in group)
+
+
+def _alternative(record: TuningRecord, region: Region, baseline: Measurement | None, ctx: Context) -> Alternative | None:
+    match = region.match_by_id[record.step.match_id]
+    source = ctx.catalog.guard(
+        lambda: source_of(record.step, match, ctx), stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step)
+    )
+    if source is None or source.digest != record.source_digest:
+        return None
+    checks = record.verdict.checks if record.verdict else ()
+    selected = SelectedStep(
+        step=record.step,
+        label=match.label,
+        nodes=match.nodes,
+        source=None if source.language == CALLABLE else source,
+        version=version_of(record.step, ctx),
+        basis=Basis.CHAIN,
+        measurement=record.measurement,
+        baseline=baseline,
+        max_abs=max((c.max_abs for c in checks), default=0.0),
+        max_rel=max((c.max_rel for c in checks), default=0.0),
+    )
+    return Alternative(signature=region.signature, match_id=match.id, selected=selected)
+
+
+def _diverse(records: list[TuningRecord]) -> list[TuningRecord]:
+    first_of_class: dict[tuple[int, int, int], TuningRecord] = {}
+    for record in records:
+        stage_bytes = dict(record.step.schedule.items)
+        key = (record.resources.shared_bytes >> 15, record.resources.registers >> 5, int(stage_bytes.get("in_flight", 0) or 0))
+        first_of_class.setdefault(key, record)
+    merged = list(dict.fromkeys([*records[: MOST_PER_STEP // 2], *first_of_class.values(), *records]))
+    return merged[:MOST_PER_STEP]

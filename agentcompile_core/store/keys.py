@@ -1,0 +1,78 @@
+"""Every key of the store in one place: canonical digests of every input of what is stored under them."""
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ..ir import serial
+from ..ir.candidate import StepSource
+from ..ir.graph import Graph, Workload
+from ..plugin.interfaces import Backend
+from ..ir.region import Match
+from ..ir.target import Target
+from ..ir.verdict import Trial
+from ..version import __version__
+
+Versions = tuple[tuple[str, int], ...]  # names of plugins' offers with their versions
+
+
+@cache
+def device_library_digest() -> str:
+    """Digest of the text of every header of the device library; part of every kernel's key."""
+    folder = resources.files("agentcompile_core") / "include" / "agentcompile"
+    return serial.digest([(f.name, f.read_text()) for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".cuh")])
+
+
+def environment(backend: Backend, validators: Versions = ()) -> str:
+    """Digest of what a result depends on beside the question: backend, compiler, device, driver, torch, validators, core, with versions."""
+    return serial.digest(backend.name, backend.version, backend.compiler(), _device(backend), validators, __version__, length=32)
+
+
+def _device(backend: Backend) -> str:
+    if backend.device != "cuda":
+        return backend.device
+    import torch
+
+    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+    return f"{torch.cuda.get_device_name()} driver {driver} torch {torch.__version__}" if torch.cuda.is_available() else "cuda"
+
+
+def kernel_key(source: StepSource, target: Target, backend: str, compiler: str) -> str:
+    """Key of a built kernel: its text, the device library, the architecture and the compiler."""
+    return "kernel-" + serial.digest(source, device_library_digest(), target.arch, backend, compiler, length=32)
+
+
+def capture_key(identity: str, workload: Workload, versions: tuple[str, ...]) -> str:
+    """Key of captured graphs: all that they depend on (capture.identity), the workload, versions of torch, transformers, Python, us."""
+    return "capture-" + serial.digest(identity, workload, versions, __version__, length=32)
+
+
+def record_key(trial: Trial, where: str) -> str:
+    """Key of an evaluated candidate: the whole trial, the device library and the ``environment``."""
+    return "record-" + serial.digest(trial, device_library_digest(), where, length=32)
+
+
+def baseline_key(match: Match, graph: Graph, where: str) -> str:
+    """Key of the framework's time of a match."""
+    return "baseline-" + serial.digest(match, graph, where, length=32)
+
+
+def search_key(records: Iterable[str], servers: Any, budget: Any, where: str) -> str:
+    """Key of one call of validate: its candidates (by their keys), who serves (with versions), the budget and the environment."""
+    return "search-" + serial.digest(sorted(records), servers, budget, where, length=32)
+
+
+def run_key(servers: Any, budget: Any, target: Target, where: str) -> str:
+    """Key of the rounds of one compilation: who serves which region, the budget, the target and the environment."""
+    return "run-" + serial.digest(servers, budget, target, where, length=32)
+
+
+def servers_key(signature: str, target: Target, where: str) -> str:
+    """Key of the list of those who took part in searches of one region."""
+    return "servers-" + serial.digest(signature, target, where, length=32)
+
+
+def chain_key(question: Any, where: str) -> str:
+    """Key of an answer of the captured chain: the question without its timings, the device library and the environment."""
+    return "chain-" + serial.digest(question, device_library_digest(), where, length=32)

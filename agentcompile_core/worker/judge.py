@@ -1,0 +1,252 @@
+"""The chain's judge, inside the worker: the shortened decode step on synthetic weights, captured and timed, A against B.
+
+Steps are swept by their share of the time. A challenger replaces the incumbent only if the lower bound of their paired
+ratio is beyond the margin. Order and seeds are fixed.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from ..ir import serial
+from ..runtime.binder import bind
+from ..ir.candidate import Kernel
+from ..runtime.graph_capture import composed, settle_generator
+from ..errors import AgentCompileError
+from ..runtime.executables import BoundCall, Executables, bind_call, call_key
+from ..ir.graph import Graph, Value, ValueKind
+from ..plugin.interfaces import Backend
+from ..plugin.catalog import Catalog
+from ..runtime.program import BoundProgram, Program, framework_program, make_program
+from ..ir.region import Region
+from ..ir.selection import SelectedStep, Selection
+from ..ir.target import Target
+from ..runtime.weights import WeightStore
+
+REPLAYS = 12  # per sample
+PAIRS = 7
+WARM_UPS = 3
+
+
+@frozen(kw_only=True)
+class Alternative:
+    """Another way to do one step of one region: what would be selected instead (None: the framework)."""
+
+    signature: str
+    match_id: str
+    selected: SelectedStep | None
+
+    def __str__(self) -> str:
+        return str(self.selected.step) if self.selected else f"framework on {self.match_id}"
+
+
+@frozen(kw_only=True)
+class Question:
+    """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold."""
+
+    graph: Graph
+    regions: tuple[Region, ...]
+    selections: tuple[Selection, ...]
+    alternatives: tuple[Alternative, ...]
+    target: Target
+    backend: str
+    position: int
+    margin: float
+    budget_s: float
+
+
+@frozen(kw_only=True)
+class Answer:
+    """The selections that won, what the shortened step takes with them and on the framework alone, in microseconds."""
+
+    selections: tuple[Selection, ...]
+    us: float
+    first_us: float
+    framework_us: float
+    tried: int
+    accepted: int
+
+
+def judge(argument: Any, session: Any, phase: Callable[[str], None]) -> Any:
+    """Worker entry: a Question as JSON in, an Answer as JSON out."""
+    question = serial.structure(argument, Question)
+    with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
+        return serial.unstructure(_Chain(question, session.backend(question.backend), session.catalog, phase).sweep())
+
+
+class _Captured:
+    """One variant of the step as it will run: captured graphs, and from Python what no graph may hold. Keeps what they need alive."""
+
+    def __init__(self, bound: BoundProgram, reset: Callable[[], None]) -> None:
+        self._bound, self._reset = bound, reset
+        self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            reset()
+            for _ in range(WARM_UPS):
+                bound.run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._replay = composed(bound.pieces(), self._capture)
+        torch.cuda.synchronize()
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        # The outer context restores the current stream, which torch leaves switched where a capture fails.
+        with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        self._graphs.append(graph)
+        return graph.replay
+
+    def sample_us(self) -> float:
+        """Microseconds per replay, over REPLAYS replays from the same position."""
+        self._reset()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._replay()
+        start.record()
+        for _ in range(REPLAYS):
+            self._replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / REPLAYS
+
+
+class _Chain:
+    def __init__(self, question: Question, backend: Backend, catalog: Catalog, phase: Callable[[str], None]) -> None:
+        self.q, self.backend, self.catalog, self.phase = question, backend, catalog, phase
+        self.kernels: dict[str, Kernel] = {}
+        self.calls: dict[str, BoundCall] = {}
+        graph, device = question.graph, backend.device
+        fixed = (ValueKind.WEIGHT, ValueKind.CONSTANT)
+        self.weights = WeightStore.from_tensors(_tensors(graph, fixed, by_source=True, device=device), device)
+        self.states = _tensors(graph, (ValueKind.STATE,), by_source=True, device=device)
+        self.inputs = _tensors(graph, (ValueKind.INPUT,), by_source=False, device=device)
+        self.tried = self.accepted = 0
+
+    def reset(self) -> None:
+        """Back to the position at which the chain is judged."""
+        if "session.position" in self.states:
+            self.states["session.position"].fill_(self.q.position)
+
+    def captured(self, selections: tuple[Selection, ...]) -> _Captured:
+        """The step under these selections."""
+        return self._capture(make_program(self.q.graph, self.q.regions, {s.signature: s for s in selections}))
+
+    def _capture(self, program: Program) -> _Captured:
+        for source in program.sources:
+            if source.digest not in self.kernels:
+                self.kernels[source.digest] = self.backend.build(source, self.q.target)
+        self._bind_calls(program)
+        executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
+        return _Captured(bind(program, self.weights, self.states, self.inputs, executables), self.reset)
+
+    def _bind_calls(self, program: Program) -> None:
+        for segment in program.segments:
+            if segment.is_call and segment.step is not None and segment.match is not None:
+                key = call_key(segment.step, segment.version, segment.match)
+                if key not in self.calls:
+                    self.calls[key] = bind_call(segment.step, segment.match, self.catalog, self.q.target, segment.version)
+
+    def sweep(self) -> Answer:
+        """Try every alternative in turn, twice at the most while it helps, within the budget."""
+        deadline = time.monotonic() + self.q.budget_s
+        incumbent = self.q.selections
+        best = self.captured(incumbent)
+        first_us = statistics.median(best.sample_us() for _ in range(PAIRS))
+        for _ in range(2):
+            before = self.accepted
+            for alternative in self.q.alternatives:
+                if time.monotonic() > deadline:
+                    break
+                if _holds(incumbent, alternative):
+                    continue
+                challenger = _replaced(incumbent, alternative)
+                captured = self._try(challenger, best, str(alternative))
+                if captured is not None:
+                    incumbent, best = challenger, captured
+            if self.accepted == before:
+                break
+        us = statistics.median(best.sample_us() for _ in range(PAIRS))
+        self.phase("framework")
+        framework_us = self._framework_us()
+        return Answer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried, accepted=self.accepted)
+
+    def _framework_us(self) -> float:
+        try:
+            framework = self._capture(framework_program(self.q.graph))
+        except Exception:
+            settle_generator()
+            return 0.0  # what cannot be captured is no bar for what can
+        return statistics.median(framework.sample_us() for _ in range(3))
+
+    def _try(self, challenger: tuple[Selection, ...], best: _Captured, what: str) -> _Captured | None:
+        self.phase(what)
+        self.tried += 1
+        try:
+            captured = self.captured(challenger)
+        except AgentCompileError:
+            return None
+        except Exception:  # an implementation may raise anything
+            settle_generator()  # raises where the device itself is broken, which ends this worker
+            return None
+        quick = captured.sample_us() / best.sample_us()
+        if quick > 1.01:
+            return None
+        ratios = []
+        for pair in range(PAIRS):
+            samples = (captured.sample_us(), best.sample_us()) if pair % 2 else tuple(reversed((best.sample_us(), captured.sample_us())))
+            ratios.append(samples[0] / samples[1])
+        if upper_bound(ratios) < 1.0 - self.q.margin:
+            self.accepted += 1
+            return captured
+        return None
+
+
+def upper_bound(ratios: list[float]) -> float:
+    """Upper end of the 95 % confidence interval of the mean of paired ratios (normal approximation with t for few pairs)."""
+    if len(ratios) < 2:
+        return math.inf
+    t = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}.get(len(ratios), 2.0)
+    return statistics.mean(ratios) + t * statistics.stdev(ratios) / math.sqrt(len(ratios))
+
+
+def _holds(selections: tuple[Selection, ...], alternative: Alternative) -> bool:
+    """Whether the alternative is what is selected already (or would remove a step that is gone)."""
+    steps = [
+        s for sel in selections if sel.signature == alternative.signature for s in sel.steps if s.step.match_id == alternative.match_id
+    ]
+    if alternative.selected is None:
+        return not steps
+    return any(s.step == alternative.selected.step for s in steps)
+
+
+def _replaced(selections: tuple[Selection, ...], alternative: Alternative) -> tuple[Selection, ...]:
+    def steps(selection: Selection) -> tuple[SelectedStep, ...]:
+        others = [s for s in selection.steps if s.step.match_id != alternative.match_id]
+        return (*others, alternative.selected) if alternative.selected else tuple(others)
+
+    return tuple(evolve(s, steps=steps(s)) if s.signature == alternative.signature else s for s in selections)
+
+
+def _tensors(graph: Graph, kinds: tuple[ValueKind, ...], by_source: bool, device: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {(v.source if by_source else v.name): _synthetic(v, device) for v in graph.values if v.kind in kinds}
+
+
+def _synthetic(value: Value, device: str) -> torch.Tensor:
+    dtype = getattr(torch, value.spec.dtype.value)
+    shape = value.spec.shape
+    if not value.spec.dtype.is_float:
+        extra = 1 << 16 if value.source == "session.history" else 0  # positions move on while timing
+        return torch.zeros((shape[0] + extra, *shape[1:]), dtype=dtype, device=device)
+    if value.source.endswith("inv_freq"):
+        return (1e6 ** (-torch.arange(value.spec.numel, device=device) / max(1, value.spec.numel))).to(dtype).view(shape)
+    if value.kind is ValueKind.WEIGHT and len(shape) == 1:
+        return torch.ones(shape, dtype=dtype, device=device)
+    return torch.randn(shape, dtype=dtype, device=device).mul_(0.02)
