@@ -6,13 +6,13 @@ from attrs import Factory, define, evolve, frozen
 
 from .budget import Budget
 from .errors import Failure
+from .ir.target import Target
 from .plugin.events import Event, Observer
 from .plugin.failures import Failures
-from .ir.target import Target
 
 if TYPE_CHECKING:
-    from .plugin.interfaces import Backend
     from .plugin.catalog import Catalog
+    from .plugin.interfaces import Backend
     from .store import Store
     from .worker import Worker
 

@@ -5,27 +5,27 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from .stages.select import chain
-from .stages.validate import final_checks
-from .ir.advice import AdviceRecord, OrderedPlan
 from .budget import CHAIN_SHARE, WINNERS_SHARE
-from .installation.building import built
-from .ir.bundle import Bundle
-from .ir.candidate import Candidate, Kernel, StepSource
 from .context import Context
 from .errors import Cause, Failure, StageName, UsageError, bounded
-from .plugin.events import StageFinished, StageStarted
-from .stages.emit.evidence import with_evidence
+from .installation.building import built
+from .ir.advice import AdviceRecord, OrderedPlan
+from .ir.bundle import Bundle
+from .ir.candidate import Candidate, Kernel, StepSource
 from .ir.graph import GraphKind, GraphSet, Workload
-from .plugin.interfaces import Frontend, LoadedModel
 from .ir.plan import PlanSpace
-from .runtime.program import Program, framework_program, make_program
 from .ir.record import TuningRecord
 from .ir.region import Analysis, Region, RegionSummary
 from .ir.search_log import Seen, Tried, tried
 from .ir.selection import Basis, Selection, fallback
+from .plugin.events import StageFinished, StageStarted
+from .plugin.interfaces import Frontend, LoadedModel
+from .runtime.make_program import make_program
+from .runtime.program import Program, framework_program
 from .stages import advise, analyze, emit, lower, plan, select, validate
-from .stages.validate import FRAMEWORK
+from .stages.emit.evidence import with_evidence
+from .stages.select import chain
+from .stages.validate import FRAMEWORK, final_checks
 
 
 @frozen(kw_only=True)

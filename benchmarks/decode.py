@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
 from agentcompile_core import api
-from agentcompile_core.report import bench
-from agentcompile_core.report.accounting import accounting, step_bytes
 from agentcompile_core.cli.progress import Progress
 from agentcompile_core.context import Config
+from agentcompile_core.report import bench
+from agentcompile_core.report.accounting import accounting, step_bytes
 from agentcompile_core.store import Store
 
 

@@ -1,22 +1,22 @@
 """A small world to advise on: one region, three toy families, an advisor that says what it is told to."""
 
 
-from agentcompile_core.ir.advice import Advice, Question
-from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import Cause
+from agentcompile_core.ir.advice import Advice, Question
+from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ir.graph import DType
-from agentcompile_core.plugin.interfaces import Advisor, TemplateFamily
 from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace, Step
-from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.ir.record import TuningRecord
+from agentcompile_core.ir.target import PRESETS
+from agentcompile_core.ir.verdict import Outcome, Verdict
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.interfaces import Advisor, TemplateFamily
 from agentcompile_core.rules.elementwise import ElementwiseRule
 from agentcompile_core.stages import advise, analyze, plan
 from agentcompile_core.store import Store
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.testing.cases import Draft
 from agentcompile_core.testing.doubles import measurement
-from agentcompile_core.ir.verdict import Outcome, Verdict
 
 SHAPE = (1, 1, 4096)
 

@@ -5,10 +5,10 @@ import math
 import torch
 import torch.nn.functional as F
 
-from agentcompile_core.ops import operators as ops
-from agentcompile_core.stages.capture.kinds import kind_of
 from agentcompile_core.ir.expression import PointwiseKind as K
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from agentcompile_core.ops import operators as ops
+from agentcompile_core.stages.capture.kinds import kind_of
 
 ops.register()
 

@@ -9,13 +9,13 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.advice import Advice, Diagnosis, Hint, Risk
 from agentcompile_core.context import Config
 from agentcompile_core.errors import Cause, ContractError, UsageError
-from agentcompile_core.plugin.events import AdviceGiven
+from agentcompile_core.ir.advice import Advice, Diagnosis, Hint, Risk
 from agentcompile_core.ir.region import SemanticLabel
-from agentcompile_core.stages.advise.advice_check import MAX_ITEMS, screen
+from agentcompile_core.plugin.events import AdviceGiven
 from agentcompile_core.stages import advise
+from agentcompile_core.stages.advise.advice_check import MAX_ITEMS, screen
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from advice_cases import MATCHES, PLAN, QUESTION, SPACE, USED, asked, check_plan, in_space, record_of, steps_of, world

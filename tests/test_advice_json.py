@@ -9,13 +9,13 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentcompile_core.errors import UsageError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.advice import Advice, AdviceRecord, Diagnosis, Hint, RejectedItem, Risk
-from agentcompile_core.plugin.advice_json import MAX_BYTES, answer_schema, match_names, question_json, question_key, read_answer
-from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.region import SemanticLabel
-from agentcompile_core.stages.advise.advice_check import screen
+from agentcompile_core.plugin.advice_json import MAX_BYTES, answer_schema, match_names, question_json, question_key, read_answer
 from agentcompile_core.stages import advise
+from agentcompile_core.stages.advise.advice_check import screen
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from advice_cases import MATCHES, PLAN, QUESTION, SPACE, asked, check_plan, record_of

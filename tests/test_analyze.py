@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcompile_core import rules
-from agentcompile_core.ir import serial
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import AgentCompileError, Cause
+from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import (
     DType,
     Graph,
@@ -23,15 +23,15 @@ from agentcompile_core.ir.graph import (
     Workload,
     map_refs,
 )
-from agentcompile_core.plugin.interfaces import RegionRule
-from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.ir.region import Access, Analysis, Match, Operand, Role, SemanticLabel
+from agentcompile_core.ir.target import preset
+from agentcompile_core.ops.dependency import dependencies
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.interfaces import RegionRule
+from agentcompile_core.stages import analyze
 from agentcompile_core.stages.analyze.boundaries import boundary_reason, layer_indices, partition
 from agentcompile_core.stages.analyze.checking import problem
-from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.stages.analyze.merging import canonical, merge
-from agentcompile_core.stages import analyze
-from agentcompile_core.ir.target import preset
 
 SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
 

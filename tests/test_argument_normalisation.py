@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import agentcompile_core as ac
-from agentcompile_core.stages.capture.export import export_forward
-from agentcompile_core.stages.capture.importer import import_program
-from agentcompile_core.stages.capture.normalize import normalize
 from agentcompile_core.context import Config
 from agentcompile_core.errors import AgentCompileError, VerificationError
 from agentcompile_core.ir.expression import Expression, PointwiseKind
 from agentcompile_core.ir.graph import DType as D
 from agentcompile_core.ir.graph import Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, Workload
+from agentcompile_core.ir.region import Match
+from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ops.interpreter import operator_of, prepare
-from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.ops.reference import oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement, in_float64
-from agentcompile_core.ir.region import Match
-from agentcompile_core.rules.elementwise import ElementwiseRule
 from agentcompile_core.ops.schema import argument, canonical, parameters, verify_canonical, with_argument
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.rules.elementwise import ElementwiseRule
+from agentcompile_core.stages.capture.export import export_forward
+from agentcompile_core.stages.capture.importer import import_program
+from agentcompile_core.stages.capture.normalize import normalize
 from agentcompile_core.store import Store
-from agentcompile_core.ir.target import PRESETS
 
 SHAPE = (4, 16)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -3,11 +3,11 @@
 import pytest
 from attrs import evolve
 
-from agentcompile_core.ir.source_check import argument_values, check_source
-from agentcompile_core.ir.candidate import Feature, KernelArgument, StepSource, Workspace, f32, i32, i64, null, pointer
 from agentcompile_core.errors import ContractError
+from agentcompile_core.ir.candidate import Feature, KernelArgument, StepSource, Workspace, f32, i32, i64, null, pointer
 from agentcompile_core.ir.graph import DType
 from agentcompile_core.ir.region import Access, Role
+from agentcompile_core.ir.source_check import argument_values, check_source
 from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.testing.doubles import fake_match, fake_source
 

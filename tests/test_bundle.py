@@ -13,12 +13,12 @@ import pytest
 from attrs import evolve
 
 from agentcompile_core import api
-from agentcompile_core.stages.emit import evidence
-from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.errors import UsageError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import MANIFEST, Bundle
-from agentcompile_core.errors import UsageError
+from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages import emit
+from agentcompile_core.stages.emit import evidence
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 

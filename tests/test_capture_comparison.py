@@ -10,13 +10,13 @@ from attrs import evolve
 from torch import nn
 
 from agentcompile_core import api
-from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.ir import serial
+from agentcompile_core.ir.graph import Graph, GraphSet, Workload
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.interfaces import LoadedModel
+from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
-from agentcompile_core.ir.graph import Graph, GraphSet, Workload
-from agentcompile_core.plugin.interfaces import LoadedModel
-from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))

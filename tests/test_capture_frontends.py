@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentcompile_core.stages.capture.models import default_workload, model_info
-from agentcompile_core.stages.capture import frontends as core_frontends
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
-from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
-from agentcompile_core.ops.interpreter import prepare
-from agentcompile_core.stages import capture
 from agentcompile_core.ir.target import preset
+from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
+from agentcompile_core.stages import capture
+from agentcompile_core.stages.capture import frontends as core_frontends
+from agentcompile_core.stages.capture.models import default_workload, model_info
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from agentcompile_core import api
-from agentcompile_core.stages.capture.models import model_info
-from agentcompile_core.stages.capture.identity import identity
 from agentcompile_core.errors import UsageError
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
-from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.stages.capture.identity import identity
+from agentcompile_core.stages.capture.models import model_info
 from agentcompile_core.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.ir.graph import DType, GraphKind, ValueKind, Workload
 from agentcompile_core.ops.schema import argument
+from agentcompile_core.stages.capture.language_model import capture_language_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, WORKLOAD, generate, greedy, tiny, without

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from agentcompile_core.ir import serial
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Symbol, ValueKind, Workload
+from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.schema import argument
 from agentcompile_core.stages.capture.export import export_decode, export_forward, export_prefill
 from agentcompile_core.stages.capture.importer import import_program, layer_of
 from agentcompile_core.stages.capture.language_model import kv_spec
 from agentcompile_core.stages.capture.normalize import PASSES, collapse_rms_norm, collapse_rope, drop_noise, normalize
 from agentcompile_core.stages.capture.rewrite import eliminate_dead_code
-from agentcompile_core.ir.graph import DType, Graph, GraphKind, Symbol, ValueKind, Workload
-from agentcompile_core.ops.interpreter import prepare
-from agentcompile_core.ops.schema import argument
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture_models import GPT, SIZES, WINDOWED, chunk, tiny, without

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from agentcompile_core.stages.select import chain
+from agentcompile_core.context import Config, Context
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.candidate import Resources
-from agentcompile_core.stages.select.cut import cut, layers_needed
-from agentcompile_core.worker.judge import Alternative, Question, _holds, _replaced, upper_bound
-from agentcompile_core.context import Config, Context
-from agentcompile_core.plugin.catalog import load_catalog
-from agentcompile_core.runtime.program import make_program
 from agentcompile_core.ir.record import Measurement, TuningRecord
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
-from agentcompile_core.stages import analyze, capture, plan
-from agentcompile_core.stages.lower import source_of
-from agentcompile_core.store import Store
 from agentcompile_core.ir.target import preset
 from agentcompile_core.ir.verdict import Outcome, Verdict
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.runtime.make_program import make_program
+from agentcompile_core.stages import analyze, capture, plan
+from agentcompile_core.stages.lower import source_of
+from agentcompile_core.stages.select import chain
+from agentcompile_core.stages.select.cut import cut, layers_needed
+from agentcompile_core.store import Store
+from agentcompile_core.worker.judge import Alternative, Question, _holds, _replaced, upper_bound
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.candidate import Feature, Launch
 from agentcompile_core.codegen.pointwise import elementwise_struct, epilogue_struct, literal, simplify
 from agentcompile_core.codegen.render import c_type, entries_of, make_source, plan_struct, render
 from agentcompile_core.errors import ContractError
+from agentcompile_core.ir.candidate import Feature, Launch
 from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
 from agentcompile_core.ir.graph import DType
 

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from agentcompile_core.ir.candidate import Launch, Resources, StepSource, i32, pointer
 from agentcompile_core.codegen.render import make_source
 from agentcompile_core.errors import BuildError, Reject
+from agentcompile_core.ir.candidate import Launch, Resources, StepSource, i32, pointer
 from agentcompile_core.ir.graph import DType
-from agentcompile_core.plugin.interfaces import TemplateFamily
 from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
 from agentcompile_core.ir.region import Access, Role
+from agentcompile_core.plugin.interfaces import TemplateFamily
 from agentcompile_core.testing import conformance
 from agentcompile_core.testing.cases import (
     argmax_case,

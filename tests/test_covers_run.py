@@ -9,19 +9,19 @@ import torch
 from attrs import evolve
 
 from agentcompile_core import rules
-from agentcompile_core.runtime.binder import bind
 from agentcompile_core.context import Config, Context
-from agentcompile_core.runtime.executables import BoundCall, Executables, call_key
 from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, ValueKind, Workload
-from agentcompile_core.plugin.interfaces import Implementation
-from agentcompile_core.ops.interpreter import prepare
 from agentcompile_core.ir.plan import Origin, Schedule, ScheduleSpace, Step
-from agentcompile_core.plugin.catalog import Catalog
-from agentcompile_core.runtime.program import make_program
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
-from agentcompile_core.stages import analyze, plan
 from agentcompile_core.ir.target import preset
+from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.interfaces import Implementation
+from agentcompile_core.runtime.binder import bind
+from agentcompile_core.runtime.executables import BoundCall, Executables, call_key
+from agentcompile_core.runtime.make_program import make_program
 from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages import analyze, plan
 
 MODELS = {
     "qwen3": {},

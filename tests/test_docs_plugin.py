@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from agentcompile_core.plugin import hookspecs
 from agentcompile_core.ir import match_kinds
+from agentcompile_core.plugin import hookspecs
 from agentcompile_core.testing import cases
 
 ROOT = Path(__file__).parent.parent

@@ -14,17 +14,18 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from agentcompile_core.plugin import events
 from agentcompile_core.cli import interrupt
 from agentcompile_core.cli.progress import Progress
 from agentcompile_core.errors import Cause, Failure, StageName
-from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.ir.plan import Origin, Schedule, Step
-from agentcompile_core.plugin.catalog import Catalog, load_catalog
 from agentcompile_core.ir.record import TuningRecord
+from agentcompile_core.ir.verdict import Outcome, Verdict
+from agentcompile_core.plugin import events
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
-from agentcompile_core.ir.verdict import Outcome, Verdict
 
 
 def record(us: float = 3.0, failure: Cause | None = None) -> TuningRecord:

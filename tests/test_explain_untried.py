@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 
 import agentcompile_core as ac
 from agentcompile_core import report
-from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
-from agentcompile_core.stages.select.chain import _outcome
 from agentcompile_core.context import Config, Context
-from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, Step, StepSpace
-from agentcompile_core.plugin.catalog import Catalog, load_catalog
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.ir.search_log import Reason, Seen, Untried, tried
+from agentcompile_core.ir.target import PRESETS
+from agentcompile_core.ir.verdict import Outcome, Verdict
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.stages import lower, validate
+from agentcompile_core.stages.select.chain import _outcome
 from agentcompile_core.stages.validate import FRAMEWORK
 from agentcompile_core.store import Store
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.testing import doubles
-from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.worker import Worker
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentcompile_core as ac
-from agentcompile_core.stages.emit import evidence
-from agentcompile_core.plugin import failures
 from agentcompile_core import report
-from agentcompile_core.ir import serial
 from agentcompile_core.context import Config
 from agentcompile_core.errors import MAX_MESSAGE, Cause, Failure, StageName, bounded
+from agentcompile_core.ir import serial
+from agentcompile_core.plugin import failures
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.events import Event, FailureRecorded
 from agentcompile_core.plugin.failures import Failures
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.plugin.interfaces import Advisor, RegionRule, TemplateFamily
-from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.stages.emit import evidence
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"

@@ -3,8 +3,8 @@
 import pytest
 
 from agentcompile_core.ir.graph import DType
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import TemplateFamily
-from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.testing.cases import (
     argmax_case,
     attention_case,

@@ -10,8 +10,8 @@ import transformers
 
 import agentcompile_core as ac
 from agentcompile_core.api import CompiledModel
-from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.errors import UsageError
+from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -20,28 +20,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcompile_core import api
-from agentcompile_core.stages.select import chain
-from agentcompile_core.runtime import bundle_reader
-from agentcompile_core.ir import serial
-from agentcompile_core.runtime.binder import bind
-from agentcompile_core.ir.bundle import PROGRAMS
-from agentcompile_core.runtime.graph_capture import composed
-from agentcompile_core.worker import judge
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import Cause, ContractError
-from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.ir import serial
+from agentcompile_core.ir.bundle import PROGRAMS
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ir.plan import Origin, Schedule
-from agentcompile_core.plugin.catalog import load_catalog
-from agentcompile_core.runtime.program import Piece, framework_program
-from agentcompile_core.report import explain_text
 from agentcompile_core.ir.selection import Basis
+from agentcompile_core.ir.verdict import Outcome
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.report import explain_text
+from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.runtime.binder import bind
+from agentcompile_core.runtime.bound_program import Piece
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.graph_capture import composed
+from agentcompile_core.runtime.program import framework_program
+from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages import plan
 from agentcompile_core.stages.lower import source_of
+from agentcompile_core.stages.select import chain
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import measurement
-from agentcompile_core.ir.verdict import Outcome
-from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.worker import judge
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"

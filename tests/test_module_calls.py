@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 import agentcompile_core as ac
-from agentcompile_core.runtime import calls
-from agentcompile_core.ir import serial
 from agentcompile_core.api import CompiledModel
-from agentcompile_core.runtime.framework_session import EagerModule
 from agentcompile_core.errors import UsageError
-from agentcompile_core.runtime.module_session import ModuleSession
+from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import GraphSet
+from agentcompile_core.runtime import calls
+from agentcompile_core.runtime.framework_session import EagerModule
+from agentcompile_core.runtime.module_session import ModuleSession
 from agentcompile_core.store import Store
 
 Pair = collections.namedtuple("Pair", "first second")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import agentcompile_core as ac
 from agentcompile_core.context import Config
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"

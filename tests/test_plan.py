@@ -5,19 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcompile_core import rules
-from agentcompile_core.ir import serial
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import AgentCompileError, ContractError, Reject, UsageError
+from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, TensorSpec, Value, ValueKind, Workload
-from agentcompile_core.plugin.interfaces import Implementation, TemplateFamily
-from agentcompile_core.ops.aliasing import is_alias
 from agentcompile_core.ir.plan import MAX_COVERS, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace
-from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.ir.region import Match, SemanticLabel
-from agentcompile_core.stages.plan.covers import covers
-from agentcompile_core.ops.dependency import dependencies
-from agentcompile_core.stages import analyze, plan
 from agentcompile_core.ir.target import preset
+from agentcompile_core.ops.aliasing import is_alias
+from agentcompile_core.ops.dependency import dependencies
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.interfaces import Implementation, TemplateFamily
+from agentcompile_core.stages import analyze, plan
+from agentcompile_core.stages.plan.covers import covers
 
 ONE = ScheduleSpace(parameters=(Parameter(name="rows", values=(1, 2)),), points=(Schedule({"rows": 1}), Schedule({"rows": 2})))
 

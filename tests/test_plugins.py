@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from agentcompile_core.plugin import hookspecs
 from agentcompile_core.errors import AgentCompileError, Cause, Failure, StageName, UsageError
+from agentcompile_core.plugin import hookspecs
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.plugin.interfaces import Advisor
-from agentcompile_core.plugin.catalog import load_catalog
 
 CORE = {"core_frontends", "core_rules", "core_runtimes", "core_advisors"}
 GOOD = """

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ops import operators as ops
 from agentcompile_core.errors import AgentCompileError
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.ops import operators as ops
 from agentcompile_core.ops.reference import compare, oracle
 
 ops.register()

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.context import Config, Context
 from agentcompile_core.ir.graph import DType, Workload
-from agentcompile_core.ops.interpreter import prepare
-from agentcompile_core.plugin.catalog import load_catalog
-from agentcompile_core.ops.reference import compare, oracle
 from agentcompile_core.ir.region import Role
-from agentcompile_core.stages import analyze
-from agentcompile_core.store import Store
 from agentcompile_core.ir.target import PRESETS
+from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.reference import compare, oracle
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.stages import analyze
+from agentcompile_core.stages.validate.input_cases import cases_for
+from agentcompile_core.store import Store
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"

@@ -5,12 +5,12 @@ import torch
 
 from agentcompile_core.ir.expression import PointwiseKind as K
 from agentcompile_core.ir.graph import GraphKind, Symbol, ValueKind
-from agentcompile_core.ops.interpreter import run_nodes
 from agentcompile_core.ir.region import Role, SemanticLabel
-from agentcompile_core.stages.analyze.checking import problem
-from agentcompile_core.ops.dependency import dependencies
-from agentcompile_core.rules import agentcompile_region_rules
 from agentcompile_core.ir.target import preset
+from agentcompile_core.ops.dependency import dependencies
+from agentcompile_core.ops.interpreter import run_nodes
+from agentcompile_core.rules import agentcompile_region_rules
+from agentcompile_core.stages.analyze.checking import problem
 
 H200 = preset("h200")
 MODELS = {

@@ -14,20 +14,20 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
 from agentcompile_core.ir.graph import DType, Graph
 from agentcompile_core.ir.plan import Origin, Step
-from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.ir.region import Match
+from agentcompile_core.ir.target import PRESETS
+from agentcompile_core.ir.verdict import Trial
 from agentcompile_core.ops.reference import Bounded, oracle
 from agentcompile_core.ops.reference.calls import Call
 from agentcompile_core.ops.reference.rules import _RULES
 from agentcompile_core.ops.reference.second_opinion import disagreement
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import PRESETS
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.testing import cases
-from agentcompile_core.ir.verdict import Trial
 from agentcompile_core.worker import Job, execution
 from agentcompile_core.worker.evaluate import Evaluation, Session
 from agentcompile_core.worker.operands import graph_values, make_inputs

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.candidate import Kernel, Resources
 from agentcompile_core.errors import Cause, ContractError, UsageError
+from agentcompile_core.ir.candidate import Kernel, Resources
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.record import Measurement, TuningRecord
-from agentcompile_core.store import Store, default_root
 from agentcompile_core.ir.verdict import Check, Outcome, Verdict
+from agentcompile_core.store import Store, default_root
 
 
 def make_kernel(binary: bytes = b"\x7fELF cubin") -> Kernel:

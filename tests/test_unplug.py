@@ -7,7 +7,7 @@ import pytest
 
 from agentcompile_core import api
 from agentcompile_core.context import Config
-from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"

@@ -3,14 +3,14 @@
 import pytest
 from attrs import evolve
 
-from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ir.plan import Origin, Step
-from agentcompile_core.plugin.catalog import load_catalog
 from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
 from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Trial
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import Session
 

@@ -8,24 +8,25 @@ from typing import Any
 
 from attrs import evolve
 
-from . import arguments
-from ..runtime import calls, generation, bundle_reader
-from ..installation import install
 from .. import pipeline
-from ..ir.bundle import Bundle
 from ..context import Config, Context
-from ..runtime.framework_session import EagerModule, EagerSession
 from ..errors import StageName, UsageError
-from ..plugin.events import Captured, ModelLoaded, Observer, Warned, WorkloadChosen, silent
-from ..runtime.module_session import ModuleSession
+from ..installation import install
+from ..ir.bundle import Bundle
 from ..ir.graph import DType, GraphSet, Workload
-from ..plugin.interfaces import Backend, LoadedModel
+from ..ir.target import Target, preset
 from ..pipeline import Compilation
-from ..plugin.catalog import Catalog, load_catalog
+from ..plugin.catalog import Catalog
+from ..plugin.discovery import load_catalog
+from ..plugin.events import Captured, ModelLoaded, Observer, Warned, WorkloadChosen, silent
+from ..plugin.interfaces import Backend, LoadedModel
+from ..runtime import bundle_reader, calls, generation
+from ..runtime.framework_session import EagerModule, EagerSession
+from ..runtime.module_session import ModuleSession
 from ..stages import emit
 from ..store import Store, default_root
-from ..ir.target import Target, preset
 from ..version import __version__
+from . import arguments
 
 DEFAULT_TARGET = "h200"
 DEFAULT_CONTEXT = 8192

@@ -8,8 +8,8 @@ import attrs
 
 from ..context import Config
 from ..errors import UsageError
-from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
 from ..plugin.catalog import Catalog
+from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
 
 COMPILE = ("dtype", "max_context", "target", "device", "meta")
 MODEL = ("random_weights", "example_inputs")

@@ -8,8 +8,8 @@ from typing import Any
 from ..api import arguments
 from ..context import Config
 from ..errors import UsageError
-from ..plugin.catalog import load_catalog
 from ..ir.target import preset
+from ..plugin.discovery import load_catalog
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 

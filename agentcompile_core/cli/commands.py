@@ -8,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..stages.emit import evidence
-from ..plugin import failures
-from ..runtime import bundle_reader
 from .. import report
-from ..ir import serial
 from ..context import Config
 from ..errors import UsageError
-from ..plugin.catalog import load_catalog
-from ..stages.emit import check_folder
+from ..ir import serial
+from ..plugin import failures
+from ..plugin.discovery import load_catalog
+from ..runtime import bundle_reader
+from ..stages.emit import check_folder, evidence
 from . import checks
 from .parser import parser
 from .progress import Progress

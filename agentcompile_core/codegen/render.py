@@ -12,9 +12,9 @@ from pathlib import Path
 
 from attrs import evolve
 
+from ..errors import ContractError
 from ..ir import serial
 from ..ir.candidate import Feature, Launch, StepSource, Workspace
-from ..errors import ContractError
 from ..ir.graph import DType
 from .pointwise import INCLUDES, literal
 

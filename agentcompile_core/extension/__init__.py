@@ -6,9 +6,9 @@ from importlib import resources
 from typing import Any
 
 from ..ir.candidate import Kernel, KernelArgument, StepSource
-from ..runtime.program import Program, Segment
 from ..ir.region import Role
 from ..ir.target import Target
+from ..runtime.program import Program, Segment
 
 PACKAGE = "agentcompile_kernels"
 

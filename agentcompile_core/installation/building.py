@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from ..store import keys
-from ..ir.candidate import Kernel, StepSource
 from ..context import Context
 from ..errors import BuildError, Cause, Failure, StageName
+from ..ir.candidate import Kernel, StepSource
 from ..plugin.interfaces import Backend
 from ..runtime.program import Program
+from ..store import keys
 
 
 def built(programs: Mapping[str, Program], ctx: Context) -> dict[str, Kernel]:

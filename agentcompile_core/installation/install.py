@@ -5,20 +5,21 @@ from collections.abc import Mapping
 
 from attrs import evolve, field, frozen
 
-from . import program_check
-from .building import build_one
-from ..ir.candidate import Kernel
 from ..context import Context
-from ..runtime.framework_session import EagerModule, EagerSession
 from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageError, last_frames
-from ..runtime.executables import BoundCall, Executables, bind_call, call_key
-from ..runtime.module_session import ModuleSession
+from ..ir.candidate import Kernel
 from ..ir.graph import GraphSet
-from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
-from ..runtime.program import Program, Segment, framework_program, without_steps
 from ..ir.region import Match
+from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
+from ..runtime.executables import BoundCall, Executables, bind_call, call_key
+from ..runtime.framework_session import EagerModule, EagerSession
+from ..runtime.make_program import without_steps
+from ..runtime.module_session import ModuleSession
+from ..runtime.program import Program, Segment, framework_program
 from ..runtime.session import Session
 from ..runtime.weights import WeightStore
+from . import program_check
+from .building import build_one
 
 AnySession = Session | EagerSession | ModuleSession | EagerModule
 Programs = dict[str, Program]

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
 from ..runtime.executables import Executables
 from ..runtime.module_session import ModuleSession
-from ..plugin.interfaces import LoadedModel
 from ..runtime.program import Program, framework_program
 from ..runtime.session import Session
 

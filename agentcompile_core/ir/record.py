@@ -2,8 +2,8 @@
 
 from attrs import Factory, frozen
 
-from .candidate import Resources
 from ..errors import Cause
+from .candidate import Resources
 from .plan import Step
 from .verdict import Verdict
 

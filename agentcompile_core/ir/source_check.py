@@ -7,8 +7,8 @@ roles come from the match, so a source cannot declare an activation to be a weig
 
 from collections.abc import Mapping
 
-from .candidate import ArgumentKind, Feature, KernelArgument, Launch, StepSource
 from ..errors import ContractError
+from .candidate import ArgumentKind, Feature, KernelArgument, Launch, StepSource
 from .region import Access, Match, Role
 from .target import Target
 

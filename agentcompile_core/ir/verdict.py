@@ -4,8 +4,8 @@ import enum
 
 from attrs import field, frozen
 
-from .candidate import StepSource
 from ..errors import Cause
+from .candidate import StepSource
 from .graph import Graph
 from .region import Match
 from .target import Target

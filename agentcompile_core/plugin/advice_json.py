@@ -5,9 +5,9 @@ Matches are called m0, m1, ... in the order of the space, so that no name of a n
 
 from typing import Any
 
+from ..errors import UsageError
 from ..ir import serial
 from ..ir.advice import Advice, Diagnosis, Hint, Question, RejectedItem, Risk
-from ..errors import UsageError
 from ..ir.plan import PlanSpace
 from ..ir.region import SemanticLabel
 

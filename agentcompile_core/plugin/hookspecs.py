@@ -12,8 +12,8 @@ import pluggy
 
 if TYPE_CHECKING:
     from ..errors import Failure
-    from .interfaces import Advisor, Backend, Frontend, Implementation, RegionRule, RuntimeIntegration, TemplateFamily, Validator
     from ..ir.record import TuningRecord
+    from .interfaces import Advisor, Backend, Frontend, Implementation, RegionRule, RuntimeIntegration, TemplateFamily, Validator
 
 PROJECT = "agentcompile"
 API = (1, 0)

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from ..errors import Reject
 from ..ir.advice import Advice, Question
 from ..ir.candidate import Feature, Kernel, Launch, StepSource
-from ..errors import Reject
 from ..ir.graph import Graph, GraphSet, KVSpec, Workload
 from ..ir.plan import Origin, Schedule, ScheduleSpace
 from ..ir.region import Match
@@ -18,8 +18,8 @@ from ..ir.verdict import Case, Trial, Verdict
 if TYPE_CHECKING:  # heavy or above this layer; nothing here is structured by cattrs
     import torch
 
-    from ..runtime.program import BoundProgram
     from ..ops.reference import Bounded
+    from ..runtime.bound_program import BoundProgram
     from ..runtime.session import Session
 
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from ..plugin import failures
-from ..ir.bundle import Manifest
 from ..errors import Failure
-from ..stages.emit.evidence import Evidence
+from ..ir.bundle import Manifest
 from ..ir.plan import Origin
-from ..plugin.catalog import Catalog
 from ..ir.record import TuningRecord
 from ..ir.search_log import Tried
 from ..ir.selection import Basis, SelectedStep, Selection
+from ..plugin import failures
+from ..plugin.catalog import Catalog
+from ..stages.emit.evidence import Evidence
 from ..version import __version__
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from attrs import evolve, frozen
 
 from ..ir.graph import DType, Graph, Node
-from ..plugin.interfaces import RegionRule
 from ..ir.match_kinds import ATTENTION
 from ..ir.region import Match, Operand, Role, Scalar, SemanticLabel
-from ..ops.schema import argument
 from ..ir.target import Target
+from ..ops.schema import argument
+from ..plugin.interfaces import RegionRule
 from .norm import NormNode, norm_of
 from .rope import RopeNode, rope_of
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 
 from ..ir.expression import Expression
 from ..ir.graph import Graph, Node, TensorSpec
-from ..plugin.interfaces import RegionRule
 from ..ir.match_kinds import ELEMENTWISE
 from ..ir.region import Match, Scalar, SemanticLabel
 from ..ir.target import Target
+from ..plugin.interfaces import RegionRule
 from .pointwise import express, grow, has_one_rounding, is_pointwise
 from .view import RegionView, is_contiguous
 

@@ -7,11 +7,11 @@ from attrs import frozen
 
 from ..ir.expression import Expression, Operation, PointwiseKind
 from ..ir.graph import Graph, Node, Ref
-from ..plugin.interfaces import RegionRule
 from ..ir.match_kinds import LINEAR
 from ..ir.region import Match, Operand, SemanticLabel
-from ..ops.schema import argument
 from ..ir.target import Target
+from ..ops.schema import argument
+from ..plugin.interfaces import RegionRule
 from .norm import NormNode, norm_of
 from .pointwise import Growth, grow
 from .split import parts_of

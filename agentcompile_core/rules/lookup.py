@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from ..ir.graph import DType, Graph, Node, Ref
-from ..plugin.interfaces import RegionRule
 from ..ir.match_kinds import ARGMAX, GATHER
 from ..ir.region import Match, Operand, SemanticLabel
-from ..ops.schema import argument
 from ..ir.target import Target
+from ..ops.schema import argument
+from ..plugin.interfaces import RegionRule
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 EMBEDDING = "aten.embedding.default"

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from attrs import frozen
 
 from ..ir.graph import Graph, Node
-from ..plugin.interfaces import RegionRule
 from ..ir.match_kinds import NORM
 from ..ir.region import Match, Operand, SemanticLabel
-from ..ops.schema import argument
 from ..ir.target import Target
+from ..ops.schema import argument
+from ..plugin.interfaces import RegionRule
 from .view import KERNEL_TYPES, RegionView, is_contiguous, packed, ref
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from ..ir.graph import DType, Graph, Node, Ref
-from ..plugin.interfaces import RegionRule
 from ..ir.match_kinds import ROPE, ROPE_TABLE
 from ..ir.region import Match, Role, SemanticLabel
-from ..ops.schema import argument
 from ..ir.target import Target
+from ..ops.schema import argument
+from ..plugin.interfaces import RegionRule
 from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 

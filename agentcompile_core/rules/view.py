@@ -5,10 +5,10 @@ from functools import cached_property
 from attrs import evolve, frozen
 
 from ..ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, ValueKind
-from ..ops.aliasing import is_alias
 from ..ir.region import Access, Operand, Role
-from ..stages.analyze.boundaries import operator
+from ..ops.aliasing import is_alias
 from ..ops.dependency import Dependencies, dependencies
+from ..stages.analyze.boundaries import operator
 
 _FULL_EXTENT = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "expand", "view_as", "expand_as")
 KERNEL_TYPES = (DType.F16, DType.BF16, DType.F32)

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..ir.source_check import argument_values
-from ..ir.candidate import Launch, StepSource
 from ..errors import ContractError
-from .executables import Executables, call_key
+from ..ir.candidate import Launch, StepSource
 from ..ir.graph import ValueKind
-from ..ops.interpreter import prepare
-from ..ops.aliasing import alias_roots, is_alias
-from .pieces import cut, fixed_values, runs_outside
-from .program import BoundProgram, Piece, Program, Segment, buffer_plan, without_views
 from ..ir.region import Role
+from ..ir.source_check import argument_values
+from ..ops.aliasing import alias_roots, is_alias
+from ..ops.interpreter import prepare
+from .bound_program import BoundProgram, Piece
+from .buffers import buffer_plan, without_views
+from .executables import Executables, call_key
+from .pieces import cut, fixed_values, runs_outside
+from .program import Program, Segment
 
 if TYPE_CHECKING:
     import torch

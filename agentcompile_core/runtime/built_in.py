@@ -9,7 +9,7 @@ from ..plugin.hookspecs import hookimpl
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, KVState, RuntimeIntegration
 
 if TYPE_CHECKING:
-    from .program import BoundProgram
+    from .bound_program import BoundProgram
     from .session import Session
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from attrs import frozen
 
+from ..errors import UsageError
 from ..ir import serial
 from ..ir.bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from ..ir.candidate import Kernel, StepSource
-from ..errors import UsageError
 from ..ir.graph import GraphSet
-from .program import Program, Segment, framework_program
 from ..ir.record import TuningRecord
 from ..ir.selection import Selection
 from ..ir.target import Target
 from ..version import __version__
+from .program import Program, Segment, framework_program
 
 
 @frozen(kw_only=True)

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from ..errors import ContractError
 from ..ir import serial
 from ..ir.candidate import Kernel
-from ..errors import ContractError
 from ..ir.plan import Step
 from ..ir.region import Match
 from ..ir.target import Target
 
 if TYPE_CHECKING:
-    from ..plugin.interfaces import Backend
     from ..plugin.catalog import Catalog
+    from ..plugin.interfaces import Backend
 
 
 @frozen(kw_only=True)

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .generation import by_framework, check_length, new_tokens, prompt_of, settings, with_eos
 from ..ir.graph import GraphSet
+from .generation import by_framework, check_length, new_tokens, prompt_of, settings, with_eos
 
 if TYPE_CHECKING:
     import torch

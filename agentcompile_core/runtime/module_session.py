@@ -4,11 +4,11 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
+from ..ir.graph import GraphSet
 from . import calls
 from .binder import bind
-from ..errors import UsageError
 from .executables import Executables
-from ..ir.graph import GraphSet
 from .program import Program
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ..ir.graph import Graph, Node, ValueKind
 from ..ops.aliasing import alias_roots
-from .program import Segment
 from ..stages.analyze.boundaries import DATA_DEPENDENT, operator
+from .program import Segment
 
 
 def is_capturable(node: Node) -> bool:

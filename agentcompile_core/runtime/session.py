@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from .binder import bind
 from ..errors import UsageError
+from ..ir.graph import Graph, GraphKind, GraphSet
 from ..plugin.events import Observer, Preparing, silent
+from ..plugin.interfaces import DecodeRuntime, KVState
+from .binder import bind
+from .bound_program import BoundProgram
 from .executables import Executables
 from .generation import check_length, prompt_of
-from ..ir.graph import Graph, GraphKind, GraphSet
-from ..plugin.interfaces import DecodeRuntime, KVState
-from .program import BoundProgram, Program
+from .program import Program
 from .sampling import Pick
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
 """Stage lower: ordered steps become candidates, each with its source. Plugin code runs under guard; sources are checked."""
 
-from ..ir.advice import OrderedPlan
-from ..ir.source_check import check_source
-from ..ir.candidate import CALLABLE, Candidate, StepSource
 from ..context import Context
 from ..errors import Cause, ContractError, Failure, StageName, last_frames
-from ..runtime.executables import call_key
+from ..ir.advice import OrderedPlan
+from ..ir.candidate import CALLABLE, Candidate, StepSource
 from ..ir.plan import Step
 from ..ir.region import Match, Region
+from ..ir.source_check import check_source
+from ..runtime.executables import call_key
 
 
 def run(regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from attrs import evolve
 
+from ..errors import ContractError, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
-from ..errors import ContractError, UsageError
 from ..ir.record import TuningRecord
 from .database import Database
 from .entries import Entries, check_name

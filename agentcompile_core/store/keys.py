@@ -8,10 +8,10 @@ from typing import Any
 from ..ir import serial
 from ..ir.candidate import StepSource
 from ..ir.graph import Graph, Workload
-from ..plugin.interfaces import Backend
 from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Trial
+from ..plugin.interfaces import Backend
 from ..version import __version__
 
 Versions = tuple[tuple[str, int], ...]  # names of plugins' offers with their versions

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..ir.graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from ..plugin.interfaces import RegionRule
 from ..ir.region import Match, Role
-from ..stages.analyze.checking import normalized, problem
+from ..ir.target import PRESETS
 from ..ops.dependency import dependencies
+from ..ops.schema import canonical
+from ..plugin.interfaces import RegionRule
 from ..rules.attention import AttentionRule
 from ..rules.elementwise import ElementwiseRule
 from ..rules.linear import LinearRule
 from ..rules.lookup import ArgmaxRule, GatherRule
 from ..rules.norm import NormRule
 from ..rules.rope import RopeRule, RopeTableRule
-from ..ops.schema import canonical
-from ..ir.target import PRESETS
+from ..stages.analyze.checking import normalized, problem
 
 Pair = tuple[Match, Graph]
 EPS = 1e-6

@@ -18,19 +18,20 @@ from typing import ClassVar
 import pytest
 from attrs import evolve
 
-from ..ir import serial
-from ..ir.source_check import check_source
-from ..ir.candidate import StepSource
-from ..stages.validate.input_cases import cases_for
 from ..errors import BuildError, ContractError, Reject
+from ..ir import serial
+from ..ir.candidate import StepSource
 from ..ir.graph import Graph
-from ..plugin.interfaces import Backend, TemplateFamily
 from ..ir.plan import Origin, Schedule, ScheduleSpace, Step
-from ..plugin.catalog import NAME, Catalog, load_catalog
 from ..ir.region import Match
-from ..stages.plan import checked
+from ..ir.source_check import check_source
 from ..ir.target import PRESETS, Target
 from ..ir.verdict import Trial
+from ..plugin.catalog import NAME, Catalog
+from ..plugin.discovery import load_catalog
+from ..plugin.interfaces import Backend, TemplateFamily
+from ..stages.plan import checked
+from ..stages.validate.input_cases import cases_for
 from ..worker import Evaluation, Job, Worker
 
 SHORTEST_REASON = 10  # characters of a Reject that a person can act on

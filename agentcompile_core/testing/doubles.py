@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..ir.candidate import Kernel, Launch, StepSource, i32, pointer
 from ..errors import BuildError, Cause, Reject
+from ..ir.candidate import Kernel, Launch, StepSource, i32, pointer
 from ..ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from ..plugin.interfaces import Backend, TemplateFamily, TrialRun, Validator
 from ..ir.plan import Parameter, Schedule, ScheduleSpace
-from ..plugin.catalog import OFFERS, Catalog
 from ..ir.record import Measurement
-from ..ops.reference import compare
 from ..ir.region import Access, Match, Operand, Role, SemanticLabel
 from ..ir.target import PRESETS, Target
 from ..ir.verdict import Case, Check, InputFamily, Outcome, Trial, Verdict
+from ..ops.reference import compare
+from ..plugin.catalog import OFFERS, Catalog
+from ..plugin.interfaces import Backend, TemplateFamily, TrialRun, Validator
 
 BEHAVIOURS = {
     "honest": "adds",

@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import define, evolve
 
+from ..errors import AgentCompileError, Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
-from ..errors import AgentCompileError, Cause, UsageError
 from ..processes.child import Child, ChildEnded
 from .protocol import CATALOG, Evaluation, Job
 

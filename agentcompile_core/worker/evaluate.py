@@ -6,16 +6,16 @@ from collections.abc import Callable
 import torch
 from attrs import evolve
 
+from ..errors import AgentCompileError, BuildError, Cause, Reject
 from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
-from ..errors import AgentCompileError, BuildError, Cause, Reject
-from ..runtime.executables import bind_call
-from ..plugin.interfaces import Backend, Validator
-from ..plugin.catalog import Catalog
 from ..ir.record import Measurement
-from ..ops.reference import compare
 from ..ir.region import Role
 from ..ir.verdict import Outcome, Trial, Verdict
+from ..ops.reference import compare
+from ..plugin.catalog import Catalog
+from ..plugin.interfaces import Backend, Validator
+from ..runtime.executables import bind_call
 from . import timing
 from .execution import Execution, Oracles
 from .protocol import Evaluation, Job

@@ -7,17 +7,17 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from ..ir import serial
-from ..ir.source_check import argument_values
-from ..ir.candidate import Workspace
 from ..errors import ContractError
-from ..runtime.executables import BoundCall
+from ..ir import serial
+from ..ir.candidate import Workspace
 from ..ir.graph import DType, TensorSpec
-from ..plugin.interfaces import Backend
+from ..ir.region import Access, Role
+from ..ir.source_check import argument_values
+from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
 from ..ops.reference.second_opinion import Disagreement, disagreement
-from ..ir.region import Access, Role
-from ..ir.verdict import Case, Trial
+from ..plugin.interfaces import Backend
+from ..runtime.executables import BoundCall
 from .memory import Guarded, Unchanged, guarded
 from .operands import graph_values, make_inputs, split_values
 

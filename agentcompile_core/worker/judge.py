@@ -13,19 +13,21 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from ..ir import serial
-from ..runtime.binder import bind
-from ..ir.candidate import Kernel
-from ..runtime.graph_capture import composed, settle_generator
 from ..errors import AgentCompileError
-from ..runtime.executables import BoundCall, Executables, bind_call, call_key
+from ..ir import serial
+from ..ir.candidate import Kernel
 from ..ir.graph import Graph, Value, ValueKind
-from ..plugin.interfaces import Backend
-from ..plugin.catalog import Catalog
-from ..runtime.program import BoundProgram, Program, framework_program, make_program
 from ..ir.region import Region
 from ..ir.selection import SelectedStep, Selection
 from ..ir.target import Target
+from ..plugin.catalog import Catalog
+from ..plugin.interfaces import Backend
+from ..runtime.binder import bind
+from ..runtime.bound_program import BoundProgram
+from ..runtime.executables import BoundCall, Executables, bind_call, call_key
+from ..runtime.graph_capture import composed, settle_generator
+from ..runtime.make_program import make_program
+from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
 
 REPLAYS = 12  # per sample

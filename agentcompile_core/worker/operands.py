@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..ir.graph import Graph, TensorSpec
 from ..ir.match_kinds import ATTENTION, GATHER, NORM
-from ..ops.reference.bounded import torch_dtype
 from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case, InputFamily
+from ..ops.reference.bounded import torch_dtype
 
 SCALE = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
 SPIKES = 0.005  # share of outliers in the spiky family

@@ -9,8 +9,8 @@ import os
 
 from attrs import field, frozen
 
-from ..ir.candidate import Kernel
 from ..errors import Cause
+from ..ir.candidate import Kernel
 from ..ir.plan import Step
 from ..ir.record import Measurement
 from ..ir.verdict import Trial, Verdict

@@ -17,9 +17,9 @@ from typing import Any
 
 from attrs import evolve
 
+from ..errors import Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
-from ..errors import Cause, UsageError
 from .evaluate import Session, cause_of, context_is_lost
 from .protocol import CATALOG, Evaluation, Job
 

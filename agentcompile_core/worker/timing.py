@@ -13,12 +13,12 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..errors import Reject
-from ..plugin.interfaces import Backend
-from ..ops.interpreter import prepare
 from ..ir.record import Measurement
 from ..ir.region import Operand, Role
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial
+from ..ops.interpreter import prepare
+from ..plugin.interfaces import Backend
 from .execution import Buffers, Execution
 from .operands import graph_values, make_inputs
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from agentcompile_core.errors import Reject
+from agentcompile_core.ir.plan import Origin, Parameter, Schedule, ScheduleSpace
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.plugin.interfaces import Implementation
-from agentcompile_core.ir.plan import Origin, Parameter, Schedule, ScheduleSpace
 
 # The folder stands for the package: both processes of a compilation read what is installed in it.
 SETTINGS = dict(line.split("=") for line in (Path(__file__).parent / "acme_settings").read_text().split())

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from ...ir.advice import Advice, AdviceRecord, Evidence, Hint, OrderedPlan, Question
 from ...budget import ADVICE_SHARE
 from ...context import Context
 from ...errors import Cause, ContractError, Failure, StageName, bounded, last_frames
-from ...plugin.events import AdviceGiven
-from ...plugin.interfaces import Advisor
+from ...ir.advice import Advice, AdviceRecord, Evidence, Hint, OrderedPlan, Question
 from ...ir.plan import PlanSpace, Schedule, Step, StepSpace
 from ...ir.record import TuningRecord
 from ...ir.region import Region, RegionSummary
+from ...plugin.events import AdviceGiven
+from ...plugin.interfaces import Advisor
 from .advice_check import screen
 
 DIVERSITY = 2  # schedules of every implementation that are measured whatever the advice says, its own best guess among them

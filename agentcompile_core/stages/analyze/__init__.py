@@ -5,11 +5,11 @@ from attrs import evolve
 from ...context import Context
 from ...errors import Cause, ContractError, Failure, StageName
 from ...ir.graph import Graph, GraphKind, GraphSet
-from ...plugin.interfaces import RegionRule
 from ...ir.region import Analysis, Match, Region
+from ...ops.dependency import Dependencies, dependencies
+from ...plugin.interfaces import RegionRule
 from .boundaries import partition
 from .checking import normalized, problem
-from ...ops.dependency import Dependencies, dependencies
 from .merging import merge
 from .summaries import region_label, summarize, summarize_match
 

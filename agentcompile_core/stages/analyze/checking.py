@@ -3,8 +3,8 @@
 from attrs import evolve
 
 from ...ir.graph import Graph, ValueKind
-from ...ops.aliasing import alias_roots
 from ...ir.region import Match, Role
+from ...ops.aliasing import alias_roots
 from ...ops.dependency import Dependencies
 
 _READABLE_EARLY = (ValueKind.WEIGHT, ValueKind.CONSTANT)  # what a kernel may read before the dependency wait

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from ...ir import match_kinds as kinds
 from ...ir.graph import Graph, Node
-from ...ops.aliasing import is_alias
 from ...ir.region import Match, MatchSummary, Region, RegionSummary, Role, SemanticLabel
+from ...ops.aliasing import is_alias
 
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 

@@ -2,13 +2,13 @@
 
 from attrs import evolve
 
-from ...store import keys
-from ...ir import serial
 from ...context import Context
 from ...errors import Cause, Failure, StageName, UsageError, VerificationError
-from ...plugin.events import NotStored, StoreMiss
+from ...ir import serial
 from ...ir.graph import GraphSet, ModelInfo, Workload
+from ...plugin.events import NotStored, StoreMiss
 from ...plugin.interfaces import Frontend, LoadedModel
+from ...store import keys
 
 
 def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None = None,
@@ -99,8 +99,8 @@ def check(workload: Workload, loaded: LoadedModel) -> None:
         UsageError: batch other than 1, no context or one beyond the model's, a chunk of less than two tokens, another
             element type than the parameters have.
     """
-    from .models import model_info
     from .describe import dtype_of
+    from .models import model_info
 
     limit, dtype = model_info(loaded).limit, dtype_of(loaded.module)
     if limit and workload.max_context > limit:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...runtime import calls
 from ...ir.graph import Graph, GraphKind, GraphSet
-from ...plugin.interfaces import LoadedModel
-from ...ops.interpreter import prepare
 from ...ops.agreement import disagreement
-from .export import evaluating
+from ...ops.interpreter import prepare
+from ...plugin.interfaces import LoadedModel
+from ...runtime import calls
 from .comparison_run import GraphRun, plan, reference
+from .export import evaluating
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDENED_BYTES = 1 << 30  # on the CPU; on a GPU half of what is free

@@ -5,8 +5,8 @@ from torch import nn
 
 from ...errors import one_line
 from ...ir.graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
-from ...plugin.interfaces import LoadedModel
 from ...ops.schema import with_argument
+from ...plugin.interfaces import LoadedModel
 from .attention import DifferentHeads, Unsupported
 from .describe import describe, dtype_of, text_config
 from .export import export_decode, export_prefill

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...runtime.calls import Call, Shapeless, canonical, names_of, tree_of, written
 from ...errors import UsageError
 from ...ir.graph import GraphKind, GraphSet, Workload
 from ...plugin.interfaces import LoadedModel
+from ...runtime.calls import Call, Shapeless, canonical, names_of, tree_of, written
 from .attention import Unsupported
 from .describe import describe
 from .export import Exported, export_forward

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from ...ir import serial
-from ...ir.bundle import EXTENSION, GRAPHS, KERNELS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Bundle, FileEntry, KernelEntry, Manifest
-from ...ir.candidate import Kernel, StepSource
 from ...context import Context
 from ...errors import UsageError
 from ...extension import extension_files
+from ...ir import serial
+from ...ir.bundle import EXTENSION, GRAPHS, KERNELS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Bundle, FileEntry, KernelEntry, Manifest
+from ...ir.candidate import Kernel, StepSource
 from ...ir.graph import GraphSet
-from ...runtime.program import Program
 from ...ir.record import TuningRecord
 from ...ir.selection import Basis, Selection
+from ...runtime.program import Program
 from ...version import __version__
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
+from ...errors import Failure
 from ...ir import serial
 from ...ir.bundle import Bundle, FileEntry
-from ...errors import Failure
 from ...ir.search_log import Tried
 
 FAILURES = "failures.json"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from ...context import Context
 from ...errors import Cause, ContractError, Reject, StageName, bounded
-from ...plugin.interfaces import Implementation, TemplateFamily
 from ...ir.plan import MAX_POINTS, Origin, PlanSpace, ScheduleSpace, StepSpace
 from ...ir.region import Analysis, Match, Region
+from ...plugin.interfaces import Implementation, TemplateFamily
 from .covers import covers
 
 Server = TemplateFamily | Implementation

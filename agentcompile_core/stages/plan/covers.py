@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from ...ir.graph import Graph
-from ...ops.aliasing import is_alias
 from ...ir.plan import MAX_COVERS, Cover, Fusion
 from ...ir.region import Match
 from ...ir.target import Target
+from ...ops.aliasing import is_alias
 from ...ops.dependency import Dependencies, bits, dependencies
 from ..analyze.summaries import bytes_of
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from ...ir.candidate import CALLABLE
 from ...context import Context
 from ...errors import bounded
-from ...plugin.events import RegionSelected
+from ...ir.candidate import CALLABLE
 from ...ir.plan import Cover, Fusion, PlanSpace, Step
 from ...ir.record import Measurement, TuningRecord
 from ...ir.region import Region
 from ...ir.selection import Basis, SelectedStep, Selection, fallback
 from ...ir.verdict import Outcome
+from ...plugin.events import RegionSelected
 from ..lower import source_of, version_of
 from ..validate import FRAMEWORK
 

@@ -5,21 +5,21 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from . import final_checks
-from ...ir.advice import OrderedPlan
-from ...ir.candidate import CALLABLE, Candidate
 from ...context import Context
 from ...errors import Cause, Failure, StageName
-from ...plugin.events import SearchStarted, Skipped
-from ...plugin.interfaces import Backend
+from ...ir.advice import OrderedPlan
+from ...ir.candidate import CALLABLE, Candidate
 from ...ir.plan import Step
 from ...ir.record import TuningRecord
 from ...ir.region import Region
 from ...ir.search_log import Reason, Untried
-from .resume import Search
+from ...plugin.events import SearchStarted, Skipped
+from ...plugin.interfaces import Backend
 from ...worker import Job, Worker
+from . import final_checks
 from .entries import Entry, Queue
 from .ledger import FRAMEWORK, Ledger, baseline_step
+from .resume import Search
 
 __all__ = ["FRAMEWORK", "Evaluated", "baseline_step", "evaluate", "run", "worker_of"]
 

@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 from attrs import evolve, field, frozen
 
-from ...store import keys
-from . import final_checks
+from ...context import Context
 from ...ir.advice import OrderedPlan, Risk
 from ...ir.candidate import Candidate
-from .input_cases import cases_for
-from ...context import Context
-from ...plugin.events import Skipped
-from ...plugin.interfaces import Backend
 from ...ir.region import Match, Region, Role
 from ...ir.search_log import Reason, Untried
 from ...ir.verdict import Trial
+from ...plugin.events import Skipped
+from ...plugin.interfaces import Backend
+from ...store import keys
+from . import final_checks
+from .input_cases import cases_for
 
 Place = tuple[str, str]  # signature, match id
 

@@ -7,9 +7,9 @@ from attrs import evolve
 
 from ...context import Context
 from ...errors import Cause
+from ...ir.record import TuningRecord
 from ...plugin.events import WinnerRefused
 from ...store.keys import Versions
-from ...ir.record import TuningRecord
 from ...worker import Job, Worker
 
 KIND = "winners"

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from ...ir.candidate import Kernel
 from ...context import Context
 from ...errors import Cause, Failure, StageName
-from ...plugin.events import CandidateFinished
-from ...plugin.interfaces import Backend
+from ...ir.candidate import Kernel
 from ...ir.plan import Origin, Schedule, Step
 from ...ir.record import TuningRecord
 from ...ir.region import Region
 from ...ir.search_log import Reason, Untried
 from ...ir.verdict import Verdict
+from ...plugin.events import CandidateFinished
+from ...plugin.interfaces import Backend
 from ...worker import Evaluation
 from .entries import Entry, Place
 

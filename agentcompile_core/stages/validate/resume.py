@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from ...store import keys
-from ...ir import serial
-from ...ir.advice import OrderedPlan
 from ...context import Context
 from ...errors import UsageError
+from ...ir import serial
+from ...ir.advice import OrderedPlan
+from ...store import keys
 
 KIND = "searches"
 Server = tuple[str, str]  # signature, implementation

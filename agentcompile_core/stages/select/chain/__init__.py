@@ -2,22 +2,22 @@
 
 from attrs import evolve
 
-from ....store import keys
-from ....ir import serial
-from ....ir.candidate import CALLABLE
 from ....context import Context
 from ....errors import Cause, Failure, StageName, UsageError
-from ....plugin.events import ChainProgress, StoreMiss
+from ....ir import serial
+from ....ir.candidate import CALLABLE
 from ....ir.graph import Graph
 from ....ir.plan import Fusion
 from ....ir.record import Measurement, TuningRecord
 from ....ir.region import Region
 from ....ir.selection import Basis, SelectedStep, Selection
+from ....plugin.events import ChainProgress, StoreMiss
+from ....store import keys
+from ....worker.client import WorkerLost
+from ....worker.judge import Alternative, Answer, Question
 from ...lower import source_of, version_of
 from ...validate import FRAMEWORK, worker_of
-from ....worker.client import WorkerLost
 from ..cut import cut, layers_needed
-from ....worker.judge import Alternative, Answer, Question
 
 MOST_PER_STEP = 12
 POSITION = 256

@@ -15,19 +15,19 @@ import pytest
 from agentcompile_advisor_litellm import MODEL, RECORD, LiteLLMAdvisor, Settings
 from attrs import evolve
 
-from agentcompile_core.ir.advice import Advice, Evidence, Question, Risk
-from agentcompile_core.plugin.advice_json import answer_schema, question_key
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import UsageError
-from agentcompile_core.plugin.events import AdviceGiven
+from agentcompile_core.ir.advice import Advice, Evidence, Question, Risk
 from agentcompile_core.ir.graph import DType
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
-from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.ir.region import Instance, MatchSummary, Region, RegionSummary, SemanticLabel
-from agentcompile_core.stages.advise.advice_check import screen
-from agentcompile_core.stages import advise
-from agentcompile_core.store import Store
 from agentcompile_core.ir.target import PRESETS
+from agentcompile_core.plugin.advice_json import answer_schema, question_key
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.events import AdviceGiven
+from agentcompile_core.stages import advise
+from agentcompile_core.stages.advise.advice_check import screen
+from agentcompile_core.store import Store
 from agentcompile_core.testing.cases import gated_case
 
 if importlib.util.find_spec("litellm") is None:

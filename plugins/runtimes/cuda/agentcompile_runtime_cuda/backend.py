@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
+from agentcompile_core.errors import BuildError, Reject
 from agentcompile_core.ir import target as targets
 from agentcompile_core.ir.candidate import Feature, Kernel, Launch, Resources, StepSource
-from agentcompile_core.errors import BuildError, Reject
-from agentcompile_core.plugin.interfaces import Backend
 from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin.interfaces import Backend
 
 from . import headers, launching, ptxas
 from .compilers import FLAGS, Compiler, choose

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
-from agentcompile_core.ir.candidate import StepSource
 from agentcompile_core.errors import BuildError, Reject
+from agentcompile_core.ir.candidate import StepSource
 from agentcompile_core.processes.toolchain import GuardedServer, run_guarded
 
 from . import headers

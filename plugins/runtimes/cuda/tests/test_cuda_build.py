@@ -12,8 +12,8 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import ceiling_source, read_ceiling_gbps
 from attrs import evolve
 
-from agentcompile_core.ir.candidate import Feature, Launch, StepSource
 from agentcompile_core.errors import BuildError, Reject
+from agentcompile_core.ir.candidate import Feature, Launch, StepSource
 from agentcompile_core.ir.target import PRESETS, Target, preset
 
 pytestmark = pytest.mark.compile

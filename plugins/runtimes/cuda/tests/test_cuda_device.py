@@ -6,8 +6,8 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import read_ceiling_gbps
 from agentcompile_runtime_cuda.driver import CudaError
 
-from agentcompile_core.ir.candidate import Kernel, Launch, StepSource, f32, i32, pointer
 from agentcompile_core.errors import Reject
+from agentcompile_core.ir.candidate import Kernel, Launch, StepSource, f32, i32, pointer
 from agentcompile_core.ir.graph import DType
 from agentcompile_core.ir.region import Access, Role
 from agentcompile_core.ir.target import Target

@@ -9,7 +9,7 @@ from agentcompile_core.ir.graph import GraphKind
 if TYPE_CHECKING:
     import torch
 
-    from agentcompile_core.runtime.program import BoundProgram
+    from agentcompile_core.runtime.bound_program import BoundProgram
     from agentcompile_core.runtime.session import Session
 
 

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from agentcompile_core.runtime.graph_capture import composed
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.plugin.interfaces import DecodeRuntime
+from agentcompile_core.runtime.graph_capture import composed
 
 from .capture import Capture, CudaCapture, NotCapturable
 
 if TYPE_CHECKING:
-    from agentcompile_core.runtime.program import BoundProgram, Piece
+    from agentcompile_core.runtime.bound_program import BoundProgram, Piece
     from agentcompile_core.runtime.session import Session
 
 log = logging.getLogger("agentcompile.runtime.cudagraph")

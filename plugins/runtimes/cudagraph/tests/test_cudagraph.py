@@ -14,7 +14,7 @@ from agentcompile_runtime_cudagraph.capture import NotCapturable
 
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.ir.graph import Graph, GraphKind
-from agentcompile_core.runtime.program import Piece
+from agentcompile_core.runtime.bound_program import Piece
 
 CAPACITY, LAYERS = 12, 2
 

@@ -8,13 +8,13 @@ from agentcompile_runtime_cudagraph import CudaGraphRuntime
 from agentcompile_runtime_cudagraph.capture import CudaCapture
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentcompile_core.stages.capture.language_model import capture_language_model
-from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.ir.graph import DType, GraphSet, Workload
-from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.built_in import PlainKVCache
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session
 from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages.capture.language_model import capture_language_model
 
 NEW = 6
 

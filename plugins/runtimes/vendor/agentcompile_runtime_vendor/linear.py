@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Literal
 
 from agentcompile_core.errors import Reject
 from agentcompile_core.ir.expression import Expression, PointwiseKind
-from agentcompile_core.plugin.interfaces import Implementation
 from agentcompile_core.ir.match_kinds import LINEAR
 from agentcompile_core.ir.plan import Origin, Parameter, Schedule, ScheduleSpace
 from agentcompile_core.ir.region import Match
 from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin.interfaces import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor

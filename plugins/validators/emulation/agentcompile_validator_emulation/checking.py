@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentcompile_core.errors import UsageError
 from agentcompile_core.ir import region
 from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, Launch, StepSource
-from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.region import Role
 
 from .backend import build_source, check_emulated

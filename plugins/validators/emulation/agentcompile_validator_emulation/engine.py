@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentcompile_core.errors import BuildError, UsageError
-from agentcompile_core.store import default_root
 from agentcompile_core.processes.toolchain import run_guarded
+from agentcompile_core.store import default_root
 
 from .toolchain import Toolchain, find_toolchain
 

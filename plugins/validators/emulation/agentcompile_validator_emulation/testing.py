@@ -5,10 +5,10 @@ from functools import lru_cache
 
 import torch
 
-from agentcompile_core.ir.source_check import check_source
 from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, StepSource
 from agentcompile_core.ir.graph import DType, TensorSpec
 from agentcompile_core.ir.region import Access, Match, Operand, Role
+from agentcompile_core.ir.source_check import check_source
 from agentcompile_core.ir.target import Target
 
 from .engine import Mode, build

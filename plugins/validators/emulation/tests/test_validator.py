@@ -11,13 +11,13 @@ from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.checking import run_checked
 from agentcompile_validator_emulation.validator import EmulationValidator
 
-from agentcompile_core.ir.source_check import argument_values, check_source
-from agentcompile_core.ir.candidate import Feature
 from agentcompile_core.errors import BuildError, Cause, Reject, UsageError
-from agentcompile_core.plugin.catalog import load_catalog
+from agentcompile_core.ir.candidate import Feature
 from agentcompile_core.ir.region import Role
+from agentcompile_core.ir.source_check import argument_values, check_source
 from agentcompile_core.ir.target import PRESETS, preset
 from agentcompile_core.ir.verdict import Outcome
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.worker.operands import make_inputs
 
 

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from agentcompile_core.errors import Cause
-from agentcompile_core.plugin.interfaces import TrialResult, TrialRun, Validator
-from agentcompile_core.ops.reference import compare
 from agentcompile_core.ir.verdict import Case, Check, Outcome, Trial, Verdict
+from agentcompile_core.ops.reference import compare
+from agentcompile_core.plugin.interfaces import TrialResult, TrialRun, Validator
 
 from .controls import control_trials
 

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Origin, Schedule, Step
-from agentcompile_core.testing import doubles
 from agentcompile_core.ir.verdict import Outcome
+from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import Session
 from agentcompile_core.worker.execution import Execution

@@ -1,0 +1,65 @@
+"""A program with addresses: what runs, in pieces that a graph may or may not hold."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    import torch
+from .program import Program
+
+
+@frozen(kw_only=True)
+class Piece:
+    """One bound segment, or several neighbours of one kind: ``run`` enqueues it on the current stream.
+
+    ``capturable``: whether a CUDA graph may hold it; what may not runs from Python, between the graphs on its two sides.
+    """
+
+    run: Callable[[], None]
+    capturable: bool = True
+    names: tuple[str, ...] = ()
+
+
+class BoundProgram:
+    """A program with addresses. ``run`` enqueues all of it on the current stream."""
+
+    def __init__(self, program: Program, parts: Sequence[Piece], environment: "dict[str, torch.Tensor]", keep: list[Any]) -> None:
+        self.program = program
+        self.environment = environment
+        self._parts = tuple(parts)
+        self._keep = keep
+
+    def run(self) -> None:
+        """Run every segment once."""
+        for part in self._parts:
+            part.run()
+
+    @property
+    def uncapturable(self) -> tuple[str, ...]:
+        """Names of the segments that no CUDA graph may hold."""
+        return tuple(name for part in self._parts if not part.capturable for name in part.names)
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not."""
+        groups: list[list[Piece]] = []
+        for part in self._parts:
+            if not groups or groups[-1][0].capturable is not part.capturable:
+                groups.append([])
+            groups[-1].append(part)
+        return tuple(_joined(group) for group in groups)
+
+    def output(self, index: int) -> "torch.Tensor":
+        """Tensor of one graph output, valid after ``run``."""
+        return self.environment[self.program.graph.outputs[index]]
+
+
+def _joined(parts: list[Piece]) -> Piece:
+    runs = tuple(part.run for part in parts)
+
+    def run() -> None:
+        for one in runs:
+            one()
+
+    return Piece(run=run, capturable=parts[0].capturable, names=tuple(name for part in parts for name in part.names))

@@ -1,0 +1,132 @@
+"""Selections in place of their nodes, in every instance of their region, in a valid order."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ..errors import VerificationError
+from ..ir.candidate import StepSource
+from ..ir.graph import Graph
+from ..ir.region import Region
+from ..ir.selection import Selection
+from ..ops.aliasing import alias_roots
+
+if TYPE_CHECKING:
+    pass
+from .program import Program, Segment
+
+
+def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[str, Selection]) -> Program:
+    """Put the selected steps of every region instance in place of their nodes, in a valid order.
+
+    Raises:
+        VerificationError: the steps of a selection depend on each other in a circle.
+    """
+    steps: list[Segment] = []
+    sources: dict[str, StepSource] = {}
+    for region in regions:
+        selection = selections.get(region.signature)
+        if selection is None:
+            continue
+        for selected in selection.steps:
+            match = region.match_by_id[selected.step.match_id]
+            if selected.source is not None:
+                sources[selected.source.key] = selected.source
+            for instance in region.instances:
+                operands = tuple((o.name, tuple(instance.value[v] for v in o.values)) for o in match.operands)
+                steps.append(Segment(nodes=tuple(instance.node[n] for n in match.nodes), step=selected.step, label=selected.label,
+                                     match=match, source=selected.source.key if selected.source else "", operands=operands,
+                                     version=selected.version))
+    return Program(graph=graph, segments=_ordered(graph, steps), sources=tuple(sources[k] for k in sorted(sources))).verify()
+
+
+def without_steps(program: Program, lost: Callable[[Segment], bool]) -> Program:
+    """The same program with the nodes of every step that is ``lost`` on the framework."""
+    steps = [s for s in program.segments if s.step is not None and not lost(s)]
+    used = {s.source for s in steps}
+    sources = tuple(s for s in program.sources if s.key in used)
+    return evolve(program, segments=_ordered(program.graph, steps), sources=sources).verify()
+
+
+def _ordered(graph: Graph, steps: list[Segment]) -> tuple[Segment, ...]:
+    group_of: dict[str, int] = {}
+    groups: list[Segment] = []
+    for segment in steps:
+        for node in segment.nodes:
+            if node in group_of:
+                raise VerificationError(f"node {node} is in two selected steps")
+            group_of[node] = len(groups)
+        groups.append(segment)
+    for single in graph.nodes:
+        if single.name not in group_of:
+            group_of[single.name] = len(groups)
+            groups.append(Segment(nodes=(single.name,)))
+    before = _dependencies(graph, group_of, len(groups))
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    order = _topological(before, [min(index[n] for n in group.nodes) for group in groups])
+    return _coalesced([groups[i] for i in order])
+
+
+def _dependencies(graph: Graph, group_of: Mapping[str, int], count: int) -> list[set[int]]:
+    """Groups that must run before each group: data, and the order of accesses to whatever is mutated."""
+    before: list[set[int]] = [set() for _ in range(count)]
+    mutated = {name for node in graph.nodes for name in node.mutates}
+    roots = alias_roots(graph)
+    touched = mutated | {roots[name] for name in mutated}
+    last_write: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        group = group_of[node.name]
+        for name in node.inputs:
+            producer = graph.producer.get(name)
+            if producer is not None:
+                before[group].add(group_of[producer.name])
+            root = roots[name]
+            if root in touched:
+                if root in last_write:
+                    before[group].add(last_write[root])
+                readers.setdefault(root, []).append(group)
+        for name in node.mutates:
+            root = roots[name]
+            before[group].update(readers.pop(root, ()))
+            if root in last_write:
+                before[group].add(last_write[root])
+            last_write[root] = group
+    for group, earlier in enumerate(before):
+        earlier.discard(group)
+    return before
+
+
+def _topological(before: list[set[int]], priority: list[int]) -> list[int]:
+    import heapq
+
+    waiting = [len(b) for b in before]
+    after: list[list[int]] = [[] for _ in before]
+    for group, earlier in enumerate(before):
+        for e in earlier:
+            after[e].append(group)
+    ready = [(priority[g], g) for g, n in enumerate(waiting) if n == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        order.append(group)
+        for later in after[group]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                heapq.heappush(ready, (priority[later], later))
+    if len(order) != len(before):
+        raise VerificationError("the selected steps depend on each other in a circle")
+    return order
+
+
+def _coalesced(segments: list[Segment]) -> tuple[Segment, ...]:
+    """Join neighbouring framework segments."""
+    joined: list[Segment] = []
+    for segment in segments:
+        if joined and segment.step is None and joined[-1].step is None:
+            joined[-1] = Segment(nodes=joined[-1].nodes + segment.nodes)
+        else:
+            joined.append(segment)
+    return tuple(joined)
