@@ -132,7 +132,7 @@ def test_a_bundle_with_other_graphs_is_refused(tmp_path: Path) -> None:
     next(e for e in manifest["files"] if e["path"] == "graphs.json")["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert bundle_reader.read(folder)
-    with pytest.raises(api.UsageError, match="compute something else than ReLU.*compile ReLU again"):
+    with pytest.raises(api.UsageError, match=r"compute something else than ReLU.*compile ReLU again"):
         api.load(folder, nn.ReLU(), device="cpu", catalog=CATALOG, example_inputs=(X,))
 
 
