@@ -49,7 +49,7 @@ class Context:
     config: Config
     store: "Store"
     backend: "Backend | None" = None
-    worker: "Worker | None" = None  # started by the first stage that needs it
+    worker: "Worker | None" = None  # see running_worker
     budget: Budget = Factory(lambda self: Budget(self.config.budget_s), takes_self=True)
 
     @property
@@ -68,6 +68,14 @@ class Context:
     def watched(self, observer: Observer) -> "Context":
         """The same context with ``observer`` in place of the one before."""
         return evolve(self, catalog=self.catalog.for_one_run(observer))
+
+    def running_worker(self) -> "Worker":
+        """The worker of this compilation; made, not started, if there is none yet."""
+        from .worker import Worker
+
+        if self.worker is None:
+            self.worker = Worker(deadlines_s=dict(self.backend.deadlines_s) if self.backend is not None else {})
+        return self.worker
 
     def close(self) -> None:
         """End the worker, so that the device memory it holds is free."""

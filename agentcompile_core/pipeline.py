@@ -10,6 +10,7 @@ from .context import Context
 from .errors import Cause, Failure, StageName, UsageError, bounded
 from .installation.building import built
 from .ir.advice import AdviceRecord, OrderedPlan
+from .ir.baseline import FRAMEWORK
 from .ir.bundle import Bundle
 from .ir.candidate import Candidate, Kernel, StepSource
 from .ir.graph import GraphKind, GraphSet, Workload
@@ -25,7 +26,7 @@ from .runtime.program import Program, framework_program
 from .stages import advise, analyze, emit, lower, plan, select, validate
 from .stages.emit.evidence import with_evidence
 from .stages.select import chain
-from .stages.validate import FRAMEWORK, final_checks
+from .stages.validate import final_checks
 
 
 @frozen(kw_only=True)

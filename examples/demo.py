@@ -60,7 +60,7 @@ def build_unvalidated(compiled: Any) -> list[str]:
     """
     from agentcompile_core.installation import building
     from agentcompile_core.ir.plan import Step
-    from agentcompile_core.stages import lower
+    from agentcompile_core.runtime.sources import source_of
 
     found, ctx = [], compiled.context
     backend = building.builder(ctx)
@@ -73,7 +73,7 @@ def build_unvalidated(compiled: Any) -> list[str]:
                 continue
             match, first = region.match_by_id[match_id], space.spaces_of(match_id)[0]
             step = Step(match_id=match_id, implementation=first.implementation, origin=first.origin, schedule=first.space.points[0])
-            kernel = building.build_one(lower.source_of(step, match, ctx), backend, ctx)
+            kernel = building.build_one(source_of(step, match, ctx.catalog, ctx.target), backend, ctx)
             if kernel is None:
                 raise DemoError(f"{step} does not build for {ctx.target.arch}: {ctx.failures[-1]}")
             operands = sum(o.spec.nbytes for o in match.operands)

@@ -14,8 +14,8 @@ from agentcompile_core.ir.target import preset
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.make_program import make_program
+from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.stages import analyze, capture, plan
-from agentcompile_core.stages.lower import source_of
 from agentcompile_core.stages.select import chain
 from agentcompile_core.stages.select.cut import cut, layers_needed
 from agentcompile_core.store import Store
@@ -49,7 +49,7 @@ def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
                 from agentcompile_core.ir.plan import Step
 
                 step = Step(match_id=match_id, implementation=found.implementation, origin=found.origin, schedule=point)
-                source = source_of(step, region.match_by_id[match_id], ctx)
+                source = source_of(step, region.match_by_id[match_id], ctx.catalog, ctx.target)
                 measured = Measurement(us=5.0 + i, spread_us=0.1, repetitions=5, floor_us=1.0)
                 records.append(
                     TuningRecord(

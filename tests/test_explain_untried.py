@@ -15,6 +15,7 @@ import agentcompile_core as ac
 from agentcompile_core import report
 from agentcompile_core.context import Config, Context
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
+from agentcompile_core.ir.baseline import FRAMEWORK
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, Step, StepSpace
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region
@@ -26,7 +27,6 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.stages import lower, validate
 from agentcompile_core.stages.select.chain import _outcome
-from agentcompile_core.stages.validate import FRAMEWORK
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker
@@ -209,7 +209,7 @@ def get_init_inputs():
 
 def compiled(store: Store, model: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch, *extra: tuple[str, object]) -> Any:
     """The addition compiled with the doubles, and with ``extra`` plugins."""
-    monkeypatch.setattr(validate, "worker_of", lambda ctx: worker)
+    monkeypatch.setattr(Context, "running_worker", lambda ctx: worker)
     base = SimpleNamespace(agentcompile_template_families=agentcompile_template_families,
                            agentcompile_backends=agentcompile_backends, agentcompile_validators=agentcompile_validators)
     catalog: Catalog = load_catalog(only=(), extra=[("doubles", base), *extra])

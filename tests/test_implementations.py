@@ -36,9 +36,9 @@ from agentcompile_core.runtime.bound_program import Piece
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.graph_capture import composed
 from agentcompile_core.runtime.program import framework_program
+from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages import plan
-from agentcompile_core.stages.lower import source_of
 from agentcompile_core.stages.select import chain
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import measurement
@@ -264,7 +264,7 @@ def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, mon
     for record in compilation.records:  # as if both ways to call the library had been measured
         for call in ("matrix", "vector") if record.step.implementation == "vendor/linear" else ("",):
             step = evolve(record.step, schedule=Schedule({"call": call})) if call else record.step
-            digest = source_of(step, regions[record.signature].match_by_id[step.match_id], ctx).digest
+            digest = source_of(step, regions[record.signature].match_by_id[step.match_id], ctx.catalog, ctx.target).digest
             passed = evolve(record.verdict, outcome=Outcome.PASS)
             records.append(evolve(record, step=step, source_digest=digest, verdict=passed, measurement=measurement(5.0)))
     alternatives = chain.alternatives_of(compilation.regions, compilation.selections, tuple(records), ctx)

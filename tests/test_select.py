@@ -6,6 +6,7 @@ from attrs import evolve
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
+from agentcompile_core.ir.baseline import baseline_step
 from agentcompile_core.ir.graph import Graph, Node, Ref
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, Schedule, Step
 from agentcompile_core.ir.record import TuningRecord
@@ -15,7 +16,6 @@ from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.events import CandidateFinished, Event
 from agentcompile_core.stages import lower, select, validate
-from agentcompile_core.stages.validate import baseline_step
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker

@@ -8,9 +8,9 @@ import pytest
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.verdict import Outcome
+from agentcompile_core.processes.environment import child_environment
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job, Worker, WorkerLost
-from agentcompile_core.worker.protocol import child_environment
 
 CATALOG = "agentcompile_core.testing.doubles:catalog"
 

@@ -36,7 +36,7 @@ RUN_ON = ("auto", "framework", "emulation")
 class CompiledModel:
     """A model that generates through its programs. ``compilation`` is None for one that was loaded from a bundle."""
 
-    def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "installing.AnySession | None", bundle: Bundle | None,
+    def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "install.AnySession | None", bundle: Bundle | None,
                  compilation: Compilation | None, notes: tuple[str, ...], context: Context) -> None:
         self.loaded, self.graphs, self.session = loaded, graphs, session
         self.bundle, self.compilation, self.context = bundle, compilation, context

@@ -18,7 +18,12 @@ _GROUP = re.compile(r"agentcompile\.v(\d+)\Z")
 
 
 # The core's own offers are plugins too, loaded first; each is a module with hookimpls.
-BUILT_IN = ("agentcompile_core.stages.capture.frontends", "agentcompile_core.rules", "agentcompile_core.runtime.built_in", "agentcompile_core.stages.advise.heuristic")
+BUILT_IN = {
+    "core_frontends": "agentcompile_core.stages.capture.frontends",
+    "core_rules": "agentcompile_core.rules",
+    "core_runtimes": "agentcompile_core.runtime.built_in",
+    "core_advisors": "agentcompile_core.stages.advise.heuristic",
+}
 
 
 @frozen
@@ -54,13 +59,13 @@ def _unreadable(dist: Any, exc: Exception, catalog: Catalog) -> None:
 
 
 def _built_in() -> Iterator[_Found]:
-    for path in BUILT_IN:
+    for name, path in BUILT_IN.items():
         def load(path: str = path) -> object:
             import importlib
 
             return importlib.import_module(path)
 
-        yield _Found("core_" + path.rsplit(".", 1)[-1], "agentcompile-core", load)
+        yield _Found(name, "agentcompile-core", load)
 
 
 class _Loader:

@@ -14,13 +14,11 @@ from ..ir.plan import Origin, Schedule, ScheduleSpace
 from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial, Verdict
+from .running import BoundedValue, KVState, RunnableProgram, SessionState
 
 if TYPE_CHECKING:  # heavy or above this layer; nothing here is structured by cattrs
     import torch
 
-    from ..ops.reference import Bounded
-    from ..runtime.bound_program import BoundProgram
-    from ..runtime.session import Session
 
 
 class Offer(ABC):
@@ -114,7 +112,7 @@ class TrialRun(Protocol):
     def run(self, case: Case, poison: float) -> TrialResult:
         """Make the inputs of ``case``, fill outputs with ``poison``, run once at new addresses, synchronize."""
 
-    def expected(self, case: Case, inputs: "dict[str, torch.Tensor]") -> "dict[str, Bounded]":
+    def expected(self, case: Case, inputs: "dict[str, torch.Tensor]") -> Mapping[str, BoundedValue]:
         """Reference and error budget by value name for the ``inputs`` that a run of ``case`` had; kept for the next call."""
 
     def values(self, outputs: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
@@ -220,17 +218,6 @@ class Backend(Offer):
         """Microseconds per run of each repetition, by device events around a captured graph where there is one; or why not."""
 
 
-class KVState(Protocol):
-    """The KV cache of one session: per layer K and V [1, capacity, kv_heads, head_dim], and the device length."""
-
-    keys: "tuple[torch.Tensor, ...]"
-    values: "tuple[torch.Tensor, ...]"
-    capacity: int
-
-    def reset(self) -> None:
-        """Forget everything; lengths become 0. Addresses do not change."""
-
-
 class RuntimeIntegration(Offer):
     """One of the roles that enter the graph, resolved before capture by name."""
 
@@ -257,5 +244,5 @@ class DecodeRuntime(RuntimeIntegration):
         """Whether this runtime works with programs on ``device``."""
 
     @abstractmethod
-    def prepare(self, bound: "BoundProgram", session: "Session") -> Callable[[], None]:
+    def prepare(self, bound: RunnableProgram, session: SessionState) -> Callable[[], None]:
         """Return ``step()``: enqueue one run of the bound program. May capture; must leave the session's state as it was."""

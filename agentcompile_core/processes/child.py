@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from ..worker.protocol import child_environment
+from .environment import child_environment
 
 POLL_S = 0.25
 LOG_BYTES = 4000

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from ..ir.graph import Graph
+from .program import Program
+
 if TYPE_CHECKING:
     import torch
-from .program import Program
 
 
 @frozen(kw_only=True)
@@ -30,6 +32,11 @@ class BoundProgram:
         self.environment = environment
         self._parts = tuple(parts)
         self._keep = keep
+
+    @property
+    def graph(self) -> Graph:
+        """What it computes."""
+        return self.program.graph
 
     def run(self) -> None:
         """Run every segment once."""

@@ -1,16 +1,13 @@
 """The core's own runtime integrations: what a model runs on when no runtime plugin is installed."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..errors import Reject
 from ..ir.graph import KVSpec
 from ..plugin.hookspecs import hookimpl
-from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, KVState, RuntimeIntegration
-
-if TYPE_CHECKING:
-    from .bound_program import BoundProgram
-    from .session import Session
+from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, RuntimeIntegration
+from ..plugin.running import KVState, RunnableProgram, SessionState
 
 
 class PlainKVState:
@@ -50,7 +47,7 @@ class PythonLoop(DecodeRuntime):
         """Always."""
         return True
 
-    def prepare(self, bound: "BoundProgram", session: "Session") -> Callable[[], None]:
+    def prepare(self, bound: RunnableProgram, session: SessionState) -> Callable[[], None]:
         """Return the program's own ``run``."""
         return bound.run
 

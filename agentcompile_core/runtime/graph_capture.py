@@ -1,22 +1,11 @@
 """What every user of CUDA graph capture needs: programs in pieces, and torch's state after a capture that failed."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+
+from ..plugin.running import RunnablePiece
 
 
-class PieceLike(Protocol):
-    """A part of a program, as ``BoundProgram.pieces`` gives it."""
-
-    @property
-    def run(self) -> Callable[[], None]:
-        """Enqueue it on the current stream."""
-
-    @property
-    def capturable(self) -> bool:
-        """Whether a CUDA graph may hold it."""
-
-
-def composed(pieces: Iterable[PieceLike], capture: Callable[[Callable[[], None]], Callable[[], None]]) -> Callable[[], None]:
+def composed(pieces: Iterable[RunnablePiece], capture: Callable[[Callable[[], None]], Callable[[], None]]) -> Callable[[], None]:
     """Capture what can be captured, leave the rest as it is; the result runs all of it in order.
 
     ``capture`` gets the ``run`` of a piece that has been warmed up and returns what replays it. The pieces that are not

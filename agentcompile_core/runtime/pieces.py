@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..ir.graph import Graph, Node, ValueKind
 from ..ops.aliasing import alias_roots
-from ..stages.analyze.boundaries import DATA_DEPENDENT, operator
+from ..ops.names import DATA_DEPENDENT, operator
 from .program import Segment
 
 

@@ -10,7 +10,8 @@ from attrs import frozen
 from ..errors import UsageError
 from ..ir.graph import Graph, GraphKind, GraphSet
 from ..plugin.events import Observer, Preparing, silent
-from ..plugin.interfaces import DecodeRuntime, KVState
+from ..plugin.interfaces import DecodeRuntime
+from ..plugin.running import KVState
 from .binder import bind
 from .bound_program import BoundProgram
 from .executables import Executables

@@ -3,11 +3,10 @@
 from ..context import Context
 from ..errors import Cause, ContractError, Failure, StageName, last_frames
 from ..ir.advice import OrderedPlan
-from ..ir.candidate import CALLABLE, Candidate, StepSource
+from ..ir.candidate import Candidate
 from ..ir.plan import Step
-from ..ir.region import Match, Region
-from ..ir.source_check import check_source
-from ..runtime.executables import call_key
+from ..ir.region import Region
+from ..runtime.sources import source_of
 
 
 def run(regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:
@@ -25,48 +24,13 @@ def run(regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], ctx: Cont
                 continue
             match = by_signature[plan.signature].match_by_id[step.match_id]
             try:
-                found.append(Candidate(signature=plan.signature, step=step, source=source_of(step, match, ctx)))
+                found.append(Candidate(signature=plan.signature, step=step, source=source_of(step, match, ctx.catalog, ctx.target)))
             except ContractError as exc:
                 switched_off.add(step.implementation)
                 _fail(step, Cause.CONTRACT, exc, ctx)
             except Exception as exc:
                 _fail(step, Cause.EXCEPTION, exc, ctx)
     return tuple(found)
-
-
-def source_of(step: Step, match: Match, ctx: Context) -> StepSource:
-    """The checked source of one step.
-
-    Raises:
-        ContractError: the implementation is unknown, returned something else, or its source does not fit the match.
-    """
-    family = ctx.catalog.template_families.get(step.implementation)
-    if family is None:
-        return _callable_source(step, match, ctx)
-    source = family.lower(match, step.schedule, ctx.target)
-    if not isinstance(source, StepSource):
-        raise ContractError(f"{step.implementation} lowered to {type(source).__name__}, not StepSource")
-    check_source(match, source, ctx.target)
-    return source
-
-
-def _callable_source(step: Step, match: Match, ctx: Context) -> StepSource:
-    """No text, nothing to build: the digest says which implementation, version, schedule and match are judged."""
-    version = version_of(step, ctx)
-    return StepSource(language=CALLABLE, digest=call_key(step, version, match), code="", launches=(), reduction_depth=0)
-
-
-def version_of(step: Step, ctx: Context) -> int:
-    """The installed version of what serves a step.
-
-    Raises:
-        ContractError: no plugin offers it.
-    """
-    catalog = ctx.catalog
-    offer = catalog.template_families.get(step.implementation) or catalog.implementations.get(step.implementation)
-    if offer is None:
-        raise ContractError(f"no plugin offers {step.implementation}")
-    return offer.version
 
 
 def _fail(step: Step, cause: Cause, exc: Exception, ctx: Context) -> None:

@@ -5,7 +5,6 @@ of ``{"id", "phase"}`` (now working on it) and ``{"id", "kernel"}`` (built), the
 beside a result says that the child's device context is broken and the child must be replaced.
 """
 
-import os
 
 from attrs import field, frozen
 
@@ -15,21 +14,7 @@ from ..ir.plan import Step
 from ..ir.record import Measurement
 from ..ir.verdict import Trial, Verdict
 
-# The child's whole environment: what torch, CUDA and compilers need. No credentials of any service.
-PASSED = (
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV",
-    "PYTHONPATH", "PYTHONHASHSEED", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME", "CC", "CXX", "CUDA_HOME",
-    "CUDA_PATH", "CUDA_ROOT", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_CACHE_PATH",
-    "CUDA_CACHE_DISABLE", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "TRITON_CACHE_DIR", "AGENTCOMPILE_PLUGINS", "AGENTCOMPILE_BLOCK_PLUGINS", "AGENTCOMPILE_CACHE_DIR",
-)
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
-CATALOG = "agentcompile_core.plugin.catalog:load_catalog"
-
-
-def child_environment() -> dict[str, str]:
-    """The variables that the child gets: those of ``PASSED`` that are set."""
-    return {name: os.environ[name] for name in PASSED if name in os.environ and not any(word in name for word in _SECRET)}
+CATALOG = "agentcompile_core.plugin.discovery:load_catalog"
 
 
 @frozen(kw_only=True)

@@ -9,12 +9,8 @@ from attrs import frozen
 from ...ir.graph import DType, Graph, Node
 from ...ops.aliasing import is_alias
 from ...ops.dependency import Dependencies, bits, dependencies
+from ...ops.names import DATA_DEPENDENT, operator
 
-# Operators whose output shape depends on data, or that bring a value to the host.
-DATA_DEPENDENT = frozenset({
-    "nonzero", "nonzero_numpy", "item", "_local_scalar_dense", "masked_select", "unique", "_unique", "_unique2",
-    "unique_dim", "unique_consecutive", "unbind_copy", "is_nonzero", "equal", "bincount", "histc", "multinomial",
-})
 UNSUPPORTED = frozenset({DType.F64})  # nothing here computes in double precision
 SMALLEST_LAYER = 4  # a repeated part of fewer nodes is not a layer (Linear, ReLU, Linear, ...)
 _NUMBERED = re.compile(r"(?:(.*?)\.)?(\d+)(?=\.|$)")
@@ -40,12 +36,6 @@ def boundary_reason(graph: Graph, node: Node) -> str:
         if graph.spec(value).dtype in UNSUPPORTED:
             return f"dtype {graph.spec(value).dtype.value}"
     return ""
-
-
-def operator(node: Node) -> tuple[str, str]:
-    """Name and overload of a node's operator: ``aten.add.Tensor`` gives ``("add", "Tensor")``."""
-    parts = node.op.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else "default")
 
 
 def partition(graph: Graph) -> tuple[Part, ...]:

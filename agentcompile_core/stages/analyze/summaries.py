@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...ir import match_kinds as kinds
-from ...ir.graph import Graph, Node
+from ...ir.graph import Graph
 from ...ir.region import Match, MatchSummary, Region, RegionSummary, Role, SemanticLabel
 from ...ops.aliasing import is_alias
-
-LOOKUPS = ("embedding", "index", "index_select", "gather")
 
 
 def summarize(region: Region) -> RegionSummary:
@@ -49,12 +47,6 @@ def flops(match: Match) -> int:
     if match.kind == kinds.ARGMAX:
         return match.integer("n")
     return written * per_element.get(match.kind, 1)
-
-
-def bytes_of(node: Node, graph: Graph) -> int:
-    """Bytes of everything a node reads and writes; of a table that it looks rows up in, the rows it returns."""
-    read = node.inputs[1:] + node.outputs if node.kind in LOOKUPS else node.inputs
-    return sum(graph.spec(name).nbytes for name in (*read, *node.outputs))
 
 
 def dominant(matches: Sequence[Match]) -> SemanticLabel:

@@ -6,12 +6,25 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from . import libraries
 
-if TYPE_CHECKING:
-    from .object_digest import Digests
+
+class Walk(Protocol):
+    """The digests of objects, as far as those of functions need them."""
+
+    libraries: set[str]
+
+    def of(self, value: Any) -> str:
+        """The digest of any value."""
+
+    def lenient(self, value: Any) -> str:
+        """The digest of a value that a library holds."""
+
+    def give_up(self, why: str) -> str:
+        """Note that something has no stable digest."""
+
 
 # What reads the world outside of the objects that a function names, so that its effect has no digest.
 _OUTSIDE = frozenset({"eval", "exec", "globals", "__import__", "import_module", "open", "environ", "getenv"})
@@ -28,7 +41,7 @@ def join(*parts: str) -> str:
     return found.hexdigest()
 
 
-def code_parts(digests: "Digests", code: CodeType) -> Iterator[str]:
+def code_parts(digests: Walk, code: CodeType) -> Iterator[str]:
     """The bytecode and constants of a code object, with its nested ones; neither file nor lines."""
     yield code.co_code.hex()
     yield from (code.co_exceptiontable.hex(), str(code.co_flags))
@@ -65,7 +78,7 @@ def imports_of(code: CodeType) -> Iterator[tuple[str, int]]:
 class Calls:
     """Digests functions, and modules as far as functions name their contents."""
 
-    def __init__(self, digests: "Digests") -> None:
+    def __init__(self, digests: Walk) -> None:
         self._digests = digests
         self._seen: dict[tuple[int, frozenset[str]], str] = {}
 

@@ -15,7 +15,7 @@ from ...ir.region import Match
 from ...ir.target import Target
 from ...ops.aliasing import is_alias
 from ...ops.dependency import Dependencies, bits, dependencies
-from ..analyze.summaries import bytes_of
+from ...ops.traffic import bytes_of
 
 STEP_US = 2.0  # launch, tail and dependency of one kernel in a captured chain
 FRAMEWORK_US = 6.0  # the same of one framework operator, without programmatic dependent launch

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from ...context import Context
 from ...errors import bounded
+from ...ir.baseline import FRAMEWORK
 from ...ir.candidate import CALLABLE
 from ...ir.plan import Cover, Fusion, PlanSpace, Step
 from ...ir.record import Measurement, TuningRecord
@@ -17,8 +18,7 @@ from ...ir.region import Region
 from ...ir.selection import Basis, SelectedStep, Selection, fallback
 from ...ir.verdict import Outcome
 from ...plugin.events import RegionSelected
-from ..lower import source_of, version_of
-from ..validate import FRAMEWORK
+from ...runtime.sources import source_of, version_of
 
 Chain = Mapping[tuple[str, Step], float]  # (signature, step) -> us that the step saves inside the captured chain
 
@@ -144,7 +144,7 @@ def _selected(choice: _Choice, region: Region, ctx: Context) -> SelectedStep | s
         return choice.reason
     match = region.match_by_id[choice.match_id]
     try:
-        source = source_of(record.step, match, ctx)
+        source = source_of(record.step, match, ctx.catalog, ctx.target)
     except Exception as exc:
         return f"its best kernel could not be lowered again: {exc}"
     if source.digest != record.source_digest:
@@ -152,7 +152,7 @@ def _selected(choice: _Choice, region: Region, ctx: Context) -> SelectedStep | s
     checks = record.verdict.checks if record.verdict else ()
     return SelectedStep(
         step=record.step, label=match.label, nodes=match.nodes, source=None if source.language == CALLABLE else source,
-        version=version_of(record.step, ctx), basis=choice.basis,
+        version=version_of(record.step, ctx.catalog), basis=choice.basis,
         measurement=record.measurement, baseline=choice.baseline, reason=choice.reason,
         max_abs=max((c.max_abs for c in checks), default=0.0), max_rel=max((c.max_rel for c in checks), default=0.0))
 

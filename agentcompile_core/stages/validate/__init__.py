@@ -15,13 +15,13 @@ from ...ir.region import Region
 from ...ir.search_log import Reason, Untried
 from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
-from ...worker import Job, Worker
+from ...worker import Job
 from . import final_checks
 from .entries import Entry, Queue
-from .ledger import FRAMEWORK, Ledger, baseline_step
+from .ledger import Ledger
 from .resume import Search
 
-__all__ = ["FRAMEWORK", "Evaluated", "baseline_step", "evaluate", "run", "worker_of"]
+__all__ = ["Evaluated", "evaluate", "run"]
 
 
 @frozen(kw_only=True)
@@ -51,13 +51,6 @@ def evaluate(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
             ctx.emit(Skipped(subject="validate", message="no backend can launch kernels here; nothing is validated or selected"))
         return Evaluated(untried=tuple(Untried(signature=c.signature, step=c.step, reason=Reason.NO_JUDGE) for c in candidates))
     return _Stage(regions, ordered, ctx.backend, time.monotonic() + left_s, ctx).evaluated(candidates)
-
-
-def worker_of(ctx: Context) -> Worker:
-    """The worker of this compilation; made, not started, if there is none yet."""
-    if ctx.worker is None:
-        ctx.worker = Worker(deadlines_s=dict(ctx.backend.deadlines_s) if ctx.backend is not None else {})
-    return ctx.worker
 
 
 def _can_judge(ctx: Context) -> bool:
@@ -104,7 +97,7 @@ class _Stage:
         ledger = self._ledger
         sent: list[Entry] = []
         if fresh:
-            for index, evaluation in worker_of(self._ctx).evaluate(self._jobs(fresh, sent), stop_at=self._stop_at,
+            for index, evaluation in self._ctx.running_worker().evaluate(self._jobs(fresh, sent), stop_at=self._stop_at,
                                                                    window=self._backend.window):
                 ledger.take(sent[index], evaluation)
                 if ledger.hopeless:
@@ -132,4 +125,4 @@ class _Stage:
             return records
         by_key = {entry.key: entry for entry in entries}
         stop_at = max(self._stop_at, self._ctx.budget.stop_at("winners"))
-        return final_checks.judged(records, lambda record: self._job(by_key[record.key]), stop_at, worker_of(self._ctx), self._ctx)
+        return final_checks.judged(records, lambda record: self._job(by_key[record.key]), stop_at, self._ctx.running_worker(), self._ctx)

@@ -6,8 +6,9 @@ from attrs import evolve
 
 from ...context import Context
 from ...errors import Cause, Failure, StageName
+from ...ir.baseline import baseline_step
 from ...ir.candidate import Kernel
-from ...ir.plan import Origin, Schedule, Step
+from ...ir.plan import Step
 from ...ir.record import TuningRecord
 from ...ir.region import Region
 from ...ir.search_log import Reason, Untried
@@ -17,14 +18,8 @@ from ...plugin.interfaces import Backend
 from ...worker import Evaluation
 from .entries import Entry, Place
 
-FRAMEWORK = "framework"  # implementation of the record that holds a match's baseline
 _NOT_KEPT = (Cause.UNAVAILABLE, Cause.EXCEPTION)  # failures of the moment rather than of the candidate
 _TOLD = (Cause.EXCEPTION, Cause.CRASH, Cause.MEMORY_FAULT, Cause.MISALIGNED, Cause.TIMEOUT, Cause.UNAVAILABLE)
-
-
-def baseline_step(match_id: str) -> Step:
-    """The step under which the framework's time of a match is recorded."""
-    return Step(match_id=match_id, implementation=FRAMEWORK, origin=Origin.FRAMEWORK, schedule=Schedule({}))
 
 
 class Ledger:

@@ -5,6 +5,7 @@ from attrs import evolve
 from ....context import Context
 from ....errors import Cause, Failure, StageName, UsageError
 from ....ir import serial
+from ....ir.baseline import FRAMEWORK
 from ....ir.candidate import CALLABLE
 from ....ir.graph import Graph
 from ....ir.plan import Fusion
@@ -12,11 +13,10 @@ from ....ir.record import Measurement, TuningRecord
 from ....ir.region import Region
 from ....ir.selection import Basis, SelectedStep, Selection
 from ....plugin.events import ChainProgress, StoreMiss
+from ....runtime.sources import source_of, version_of
 from ....store import keys
 from ....worker.client import WorkerLost
 from ....worker.judge import Alternative, Answer, Question
-from ...lower import source_of, version_of
-from ...validate import FRAMEWORK, worker_of
 from ..cut import cut, layers_needed
 
 MOST_PER_STEP = 12
@@ -73,7 +73,7 @@ def _stored(question: Question, ctx: Context) -> Answer | None:
         except UsageError:
             ctx.emit(StoreMiss(key=key))
     try:
-        raw = worker_of(ctx).call(
+        raw = ctx.running_worker().call(
             "agentcompile_core.worker.judge:judge",
             serial.unstructure(question),
             deadline_s=CALL_DEADLINE_S,
@@ -172,7 +172,7 @@ def alternatives_of(
 def _alternative(record: TuningRecord, region: Region, baseline: Measurement | None, ctx: Context) -> Alternative | None:
     match = region.match_by_id[record.step.match_id]
     source = ctx.catalog.guard(
-        lambda: source_of(record.step, match, ctx), stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step)
+        lambda: source_of(record.step, match, ctx.catalog, ctx.target), stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step)
     )
     if source is None or source.digest != record.source_digest:
         return None
@@ -182,7 +182,7 @@ def _alternative(record: TuningRecord, region: Region, baseline: Measurement | N
         label=match.label,
         nodes=match.nodes,
         source=None if source.language == CALLABLE else source,
-        version=version_of(record.step, ctx),
+        version=version_of(record.step, ctx.catalog),
         basis=Basis.CHAIN,
         measurement=record.measurement,
         baseline=baseline,

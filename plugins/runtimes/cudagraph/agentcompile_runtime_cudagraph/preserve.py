@@ -5,23 +5,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agentcompile_core.ir.graph import GraphKind
+from agentcompile_core.plugin.running import RunnableProgram, SessionState
 
 if TYPE_CHECKING:
     import torch
 
-    from agentcompile_core.runtime.bound_program import BoundProgram
-    from agentcompile_core.runtime.session import Session
 
 
 @contextlib.contextmanager
-def preserved(bound: "BoundProgram", session: "Session", runs: int) -> Iterator[None]:
+def preserved(bound: RunnableProgram, session: SessionState, runs: int) -> Iterator[None]:
     """Make ``runs`` runs of ``bound`` safe, and put everything they change back at the end.
 
     A run writes KV rows from its position on (from ``start`` on for a prompt chunk), ids, position and history. The
     position is moved back where those rows would lie beyond the cache; the rows are saved, and nothing else of the KV
     cache, which may be larger than what is free.
     """
-    graph = bound.program.graph
+    graph = bound.graph
     decode = graph.kind is GraphKind.DECODE
     inputs = [bound.environment[name] for name in graph.inputs if name in bound.environment]
     small = [session.ids, session.position, session.history, *inputs]

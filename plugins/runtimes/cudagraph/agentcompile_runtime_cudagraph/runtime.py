@@ -2,17 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agentcompile_core.errors import Reject, UsageError, VerificationError
 from agentcompile_core.plugin.interfaces import DecodeRuntime
+from agentcompile_core.plugin.running import RunnablePiece, RunnableProgram, SessionState
 from agentcompile_core.runtime.graph_capture import composed
 
 from .capture import Capture, CudaCapture, NotCapturable
-
-if TYPE_CHECKING:
-    from agentcompile_core.runtime.bound_program import BoundProgram, Piece
-    from agentcompile_core.runtime.session import Session
 
 log = logging.getLogger("agentcompile.runtime.cudagraph")
 WARM_UPS = 2
@@ -24,7 +21,7 @@ class GraphStep:
     ``outside`` names the segments that run from Python between captured ones.
     """
 
-    def __init__(self, name: str, session: "Session", replay: Callable[[], None], reason: str = "", outside: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, session: SessionState, replay: Callable[[], None], reason: str = "", outside: tuple[str, ...] = ()) -> None:
         self.name = name
         self.reason = reason
         self.outside = outside
@@ -68,10 +65,10 @@ class CudaGraphRuntime(DecodeRuntime):
             return Reject("torch sees no CUDA device")
         return True
 
-    def prepare(self, bound: "BoundProgram", session: "Session", steps: int = 1) -> GraphStep:
+    def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> GraphStep:
         """Capture ``steps`` runs of ``bound`` and return what replays them; the session's state stays as it was.
 
-        A segment that no CUDA graph may hold (``BoundProgram.pieces``) splits it: what lies before and behind is captured,
+        A segment that no CUDA graph may hold (``RunnableProgram.pieces``) splits it: what lies before and behind is captured,
         the segment itself runs from Python. Where the rest cannot be captured either, the step runs all of it from Python
         and says why.
 
@@ -93,18 +90,18 @@ class CudaGraphRuntime(DecodeRuntime):
                     replay = _repeated(self._in_pieces(bound, pieces, session), steps)
         except NotCapturable as exc:
             return self._from_python(bound, session, steps, str(exc))
-        return GraphStep(bound.program.graph.name, session, replay, outside=bound.uncapturable)
+        return GraphStep(bound.graph.name, session, replay, outside=bound.uncapturable)
 
-    def _in_pieces(self, bound: "BoundProgram", pieces: "tuple[Piece, ...]", session: "Session") -> Callable[[], None]:
+    def _in_pieces(self, bound: RunnableProgram, pieces: tuple[RunnablePiece, ...], session: SessionState) -> Callable[[], None]:
         # The whole program is warmed up, since a piece reads what the one before it has left.
         for _ in range(WARM_UPS):
             bound.run()
-        log.info("graph %s is cut at %s", bound.program.graph.name, ", ".join(bound.uncapturable))
+        log.info("graph %s is cut at %s", bound.graph.name, ", ".join(bound.uncapturable))
         return composed(pieces, lambda run: self._capture(run, warm_ups=0, runs=1, owner=session))
 
     @staticmethod
-    def _from_python(bound: "BoundProgram", session: "Session", steps: int, reason: str) -> GraphStep:
-        name = bound.program.graph.name
+    def _from_python(bound: RunnableProgram, session: SessionState, steps: int, reason: str) -> GraphStep:
+        name = bound.graph.name
         log.warning("graph %s runs from Python, launch by launch: %s", name, reason)
         return GraphStep(name, session, _repeated(bound.run, steps), reason)
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentcompile_core.ir.graph import KVSpec
 from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import KVCacheRuntime, KVState, RuntimeIntegration
+from agentcompile_core.plugin.interfaces import KVCacheRuntime, RuntimeIntegration
+from agentcompile_core.plugin.running import KVState
 
 if TYPE_CHECKING:
     from .manager import FlashKVCacheManager

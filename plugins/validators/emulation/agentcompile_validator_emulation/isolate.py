@@ -72,7 +72,7 @@ def _write_request(folder: Path, library: Path, mode: Mode, launch: IsolatedLaun
 
 
 def _run_child(folder: Path, mode: Mode, deadline_s: float) -> tuple[int, str]:
-    from agentcompile_core.worker.protocol import child_environment  # brings torch, which the child must not load
+    from agentcompile_core.processes.environment import child_environment
 
     environment = {**child_environment(), "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     if mode is Mode.SANITIZER:

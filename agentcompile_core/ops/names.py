@@ -1,0 +1,15 @@
+"""Names of operators, and those whose results depend on data."""
+
+from ..ir.graph import Node
+
+# Operators whose output shape depends on data, or that bring a value to the host.
+DATA_DEPENDENT = frozenset({
+    "nonzero", "nonzero_numpy", "item", "_local_scalar_dense", "masked_select", "unique", "_unique", "_unique2",
+    "unique_dim", "unique_consecutive", "unbind_copy", "is_nonzero", "equal", "bincount", "histc", "multinomial",
+})
+
+
+def operator(node: Node) -> tuple[str, str]:
+    """Name and overload of a node's operator: ``aten.add.Tensor`` gives ``("add", "Tensor")``."""
+    parts = node.op.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else "default")

@@ -1,0 +1,84 @@
+"""What plugins see of things that live above them: programs that run, the session they run for, values of the reference."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..ir.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+
+
+class KVState(Protocol):
+    """The KV cache of one session: per layer K and V [1, capacity, kv_heads, head_dim], and the device length."""
+
+    keys: "tuple[torch.Tensor, ...]"
+    values: "tuple[torch.Tensor, ...]"
+    capacity: int
+
+    def reset(self) -> None:
+        """Forget everything; lengths become 0. Addresses do not change."""
+
+
+class RunnablePiece(Protocol):
+    """A part of a program, as ``RunnableProgram.pieces`` gives it."""
+
+    @property
+    def run(self) -> Callable[[], None]:
+        """Enqueue it on the current stream."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph of the device may hold it."""
+
+
+class RunnableProgram(Protocol):
+    """A program with addresses. ``environment`` holds its tensors by value name."""
+
+    environment: "dict[str, torch.Tensor]"
+
+    @property
+    def graph(self) -> Graph:
+        """What it computes."""
+
+    @property
+    def uncapturable(self) -> tuple[str, ...]:
+        """Names of the segments that no graph of the device may hold."""
+
+    def run(self) -> None:
+        """Enqueue all of it on the current stream."""
+
+    def pieces(self) -> "tuple[RunnablePiece, ...]":
+        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not."""
+
+
+class SessionState(Protocol):
+    """What changes while a session serves: token, position and history (int64, on the device) and the KV cache.
+
+    ``generation`` counts what would invalidate a captured graph.
+    """
+
+    generation: int
+    ids: "torch.Tensor"
+    position: "torch.Tensor"
+    history: "torch.Tensor"
+
+    @property
+    def kv(self) -> KVState:
+        """The KV cache."""
+
+
+class BoundedValue(Protocol):
+    """A reference in float64 with the largest error that a correct kernel may have, element by element (ops.reference.Bounded)."""
+
+    @property
+    def value(self) -> "torch.Tensor":
+        """float64, or int64 and bool for indices."""
+
+    @property
+    def error(self) -> "torch.Tensor":
+        """float64 of the same shape, never negative; zero: only the very same number is right."""
+
+    @property
+    def choices(self) -> "torch.Tensor | None":
+        """Of an index that an argmax chose: True where the error bounds allow the maximum to be."""
