@@ -59,7 +59,7 @@ def build_unvalidated(compiled: Any) -> list[str]:
         DemoError: one does not build.
     """
     from agentcompile_core.installation import building
-    from agentcompile_core.ir.plan import Step
+    from agentcompile_core.plugin_api import Step
     from agentcompile_core.runtime.sources import source_of
 
     found, ctx = [], compiled.context
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import torch
 
-    from agentcompile_core.errors import AgentCompileError
+    from agentcompile_core.plugin_api import AgentCompileError
 
     began = time.monotonic()
     try:

@@ -2,15 +2,25 @@
 
 from pathlib import Path
 
-from agentcompile_core.codegen.render import c_type, make_source
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.candidate import Feature, Launch, StepSource, i32, pointer
-from agentcompile_core.ir.match_kinds import GATHER
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Access, Match
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import (
+    GATHER,
+    Access,
+    Feature,
+    Launch,
+    Match,
+    Parameter,
+    Reject,
+    Schedule,
+    ScheduleSpace,
+    StepSource,
+    Target,
+    TemplateFamily,
+    c_type,
+    hookimpl,
+    i32,
+    make_source,
+    pointer,
+)
 
 WARPS = (4, 1, 8)  # of a block
 VECTORS = (1, 2, 4)  # 16-byte vectors that each lane moves

@@ -2,7 +2,7 @@
 
 from acme_gather import WarpRows
 
-from agentcompile_core.ir.graph import DType
+from agentcompile_core.plugin_api import DType
 from agentcompile_core.testing.cases import gather_case, norm_case
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 

@@ -10,12 +10,18 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from agentcompile_core.errors import UsageError
-from agentcompile_core.ir import serial
-from agentcompile_core.ir.advice import Advice, Question
-from agentcompile_core.plugin.advice_json import answer_schema, question_json, question_key, read_answer
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import Advisor
+from agentcompile_core.plugin_api import (
+    Advice,
+    Advisor,
+    Question,
+    UsageError,
+    answer_schema,
+    hookimpl,
+    question_json,
+    question_key,
+    read_answer,
+    serial,
+)
 
 from .asking import Asker, NoAnswer
 

@@ -16,15 +16,29 @@ from agentcompile_advisor_litellm import MODEL, RECORD, LiteLLMAdvisor, Settings
 from attrs import evolve
 
 from agentcompile_core.context import Config, Context
-from agentcompile_core.errors import UsageError
-from agentcompile_core.ir.advice import Advice, Evidence, Question, Risk
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
-from agentcompile_core.ir.region import Instance, MatchSummary, Region, RegionSummary, SemanticLabel
-from agentcompile_core.ir.target import PRESETS
-from agentcompile_core.plugin.advice_json import answer_schema, question_key
+from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace
+from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.plugin.catalog import Catalog
-from agentcompile_core.plugin.events import AdviceGiven
+from agentcompile_core.plugin_api import (
+    PRESETS,
+    Advice,
+    AdviceGiven,
+    DType,
+    Evidence,
+    MatchSummary,
+    Origin,
+    Parameter,
+    Question,
+    RegionSummary,
+    Risk,
+    Schedule,
+    ScheduleSpace,
+    SemanticLabel,
+    StepSpace,
+    UsageError,
+    answer_schema,
+    question_key,
+)
 from agentcompile_core.stages import advise
 from agentcompile_core.stages.advise.advice_check import screen
 from agentcompile_core.store import Store

@@ -3,10 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from agentcompile_core.ir.advice import Advice, Hint, Question
-from agentcompile_core.plugin.advice_json import question_key
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import Advisor
+from agentcompile_core.plugin_api import Advice, Advisor, Hint, Question, hookimpl, question_key
 
 
 class RandomAdvisor(Advisor):

@@ -5,9 +5,18 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.advice import Advice, Question
-from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
-from agentcompile_core.ir.region import RegionSummary, SemanticLabel
+from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace
+from agentcompile_core.plugin_api import (
+    Advice,
+    Origin,
+    Parameter,
+    Question,
+    RegionSummary,
+    Schedule,
+    ScheduleSpace,
+    SemanticLabel,
+    StepSpace,
+)
 from agentcompile_core.stages.advise.advice_check import screen
 
 SUMMARY = RegionSummary(signature="s", label=SemanticLabel.GEMV, operators=(("linear", 1),), instances=2, matches=(),

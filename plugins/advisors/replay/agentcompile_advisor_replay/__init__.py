@@ -5,12 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from agentcompile_core.errors import UsageError
-from agentcompile_core.ir import serial
-from agentcompile_core.ir.advice import Advice, Question
-from agentcompile_core.plugin.advice_json import question_key, read_answer
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import Advisor
+from agentcompile_core.plugin_api import Advice, Advisor, Question, UsageError, hookimpl, question_key, read_answer, serial
 
 ENVIRONMENT = "AGENTCOMPILE_REPLAY"
 

@@ -7,11 +7,21 @@ import pytest
 from agentcompile_advisor_replay import ENVIRONMENT, ReplayAdvisor
 from attrs import evolve
 
-from agentcompile_core.errors import UsageError
-from agentcompile_core.ir.advice import Advice, Evidence, Question
-from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, StepSpace
-from agentcompile_core.ir.region import RegionSummary, SemanticLabel
-from agentcompile_core.plugin.advice_json import question_key
+from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace
+from agentcompile_core.plugin_api import (
+    Advice,
+    Evidence,
+    Origin,
+    Parameter,
+    Question,
+    RegionSummary,
+    Schedule,
+    ScheduleSpace,
+    SemanticLabel,
+    StepSpace,
+    UsageError,
+    question_key,
+)
 
 POINTS = tuple(Schedule({"tile": tile}) for tile in (16, 32, 64))
 STEP = StepSpace(match_id="linear:a+1:a", implementation="gemv/gemv", origin=Origin.GENERATED, version=1,

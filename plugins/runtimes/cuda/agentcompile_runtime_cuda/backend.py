@@ -8,11 +8,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agentcompile_core.errors import BuildError, Reject
-from agentcompile_core.ir import target as targets
-from agentcompile_core.ir.candidate import Feature, Kernel, Launch, Resources, StepSource
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import Backend
+from agentcompile_core.plugin_api import Backend, BuildError, Feature, Kernel, Launch, Reject, Resources, StepSource, Target, nearest_preset
 
 from . import headers, launching, ptxas
 from .compilers import FLAGS, Compiler, choose
@@ -74,7 +70,7 @@ class CudaBackend(Backend):
         import torch
 
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return targets.nearest_preset(found.name, found.major * 10 + found.minor, found.multi_processor_count)
+        return nearest_preset(found.name, found.major * 10 + found.minor, found.multi_processor_count)
 
     def compiler(self) -> str:
         """For example ``nvrtc 13.0, headers 13.0, --std=c++17 --ptxas-options=-v``."""

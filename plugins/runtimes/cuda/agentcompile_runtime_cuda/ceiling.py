@@ -4,12 +4,7 @@ import functools
 import statistics
 from importlib import resources
 
-from agentcompile_core.errors import Reject, UsageError
-from agentcompile_core.ir import serial
-from agentcompile_core.ir.candidate import Launch, StepSource, i64, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.region import Access, Role
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import Access, DType, Launch, Reject, Role, StepSource, Target, UsageError, i64, pointer, serial
 
 from .backend import CudaBackend
 

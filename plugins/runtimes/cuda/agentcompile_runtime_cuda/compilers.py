@@ -11,9 +11,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
-from agentcompile_core.errors import BuildError, Reject
-from agentcompile_core.ir.candidate import StepSource
-from agentcompile_core.processes.toolchain import GuardedServer, run_guarded
+from agentcompile_core.plugin_api import BuildError, GuardedServer, Reject, StepSource, run_guarded
 
 from . import headers
 from .ptxas import first_error

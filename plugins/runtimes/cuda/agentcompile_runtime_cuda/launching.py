@@ -4,8 +4,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentcompile_core.errors import ContractError
-from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, Launch
+from agentcompile_core.plugin_api import ArgumentKind, ContractError, KernelArgument, Launch
 
 from . import driver as cu
 

@@ -4,7 +4,7 @@ import base64
 import json
 from typing import Any
 
-from agentcompile_core.processes.toolchain import serve
+from agentcompile_core.plugin_api import serve
 
 
 def check(result: tuple[Any, ...]) -> Any:

@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agentcompile_core.errors import Reject
-from agentcompile_core.runtime.graph_capture import settle_generator
+from agentcompile_core.plugin_api import Reject, settle_generator
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import ceiling_source, read_ceiling_gbps
 from attrs import evolve
 
-from agentcompile_core.errors import BuildError, Reject
-from agentcompile_core.ir.candidate import Feature, Launch, StepSource
-from agentcompile_core.ir.target import PRESETS, Target, preset
+from agentcompile_core.plugin_api import PRESETS, BuildError, Feature, Launch, Reject, StepSource, Target, preset
 
 pytestmark = pytest.mark.compile
 

@@ -6,11 +6,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import read_ceiling_gbps
 from agentcompile_runtime_cuda.driver import CudaError
 
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.candidate import Kernel, Launch, StepSource, f32, i32, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.region import Access, Role
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import Access, DType, Kernel, Launch, Reject, Role, StepSource, Target, f32, i32, pointer
 
 pytestmark = pytest.mark.device
 
@@ -113,7 +109,7 @@ def test_more_than_48_kb_of_shared_memory(backend: CudaBackend, kernel: Kernel,
 
 
 def test_a_binary_for_another_architecture_is_an_error(backend: CudaBackend, target: Target) -> None:
-    from agentcompile_core.ir.target import preset
+    from agentcompile_core.plugin_api import preset
 
     other = preset("a100" if target.capability >= 90 else "b200")
     built = backend.build(StepSource(digest="other", code=CODE, launches=(AXPY,)), other)

@@ -13,8 +13,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.errors import ContractError, Reject
-from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, Launch
+from agentcompile_core.plugin_api import ArgumentKind, ContractError, KernelArgument, Launch, Reject
 
 ARGUMENTS = tuple(KernelArgument(name=kind.value, kind=kind) for kind in
                   (ArgumentKind.POINTER, ArgumentKind.I32, ArgumentKind.I64, ArgumentKind.F32))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from agentcompile_core.runtime.graph_capture import settle_generator
+from agentcompile_core.plugin_api import settle_generator
 
 
 class NotCapturable(Exception):

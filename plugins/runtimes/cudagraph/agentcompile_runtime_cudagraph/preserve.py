@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from agentcompile_core.ir.graph import GraphKind
-from agentcompile_core.plugin.running import RunnableProgram, SessionState
+from agentcompile_core.plugin_api import GraphKind, RunnableProgram, SessionState
 
 if TYPE_CHECKING:
     import torch

@@ -4,10 +4,16 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from agentcompile_core.errors import Reject, UsageError, VerificationError
-from agentcompile_core.plugin.interfaces import DecodeRuntime
-from agentcompile_core.plugin.running import RunnablePiece, RunnableProgram, SessionState
-from agentcompile_core.runtime.graph_capture import composed
+from agentcompile_core.plugin_api import (
+    DecodeRuntime,
+    Reject,
+    RunnablePiece,
+    RunnableProgram,
+    SessionState,
+    UsageError,
+    VerificationError,
+    composed,
+)
 
 from .capture import Capture, CudaCapture, NotCapturable
 

@@ -12,8 +12,7 @@ import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime, GraphStep, agentcompile_runtimes
 from agentcompile_runtime_cudagraph.capture import NotCapturable
 
-from agentcompile_core.errors import Reject, UsageError, VerificationError
-from agentcompile_core.ir.graph import Graph, GraphKind
+from agentcompile_core.plugin_api import Graph, GraphKind, Reject, UsageError, VerificationError
 from agentcompile_core.runtime.bound_program import Piece
 
 CAPACITY, LAYERS = 12, 2

@@ -8,7 +8,7 @@ from agentcompile_runtime_cudagraph import CudaGraphRuntime
 from agentcompile_runtime_cudagraph.capture import CudaCapture
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentcompile_core.ir.graph import DType, GraphSet, Workload
+from agentcompile_core.plugin_api import DType, GraphSet, Workload
 from agentcompile_core.runtime.built_in import PlainKVCache
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program

@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agentcompile_core.ir.graph import KVSpec
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import KVCacheRuntime, RuntimeIntegration
-from agentcompile_core.plugin.running import KVState
+from agentcompile_core.plugin_api import KVCacheRuntime, KVSpec, KVState, RuntimeIntegration, hookimpl
 
 if TYPE_CHECKING:
     from .manager import FlashKVCacheManager

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentcompile_core.errors import UsageError
+from agentcompile_core.plugin_api import UsageError
 
 
 class FlashKVCacheManager:

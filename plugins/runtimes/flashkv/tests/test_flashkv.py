@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentcompile_core.errors import UsageError
-from agentcompile_core.ir.graph import DType, KVSpec
+from agentcompile_core.plugin_api import DType, KVSpec, UsageError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

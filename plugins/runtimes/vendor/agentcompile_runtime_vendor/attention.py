@@ -3,12 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.match_kinds import ATTENTION
-from agentcompile_core.ir.plan import Origin, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import Implementation
+from agentcompile_core.plugin_api import ATTENTION, Implementation, Match, Origin, Reject, Schedule, ScheduleSpace, Target
 
 if TYPE_CHECKING:
     from torch import Tensor

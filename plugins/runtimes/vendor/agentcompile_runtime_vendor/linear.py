@@ -3,13 +3,19 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.expression import Expression, PointwiseKind
-from agentcompile_core.ir.match_kinds import LINEAR
-from agentcompile_core.ir.plan import Origin, Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import Implementation
+from agentcompile_core.plugin_api import (
+    LINEAR,
+    Expression,
+    Implementation,
+    Match,
+    Origin,
+    Parameter,
+    PointwiseKind,
+    Reject,
+    Schedule,
+    ScheduleSpace,
+    Target,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

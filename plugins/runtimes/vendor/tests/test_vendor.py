@@ -7,13 +7,23 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.ir.graph import DType, TensorSpec
-from agentcompile_core.ir.plan import Origin, Schedule
-from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ops import operators
+from agentcompile_core.plugin_api import (
+    Access,
+    DType,
+    Expression,
+    Match,
+    Operand,
+    Operation,
+    Origin,
+    PointwiseKind,
+    Reject,
+    Role,
+    Schedule,
+    SemanticLabel,
+    TensorSpec,
+    preset,
+)
 
 H200 = preset("h200")
 ADD = Expression(arguments=("acc0", "aux0"), operations=(Operation(PointwiseKind.ADD, ("acc0", "aux0")),))

@@ -2,8 +2,7 @@
 
 from agentcompile_templates_cuda_argmax import ArgmaxFamily
 
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import DType, preset
 from agentcompile_core.testing.cases import argmax_case, norm_case
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 

@@ -1,7 +1,6 @@
 """Plugin: decode attention with KV append, split over the cache, as CUDA template family."""
 
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import TemplateFamily, hookimpl
 
 from .attention import AttentionFamily
 

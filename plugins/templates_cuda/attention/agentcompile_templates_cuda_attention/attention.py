@@ -3,15 +3,29 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_core.codegen.render import c_type, make_source
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.candidate import Feature, KernelArgument, Launch, StepSource, Workspace, f32, i32, null, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import ATTENTION
-from agentcompile_core.ir.plan import Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Access, Match, Role
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import (
+    ATTENTION,
+    Access,
+    DType,
+    Feature,
+    KernelArgument,
+    Launch,
+    Match,
+    Reject,
+    Role,
+    Schedule,
+    ScheduleSpace,
+    StepSource,
+    Target,
+    TemplateFamily,
+    Workspace,
+    c_type,
+    f32,
+    i32,
+    make_source,
+    null,
+    pointer,
+)
 
 from .space import TENSOR_POSITIONS, WARP, Shape, shape_of, space_of
 

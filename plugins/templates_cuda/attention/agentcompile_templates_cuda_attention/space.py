@@ -4,10 +4,7 @@ from itertools import islice, product, zip_longest
 
 from attrs import frozen
 
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import DType, Match, Parameter, Schedule, ScheduleSpace, Target
 
 WARP = 32
 STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel

@@ -7,9 +7,7 @@ from pathlib import Path
 import torch
 from attrs import frozen
 
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import ATTENTION
-from agentcompile_core.ir.region import Access, Match, Role, SemanticLabel
+from agentcompile_core.plugin_api import ATTENTION, Access, DType, Match, Role, SemanticLabel
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from agentcompile_validator_emulation.testing import TINY, TORCH, UNIT, aligned, operand

@@ -8,10 +8,7 @@ import pytest
 import torch
 from agentcompile_templates_cuda_attention import AttentionFamily
 
-from agentcompile_core.ir.candidate import StepSource
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.source_check import argument_values
+from agentcompile_core.plugin_api import DType, Schedule, StepSource, argument_values
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder

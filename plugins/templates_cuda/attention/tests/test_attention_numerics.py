@@ -11,9 +11,7 @@ from agentcompile_templates_cuda_attention.space import schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import DType, Schedule, preset
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder

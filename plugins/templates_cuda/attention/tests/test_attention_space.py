@@ -7,10 +7,7 @@ import pytest
 from agentcompile_templates_cuda_attention import AttentionFamily
 from agentcompile_templates_cuda_attention.space import STATIC_SHARED_BYTES
 
-from agentcompile_core.ir.candidate import Feature
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.source_check import check_source
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import DType, Feature, check_source, preset
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder

@@ -1,7 +1,6 @@
 """Plugin: pointwise expressions and embedding lookup, as CUDA template families."""
 
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import TemplateFamily, hookimpl
 
 from .elementwise import ElementwiseFamily
 from .gather import GatherFamily

@@ -3,16 +3,31 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_core.codegen.pointwise import elementwise_struct
-from agentcompile_core.codegen.render import c_type, make_source
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.candidate import Feature, KernelArgument, Launch, StepSource, i32, i64, null, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import ELEMENTWISE
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Access, Match, Operand, Role
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import (
+    ELEMENTWISE,
+    Access,
+    DType,
+    Feature,
+    KernelArgument,
+    Launch,
+    Match,
+    Operand,
+    Parameter,
+    Reject,
+    Role,
+    Schedule,
+    ScheduleSpace,
+    StepSource,
+    Target,
+    TemplateFamily,
+    c_type,
+    elementwise_struct,
+    i32,
+    i64,
+    make_source,
+    null,
+    pointer,
+)
 
 TEMPLATE = Path(__file__).with_name("elementwise.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)

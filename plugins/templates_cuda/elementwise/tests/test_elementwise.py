@@ -8,12 +8,20 @@ from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFam
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import ELEMENTWISE, GATHER
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.region import Access, Match, Role, SemanticLabel
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import (
+    ELEMENTWISE,
+    GATHER,
+    Access,
+    DType,
+    Expression,
+    Match,
+    Operation,
+    PointwiseKind,
+    Role,
+    Schedule,
+    SemanticLabel,
+    preset,
+)
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin_api import hookimpl
 
 from .gemv import GemvFamily
 

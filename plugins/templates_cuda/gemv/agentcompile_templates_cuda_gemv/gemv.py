@@ -6,16 +6,31 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_core.codegen.pointwise import epilogue_struct
-from agentcompile_core.codegen.render import c_type, make_source
-from agentcompile_core.errors import ContractError, Reject
-from agentcompile_core.ir.candidate import Feature, KernelArgument, Launch, StepSource, f32, i32, null, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import LINEAR
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Access, Match, Role
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import (
+    LINEAR,
+    Access,
+    ContractError,
+    DType,
+    Feature,
+    KernelArgument,
+    Launch,
+    Match,
+    Parameter,
+    Reject,
+    Role,
+    Schedule,
+    ScheduleSpace,
+    StepSource,
+    Target,
+    TemplateFamily,
+    c_type,
+    epilogue_struct,
+    f32,
+    i32,
+    make_source,
+    null,
+    pointer,
+)
 
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
 from .ring_space import ring_schedules, ring_shared_bytes

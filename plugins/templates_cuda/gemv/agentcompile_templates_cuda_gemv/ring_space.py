@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import Schedule, Target
 
 from .shape import SHARED_RESERVED_PER_BLOCK, WARP_SIZE, Shape, ceil_div
 

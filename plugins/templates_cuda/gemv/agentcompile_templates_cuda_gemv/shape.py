@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import Match, Target
 
 WARP_SIZE = 32
 VECTOR_BYTES = 16

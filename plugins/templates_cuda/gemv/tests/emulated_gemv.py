@@ -11,12 +11,7 @@ from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_validator_emulation.engine import Mode, build
 from agentcompile_validator_emulation.module import Access, Buffer, EmulatedModule, LaunchOptions
 
-from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, StepSource
-from agentcompile_core.ir.expression import PointwiseKind
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.region import Match, Role
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import ArgumentKind, DType, KernelArgument, Match, PointwiseKind, Role, Schedule, StepSource, Target
 
 TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}

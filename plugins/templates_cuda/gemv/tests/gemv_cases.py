@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.ir.graph import DType, TensorSpec
-from agentcompile_core.ir.match_kinds import LINEAR
-from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
+from agentcompile_core.plugin_api import (
+    LINEAR,
+    Access,
+    DType,
+    Expression,
+    Match,
+    Operand,
+    Operation,
+    PointwiseKind,
+    Role,
+    SemanticLabel,
+    TensorSpec,
+)
 
 ADD_AUX = Expression(arguments=("acc0", "aux0"), operations=(Operation(PointwiseKind.ADD, ("acc0", "aux0")),))
 BIAS_RESIDUAL = Expression(

@@ -14,9 +14,7 @@ from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
 
 import agentcompile_core
-from agentcompile_core.ir.candidate import StepSource
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.target import Target, preset
+from agentcompile_core.plugin_api import DType, StepSource, Target, preset
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match

@@ -15,10 +15,7 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import DType, Expression, Operation, PointwiseKind, Schedule, preset
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from emulated_gemv import check, draw, run, run_source

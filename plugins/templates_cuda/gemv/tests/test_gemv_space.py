@@ -9,11 +9,7 @@ import pytest
 from agentcompile_templates_cuda_gemv import GemvFamily
 from attrs import evolve
 
-from agentcompile_core.ir.candidate import Feature
-from agentcompile_core.ir.expression import Expression
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import PRESETS, preset
+from agentcompile_core.plugin_api import PRESETS, DType, Expression, Feature, Match, preset
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match

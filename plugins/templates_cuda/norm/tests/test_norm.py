@@ -8,11 +8,7 @@ from agentcompile_templates_cuda_norm import NormFamily
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import NORM
-from agentcompile_core.ir.plan import Schedule
-from agentcompile_core.ir.region import Access, Match, Role, SemanticLabel
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import NORM, Access, DType, Match, Role, Schedule, SemanticLabel, preset
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES

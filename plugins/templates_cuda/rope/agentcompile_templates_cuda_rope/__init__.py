@@ -1,7 +1,6 @@
 """Plugin: rotary position embedding and its tables, as CUDA template families."""
 
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import TemplateFamily, hookimpl
 
 from .rope import RopeFamily
 from .rope_table import RopeTableFamily

@@ -3,15 +3,26 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_core.codegen.render import c_type, make_source
-from agentcompile_core.errors import Reject
-from agentcompile_core.ir.candidate import Feature, KernelArgument, Launch, StepSource, i32, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.match_kinds import ROPE
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Access, Match
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.plugin_api import (
+    ROPE,
+    Access,
+    DType,
+    Feature,
+    KernelArgument,
+    Launch,
+    Match,
+    Parameter,
+    Reject,
+    Schedule,
+    ScheduleSpace,
+    StepSource,
+    Target,
+    TemplateFamily,
+    c_type,
+    i32,
+    make_source,
+    pointer,
+)
 
 TEMPLATE = Path(__file__).with_name("rope.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)

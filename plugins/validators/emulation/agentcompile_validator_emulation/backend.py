@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from agentcompile_core.errors import BuildError, Reject, UsageError
-from agentcompile_core.ir.candidate import ArgumentKind, Feature, Kernel, Launch, StepSource
-from agentcompile_core.ir.target import Target
-from agentcompile_core.plugin.interfaces import Backend
+from agentcompile_core.plugin_api import ArgumentKind, Backend, BuildError, Feature, Kernel, Launch, Reject, StepSource, Target, UsageError
 
 from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
 from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar

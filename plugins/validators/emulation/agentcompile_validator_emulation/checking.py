@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentcompile_core.errors import UsageError
-from agentcompile_core.ir import region
-from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, Launch, StepSource
-from agentcompile_core.ir.region import Role
+from agentcompile_core.plugin_api import Access as Touch
+from agentcompile_core.plugin_api import ArgumentKind, KernelArgument, Launch, Role, StepSource, UsageError
 
 from .backend import build_source, check_emulated
 from .engine import Mode
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _CONSTANT_ROLES = (Role.WEIGHT, Role.CONSTANT)
-_ACCESS = {region.Access.READ: Access.READ, region.Access.WRITE: Access.WRITE, region.Access.READ_WRITE: Access.READ_WRITE}
+_ACCESS = {Touch.READ: Access.READ, Touch.WRITE: Access.WRITE, Touch.READ_WRITE: Access.READ_WRITE}
 
 
 @lru_cache(maxsize=64)
@@ -59,7 +57,7 @@ def run_checked(source: StepSource, tensors: "Mapping[str, torch.Tensor]", optio
 
 
 def _written_by(launch: Launch) -> set[str]:
-    return {a.operand for a in launch.arguments if a.operand and (a.access is not region.Access.READ or a.role is Role.WORKSPACE)}
+    return {a.operand for a in launch.arguments if a.operand and (a.access is not Touch.READ or a.role is Role.WORKSPACE)}
 
 
 def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", written: set[str]) -> Buffer | Scalar:

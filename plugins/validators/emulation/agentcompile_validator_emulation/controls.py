@@ -1,11 +1,30 @@
 """Known good and known bad trials of the validator: out = 2 * in, turned around in blocks by way of shared memory and back."""
 
-from agentcompile_core.ir.candidate import Feature, Launch, StepSource, i32, pointer
-from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from agentcompile_core.ir.match_kinds import ELEMENTWISE
-from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
-from agentcompile_core.ir.target import preset
-from agentcompile_core.ir.verdict import Case, InputFamily, Trial
+from agentcompile_core.plugin_api import (
+    ELEMENTWISE,
+    Access,
+    Case,
+    DType,
+    Feature,
+    Graph,
+    GraphKind,
+    InputFamily,
+    Launch,
+    Match,
+    Node,
+    Operand,
+    Ref,
+    Role,
+    SemanticLabel,
+    StepSource,
+    TensorSpec,
+    Trial,
+    Value,
+    ValueKind,
+    i32,
+    pointer,
+    preset,
+)
 
 COUNT, THREADS = 1000, 128
 DIGEST = "c0de{:012d}"

@@ -12,9 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentcompile_core.errors import BuildError, UsageError
-from agentcompile_core.processes.toolchain import run_guarded
-from agentcompile_core.store import default_root
+from agentcompile_core.plugin_api import BuildError, UsageError, default_root, run_guarded
 
 from .toolchain import Toolchain, find_toolchain
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import asdict, field, frozen
 
-from agentcompile_core.errors import BuildError
+from agentcompile_core.plugin_api import BuildError
 
 from .engine import Mode
 from .module import Access, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar, ThreadOrder
@@ -72,7 +72,7 @@ def _write_request(folder: Path, library: Path, mode: Mode, launch: IsolatedLaun
 
 
 def _run_child(folder: Path, mode: Mode, deadline_s: float) -> tuple[int, str]:
-    from agentcompile_core.processes.environment import child_environment
+    from agentcompile_core.plugin_api import child_environment
 
     environment = {**child_environment(), "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     if mode is Mode.SANITIZER:

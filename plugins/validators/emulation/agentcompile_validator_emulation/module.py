@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from agentcompile_core.errors import AgentCompileError, UsageError
+from agentcompile_core.plugin_api import AgentCompileError, UsageError
 
 _CODE_ADDRESS = re.compile(r" \[code \+0x([0-9a-f]+)\]")
 

@@ -5,11 +5,19 @@ from functools import lru_cache
 
 import torch
 
-from agentcompile_core.ir.candidate import ArgumentKind, KernelArgument, StepSource
-from agentcompile_core.ir.graph import DType, TensorSpec
-from agentcompile_core.ir.region import Access, Match, Operand, Role
-from agentcompile_core.ir.source_check import check_source
-from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin_api import (
+    Access,
+    ArgumentKind,
+    DType,
+    KernelArgument,
+    Match,
+    Operand,
+    Role,
+    StepSource,
+    Target,
+    TensorSpec,
+    check_source,
+)
 
 from .engine import Mode, build
 from .module import Access as BufferAccess

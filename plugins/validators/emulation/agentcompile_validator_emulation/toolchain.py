@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from agentcompile_core.errors import UsageError
+from agentcompile_core.plugin_api import UsageError
 
 
 @frozen(kw_only=True)

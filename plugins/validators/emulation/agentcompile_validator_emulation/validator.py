@@ -2,11 +2,19 @@
 
 from typing import Any
 
-from agentcompile_core.errors import BuildError, Cause, UsageError
-from agentcompile_core.ir.region import Role
-from agentcompile_core.ir.verdict import Check, Outcome, Trial, Verdict
-from agentcompile_core.plugin.interfaces import TrialRun, Validator
-from agentcompile_core.worker.operands import make_inputs
+from agentcompile_core.plugin_api import (
+    BuildError,
+    Cause,
+    Check,
+    Outcome,
+    Role,
+    Trial,
+    TrialRun,
+    UsageError,
+    Validator,
+    Verdict,
+    make_inputs,
+)
 
 from .backend import FEATURES
 from .checking import run_checked

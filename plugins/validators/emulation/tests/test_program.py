@@ -5,10 +5,21 @@ import torch
 from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.validator import EmulationValidator
 
-from agentcompile_core.ir.candidate import i32
-from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from agentcompile_core.ir.plan import Origin, Schedule, Step
-from agentcompile_core.ir.target import preset
+from agentcompile_core.plugin_api import (
+    DType,
+    Graph,
+    GraphKind,
+    Node,
+    Origin,
+    Ref,
+    Schedule,
+    Step,
+    TensorSpec,
+    Value,
+    ValueKind,
+    i32,
+    preset,
+)
 from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import Program, Segment

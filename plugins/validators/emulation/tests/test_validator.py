@@ -11,14 +11,21 @@ from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.checking import run_checked
 from agentcompile_validator_emulation.validator import EmulationValidator
 
-from agentcompile_core.errors import BuildError, Cause, Reject, UsageError
-from agentcompile_core.ir.candidate import Feature
-from agentcompile_core.ir.region import Role
-from agentcompile_core.ir.source_check import argument_values, check_source
-from agentcompile_core.ir.target import PRESETS, preset
-from agentcompile_core.ir.verdict import Outcome
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.worker.operands import make_inputs
+from agentcompile_core.plugin_api import (
+    PRESETS,
+    BuildError,
+    Cause,
+    Feature,
+    Outcome,
+    Reject,
+    Role,
+    UsageError,
+    argument_values,
+    check_source,
+    make_inputs,
+    preset,
+)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +155,7 @@ def test_run_checked_needs_every_operand():
 
 
 def test_scalars_are_passed_by_kind():
-    from agentcompile_core.ir.candidate import ArgumentKind
+    from agentcompile_core.plugin_api import ArgumentKind
 
     assert isinstance(backend_module.launch_argument(ArgumentKind.F32, "x", 1.5), ctypes.c_float)
     assert backend_module.launch_argument(ArgumentKind.I64, "x", 1 << 40).value == 1 << 40

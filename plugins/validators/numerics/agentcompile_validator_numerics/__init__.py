@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import Validator
+from agentcompile_core.plugin_api import Validator, hookimpl
 
 from .validator import NumericsValidator
 

@@ -1,10 +1,29 @@
 """Known good and known bad trials: one tiny kernel whose last argument plants a defect, so that one build serves all."""
 
-from agentcompile_core.ir.candidate import Launch, StepSource, Workspace, i32, pointer
-from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
-from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
-from agentcompile_core.ir.target import PRESETS
-from agentcompile_core.ir.verdict import Case, InputFamily, Trial
+from agentcompile_core.plugin_api import (
+    PRESETS,
+    Access,
+    Case,
+    DType,
+    Graph,
+    GraphKind,
+    InputFamily,
+    Launch,
+    Match,
+    Node,
+    Operand,
+    Ref,
+    Role,
+    SemanticLabel,
+    StepSource,
+    TensorSpec,
+    Trial,
+    Value,
+    ValueKind,
+    Workspace,
+    i32,
+    pointer,
+)
 
 COUNT = 333
 DIGEST = "c0n7r015"

@@ -2,10 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from agentcompile_core.errors import Cause
-from agentcompile_core.ir.verdict import Case, Check, Outcome, Trial, Verdict
-from agentcompile_core.ops.reference import compare
-from agentcompile_core.plugin.interfaces import TrialResult, TrialRun, Validator
+from agentcompile_core.plugin_api import Case, Cause, Check, Outcome, Trial, TrialResult, TrialRun, Validator, Verdict, compare
 
 from .controls import control_trials
 

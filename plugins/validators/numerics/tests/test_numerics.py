@@ -7,9 +7,7 @@ from agentcompile_validator_numerics import NumericsValidator, agentcompile_vali
 from agentcompile_validator_numerics.controls import DEFECTS, control_trials
 from attrs import evolve
 
-from agentcompile_core.errors import Cause
-from agentcompile_core.ir.plan import Origin, Schedule, Step
-from agentcompile_core.ir.verdict import Outcome
+from agentcompile_core.plugin_api import Cause, Origin, Outcome, Schedule, Step
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import Session
