@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 # The module of each name, below agentcompile_core. A test holds this equal to the imports above.
 _NAMES = {
-    "codegen.pointwise": "elementwise_struct epilogue_struct",
-    "codegen.render": "c_type make_source",
+    "codegen.naming": "rename source_digest",
+    "codegen.printing": "Dialect Printed print_expression",
     "errors": "AgentCompileError BuildError Cause ContractError Failure Reject StageName UsageError VerificationError bounded last_frames",
     "ir.advice": "Advice AdviceRecord Diagnosis Evidence Hint Question RejectedItem Risk",
     "ir.baseline": "FRAMEWORK",
@@ -33,10 +33,11 @@ _NAMES = {
     "plugin.events": "AdviceGiven CandidateFinished Captured ChainProgress Event FailureRecorded ModelLoaded NotStored Preparing RegionSelected SearchStarted Skipped StageFinished StageStarted StoreMiss Warned WinnerRefused WorkloadChosen",
     "plugin.hookspecs": "API hookimpl",
     "plugin.interfaces": "Advisor Backend DecodeRuntime Frontend Implementation KVCacheRuntime LoadedModel Offer RegionRule RuntimeIntegration TemplateFamily TrialResult TrialRun Validator",
-    "plugin.running": "BoundedValue KVState RunnablePiece RunnableProgram SessionState",
+    "plugin.running": "BoundedValue KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
     "runtime.graph_capture": "composed settle_generator",
+    "runtime.program": "Program Segment",
     "store": "default_root",
     "worker.operands": "make_inputs",
 }

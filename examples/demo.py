@@ -98,7 +98,7 @@ def statistics_table(found: dict[str, tuple[dict[str, Any], int]]) -> str:
 
 def kernels_per_token(compiled: Any) -> int:
     """Generated steps of the decode program; framework segments are not counted."""
-    from agentcompile_core.runtime.program import Program
+    from agentcompile_core.plugin_api import Program
 
     program: Program = compiled.session.bound("decode").program
     return sum(1 for segment in program.segments if segment.step is not None)

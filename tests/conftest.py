@@ -17,24 +17,8 @@ except ImportError:  # static tests run without hypothesis
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--update-golden``: write the golden files instead of comparing with them."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code makes now")
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest):
-    """``golden(name, text)``: compare ``text`` with tests/golden/<name>, or write it under ``--update-golden``."""
-    folder = Path(__file__).parent / "golden"
-
-    def check(name: str, text: str) -> None:
-        path = folder / name
-        if request.config.getoption("--update-golden"):
-            folder.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"no golden file {name}; run pytest with --update-golden and review what it wrote"
-        assert text == path.read_text(encoding="utf-8"), f"golden file {name} differs; if it should, use --update-golden"
-
-    return check
+    """Add ``--update-golden``: write the golden files (of plugins) instead of comparing with them."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what the code makes now")
 
 
 @pytest.fixture(autouse=True)

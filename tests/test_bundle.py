@@ -8,17 +8,24 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from attrs import evolve
 
 from agentcompile_core import api
-from agentcompile_core.errors import UsageError
+from agentcompile_core.context import Config, Context
+from agentcompile_core.errors import StageName, UsageError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import MANIFEST, Bundle
+from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.interfaces import Backend
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages import emit
 from agentcompile_core.stages.emit import evidence
+from agentcompile_core.store import Store
+from agentcompile_core.testing.doubles import FakeBackend
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 
@@ -26,6 +33,13 @@ TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 def in_memory(folder: Path) -> Bundle:
     manifest = bundle_reader.read_manifest(folder)
     return Bundle(manifest=manifest, files=tuple((entry.path, (folder / entry.path).read_bytes()) for entry in manifest.files))
+
+
+def context(target: Target, *backends: Backend) -> Context:
+    """What stage emit sees, with the installed plugins and ``backends``."""
+    catalog = load_catalog(strict=False)
+    catalog.offers["agentcompile_backends"].update({f"tests/{backend.name}": backend for backend in backends})
+    return Context(catalog=catalog, target=target, config=Config(), store=Store(None))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -65,12 +79,71 @@ def test_every_file_is_in_the_manifest_with_its_hash(tiny_bundle: Path) -> None:
 
 def test_the_same_compilation_gives_the_same_files(tiny_bundle: Path) -> None:
     installed = bundle_reader.read(tiny_bundle)
-    ctx = type("Ctx", (), {"target": installed.manifest.target})()
+    ctx = context(installed.manifest.target)
     again = emit.run(installed.graphs, installed.programs, installed.selections, installed.kernels, installed.records, ctx)
     found = evidence.read(tiny_bundle)
     again = evidence.with_evidence(again, found.tried, found.failures)
     assert dict(again.files) == dict(in_memory(tiny_bundle).files)
     assert evolve(again.manifest, source=installed.manifest.source) == installed.manifest
+
+
+class Elsewhere(FakeBackend):
+    """A backend of another language, with a library of its own and something for users without AgentCompile."""
+
+    name = "elsewhere"
+    languages = ("c",)
+    binary_suffix = ".so"
+    part: ClassVar[dict[str, bytes]] = {"run/Makefile": b"all:"}
+
+    def __init__(self, library: Path) -> None:
+        super().__init__()
+        self.library = library
+
+    def include_dirs(self) -> tuple[Path, ...]:
+        return (self.library,)
+
+    def emit(self, programs: object, kernels: object, target: object) -> dict[str, bytes]:
+        return self.part
+
+
+class Elsewhere2(Elsewhere):
+    suffixes: ClassVar[dict[str, str]] = {"c": ".c11"}
+    binary_suffix = ".bin"
+
+
+def emitted_by(tiny_bundle: Path, backend: Backend, *, built: bool = True) -> tuple[dict[str, bytes], Context]:
+    """The bundle's first source, as if it were C that ``backend`` builds, and the context of stage emit."""
+    installed = bundle_reader.read(tiny_bundle)
+    program = next(p for p in installed.programs.values() if p.sources)
+    source = evolve(program.sources[0], language="c")
+    kernel = evolve(installed.kernels[source.digest], backend=backend.name)
+    ctx = context(installed.manifest.target, backend)
+    made = emit.run(installed.graphs, {"decode": evolve(program, sources=(source,))}, (), {source.digest: kernel} if built else {}, (), ctx)
+    return {path.replace(source.digest, "DIGEST"): data for path, data in made.files}, ctx
+
+
+@pytest.mark.parametrize(("kind", "source", "binary"), [(Elsewhere, "kernel.c", "kernel.so"), (Elsewhere2, "kernel.c11", "kernel.bin")])
+def test_a_backend_gives_names_library_and_its_own_part(tiny_bundle: Path, tmp_path: Path, kind: type[Elsewhere], source: str,
+                                                        binary: str) -> None:
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "simd.h").write_text("// four lanes")
+    files, _ = emitted_by(tiny_bundle, kind(tmp_path))
+    assert {path for path in files if path.startswith("kernels/") and not path.endswith(".cuh")} == {f"kernels/DIGEST/{source}",
+                                                                                                     f"kernels/DIGEST/{binary}"}
+    assert {path: data for path, data in files.items() if path.startswith(("include/", "extension/"))} == {
+        "include/acme/simd.h": b"// four lanes", "extension/run/Makefile": b"all:"}
+    unbuilt, _ = emitted_by(tiny_bundle, kind(tmp_path), built=False)
+    assert files.keys() - unbuilt.keys() == {f"kernels/DIGEST/{binary}"}
+
+
+@pytest.mark.parametrize("path", ["../setup.py", "/etc/passwd", "a/../../b", "", "."])
+def test_a_backend_that_writes_elsewhere_loses_its_part_and_is_named(tiny_bundle: Path, tmp_path: Path, path: str,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elsewhere, "part", {"fine.txt": b"", path: b""})
+    files, ctx = emitted_by(tiny_bundle, Elsewhere(tmp_path))
+    assert not [name for name in files if name.startswith("extension")]
+    assert [(f.plugin, f.stage) for f in ctx.catalog.failures] == [("elsewhere", StageName.EMIT)]
+    assert repr(path) in ctx.catalog.failures[0].message
 
 
 def test_an_older_bundle_is_replaced_whole(tiny_bundle: Path, tmp_path: Path) -> None:

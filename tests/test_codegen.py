@@ -1,175 +1,101 @@
-"""Generated text: functors evaluate what their expression says, and renaming touches whole identifiers only."""
+"""Printing of expressions in any dialect, names with digests, and what a source may include."""
 
 import math
-import shutil
-import struct
-import subprocess
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.codegen.pointwise import elementwise_struct, epilogue_struct, literal, simplify
-from agentcompile_core.codegen.render import c_type, entries_of, make_source, plan_struct, render
+from agentcompile_core.codegen.naming import rename, source_digest
+from agentcompile_core.codegen.printing import Dialect, print_expression
 from agentcompile_core.errors import ContractError
-from agentcompile_core.ir.candidate import Feature, Launch
 from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
-from agentcompile_core.ir.graph import DType
 
 K = PointwiseKind
-GATE = Expression(arguments=("acc0", "acc1"), operations=(Operation(K.SILU, ("acc0",)), Operation(K.MUL, (0, "acc1"))))
-BIAS_RESIDUAL = Expression(
-    arguments=("acc0", "aux0", "aux1"),
-    operations=(Operation(K.ADD, ("acc0", "aux0")), Operation(K.ROUND, (0,)), Operation(K.ADD, (1, "aux1"))),
-)
-SCALED = Expression(arguments=("in0",), operations=(Operation(K.TANH, ("in0",)), Operation(K.MUL, (0, 30.0))))
-
-TEMPLATE = """// Plan is what the schedule chose; Planner is not renamed.
-#include "plan.cuh"
-static constexpr int replan = Plan::threads;
-extern "C" __global__ void __launch_bounds__(Plan::threads) first_kernel(const Plan::T* x, float* out) {
-  out[0] = Epilogue::apply(nullptr, nullptr);
+MEANING = {
+    K.ADD: lambda a, b: a + b,
+    K.SUB: lambda a, b: a - b,
+    K.MUL: lambda a, b: a * b,
+    K.DIV: lambda a, b: a / b if b else math.inf,
+    K.NEG: lambda a: -a,
+    K.RELU: lambda a: max(a, 0.0),
+    K.TANH: math.tanh,
+    K.SIGMOID: lambda a: 0.5 * (1 + math.tanh(a / 2)),
+    K.SILU: lambda a: a * 0.5 * (1 + math.tanh(a / 2)),
+    K.EXP: lambda a: math.exp(min(a, 80.0)),
+    K.RSQRT: lambda a: 1 / math.sqrt(abs(a) + 1e-3),
+    K.GELU: lambda a: 0.5 * a * (1 + math.erf(a / math.sqrt(2))),
+    K.GELU_TANH: lambda a: 0.5 * a * (1 + math.tanh(0.8 * (a + 0.04 * a * a * a))),
+    K.ROUND: lambda a: float(round(a)) if math.isfinite(a) else a,
 }
-extern "C" __global__ void first_kernel_tail(float* out) { out[0] = 0.0f; }
-"""
+OPERATORS = {K.ADD: "{0} + {1}", K.SUB: "{0} - {1}", K.MUL: "{0} * {1}", K.NEG: "-({0})"}
+PYTHON = Dialect(name="python", operations={k: OPERATORS.get(k, f"{k.value}({', '.join(['{0}', '{1}'][:k.arity])})") for k in K},
+                 literal=lambda x: f"float('{x!r}')", local="{name} = {value}")
+ARGUMENTS = ("acc0", "acc1", "aux0")
+NAMES = {"acc0": "acc[0]", "acc1": "acc[1]", "aux0": "aux[0]"}
 
 
-def launch(entry="first_kernel"):
-    return Launch(entry=entry, grid=(1, 1, 1), block=(32, 1, 1), arguments=())
-
-
-def source(**changes):
-    arguments = {
-        "constants": {"threads": 32, "pdl": True, "eps": 1e-6, "huge": 1 << 40},
-        "types": {"T": c_type(DType.BF16)},
-        "launches": [launch()],
-        "epilogue": epilogue_struct(BIAS_RESIDUAL, 1, 2),
-    }
-    return make_source(TEMPLATE, **{**arguments, **changes})
-
-
-def test_functors_are_the_golden_text(golden):
-    golden("epilogue_identity.txt", epilogue_struct(None, 1, 0))
-    golden("epilogue_gate.txt", epilogue_struct(GATE, 2, 0))
-    golden("epilogue_bias_residual.txt", epilogue_struct(BIAS_RESIDUAL, 1, 2))
-    golden("elementwise_scaled_tanh.txt", elementwise_struct(SCALED, 1))
-
-
-def test_source_is_the_golden_text(golden):
-    made = source()
-    golden("source.cu", made.code)
-    golden("plan.cuh", made.headers[0][1])
-
-
-def test_only_whole_identifiers_are_renamed():
-    code, header = render(TEMPLATE, plan_struct({"threads": 1}, {}), "d1", entries_of(TEMPLATE))
-    assert "Planner" in code and "replan" in code and "Plan_d1::threads" in code and "struct Plan_d1 {" in header
-    assert "first_kernel_d1(" in code and "first_kernel_tail_d1(" in code
-
-
-def test_launches_name_the_renamed_entries():
-    made = source(launches=[launch("first_kernel_tail"), launch()])
-    assert [one.entry for one in made.launches] == [f"first_kernel_tail_{made.digest}", f"first_kernel_{made.digest}"]
-    assert all(f"{one.entry}(" in made.code for one in made.launches)
-
-
-def test_digest_follows_text_and_not_shapes():
-    other_grid = source(launches=[Launch(entry="first_kernel", grid=(7, 1, 1), block=(32, 1, 1), arguments=())])
-    assert other_grid.digest == source().digest
-    assert source(constants={"threads": 64}).digest != source().digest
-    assert source(epilogue=epilogue_struct(None, 1, 2)).digest != source().digest
-
-
-def test_features_are_sorted_and_unique():
-    made = source(features=[Feature.MBARRIER, Feature.BULK_COPY, Feature.MBARRIER])
-    assert made.features == (Feature.BULK_COPY, Feature.MBARRIER)
-
-
-@pytest.mark.parametrize("make", [
-    lambda: epilogue_struct(GATE, 1, 0),  # acc1 does not exist
-    lambda: epilogue_struct(Expression(arguments=("in0",)), 1, 1),  # not an epilogue argument
-    lambda: epilogue_struct(Expression(arguments=()), 1, 0),  # no result
-    lambda: epilogue_struct(Expression(arguments=("acc0",), operations=(Operation(K.ADD, ("acc0",)),)), 1, 0),
-    lambda: epilogue_struct(Expression(arguments=("acc0",), operations=(Operation(K.NEG, (0,)),)), 1, 0),
-    lambda: epilogue_struct(Expression(arguments=("acc0",), operations=(Operation(K.NEG, ("aux0",)),)), 1, 1),
-    lambda: plan_struct({"a b": 1}, {}),
-    lambda: plan_struct({}, {"T": "int; evil"}),
-    lambda: source(launches=[launch("absent_kernel")]),
-])
-def test_malformed_input_is_refused(make):
-    with pytest.raises(ContractError):
-        make()
-
-
-@given(st.floats(width=32))
-def test_literals_are_exact(value):
-    text = literal(value)
-    if math.isnan(value) or math.isinf(value):
-        bits = int(text[text.index("0x"):-1], 16)
-        back = struct.unpack("<f", struct.pack("<I", bits))[0]
-        assert back == value or (math.isnan(back) and math.isnan(value))
-    else:
-        assert text.endswith("f") and float(text[:-1]) == value
-
-
-def test_simplify_drops_what_the_result_does_not_need():
-    wordy = Expression(arguments=("acc0", "aux0", "aux1"), operations=(
-        Operation(K.NEG, ("aux0",)), Operation(K.SILU, ("acc0",)), Operation(K.MUL, (1, "aux1"))))
-    assert simplify(wordy) == Expression(arguments=("acc0", "aux1"), operations=(
-        Operation(K.SILU, ("acc0",)), Operation(K.MUL, (0, "aux1"))))
-
-
-# ---- the text is C++ that computes the expression: compiled by the host compiler with stand-ins for the device library
-
-HOST = """
-#include <cmath>
-#include <cstdio>
-#define __device__
-#define __forceinline__ inline
-struct Plan { using T = float; };
-namespace ac {
-template <class T> float round_to(float x) { return std::round(x); }
-inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
-inline float gelu(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
-inline float gelu_tanh(float x) { return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
-inline float relu(float x) { return x < 0 ? 0 : x; }
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-inline float tanh(float x) { return std::tanh(x); }
-}
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-"""
-PYTHON = {
-    K.ADD: lambda a, b: a + b, K.SUB: lambda a, b: a - b, K.MUL: lambda a, b: a * b, K.DIV: lambda a, b: a / b,
-    K.NEG: lambda a: -a, K.SILU: lambda a: a / (1 + math.exp(-a)), K.RELU: lambda a: max(a, 0.0),
-    K.GELU: lambda a: 0.5 * a * (1 + math.erf(a / math.sqrt(2))), K.SIGMOID: lambda a: 1 / (1 + math.exp(-a)),
-    K.GELU_TANH: lambda a: 0.5 * a * (1 + math.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
-    K.TANH: math.tanh, K.EXP: math.exp, K.RSQRT: lambda a: 1 / math.sqrt(a), K.ROUND: lambda a: math.copysign(math.floor(abs(a) + 0.5), a),
-}
-
-
-def evaluate(expression, values):
-    results = []
+def evaluate(expression: Expression, values: dict[str, float]) -> float:
+    """What an expression means, without any text."""
+    results: list[float] = []
     for op in expression.operations:
         read = [values[o] if isinstance(o, str) else results[o] if type(o) is int else o for o in op.operands]
-        results.append(PYTHON[op.kind](*read))
+        results.append(MEANING[op.kind](*read))
     return results[-1] if results else values[expression.arguments[0]]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host C++ compiler")
-def test_functors_compute_their_expressions(tmp_path):
-    every = [Expression(arguments=("acc0", "acc1", "aux0", "aux1"), operations=(
-        Operation(kind, ("acc0", "aux1")[: kind.arity]), Operation(K.SUB, (0, 0.25)))) for kind in PointwiseKind]
-    expressions = [*every, GATE, BIAS_RESIDUAL]
-    acc, aux = (1.3, -0.7), (0.4, 2.6)
-    parts, calls = [HOST], []
-    for i, expression in enumerate(expressions):
-        parts.append(epilogue_struct(expression, 2, 2).replace("Epilogue", f"Epilogue{i}"))
-        calls.append(f'std::printf("%.9g\\n", Epilogue{i}::apply(acc, aux));')
-    arrays = f"const float acc[] = {{{acc[0]}f, {acc[1]}f}}; const float aux[] = {{{aux[0]}f, {aux[1]}f}};"
-    parts.append(f"int main() {{ {arrays} {' '.join(calls)} }}")
-    (tmp_path / "functors.cpp").write_text("\n".join(parts))
-    subprocess.run(["g++", "-std=c++17", "-o", tmp_path / "functors", tmp_path / "functors.cpp"], check=True)
-    printed = subprocess.run([tmp_path / "functors"], check=True, capture_output=True, text=True).stdout.split()
-    values = dict(zip(("acc0", "acc1", "aux0", "aux1"), (*acc, *aux)))
-    for expression, text in zip(expressions, printed, strict=True):
-        assert float(text) == pytest.approx(evaluate(expression, values), rel=1e-5), expression
+@st.composite
+def expressions(draw: st.DrawFn) -> Expression:
+    operations: list[Operation] = []
+    for index in range(draw(st.integers(0, 8))):
+        operand = st.sampled_from(ARGUMENTS) | st.floats(-4, 4, width=32) | (st.integers(0, index - 1) if index else st.nothing())
+        kind = draw(st.sampled_from(list(K)))
+        operations.append(Operation(kind, tuple(draw(operand) for _ in range(kind.arity))))
+    return Expression(arguments=ARGUMENTS, operations=tuple(operations))
+
+
+@given(expressions(), st.tuples(*[st.floats(-3, 3, width=32)] * 3))
+def test_printed_text_means_what_the_expression_means(expression: Expression, given_values: tuple[float, ...]) -> None:
+    values = dict(zip(ARGUMENTS, given_values))
+    room = {kind.value: call for kind, call in MEANING.items()} | {"acc": given_values[:2], "aux": given_values[2:]}
+    printed = print_expression(expression, PYTHON, NAMES)
+    exec("\n".join(printed.lines), room)  # text that this test printed
+    found, expected = eval(printed.result, room), evaluate(expression, values)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+    own = print_expression(expression, PYTHON)  # arguments under their own names
+    exec("\n".join(own.lines), room | values)
+    assert [line.replace("acc0", "acc[0]").replace("acc1", "acc[1]").replace("aux0", "aux[0]") for line in own.lines] == list(printed.lines)
+
+
+@pytest.mark.parametrize(("expression", "message"), [
+    (Expression(arguments=()), "has no result"),
+    (Expression(arguments=("in0",)), "reads 'in0', which the template does not give; it gives acc0, acc1, aux0"),
+    (Expression(arguments=("acc0",), operations=(Operation(K.ADD, ("acc0",)),)), "add takes 2 operands, got 1"),
+    (Expression(arguments=("acc0",), operations=(Operation(K.NEG, (0,)),)), "reads operation 0, which is not before it"),
+    (Expression(arguments=("acc0",), operations=(Operation(K.NEG, (-1,)),)), "reads operation -1, which is not before it"),
+    (Expression(arguments=("acc0",), operations=(Operation(K.NEG, ("aux0",)),)), "reads 'aux0', which is not an argument"),
+])
+def test_malformed_expressions_are_refused(expression: Expression, message: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(message)):
+        print_expression(expression, PYTHON, NAMES)
+
+
+def test_a_dialect_may_lack_a_kind_and_says_so() -> None:
+    small = Dialect(name="small", operations={K.ADD: "{0} + {1}"}, literal=repr, local="{name} = {value}")
+    with pytest.raises(ContractError, match="the dialect 'small' cannot say silu; it says add"):
+        print_expression(Expression(arguments=("a",), operations=(Operation(K.SILU, ("a",)),)), small)
+
+
+IDENTIFIERS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
+
+
+@given(st.lists(IDENTIFIERS, min_size=1, max_size=8), st.sets(IDENTIFIERS, max_size=3))
+def test_only_whole_identifiers_are_renamed(words: list[str], renamed: set[str]) -> None:
+    text = " + ".join(words)
+    assert rename(text, renamed, "d1") == " + ".join(f"{word}_d1" if word in renamed else word for word in words)
+
+
+def test_digests_tell_languages_and_texts_apart() -> None:
+    found = {source_digest(*texts, language=language) for language in ("a", "b") for texts in (("x",), ("x", "y"), ("xy",))}
+    assert len(found) == 6

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
+from agentcompile_cuda_kit import make_source
 
-from agentcompile_core.codegen.render import make_source
 from agentcompile_core.errors import BuildError, Reject
 from agentcompile_core.ir.candidate import Launch, Resources, StepSource, i32, pointer
 from agentcompile_core.ir.graph import DType
@@ -61,7 +61,7 @@ class Adds(TemplateFamily):
         launch = Launch(entry="add_kernel", grid=(-(-match.integer("count") // threads), 1, 1), block=(threads, 1, 1),
                         arguments=self.arguments(match))
         code = CODE.replace("BEFORE", self.before).replace("BOUND", self.bound).replace("RESULT", self.result)
-        return make_source(code, constants={"threads": threads}, types={}, launches=(launch,))
+        return make_source(code, plan={"threads": threads}, launches=(launch,))
 
 
 def kit(family: TemplateFamily, **attributes) -> TemplateFamilyConformance:

@@ -54,6 +54,14 @@ def test_methods_of_what_a_hook_returns_are_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OFFERS)
+def test_methods_with_a_default_are_named_with_their_arguments(name: str) -> None:
+    for kind in classes_of(name):
+        own = {method: function for method, function in vars(kind).items() if inspect.isfunction(function) and not method.startswith("_")}
+        optional = [f"`{method}({', '.join(arguments(own[method]))})`" for method in own if method not in kind.__abstractmethods__]
+        assert [text for text in optional if text not in " ".join(SECTIONS[name].split())] == []
+
+
+@pytest.mark.parametrize("name", OFFERS)
 def test_class_attributes_that_a_plugin_sets_are_named(name: str) -> None:
     for kind in classes_of(name):
         own = [a for a in vars(kind).get("__annotations__", {}) if a not in ("name", "version")]

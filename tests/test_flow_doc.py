@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from agentcompile_core.codegen.pointwise import epilogue_struct
+from agentcompile_cuda_kit import epilogue_struct
+
 from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
 
 ROOT = Path(__file__).parent.parent

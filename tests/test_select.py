@@ -102,6 +102,17 @@ def test_a_warm_run_builds_and_times_nothing(ctx):
     assert {r.step for r in again} == {r.step for r in first}
 
 
+def test_evidence_of_another_library_is_not_used_again(ctx, monkeypatch: pytest.MonkeyPatch):
+    made, _ = ctx
+    first, _ = run(made, step("honest", 4.0))
+    monkeypatch.setattr(doubles.FakeBackend, "library_digest", lambda self, language: f"a new release for {language}")
+    upgraded = context(made.worker)
+    upgraded.store = made.store
+    again, _ = run(upgraded, step("honest", 4.0))
+    keys = [{r.key for r in records if r.step.implementation == FAMILY} for records in (first, again)]
+    assert keys[0] and keys[1] and not keys[0] & keys[1]
+
+
 def test_schedules_that_lower_to_one_source_are_evaluated_once(ctx):
     # Two timings under one key would make a warm run see other numbers than the cold one.
     made, _ = ctx

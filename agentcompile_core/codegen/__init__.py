@@ -1,1 +1,1 @@
-"""Text that the compiler writes: pointwise functors and rendered templates."""
+"""What every language's code generation shares: printing expressions in a dialect, and names that carry a digest."""

@@ -25,7 +25,7 @@ def built(programs: Mapping[str, Program], ctx: Context) -> dict[str, Kernel]:
 
 def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:
     """One kernel from the store, or built and stored; None and a recorded failure if it does not build."""
-    key = keys.kernel_key(source, ctx.target, backend.name, backend.compiler())
+    key = keys.kernel_key(source, ctx.target, backend)
     kernel = ctx.store.kernel(key)
     if kernel is not None:
         return kernel

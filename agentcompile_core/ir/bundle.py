@@ -12,6 +12,7 @@ PROGRAMS = "programs.json"
 SELECTIONS = "selections.json"
 RECORDS = "records.json"
 KERNELS = "kernels"
+INCLUDE = "include"
 EXTENSION = "extension"
 
 

@@ -14,7 +14,8 @@ from ..ir.plan import Origin, Schedule, ScheduleSpace
 from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial, Verdict
-from .running import BoundedValue, KVState, RunnableProgram, SessionState
+from .include_folders import folders_digest
+from .running import BoundedValue, KVState, ProgramParts, RunnableProgram, SessionState
 
 if TYPE_CHECKING:  # heavy or above this layer; nothing here is structured by cattrs
     import torch
@@ -40,7 +41,7 @@ class RegionRule(Offer):
 
 
 class TemplateFamily(Offer):
-    """Kernels that differ only in a schedule, generated from a ``.cu`` file. Every method is pure."""
+    """Kernels that differ only in a schedule, generated from a template in some language. Every method is pure."""
 
     @abstractmethod
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
@@ -184,6 +185,8 @@ class Backend(Offer):
     window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead
     largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
     deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ
+    suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of source files by language, where it is not the language's name
+    binary_suffix: ClassVar[str] = ".bin"
 
     @abstractmethod
     def available(self) -> Literal[True] | Reject:
@@ -201,6 +204,21 @@ class Backend(Offer):
     def compiler(self) -> str:
         """Name and version of the compiler; part of every cache key."""
 
+    def include_dirs(self) -> tuple[Path, ...]:
+        """Folders that every source may include from besides its own headers; their files are part of a bundle."""
+        return ()
+
+    def library_digest(self, language: str) -> str:
+        """Digest of what a source of ``language`` includes besides its own headers; part of the key of all evidence.
+
+        By default over the files below ``include_dirs()``; empty for a language that this backend does not build.
+        """
+        return folders_digest(self.include_dirs()) if language in self.languages else ""
+
+    def suffix(self, language: str) -> str:
+        """How the name of a source file of ``language`` ends, such as ``.cpp``; by default ``.<language>``."""
+        return self.suffixes.get(language, f".{language}")
+
     @abstractmethod
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source``. Raises BuildError."""
@@ -216,6 +234,13 @@ class Backend(Offer):
     @abstractmethod
     def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
         """Microseconds per run of each repetition, by device events around a captured graph where there is one; or why not."""
+
+    def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
+        """What a bundle offers to users without AgentCompile: content by path below the bundle's ``extension`` folder.
+
+        ``programs`` by graph name; ``kernels`` by digest of their source, those of other backends too. Pure; by default nothing.
+        """
+        return {}
 
 
 class RuntimeIntegration(Offer):

@@ -1,8 +1,9 @@
 """What plugins see of things that live above them: programs that run, the session they run for, values of the reference."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..ir.candidate import StepSource
 from ..ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -50,6 +51,22 @@ class RunnableProgram(Protocol):
 
     def pieces(self) -> "tuple[RunnablePiece, ...]":
         """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not."""
+
+
+class ProgramParts(Protocol):
+    """A program as it is stored: segments in execution order over one graph (runtime.program.Segment), and the sources they launch."""
+
+    @property
+    def graph(self) -> Graph:
+        """What it computes."""
+
+    @property
+    def segments(self) -> tuple[Any, ...]:
+        """Framework nodes and steps, each with its operands."""
+
+    @property
+    def sources(self) -> tuple[StepSource, ...]:
+        """Every source that a segment names by its key."""
 
 
 class SessionState(Protocol):

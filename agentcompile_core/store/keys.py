@@ -1,8 +1,6 @@
 """Every key of the store in one place: canonical digests of every input of what is stored under them."""
 
 from collections.abc import Iterable
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from ..ir import serial
@@ -17,16 +15,18 @@ from ..version import __version__
 Versions = tuple[tuple[str, int], ...]  # names of plugins' offers with their versions
 
 
-@cache
-def device_library_digest() -> str:
-    """Digest of the text of every header of the device library; part of every kernel's key."""
-    folder = resources.files("agentcompile_core") / "include" / "agentcompile"
-    return serial.digest([(f.name, f.read_text()) for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".cuh")])
+def libraries_digest(backend: Backend) -> str:
+    """Digest of what sources of any language of ``backend`` may include."""
+    return serial.digest([[language, backend.library_digest(language)] for language in backend.languages])
 
 
 def environment(backend: Backend, validators: Versions = ()) -> str:
-    """Digest of what a result depends on beside the question: backend, compiler, device, driver, torch, validators, core, with versions."""
-    return serial.digest(backend.name, backend.version, backend.compiler(), _device(backend), validators, __version__, length=32)
+    """Digest of what a result depends on beside the question.
+
+    That is: backend, compiler, what sources may include, device, driver, torch, validators and core, each with its version.
+    """
+    tools = (backend.name, backend.version, backend.compiler(), libraries_digest(backend))
+    return serial.digest(*tools, _device(backend), validators, __version__, length=32)
 
 
 def _device(backend: Backend) -> str:
@@ -38,9 +38,10 @@ def _device(backend: Backend) -> str:
     return f"{torch.cuda.get_device_name()} driver {driver} torch {torch.__version__}" if torch.cuda.is_available() else "cuda"
 
 
-def kernel_key(source: StepSource, target: Target, backend: str, compiler: str) -> str:
-    """Key of a built kernel: its text, the device library, the architecture and the compiler."""
-    return "kernel-" + serial.digest(source, device_library_digest(), target.arch, backend, compiler, length=32)
+def kernel_key(source: StepSource, target: Target, backend: Backend) -> str:
+    """Key of a built kernel: its text, what it may include, the architecture, the backend and its compiler."""
+    library = backend.library_digest(source.language)
+    return "kernel-" + serial.digest(source, library, target.arch, backend.name, backend.compiler(), length=32)
 
 
 def capture_key(identity: str, workload: Workload, versions: tuple[str, ...]) -> str:
@@ -49,8 +50,8 @@ def capture_key(identity: str, workload: Workload, versions: tuple[str, ...]) ->
 
 
 def record_key(trial: Trial, where: str) -> str:
-    """Key of an evaluated candidate: the whole trial, the device library and the ``environment``."""
-    return "record-" + serial.digest(trial, device_library_digest(), where, length=32)
+    """Key of an evaluated candidate: the whole trial and the ``environment``."""
+    return "record-" + serial.digest(trial, where, length=32)
 
 
 def baseline_key(match: Match, graph: Graph, where: str) -> str:
@@ -74,5 +75,5 @@ def servers_key(signature: str, target: Target, where: str) -> str:
 
 
 def chain_key(question: Any, where: str) -> str:
-    """Key of an answer of the captured chain: the question without its timings, the device library and the environment."""
-    return "chain-" + serial.digest(question, device_library_digest(), where, length=32)
+    """Key of an answer of the captured chain: the question without its timings, and the environment."""
+    return "chain-" + serial.digest(question, where, length=32)

@@ -5,18 +5,31 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ...context import Context
-from ...errors import UsageError
-from ...extension import extension_files
+from ...errors import Cause, ContractError, StageName, UsageError
 from ...ir import serial
-from ...ir.bundle import EXTENSION, GRAPHS, KERNELS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Bundle, FileEntry, KernelEntry, Manifest
+from ...ir.bundle import (
+    EXTENSION,
+    GRAPHS,
+    INCLUDE,
+    KERNELS,
+    MANIFEST,
+    PROGRAMS,
+    RECORDS,
+    SELECTIONS,
+    Bundle,
+    FileEntry,
+    KernelEntry,
+    Manifest,
+)
 from ...ir.candidate import Kernel, StepSource
 from ...ir.graph import GraphSet
 from ...ir.record import TuningRecord
 from ...ir.selection import Basis, Selection
+from ...plugin.include_folders import included_files
+from ...plugin.interfaces import Backend
 from ...runtime.program import Program
 from ...version import __version__
 
@@ -31,17 +44,19 @@ def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Sel
         RECORDS: serial.dumps(list(records)).encode(),
     }
     sources = {s.digest: s for p in programs.values() for s in p.sources}
+    makers = {digest: _maker(source, kernels.get(digest), ctx) for digest, source in sources.items()}
     entries = []
     for digest in sorted(sources):
-        files.update(_source_files(sources[digest]))
+        maker = makers[digest]
+        files.update(_source_files(sources[digest], maker))
         if digest in kernels:
             kernel = kernels[digest]
-            path = f"{KERNELS}/{digest}/kernel.cubin" if kernel.backend == "cuda" else f"{KERNELS}/{digest}/kernel.bin"
+            path = f"{KERNELS}/{digest}/kernel{maker.binary_suffix if maker else Backend.binary_suffix}"
             files[path] = kernel.binary
             entries.append(KernelEntry(digest=digest, path=path, backend=kernel.backend, arch=kernel.arch, sha256=kernel.sha256,
                                        compiler=kernel.compiler, resources=kernel.resources))
-    files.update(_headers())
-    files.update({f"{EXTENSION}/{name}": data for name, data in extension_files(programs, kernels, ctx.target).items()})
+    for backend in sorted({maker.name: maker for maker in makers.values() if maker is not None}.values(), key=lambda b: b.name):
+        files.update(_backend_files(backend, programs, kernels, ctx))
     manifest = Manifest(
         schema=serial.SCHEMA, core_version=__version__, model=graphs.model, workload=graphs.workload, target=ctx.target,
         kernels=tuple(entries), files=tuple(FileEntry(path=p, sha256=hashlib.sha256(d).hexdigest()) for p, d in sorted(files.items())),
@@ -55,17 +70,33 @@ def _without_graph(program: Program) -> dict:  # type: ignore[type-arg]
     return data
 
 
-def _source_files(source: StepSource) -> dict[str, bytes]:
+def _maker(source: StepSource, kernel: Kernel | None, ctx: Context) -> Backend | None:
+    """The backend that built the source, or could have: it knows the files of that language."""
+    backends = ctx.catalog.backends.values()
+    if kernel is not None:
+        return next((b for b in backends if b.name == kernel.backend), None)
+    return next((b for b in backends if source.language in b.languages), None)
+
+
+def _source_files(source: StepSource, maker: Backend | None) -> dict[str, bytes]:
     folder = f"{KERNELS}/{source.digest}"
-    found = {f"{folder}/kernel.cu": source.code.encode()}
+    suffix = maker.suffix(source.language) if maker else f".{source.language}"
+    found = {f"{folder}/kernel{suffix}": source.code.encode()}
     found.update({f"{folder}/{name}": text.encode() for name, text in source.headers})
     return found
 
 
-def _headers() -> dict[str, bytes]:
-    folder = resources.files("agentcompile_core") / "include" / "agentcompile"
-    found = sorted((f for f in folder.iterdir() if f.name.endswith(".cuh")), key=lambda f: f.name)
-    return {f"include/agentcompile/{f.name}": f.read_bytes() for f in found}
+def _backend_files(backend: Backend, programs: Mapping[str, Program], kernels: Mapping[str, Kernel], ctx: Context) -> dict[str, bytes]:
+    def ask() -> dict[str, bytes]:
+        part = backend.emit(programs, kernels, ctx.target)
+        for path in part:
+            parts = PurePosixPath(path).parts
+            if not parts or ".." in parts or PurePosixPath(path).is_absolute():
+                raise ContractError(f"emit() of backend {backend.name} names the file {path!r}; give paths below the folder {EXTENSION}")
+        included = included_files(backend.include_dirs())
+        return {f"{INCLUDE}/{p}": data for p, data in included.items()} | {f"{EXTENSION}/{p}": data for p, data in part.items()}
+
+    return ctx.catalog.guard(ask, stage=StageName.EMIT, cause=Cause.CONTRACT, plugin=backend.name, subject="its part of a bundle") or {}
 
 
 def check_folder(folder: Path) -> None:

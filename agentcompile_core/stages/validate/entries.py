@@ -106,7 +106,7 @@ class Queue:
         region = self._regions[candidate.signature]
         return Entry(
             candidate=candidate, trial=trial, key=keys.record_key(trial, self.where),
-            kernel_key=keys.kernel_key(candidate.source, self._ctx.target, backend.name, backend.compiler()),
+            kernel_key=keys.kernel_key(candidate.source, self._ctx.target, backend),
             baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
             rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=plan.record.advisor if plan else "",
             primary=plan is not None and trial.match.id in plan.primary, nodes=frozenset(trial.match.nodes),

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     GATHER,
     Access,
@@ -15,10 +17,8 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
     hookimpl,
     i32,
-    make_source,
     pointer,
 )
 
@@ -58,8 +58,8 @@ class WarpRows(TemplateFamily):
             entry="warp_rows_kernel", grid=(-(-columns // (warps * part)), rows, 1), block=(32 * warps, 1, 1), pdl=pdl,
             arguments=(pointer("ids", ids.role, ids.spec.dtype), pointer("table", table.role, table.spec.dtype),
                        pointer("out", out.role, out.spec.dtype, Access.WRITE), i32("columns", columns)))
-        return make_source(Path(__file__).with_name("gather.cu"), constants={"warps": warps, "part": part, "pdl": pdl},
-                           types={"T": c_type(table.spec.dtype)}, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl)
+        return make_source(Path(__file__).with_name("gather.cu"), launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl,
+                           plan={"T": c_type(table.spec.dtype), "warps": warps, "part": part, "pdl": pdl})
 
 
 @hookimpl

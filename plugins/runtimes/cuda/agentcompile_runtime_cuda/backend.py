@@ -4,13 +4,28 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from agentcompile_core.plugin_api import Backend, BuildError, Feature, Kernel, Launch, Reject, Resources, StepSource, Target, nearest_preset
+from agentcompile_cuda_kit import include_dir
 
-from . import headers, launching, ptxas
+from agentcompile_core.plugin_api import (
+    Backend,
+    BuildError,
+    Feature,
+    Kernel,
+    Launch,
+    ProgramParts,
+    Reject,
+    Resources,
+    StepSource,
+    Target,
+    nearest_preset,
+)
+
+from . import extension, headers, launching, ptxas
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
 
@@ -29,6 +44,8 @@ class CudaBackend(Backend):
     languages = ("cuda",)
     features = tuple(Feature)
     deadlines_s = MappingProxyType({"build": 60.0, "check": 15.0, "time": 15.0})  # a hang must not use up the budget
+    suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({"cuda": ".cu"})
+    binary_suffix = ".cubin"
 
     def __init__(self, compiler: str = "") -> None:
         self._preferred = compiler
@@ -81,6 +98,10 @@ class CudaBackend(Backend):
         version = headers.headers_version(includes[0]) if includes and compiler.version().startswith("nvrtc") else "its own"
         return f"{compiler.version()}, headers {version}, {' '.join(FLAGS)}"
 
+    def include_dirs(self) -> tuple[Path, ...]:
+        """The device library of CUDA sources."""
+        return (include_dir(),)
+
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source`` to a cubin for ``target.arch``, in a guarded child process.
 
@@ -130,6 +151,10 @@ class CudaBackend(Backend):
 
         usable = self.available()
         return usable if isinstance(usable, Reject) else time_captured(run, repetitions, runs_per_repetition)
+
+    def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
+        """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""
+        return extension.files(programs, {d: k for d, k in kernels.items() if k.backend == self.name}, target)
 
     @functools.cached_property
     def _compiler(self) -> Compiler | Reject:

@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
+from agentcompile_cuda_kit import include_dir
+
 from agentcompile_core.plugin_api import BuildError, GuardedServer, Reject, StepSource, run_guarded
 
 from . import headers
@@ -53,7 +55,7 @@ class Nvrtc:
         """Compile ``source`` for ``arch``; the headers of the source are passed in memory."""
         request = {
             "name": f"{source.digest}.cu", "code": source.code, "headers": [list(pair) for pair in source.headers],
-            "options": [f"--gpu-architecture={arch}", "-default-device", *FLAGS, f"-I{headers.device_library()}",
+            "options": [f"--gpu-architecture={arch}", "-default-device", *FLAGS, f"-I{include_dir()}",
                         *headers.cuda_include_options()],
         }
         server = self._idle.get()
@@ -88,7 +90,7 @@ class Nvcc:
                 path = root / _inside(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
-            command = [str(self._path), "-cubin", f"-arch={arch}", *FLAGS, f"-I{headers.device_library()}", f"-I{root}",
+            command = [str(self._path), "-cubin", f"-arch={arch}", *FLAGS, f"-I{include_dir()}", f"-I{root}",
                        "-o", str(root / "step.cubin"), str(root / "step.cu")]
             done = run_guarded(command, deadline_s=deadline_s)
             log = (done.stdout + done.stderr).replace(f"{root}/", "")

@@ -1,17 +1,10 @@
-"""Where headers are: AgentCompile's device library, and CUDA's own."""
+"""Where CUDA's own headers and compilers are."""
 
 import functools
 import os
 import re
 import shutil
 from pathlib import Path
-
-import agentcompile_core
-
-
-def device_library() -> Path:
-    """The folder that ``<agentcompile/...>`` is relative to."""
-    return Path(agentcompile_core.__file__).parent / "include"
 
 
 @functools.cache

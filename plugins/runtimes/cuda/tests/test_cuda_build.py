@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from agentcompile_cuda_kit import include_dir
 from agentcompile_runtime_cuda import compilers, headers
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import ceiling_source, read_ceiling_gbps
@@ -187,7 +188,7 @@ def test_an_unknown_compiler_is_refused() -> None:
 def test_importing_the_plugin_imports_nothing_heavy() -> None:
     code = ("import sys, agentcompile_runtime_cuda as p; b = p.agentcompile_backends()[0];"
             "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'cuda')])")
-    roots = {str(Path(headers.device_library()).parents[1]), str(Path(compilers.__file__).parents[1])}
+    roots = {str(include_dir().parents[1]), str(Path(compilers.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": ":".join(roots), "PATH": "/usr/bin"})
     assert done.stdout == "[]\n"

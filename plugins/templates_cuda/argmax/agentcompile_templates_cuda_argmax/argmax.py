@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     ARGMAX,
     Access,
@@ -20,9 +22,7 @@ from agentcompile_core.plugin_api import (
     Target,
     TemplateFamily,
     Workspace,
-    c_type,
     i32,
-    make_source,
     null,
     pointer,
 )
@@ -81,9 +81,8 @@ class ArgmaxFamily(TemplateFamily):
                         arguments=arguments)
         return make_source(
             TEMPLATE,
-            constants={"threads": schedule.integer("threads"), "unroll": schedule.integer("unroll"), "pdl": pdl,
+            plan={"T": c_type(logits.spec.dtype), "threads": schedule.integer("threads"), "unroll": schedule.integer("unroll"), "pdl": pdl,
                        "advance": advance},
-            types={"T": c_type(logits.spec.dtype)},
             launches=(launch,),
             features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl,
             workspaces=(Workspace(name="ws_values", nbytes=4 * blocks), Workspace(name="ws_indices", nbytes=4 * blocks),

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     ATTENTION,
     Access,
@@ -19,10 +21,8 @@ from agentcompile_core.plugin_api import (
     Target,
     TemplateFamily,
     Workspace,
-    c_type,
     f32,
     i32,
-    make_source,
     null,
     pointer,
 )
@@ -85,8 +85,7 @@ class AttentionFamily(TemplateFamily):
                         cluster=max(1, cluster), arguments=_arguments(match, shape))
         return make_source(
             FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
-            constants=constants,
-            types={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32)},
+            plan={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32), **constants},
             launches=(launch,),
             features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor
             + [Feature.CLUSTER] * (cluster > 0),

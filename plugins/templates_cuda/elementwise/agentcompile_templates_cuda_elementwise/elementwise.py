@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, elementwise_struct, make_source
+
 from agentcompile_core.plugin_api import (
     ELEMENTWISE,
     Access,
@@ -20,11 +22,8 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
-    elementwise_struct,
     i32,
     i64,
-    make_source,
     null,
     pointer,
 )
@@ -80,8 +79,7 @@ class ElementwiseFamily(TemplateFamily):
         )
         return make_source(
             TEMPLATE,
-            constants={"threads": threads, "step": step, "pdl": pdl, **broadcasts},
-            types={"T": c_type(out.spec.dtype), **types},
+            plan={"T": c_type(out.spec.dtype), **types, "threads": threads, "step": step, "pdl": pdl, **broadcasts},
             launches=(launch,),
             epilogue=elementwise_struct(match.epilogue, len(inputs)),
             features=[Feature.GRIDDEPCONTROL] * pdl,

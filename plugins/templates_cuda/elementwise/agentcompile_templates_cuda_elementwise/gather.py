@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     GATHER,
     Access,
@@ -18,9 +20,7 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
     i32,
-    make_source,
     pointer,
 )
 
@@ -64,5 +64,5 @@ class GatherFamily(TemplateFamily):
             arguments=(pointer("ids", ids.role, ids.spec.dtype), pointer("table", table.role, table.spec.dtype),
                        pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i32("rows", rows), i32("columns", columns)),
         )
-        return make_source(TEMPLATE, constants={"threads": threads, "pdl": pdl}, types={"T": c_type(table.spec.dtype)},
+        return make_source(TEMPLATE, plan={"T": c_type(table.spec.dtype), "threads": threads, "pdl": pdl},
                            launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl)

@@ -6,6 +6,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, epilogue_struct, make_source
+
 from agentcompile_core.plugin_api import (
     LINEAR,
     Access,
@@ -23,11 +25,8 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
-    epilogue_struct,
     f32,
     i32,
-    make_source,
     null,
     pointer,
 )
@@ -102,8 +101,7 @@ class GemvFamily(TemplateFamily):
         features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * ring
         return make_source(
             FOLDER / ("gemv_ring.cu" if ring else "gemv.cu"),
-            constants=constants,
-            types={"T": c_type(element), "Out": c_type(match.need("out").spec.dtype)},
+            plan={"T": c_type(element), "Out": c_type(match.need("out").spec.dtype), **constants},
             launches=(launch,),
             epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)),
             features=features,

@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from agentcompile_cuda_kit import include_dir
 from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
 
-import agentcompile_core
 from agentcompile_core.plugin_api import DType, StepSource, Target, preset
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match
 
 FAMILY = GemvFamily()
-INCLUDE = Path(agentcompile_core.__file__).parent / "include"
+INCLUDE = include_dir()
 GOLDEN = Path(__file__).parent / "golden"
 TARGETS = {"sm_80": "a100", "sm_86": "rtx3090", "sm_89": "rtx4090", "sm_90": "h200", "sm_100": "b200", "sm_120": "rtx5090"}
 QKV = linear_match(4096, 2048, norm="rms")

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     NORM,
     Access,
@@ -18,10 +20,8 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
     f32,
     i32,
-    make_source,
     null,
     pointer,
 )
@@ -79,10 +79,9 @@ class NormFamily(TemplateFamily):
         )
         return make_source(
             TEMPLATE,
-            constants={"threads": threads, "warps_per_row": warps_per_row, "vectors": vectors,
+            plan={"T": c_type(dtype), "threads": threads, "warps_per_row": warps_per_row, "vectors": vectors,
                        "norm": NORMS[match.text("norm")], "pdl": pdl, "has_weight": match.operand("weight") is not None,
                        "has_bias": match.operand("bias") is not None, "has_residual": match.operand("residual") is not None},
-            types={"T": c_type(dtype)},
             launches=(launch,),
             features=[Feature.GRIDDEPCONTROL] * pdl,
             reduction_depth=vectors * (16 // dtype.bytes) + (WARP * warps_per_row).bit_length(),

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     ROPE,
     Access,
@@ -18,9 +20,7 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
     i32,
-    make_source,
     pointer,
 )
 
@@ -70,8 +70,8 @@ class RopeFamily(TemplateFamily):
         )
         return make_source(
             TEMPLATE,
-            constants={"threads": threads, "pdl": pdl, "interleaved": match.text("style", "half") == "interleaved"},
-            types={"T": c_type(match.need("x").spec.dtype)},
+            plan={"T": c_type(match.need("x").spec.dtype), "threads": threads, "pdl": pdl,
+                  "interleaved": match.text("style", "half") == "interleaved"},
             launches=(launch,),
             features=[Feature.GRIDDEPCONTROL] * pdl,
             reduction_depth=2,

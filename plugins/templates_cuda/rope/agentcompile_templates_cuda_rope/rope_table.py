@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from agentcompile_cuda_kit import c_type, make_source
+
 from agentcompile_core.plugin_api import (
     ROPE_TABLE,
     Access,
@@ -18,10 +20,8 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
-    c_type,
     f32,
     i32,
-    make_source,
     pointer,
 )
 
@@ -65,8 +65,7 @@ class RopeTableFamily(TemplateFamily):
                        _argument(match, "sin", Access.WRITE), i32("half", half),
                        f32("attention_scaling", match.number("attention_scaling", 1.0))),
         )
-        return make_source(TEMPLATE, constants={"threads": threads, "pdl": pdl},
-                           types={"T": c_type(match.need("cos").spec.dtype)}, launches=(launch,),
+        return make_source(TEMPLATE, plan={"T": c_type(match.need("cos").spec.dtype), "threads": threads, "pdl": pdl}, launches=(launch,),
                            features=[Feature.GRIDDEPCONTROL] * pdl)
 
 

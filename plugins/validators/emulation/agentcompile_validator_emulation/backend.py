@@ -6,9 +6,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import agentcompile_cuda_kit as cuda_kit
 
 from agentcompile_core.plugin_api import ArgumentKind, Backend, BuildError, Feature, Kernel, Launch, Reject, StepSource, Target, UsageError
 
@@ -36,6 +39,7 @@ class EmulationBackend(Backend):
     emulated = True
     window = 2
     largest_match_bytes = 32 << 20
+    suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({"cuda": ".cu"})
 
     def __init__(self, cache_folder: Path | None = None) -> None:
         self._cache_folder = cache_folder
@@ -63,6 +67,10 @@ class EmulationBackend(Backend):
         if isinstance(self.available(), Reject):
             return "none"
         return f"{find_toolchain().version}, emulator {runtime_digest()[:12]}"
+
+    def include_dirs(self) -> tuple[Path, ...]:
+        """The device library of CUDA sources."""
+        return (cuda_kit.include_dir(),)
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source`` to a shared library.

@@ -4,13 +4,14 @@ import contextlib
 import enum
 import functools
 import hashlib
-import importlib.resources
 import os
 import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import agentcompile_cuda_kit as cuda_kit
 
 from agentcompile_core.plugin_api import BuildError, UsageError, default_root, run_guarded
 
@@ -55,25 +56,12 @@ def default_cache_folder() -> Path:
 
 
 @functools.cache
-def core_include_folder() -> Path:
-    """The folder from which ``#include <agentcompile/...>`` is resolved."""
-    return Path(str(importlib.resources.files("agentcompile_core"))) / "include"
-
-
-@functools.cache
 def runtime_digest() -> str:
     """SHA-256 of the emulator's C++ source: part of every cache key and of the backend's compiler name."""
     digest = hashlib.sha256()
     for path in sorted(RUNTIME_FOLDER.iterdir()):
         if path.suffix in (".h", ".cpp"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _core_headers_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(core_include_folder().rglob("*.cuh")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -114,7 +102,7 @@ def _used(path: Path) -> None:
 
 
 def _include_flags(toolchain: Toolchain) -> list[str]:
-    folders = (RUNTIME_FOLDER, core_include_folder())
+    folders = (RUNTIME_FOLDER, cuda_kit.include_dir())
     return [f"-I{folder}" for folder in folders] + [f"-isystem{folder}" for folder in toolchain.includes]
 
 
@@ -175,7 +163,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
           cache_folder: Path | None = None, deadline_s: float = 120.0) -> Path:
     """Compile CUDA source for the CPU and return the shared library, from the cache if it was built before.
 
-    ``headers`` maps names as the source includes them to their text; ``<agentcompile/...>`` comes from the core.
+    ``headers`` maps names as the source includes them to their text; ``<agentcompile/...>`` is the device library.
     ``entries`` are the ``extern "C" __global__`` functions to make launchable.
 
     Raises:
@@ -188,7 +176,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
     prepare_cache(cache)
     flags = _kernel_flags(toolchain, mode)
     key_parts = (code, sorted(headers.items()), tuple(entries), flags, _LINK_FLAGS[mode], toolchain.version, toolchain.includes,
-                 runtime_digest(), _core_headers_digest())
+                 runtime_digest(), cuda_kit.digest())
     library = cache / f"{entries[0][:40]}-{mode.value}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:24]}.so"
     if library.exists():
         _used(library)

@@ -100,14 +100,14 @@ def test_the_test_kernels_are_real_cuda(arch, tmp_path):
     import shutil
     import subprocess
 
-    from agentcompile_validator_emulation.engine import core_include_folder
+    from agentcompile_cuda_kit import include_dir
 
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
     both = tmp_path / "both.cu"
     both.write_text(f'#include "{KERNELS}/planted.cu"\n#include "{KERNELS}/intrinsics.cu"\n')
-    command = [nvcc, "-std=c++17", "-cubin", f"-arch={arch}", f"-I{core_include_folder()}", str(both), "-o", str(tmp_path / "out")]
+    command = [nvcc, "-std=c++17", "-cubin", f"-arch={arch}", f"-I{include_dir()}", str(both), "-o", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -11,8 +11,10 @@ from agentcompile_core.plugin_api import (
     GraphKind,
     Node,
     Origin,
+    Program,
     Ref,
     Schedule,
+    Segment,
     Step,
     TensorSpec,
     Value,
@@ -22,7 +24,6 @@ from agentcompile_core.plugin_api import (
 )
 from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.executables import Executables
-from agentcompile_core.runtime.program import Program, Segment
 from agentcompile_core.runtime.weights import WeightStore
 
 TRIAL = EmulationValidator().controls()[0][0]

@@ -5,20 +5,17 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from ..ir.candidate import Kernel, KernelArgument, StepSource
-from ..ir.region import Role
-from ..ir.target import Target
-from ..runtime.program import Program, Segment
+from agentcompile_core.plugin_api import Kernel, KernelArgument, ProgramParts, Role, Segment, StepSource, Target
 
 PACKAGE = "agentcompile_kernels"
 
 
-def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
+def files(programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
     """Files of the extension, by path: build scripts, launcher source, signatures, and the cubins as package data.
 
     A signature is one launch of one source: entry, grid, block, shared memory, and its ordered arguments with sizes.
-    Only kernels built by the cuda backend are in it. Steps that an implementation binds are code of their plugins: the
-    README names them, so that nobody looks for them here.
+    ``kernels`` by digest of their source; sources without one are not in it. Steps that an implementation binds are code
+    of their plugins: the README names them, so that nobody looks for them here.
     """
     sources: dict[str, tuple[StepSource, Segment]] = {}
     for program in programs.values():
@@ -27,13 +24,13 @@ def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kerne
             if segment.source in by_key:
                 sources.setdefault(segment.source, (by_key[segment.source], segment))
     signatures: dict[str, Any] = {}
-    files: dict[str, bytes] = {}
+    found: dict[str, bytes] = {}
     for _, (source, segment) in sorted(sources.items()):
         digest = source.digest
         kernel = kernels.get(digest)
-        if kernel is None or kernel.backend != "cuda":
+        if kernel is None:
             continue
-        files[f"{PACKAGE}/cubins/{digest}.cubin"] = kernel.binary
+        found[f"{PACKAGE}/cubins/{digest}.cubin"] = kernel.binary
         for launch in source.launches:
             # Matches of other shapes launch the same entry in other grids: each is a signature of its own.
             twins = sum(name.split("@")[0] == launch.entry for name in signatures)
@@ -45,14 +42,14 @@ def extension_files(programs: Mapping[str, Program], kernels: Mapping[str, Kerne
     for name in ("launcher.cpp", "setup.py", "pyproject.toml", "README.md", "check.py"):
         text = (resources.files(__package__) / "files" / f"{name}.in").read_text()
         text = text.replace("@ARCH@", target.arch).replace("@COUNT@", str(len(signatures))).replace("@CALLS@", _calls(programs))
-        files[name] = text.encode()
-    files[f"{PACKAGE}/__init__.py"] = (resources.files(__package__) / "files" / "package.py.in").read_bytes()
+        found[name] = text.encode()
+    found[f"{PACKAGE}/__init__.py"] = (resources.files(__package__) / "files" / "package.py.in").read_bytes()
     document = {"arch": target.arch, "target": target.name, "signatures": signatures}
-    files[f"{PACKAGE}/signatures.json"] = json.dumps(document, indent=1, sort_keys=True).encode()
-    return files
+    found[f"{PACKAGE}/signatures.json"] = json.dumps(document, indent=1, sort_keys=True).encode()
+    return found
 
 
-def _calls(programs: Mapping[str, Program]) -> str:
+def _calls(programs: Mapping[str, ProgramParts]) -> str:
     """A paragraph on the steps that are not in the package; empty if there are none."""
     named = {f"{s.step.implementation} (version {s.version})" for p in programs.values() for s in p.segments if s.is_call and s.step}
     if not named:
