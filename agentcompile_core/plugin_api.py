@@ -20,28 +20,31 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.match_kinds": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR NORM ROPE ROPE_TABLE",
+    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR NORM ROPE ROPE_TABLE",
     "ir.plan": "Origin Parameter Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
     "ir.source_check": "argument_values check_source",
     "ir.target": "PRESETS Target nearest_preset preset",
     "ir.verdict": "Case Check InputFamily Outcome Trial Verdict",
+    "ops.growth": "Growth express grow has_one_rounding is_pointwise translate",
+    "ops.names": "operator",
     "ops.reference": "Bounded Comparison compare oracle",
-    "ops.schema": "argument",
+    "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
+    "ops.schema": "argument canonical",
     "plugin.advice_json": "answer_schema question_json question_key read_answer",
     "plugin.events": "AdviceGiven CandidateFinished Captured ChainProgress Event FailureRecorded ModelLoaded NotStored Preparing RegionSelected SearchStarted Skipped StageFinished StageStarted StoreMiss Warned WinnerRefused WorkloadChosen",
     "plugin.hookspecs": "API hookimpl",
     "plugin.interfaces": "Advisor Backend DecodeRuntime Frontend Implementation KVCacheRuntime LoadedModel Offer RegionRule RuntimeIntegration TemplateFamily TrialResult TrialRun Validator",
-    "plugin.running": "BoundedValue KVState ProgramParts RunnablePiece RunnableProgram SessionState",
+    "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
+    "plugin.running": "KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
     "runtime.graph_capture": "composed settle_generator",
     "runtime.program": "Program Segment",
     "store": "default_root",
-    "worker.operands": "make_inputs",
 }
-_MODULES = {"serial": "ir.serial"}
+_MODULES = {"serial": "ir.serial", "kind_names": "ir.kind_names"}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_MODULE_OF, *_MODULES]  # noqa: PLE0604  names, every one

@@ -77,7 +77,7 @@ def build_unvalidated(compiled: Any) -> list[str]:
             if kernel is None:
                 raise DemoError(f"{step} does not build for {ctx.target.arch}: {ctx.failures[-1]}")
             operands = sum(o.spec.nbytes for o in match.operands)
-            found.append(f"{match.label.value} (operands of {operands >> 20} MiB): {kernel.resources.registers} registers, "
+            found.append(f"{match.label} (operands of {operands >> 20} MiB): {kernel.resources.registers} registers, "
                          f"{kernel.resources.shared_bytes} bytes of shared memory")
     return found
 

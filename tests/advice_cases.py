@@ -1,6 +1,9 @@
 """A small world to advise on: one region, three toy families, an advisor that says what it is told to."""
 
 
+from agentcompile_rules_transformers.elementwise import ElementwiseRule
+from agentcompile_rules_transformers.testing import Draft
+
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.advice import Advice, Question
@@ -12,10 +15,8 @@ from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.interfaces import Advisor, TemplateFamily
-from agentcompile_core.rules.elementwise import ElementwiseRule
 from agentcompile_core.stages import advise, analyze, plan
 from agentcompile_core.store import Store
-from agentcompile_core.testing.cases import Draft
 from agentcompile_core.testing.doubles import measurement
 
 SHAPE = (1, 1, 4096)
@@ -60,7 +61,7 @@ class Says(Advisor):
 def world(answer: object = Advice(), **options) -> tuple[Context, tuple, tuple, tuple, Says]:
     """A context, and the regions, summaries and spaces of add -> mul -> silu with three families for every match."""
     catalog, advisor = Catalog(strict=options.pop("strict", False)), Says(answer)
-    catalog.region_rules["core_rules/elementwise"] = ElementwiseRule()
+    catalog.region_rules["transformers_rules/elementwise"] = ElementwiseRule()
     catalog.advisors["test/says"] = advisor
     for name, count in (("many", 20), ("some", 5), ("one", 1)):
         catalog.template_families[f"{name}/{name}"] = Family(name, count)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 CANARY = "sk-canary-0f-th3-c0mmand-l1ne"
 ANSWER = {"label": "gather", "order": ["elementwise/gather", "cublas/cublas"], "cover_order": [0], "hints": [], "risks": ["misaligned"],
           "diagnoses": []}
-PLUGINS = ("litellm", "replay", "random", "elementwise", "norm")  # families, and no backend: nothing is built, which keeps this short
+# Families, and no backend: nothing is built, which keeps this short.
+PLUGINS = ("litellm", "replay", "random", "transformers_rules", "elementwise", "norm")
 
 for package in ("litellm", "agentcompile_advisor_litellm", "agentcompile_advisor_replay", "agentcompile_advisor_random"):
     if importlib.util.find_spec(package) is None:

@@ -1,11 +1,11 @@
 """Analyze: where regions are cut, which are equal, which matches the core refuses, what summaries say."""
 
+import agentcompile_rules_transformers as rules
 import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core import rules
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import AgentCompileError, Cause
 from agentcompile_core.ir import serial
@@ -28,6 +28,7 @@ from agentcompile_core.ir.target import preset
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.interfaces import RegionRule
+from agentcompile_core.plugin.match_kind import MatchKind, OperandKind
 from agentcompile_core.stages import analyze
 from agentcompile_core.stages.analyze.boundaries import boundary_reason, layer_indices, partition
 from agentcompile_core.stages.analyze.checking import problem
@@ -239,10 +240,15 @@ def test_effects_order_what_data_does_not():
 # ---- matches
 
 
+LOOSE = MatchKind(name="loose", doc="anything", labels=(SemanticLabel.ELEMENTWISE,), operands=(
+    OperandKind("in", repeated=True), OperandKind("w", optional=True), OperandKind("out", (Role.OUTPUT,), optional=True)))
+
+
 class Proposing(RegionRule):
     """A rule that proposes what it is told to."""
 
     name = "proposing"
+    kinds = (LOOSE, evolve(LOOSE, name="acme_fused"))
 
     def __init__(self, *matches):
         self.matches = matches
@@ -264,7 +270,7 @@ def operand(name, role, *values):
     return Operand(name=name, role=role, access=access, values=values, spec=SPEC)
 
 
-def match(nodes, *operands, kind="elementwise"):
+def match(nodes, *operands, kind="loose"):
     return Match(kind=kind, label=SemanticLabel.ELEMENTWISE, nodes=nodes, operands=operands)
 
 
@@ -350,8 +356,8 @@ def test_summaries_count_and_measure(decode_graphs):
     (analysis,) = analyze.run(graph_set(graph), context())
     layer = analysis.summaries[1]
     assert layer.instances == 2 and dict(layer.operators)["linear"] == 7 and "view" not in dict(layer.operators)
-    assert layer.dominant is SemanticLabel.GATED_MLP and layer.label is SemanticLabel.MIXED and layer.dynamic_shapes
-    pair = next(m for m in layer.matches if m.label is SemanticLabel.GATED_MLP and m.kind == "linear" and "rms_norm" in m.operators)
+    assert layer.dominant == SemanticLabel.GATED_MLP and layer.label == SemanticLabel.MIXED and layer.dynamic_shapes
+    pair = next(m for m in layer.matches if m.label == SemanticLabel.GATED_MLP and m.kind == "linear" and "rms_norm" in m.operators)
     assert pair.flops == 2 * 2 * 48 * 32 + 48 * 2 + 4 * 32
     assert pair.bytes == 4 * (2 * 48 * 32 + 32 + 32 + 48)
     assert pair.dtype == "float32" and pair.reduction_axis == -1 and pair.intensity == pytest.approx(pair.flops / pair.bytes)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from agentcompile_core.ops.reference import oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement, in_float64
 from agentcompile_core.ops.schema import argument, canonical, parameters, verify_canonical, with_argument
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.rules.elementwise import ElementwiseRule
 from agentcompile_core.stages.capture.export import export_forward
 from agentcompile_core.stages.capture.importer import import_program
 from agentcompile_core.stages.capture.normalize import normalize

@@ -132,7 +132,7 @@ def test_plugins_lists_what_is_installed(cli, as_json: bool) -> None:
     assert code == 0, err
     if as_json:
         found = {p["name"]: p for p in json.loads(out)["plugins"]}
-        assert found["core_rules"]["state"] == "loaded"
+        assert found["core_frontends"]["state"] == "loaded"
         assert found["gemv"]["offers"] == ["TemplateFamily:gemv"]
         assert found["gemv"]["distribution"].startswith("agentcompile-templates-cuda-gemv ")
     else:

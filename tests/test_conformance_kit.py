@@ -4,15 +4,7 @@ import itertools
 
 import pytest
 from agentcompile_cuda_kit import make_source
-
-from agentcompile_core.errors import BuildError, Reject
-from agentcompile_core.ir.candidate import Launch, Resources, StepSource, i32, pointer
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
-from agentcompile_core.ir.region import Access, Role
-from agentcompile_core.plugin.interfaces import TemplateFamily
-from agentcompile_core.testing import conformance
-from agentcompile_core.testing.cases import (
+from agentcompile_rules_transformers.testing import (
     argmax_case,
     attention_case,
     elementwise_case,
@@ -23,6 +15,14 @@ from agentcompile_core.testing.cases import (
     rope_case,
     rope_table_case,
 )
+
+from agentcompile_core.errors import BuildError, Reject
+from agentcompile_core.ir.candidate import Launch, Resources, StepSource, i32, pointer
+from agentcompile_core.ir.graph import DType
+from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
+from agentcompile_core.ir.region import Access, Role
+from agentcompile_core.plugin.interfaces import TemplateFamily
+from agentcompile_core.testing import conformance
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 CASES = (elementwise_case(columns=37, rows=2, operators=("add",), dtype=DType.F32),)

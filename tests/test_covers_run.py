@@ -4,11 +4,11 @@ Steps are callables that do what their match promises and know nothing of the no
 buffer planning, side-by-side outputs and aliases are checked together, without a compiler.
 """
 
+import agentcompile_rules_transformers as rules
 import pytest
 import torch
 from attrs import evolve
 
-from agentcompile_core import rules
 from agentcompile_core.context import Config, Context
 from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, ValueKind, Workload
 from agentcompile_core.ir.plan import Origin, Schedule, ScheduleSpace, Step

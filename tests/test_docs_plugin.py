@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from agentcompile_core.ir import match_kinds
+from agentcompile_rules_transformers import testing as cases
+
+from agentcompile_core.ir import kind_names
 from agentcompile_core.plugin import hookspecs
-from agentcompile_core.testing import cases
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "writing_a_plugin.md").read_text()
@@ -28,7 +29,7 @@ def test_the_example_is_as_small_as_promised() -> None:
 def test_what_the_page_names_exists() -> None:
     named = set(re.findall(r"`(\w+_case)`", TEXT))
     assert named == {name for name in vars(cases) if name.endswith("_case")}
-    assert f"`{hookspecs.GROUP}`" in TEXT and "`gather`" in TEXT and match_kinds.GATHER == "gather"
+    assert f"`{hookspecs.GROUP}`" in TEXT and "`gather`" in TEXT and kind_names.GATHER == "gather"
     for link in re.findall(r"\]\(([\w./]+)\)", TEXT):
         assert (ROOT / "docs" / link).exists(), link
     for path in re.findall(r"`((?:agentcompile_core|examples)/[\w./]+)`", TEXT):

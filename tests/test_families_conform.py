@@ -1,11 +1,7 @@
 """Every family that the project ships passes the kit that it asks third parties to pass."""
 
 import pytest
-
-from agentcompile_core.ir.graph import DType
-from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin.interfaces import TemplateFamily
-from agentcompile_core.testing.cases import (
+from agentcompile_rules_transformers.testing import (
     argmax_case,
     attention_case,
     elementwise_case,
@@ -16,6 +12,10 @@ from agentcompile_core.testing.cases import (
     rope_case,
     rope_table_case,
 )
+
+from agentcompile_core.ir.graph import DType
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.interfaces import TemplateFamily
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 LOOKUP, NORM = gather_case(columns=8, vocabulary=9), norm_case(columns=8)

@@ -1,10 +1,10 @@
 """Plan: who is asked, what is recorded, and covers that are always disjoint, convex and able to run."""
 
+import agentcompile_rules_transformers as rules
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core import rules
 from agentcompile_core.context import Config, Context
 from agentcompile_core.errors import AgentCompileError, ContractError, Reject, UsageError
 from agentcompile_core.ir import serial

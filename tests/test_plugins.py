@@ -12,7 +12,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.plugin.interfaces import Advisor
 
-CORE = {"core_frontends", "core_rules", "core_runtimes", "core_advisors"}
+CORE = {"core_frontends", "core_runtimes", "core_advisors"}
 GOOD = """
 from agentcompile_core.ir.advice import Advice
 from agentcompile_core.plugin.hookspecs import hookimpl
@@ -69,7 +69,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("AGENTCOMPILE_PLUGINS", "AGENTCOMPILE_BLOCK_PLUGINS", "AGENTCOMPILE_STRICT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr("agentcompile_core.plugin.catalog.metadata.distributions", lambda: _distributions(tmp_path))
+    monkeypatch.setattr("agentcompile_core.plugin.discovery.metadata.distributions", lambda: _distributions(tmp_path))
 
     def make(name: str, text: str = GOOD, *, group: str = hookspecs.GROUP, distribution: str = "", module: str = "") -> None:
         module = module or f"plugin_{name}_{tmp_path.name}".replace("-", "_")
@@ -270,7 +270,7 @@ def test_metadata_that_cannot_be_read_stops_nobody(install, monkeypatch: pytest.
             raise OSError("unreadable entry_points.txt")
 
     good = SimpleNamespace(name="good", version="1", entry_points=())
-    monkeypatch.setattr("agentcompile_core.plugin.catalog.metadata.distributions", lambda: iter((Damaged(), good)))
+    monkeypatch.setattr("agentcompile_core.plugin.discovery.metadata.distributions", lambda: iter((Damaged(), good)))
     catalog = load_catalog(strict=True)
     (info,) = [p for p in catalog.plugins if p.name not in CORE]
     assert info.state == "unreadable" and "unreadable entry_points.txt" in info.message

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from agentcompile_rules_transformers import testing as cases
+from agentcompile_rules_transformers.kinds import KINDS
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,13 +29,13 @@ from agentcompile_core.ops.reference.rules import _RULES
 from agentcompile_core.ops.reference.second_opinion import disagreement
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.validate.input_cases import cases_for
-from agentcompile_core.testing import cases
 from agentcompile_core.worker import Job, execution
 from agentcompile_core.worker.evaluate import Evaluation, Session
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 OURS = torch.ops.agentcompile
 TARGET = PRESETS["h200"]
+BY_NAME = {kind.name: kind for kind in KINDS}
 EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "gather": lambda d: cases.gather_case(columns=24, vocabulary=10, dtype=d),
     "rms": lambda d: cases.norm_case(columns=40, rows=2, residual=True, dtype=d),
@@ -56,8 +58,8 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_the_framework_confirms_the_reference_of_every_kind(kind: str, dtype: DType) -> None:
     match, graph = EVERY_KIND[kind](dtype)
-    for case in cases_for(match, "second opinion", emulated=True):
-        values = graph_values(match, graph, make_inputs(match, case, "cpu"))
+    for case in cases_for(match, BY_NAME[match.kind], "second opinion", emulated=True):
+        values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], case, "cpu"))
         before = {name: tensor.clone() for name, tensor in values.items()}
         assert disagreement(graph, values, oracle(graph, values)) == "", case
         assert all(torch.equal(values[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in before.items())
@@ -72,7 +74,7 @@ def disturbed(bound: Bounded, factor: float) -> Bounded:
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_reference_that_is_off_by_a_millionth_is_seen(kind: str) -> None:
     match, graph = EVERY_KIND[kind](DType.F32)
-    values = graph_values(match, graph, make_inputs(match, cases_for(match, "off", emulated=True)[0], "cpu"))
+    values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], cases_for(match, BY_NAME[match.kind], "off", emulated=True)[0], "cpu"))
     expected = oracle(graph, values)
     for name in expected:
         wrong = {**expected, name: disturbed(expected[name], 1.0 + 1e-6)}
@@ -97,7 +99,7 @@ def test_what_is_not_finite_must_be_so_in_the_same_places(put: float, seen: str)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_numbers_at_the_ends_of_the_range_give_both_the_same(kind: str) -> None:
     match, graph = EVERY_KIND[kind](DType.F16)
-    values = graph_values(match, graph, make_inputs(match, cases_for(match, "ends", emulated=True)[0], "cpu"))
+    values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], cases_for(match, BY_NAME[match.kind], "ends", emulated=True)[0], "cpu"))
     puts = [65504.0, -65504.0, float("nan")]
     if match.kind != "attention":  # a row without any finite score has no softmax: NaN by formula, zero by torch's
         puts += [float("inf"), -float("inf")]
@@ -132,7 +134,7 @@ def judged(session: Session, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     schedule = family.space(match, TARGET).points[0]
     source = family.lower(match, schedule, TARGET)
     step = Step(match_id=match.id, implementation="elementwise/elementwise", origin=Origin.GENERATED, schedule=schedule)
-    trial = Trial(match=match, graph=graph, source=source, target=TARGET, cases=cases_for(match, "shared", emulated=True)[:2])
+    trial = Trial(match=match, graph=graph, source=source, target=TARGET, cases=cases_for(match, BY_NAME[match.kind], "shared", emulated=True)[:2])
     job = Job(trial=trial, step=step, backend="emulation")
     session.oracles = execution.Oracles()
     kernel: Any = session.build(job)
@@ -156,7 +158,7 @@ def test_the_framework_is_asked_once_for_each_graph_and_case() -> None:
     asked: list[int] = []
     oracles = execution.Oracles()
     match, _ = cases.elementwise_case(columns=8, operators=("add",))
-    one, other = cases_for(match, "once", emulated=True)[:2]
+    one, other = cases_for(match, BY_NAME[match.kind], "once", emulated=True)[:2]
     for key in (("g", one), ("g", other), ("g", one), ("h", one), ("h", one)):
         oracles.opinion(key, lambda: asked.append(1) or "")  # type: ignore[func-returns-value]
     assert len(asked) == 3

@@ -15,7 +15,9 @@ CONFIG = Config(budget_plans=12, rounds=1, budget_s=240.0)
 TOKENS = 4
 # Entry points whose loss takes kernels away, and what selected steps must then not use.
 FAMILIES = ("gemv", "norm", "elementwise", "rope", "attention", "argmax")
-OTHERS = ("random", "replay", "litellm", "cuda", "cudagraph", "flashkv", "vendor", "emulation", "numerics")
+OTHERS = (
+    "transformers_rules", "random", "replay", "litellm", "cuda", "cudagraph", "flashkv", "vendor", "emulation", "numerics",
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def expected(complete: Any) -> list[int]:
 
 
 def test_every_installed_plugin_is_unplugged_below() -> None:
-    ours = ("agentcompile-templates-", "agentcompile-runtime-", "agentcompile-validator-", "agentcompile-advisor-")
+    ours = ("agentcompile-rules-", "agentcompile-templates-", "agentcompile-runtime-", "agentcompile-validator-", "agentcompile-advisor-")
     installed = {p.name for p in load_catalog(strict=False).plugins if p.distribution.startswith(ours)}
     assert installed <= {*FAMILIES, *OTHERS}, "add the new plugin to this file"
     assert installed, "no plugin distribution is installed; `make setup` installs them"
@@ -78,6 +80,8 @@ def test_without_a_family(store: Store, complete: Any, expected: list[int], fami
 def test_without_another_plugin(store: Store, complete: Any, expected: list[int], name: str) -> None:
     model = compiled(store, block=(name,))
     assert tokens(model) == expected
+    if name == "transformers_rules":
+        assert families_of(model) == set(), "without rules there is no match, and everything runs on the framework"
     if name == "numerics":
         assert families_of(model) == set(), "without a numerics validator nothing generated is selected"
     if name == "flashkv":

@@ -20,7 +20,7 @@ N, K = 40, 72
 
 @pytest.fixture(scope="module")
 def session():
-    return Session(load_catalog(only=("emulation", "numerics", "gemv"), strict=True))
+    return Session(load_catalog(only=("emulation", "numerics", "gemv", "transformers_rules"), strict=True))
 
 
 def linear_with_residual() -> tuple[Match, Graph]:
@@ -45,7 +45,7 @@ def job(session: Session) -> Job:
     schedule = next(p for p in family.space(match, TARGET).points if p["path"] == "direct")
     step = Step(match_id=match.id, implementation="gemv/gemv", origin=Origin.GENERATED, schedule=schedule)
     trial = Trial(match=match, graph=graph, source=family.lower(match, schedule, TARGET), target=TARGET,
-                  cases=cases_for(match, "test", emulated=True)[:3])
+                  cases=cases_for(match, session.catalog.kind("linear"), "test", emulated=True)[:3])
     return Job(trial=trial, step=step, backend="emulation")
 
 

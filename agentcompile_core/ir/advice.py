@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from .plan import PlanSpace, Step
 from .region import RegionSummary, Scalar, SemanticLabel
+from .words import optional_word
 
 
 class Risk(enum.Enum):
@@ -61,7 +62,7 @@ class RejectedItem:
 class Advice:
     """An answer: everything optional, everything checked item by item against the space."""
 
-    label: SemanticLabel | None = None
+    label: str | None = field(default=None, converter=optional_word)  # one of ``Question.labels``
     order: tuple[str, ...] = ()  # implementations, best first
     cover_order: tuple[int, ...] = ()  # ranks of covers, best first
     hints: tuple[Hint, ...] = ()
@@ -97,6 +98,11 @@ class Question:
     round: int = 0
     budget_s: float = 0.0
     budget_plans: int = 0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The words that an answer may use as a label: the core's, and those of the kinds in this region."""
+        return tuple(dict.fromkeys((*map(str, SemanticLabel), *self.summary.labels)))
 
 
 @frozen(kw_only=True)

@@ -7,12 +7,13 @@ from attrs import field, frozen
 
 from .expression import Expression
 from .graph import Graph, TensorSpec
+from .words import word
 
 Scalar = bool | int | float | str
 
 
-class SemanticLabel(enum.Enum):
-    """What a match computes; the closed vocabulary of rules and advisors."""
+class SemanticLabel(enum.StrEnum):
+    """The core's words for what a match computes. Any other lower_snake_case word is a label too: a kind brings its own."""
 
     GEMV = "gemv"
     GEMM = "gemm"
@@ -56,7 +57,7 @@ class Access(enum.Enum):
 class Operand:
     """One named operand of a match.
 
-    ``name`` is the operand's name in its match kind (``x``, ``weight``, ``out``; see match_kinds). ``values`` are
+    ``name`` is the operand's name in its match kind (``x``, ``weight``, ``out``; see MatchKind). ``values`` are
     region-local value names; more than one means that they lie behind each other in memory, in this order: weights
     that the WeightStore concatenates along rows, or outputs that the buffer planner places side by side. ``spec`` is
     that of the concatenation.
@@ -73,12 +74,12 @@ class Operand:
 class Match:
     """A convex set of nodes that an implementation may replace; matches overlap and nest.
 
-    ``kind`` is the word families dispatch on (match_kinds lists the core's own; plugins may add theirs).
-    ``attributes`` are the scalars of the kind; ``epilogue`` its pointwise tail.
+    ``kind`` is the word families dispatch on: the name of a MatchKind that a rule offers. ``label`` is one of the words
+    that the kind allows. ``attributes`` are the scalars of the kind; ``epilogue`` its pointwise tail.
     """
 
     kind: str
-    label: SemanticLabel
+    label: str = field(converter=word)
     nodes: tuple[str, ...]
     operands: tuple[Operand, ...]
     attributes: tuple[tuple[str, Scalar], ...] = ()
@@ -138,7 +139,12 @@ class Match:
 
     @property
     def bytes_moved(self) -> int:
-        """The fewest bytes that must cross device memory: each operand once, states by ``state_bytes``, less ``unread_bytes``."""
+        """The fewest bytes that must cross device memory, as the kind said (attribute ``bytes_moved``) when the match was found.
+
+        Without that: each operand once, states by ``state_bytes``, less ``unread_bytes``.
+        """
+        if "bytes_moved" in self._attributes:
+            return int(self._attributes["bytes_moved"])
         total = 0
         for operand in self.operands:
             if operand.role is not Role.STATE:
@@ -177,7 +183,7 @@ class Region:
     graph: Graph
     instances: tuple[Instance, ...]
     matches: tuple[Match, ...] = ()
-    label: SemanticLabel = SemanticLabel.MIXED
+    label: str = field(default=SemanticLabel.MIXED, converter=word)
 
     @cached_property
     def match_by_id(self) -> dict[str, Match]:
@@ -190,7 +196,7 @@ class MatchSummary:
     """The facts about one match that leave the process: no names of files, models or modules."""
 
     id: str
-    label: SemanticLabel
+    label: str = field(converter=word)
     kind: str
     operators: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -207,15 +213,20 @@ class MatchSummary:
 
 @frozen(kw_only=True)
 class RegionSummary:
-    """Structured facts about a region: what an advisor sees of it."""
+    """Structured facts about a region: what an advisor sees of it.
+
+    ``labels`` are those of the kinds of its matches that the core has no word for: an advisor may use them beside the
+    core's own.
+    """
 
     signature: str
-    label: SemanticLabel
+    label: str = field(converter=word)
     operators: tuple[tuple[str, int], ...] = field()
     instances: int
     matches: tuple[MatchSummary, ...]
-    dominant: SemanticLabel
+    dominant: str = field(converter=word)
     dynamic_shapes: bool = False
+    labels: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -2,12 +2,12 @@
 
 import enum
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .candidate import StepSource
 from .plan import Cover, Fusion, Origin, Step
 from .record import Measurement
-from .region import SemanticLabel
+from .words import word
 
 
 class Basis(enum.Enum):
@@ -24,7 +24,7 @@ class SelectedStep:
     """One step of a selection, with its source and its evidence."""
 
     step: Step
-    label: SemanticLabel
+    label: str = field(converter=word)
     nodes: tuple[str, ...]  # region-local
     source: StepSource | None  # None for implementations that bind a callable
     version: int = 0  # of the family or implementation

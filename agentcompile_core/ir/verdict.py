@@ -9,6 +9,7 @@ from .candidate import StepSource
 from .graph import Graph
 from .region import Match
 from .target import Target
+from .words import word
 
 
 class Outcome(enum.Enum):
@@ -47,8 +48,8 @@ class Verdict:
         return self.outcome is not Outcome.FAIL
 
 
-class InputFamily(enum.Enum):
-    """How the inputs of a case are drawn."""
+class InputFamily(enum.StrEnum):
+    """The core's ways to draw the inputs of a case. Any other lower_snake_case word names one that a match kind draws itself."""
 
     NORMAL = "normal"
     NORMAL_SMALL = "normal_small"
@@ -63,7 +64,7 @@ class InputFamily(enum.Enum):
 class Case:
     """One set of inputs: made from the seed, never stored. ``position`` is the decode position where the match has one."""
 
-    family: InputFamily
+    family: str = field(converter=word)
     seed: int
     position: int = 0
 

@@ -3,6 +3,7 @@
 Matches are called m0, m1, ... in the order of the space, so that no name of a node or a model leaves the process.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import UsageError
@@ -26,9 +27,10 @@ def question_json(question: Question) -> dict[str, Any]:
     return {
         "schema": serial.SCHEMA, "round": question.round, "target": question.target,
         "budget": {"seconds": question.budget_s, "plans": question.budget_plans},
-        "region": {"label": question.summary.label.value, "dominant": question.summary.dominant.value,
+        "region": {"label": question.summary.label, "dominant": question.summary.dominant,
                    "operators": [list(pair) for pair in question.summary.operators], "instances": question.summary.instances,
-                   "dynamic_shapes": question.summary.dynamic_shapes},
+                   "dynamic_shapes": question.summary.dynamic_shapes,
+                   **({"labels": list(question.summary.labels)} if question.summary.labels else {})},
         "matches": [_match(names[match_id], matches.get(match_id)) for match_id in names],
         "covers": [{"rank": c.rank, "fusion": c.fusion.value, "matches": [names[m] for m in c.matches if m in names]}
                    for c in question.space.covers],
@@ -44,7 +46,7 @@ def question_json(question: Question) -> dict[str, Any]:
 def _match(name: str, summary: Any) -> dict[str, Any]:
     if summary is None:
         return {"match": name}
-    return {"match": name, "label": summary.label.value, "kind": summary.kind, "operators": list(summary.operators),
+    return {"match": name, "label": summary.label, "kind": summary.kind, "operators": list(summary.operators),
             "shapes": [list(s) for s in summary.shapes], "dtype": summary.dtype, "flops": summary.flops, "bytes": summary.bytes,
             "intensity": round(summary.intensity, 4)}
 
@@ -55,8 +57,11 @@ def question_key(question: Question) -> str:
     return serial.digest({k: data[k] for k in ("schema", "round", "target", "region", "matches", "covers", "steps")}, length=32)
 
 
-def answer_schema() -> dict[str, Any]:
-    """JSON schema of an answer; the closed vocabularies come from the enums."""
+CORE_LABELS = tuple(map(str, SemanticLabel))
+
+
+def answer_schema(labels: Iterable[str] = CORE_LABELS) -> dict[str, Any]:
+    """JSON schema of an answer; ``labels`` are the question's, the other closed vocabularies come from the enums."""
     def words(kind: type) -> dict[str, Any]:
         return {"type": "string", "enum": [member.value for member in kind]}  # type: ignore[attr-defined]
 
@@ -65,7 +70,7 @@ def answer_schema() -> dict[str, Any]:
             "properties": {"match": {"type": "string"}, "implementation": {"type": "string"}, "parameter": {"type": "string"},
                            "values": {"type": "array", "items": value}}}
     properties = {
-        "label": {"anyOf": [words(SemanticLabel), {"type": "null"}]},
+        "label": {"anyOf": [{"type": "string", "enum": list(labels)}, {"type": "null"}]},
         "order": {"type": "array", "items": {"type": "string"}},
         "cover_order": {"type": "array", "items": {"type": "integer"}},
         "hints": {"type": "array", "items": hint},
@@ -75,7 +80,7 @@ def answer_schema() -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
-def read_answer(text: str, space: PlanSpace) -> Advice:
+def read_answer(text: str, space: PlanSpace, labels: Iterable[str] = CORE_LABELS) -> Advice:
     """Read an answer strictly, item by item; what does not fit is listed in ``refused`` with a rule id.
 
     Rules: ``J1`` unknown key, ``J2`` wrong type, ``J3`` word outside the vocabulary, ``J4`` unknown match name.
@@ -90,7 +95,10 @@ def read_answer(text: str, space: PlanSpace) -> Advice:
     known = answer_schema()["properties"]
     refused += [RejectedItem(item=str(key), rule="J1") for key in data if key not in known]
     ids = {short: match_id for match_id, short in match_names(space).items()}
-    label = _word(data.get("label"), SemanticLabel, refused) if data.get("label") is not None else None
+    label = data.get("label")
+    if label is not None and label not in tuple(labels):
+        refused.append(RejectedItem(item=repr(label), rule="J3"))
+        label = None
     return Advice(
         label=label,
         order=tuple(_typed(_list(data, "order", refused), str, refused)),

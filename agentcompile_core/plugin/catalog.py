@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from attrs import Factory, define, evolve, frozen
 
-from ..errors import AgentCompileError, Cause, Failure, StageName, UsageError, last_frames
+from ..errors import AgentCompileError, Cause, ContractError, Failure, StageName, UsageError, last_frames
 from .events import Event, FailureRecorded, Observer, hook_of, silent
 from .failures import Failures
 from .interfaces import Advisor, Backend, Frontend, Implementation, Offer, RegionRule, RuntimeIntegration, TemplateFamily, Validator
+from .match_kind import MatchKind
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -97,6 +98,27 @@ class Catalog:
     def backends(self) -> dict[str, Backend]:
         """Backends by qualified name."""
         return self.offers["agentcompile_backends"]
+
+    @property
+    def kinds(self) -> dict[str, MatchKind]:
+        """Match kinds by name, from all region rules."""
+        found: dict[str, MatchKind] = {}
+        for rule in self.region_rules.values():
+            for kind in rule.kinds:
+                found.setdefault(kind.name, kind)
+        return found
+
+    def kind(self, name: str) -> MatchKind:
+        """The match kind called ``name``.
+
+        Raises:
+            ContractError: no installed rule offers it; the message lists those that are offered.
+        """
+        kinds = self.kinds
+        if name not in kinds:
+            raise ContractError(f"no installed region rule offers the match kind {name!r} (offered: {', '.join(sorted(kinds)) or 'none'}); "
+                                "name it in the kinds of the rule that makes such matches, and install that rule")
+        return kinds[name]
 
     def find(self, hook: str, name: str) -> Any:
         """The offer called ``name`` (short or qualified) of one hook.

@@ -12,7 +12,8 @@ from attrs import frozen
 from ..errors import Cause, ContractError, Failure, StageName
 from . import hookspecs
 from .catalog import EVENTS, NAME, OFFERS, Catalog, PluginInfo, T, log
-from .interfaces import Offer
+from .interfaces import Offer, RegionRule
+from .match_kind import MatchKind
 
 _GROUP = re.compile(r"agentcompile\.v(\d+)\Z")
 
@@ -20,7 +21,6 @@ _GROUP = re.compile(r"agentcompile\.v(\d+)\Z")
 # The core's own offers are plugins too, loaded first; each is a module with hookimpls.
 BUILT_IN = {
     "core_frontends": "agentcompile_core.stages.capture.frontends",
-    "core_rules": "agentcompile_core.rules",
     "core_runtimes": "agentcompile_core.runtime.built_in",
     "core_advisors": "agentcompile_core.stages.advise.heuristic",
 }
@@ -144,8 +144,19 @@ class _Loader:
         qualified = f"{plugin}/{item.name}"
         if qualified in shelf:
             raise ContractError(f"{qualified!r} is offered twice")
+        if isinstance(item, RegionRule):
+            self._check_kinds(item, qualified)
         shelf[qualified] = item
         return f"{kind.__name__}:{item.name}"
+
+
+    def _check_kinds(self, rule: RegionRule, qualified: str) -> None:
+        for kind in tuple(rule.kinds):
+            if not isinstance(kind, MatchKind):
+                raise ContractError(f"the kinds of {qualified} hold a {type(kind).__name__}; expected MatchKind")
+            for other, offered in self.catalog.region_rules.items():
+                if any(theirs.name == kind.name and theirs != kind for theirs in offered.kinds):
+                    raise ContractError(f"{qualified} and {other} offer different match kinds called {kind.name!r}; rename one of them")
 
 
 def load_catalog(*, only: Iterable[str] | None = None, block: Iterable[str] = (), strict: bool | None = None,

@@ -15,10 +15,13 @@ from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial, Verdict
 from .include_folders import folders_digest
-from .running import BoundedValue, KVState, ProgramParts, RunnableProgram, SessionState
+from .match_kind import MatchKind
+from .running import KVState, ProgramParts, RunnableProgram, SessionState
 
-if TYPE_CHECKING:  # heavy or above this layer; nothing here is structured by cattrs
+if TYPE_CHECKING:  # heavy; nothing here is structured by cattrs
     import torch
+
+    from ..ops.reference import Bounded
 
 
 
@@ -30,7 +33,12 @@ class Offer(ABC):
 
 
 class RegionRule(Offer):
-    """Proposes matches in a graph (stage analyze)."""
+    """Proposes matches in a graph (stage analyze).
+
+    ``kinds`` are what its matches are: a match of a kind that no installed rule offers is refused.
+    """
+
+    kinds: ClassVar[tuple[MatchKind, ...]] = ()
 
     @abstractmethod
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -113,7 +121,10 @@ class TrialRun(Protocol):
     def run(self, case: Case, poison: float) -> TrialResult:
         """Make the inputs of ``case``, fill outputs with ``poison``, run once at new addresses, synchronize."""
 
-    def expected(self, case: Case, inputs: "dict[str, torch.Tensor]") -> Mapping[str, BoundedValue]:
+    def inputs(self, case: Case, device: str) -> "dict[str, torch.Tensor]":
+        """The operands of ``case`` that are not outputs, by operand name, as ``run`` makes them, on another device."""
+
+    def expected(self, case: Case, inputs: "dict[str, torch.Tensor]") -> "Mapping[str, Bounded]":
         """Reference and error budget by value name for the ``inputs`` that a run of ``case`` had; kept for the next call."""
 
     def values(self, outputs: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":

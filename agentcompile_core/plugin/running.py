@@ -83,19 +83,3 @@ class SessionState(Protocol):
     @property
     def kv(self) -> KVState:
         """The KV cache."""
-
-
-class BoundedValue(Protocol):
-    """A reference in float64 with the largest error that a correct kernel may have, element by element (ops.reference.Bounded)."""
-
-    @property
-    def value(self) -> "torch.Tensor":
-        """float64, or int64 and bool for indices."""
-
-    @property
-    def error(self) -> "torch.Tensor":
-        """float64 of the same shape, never negative; zero: only the very same number is right."""
-
-    @property
-    def choices(self) -> "torch.Tensor | None":
-        """Of an index that an argmax chose: True where the error bounds allow the maximum to be."""

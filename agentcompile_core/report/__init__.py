@@ -35,7 +35,7 @@ def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
 def step_document(step: SelectedStep) -> dict[str, Any]:
     """One selected step as plain types."""
     measured, baseline = step.measurement, step.baseline
-    return {"label": step.label.value, "implementation": step.step.implementation, "origin": step.step.origin.value,
+    return {"label": step.label, "implementation": step.step.implementation, "origin": step.step.origin.value,
             "version": step.version, "schedule": dict(step.step.schedule.items), "basis": step.basis.value,
             "us": measured.us if measured else None,
             "floor_us": measured.floor_us if measured else None, "baseline_us": baseline.us if baseline else None,
@@ -114,8 +114,7 @@ def selection_text(selection: Selection) -> str:
     """One region: its steps and why, then what stays on the framework and why."""
     lines = [f"region {selection.region}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
     if all(step.basis is Basis.PROVISIONAL for step in selection.steps):
-        rows = [(s.label.value, s.step.implementation, s.step.origin.value, f"{s.max_rel:.1e}", str(s.step.schedule))
-                for s in selection.steps]
+        rows = [(s.label, s.step.implementation, s.step.origin.value, f"{s.max_rel:.1e}", str(s.step.schedule)) for s in selection.steps]
         lines += [table(rows, ("step", "implementation", "origin", "max rel", "schedule"))] if rows else []
     else:
         head = ("step", "implementation", "origin", "us", "of floor", "framework us", "why", "schedule")
@@ -128,7 +127,7 @@ def _measured_row(step: SelectedStep) -> tuple[str, ...]:
     us = f"{step.measurement.us:.2f}" if step.measurement else "-"
     floor = f"{step.measurement.share_of_floor:.0%}" if step.measurement and step.measurement.floor_us else "-"
     base = f"{step.baseline.us:.2f}" if step.baseline else "-"
-    return (step.label.value, step.step.implementation, step.step.origin.value, us, floor, base, step.reason, str(step.step.schedule))
+    return (step.label, step.step.implementation, step.step.origin.value, us, floor, base, step.reason, str(step.step.schedule))
 
 
 def statistics_text(statistics: dict[str, Any]) -> str:

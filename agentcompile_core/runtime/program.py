@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..errors import VerificationError
 from ..ir.candidate import StepSource
 from ..ir.graph import Graph
 from ..ir.plan import Origin, Step
 from ..ir.region import Match, Role, SemanticLabel
+from ..ir.words import word
 from ..ops.aliasing import is_alias
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Segment:
 
     nodes: tuple[str, ...]
     step: Step | None = None
-    label: SemanticLabel = SemanticLabel.MIXED
+    label: str = field(default=SemanticLabel.MIXED, converter=word)
     match: Match | None = None
     source: str = ""  # key of the StepSource; empty for framework nodes and bound callables
     operands: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -39,7 +39,7 @@ UNKNOWN_KIND = "no_such_kind"
 
 
 class TemplateFamilyConformance:
-    """Subclass as ``class Test...``: ``family``, ``cases`` it serves, cases ``rejected`` by it (``testing.cases`` makes them).
+    """Subclass as ``class Test...``: ``family``, ``cases`` it serves, cases ``rejected`` by it (a rule's package makes them).
 
     ``samples`` schedules of each case are built and run: the best guess, the last, and some between them.
     """
@@ -137,7 +137,10 @@ class TemplateFamilyConformance:
             _demand(evaluation.failure is None, f"{step.match_id} [{step.schedule}] on {backend.name}: {_story(evaluation)}")
 
     def _job(self, match: Match, graph: Graph, schedule: Schedule, target: Target, backend: Backend) -> Job:
-        cases = cases_for(match, self.family.name, emulated=backend.device == "cpu")
+        kind = _catalog().kinds.get(match.kind)
+        _demand(kind is not None, f"{match.id}: no installed region rule offers the kind {match.kind}; install the rule that does")
+        assert kind is not None
+        cases = cases_for(match, kind, self.family.name, emulated=backend.device == "cpu")
         trial = Trial(match=match, graph=graph, source=self._source(match, schedule, target), target=target, cases=cases)
         step = Step(match_id=match.id, implementation=f"conformance/{self.family.name}", origin=Origin.GENERATED, schedule=schedule)
         return Job(trial=trial, step=step, backend=backend.name, validators=_validators(backend), time=False)

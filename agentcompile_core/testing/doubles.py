@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ..errors import BuildError, Cause, Reject
@@ -22,7 +22,8 @@ from ..ir.target import PRESETS, Target
 from ..ir.verdict import Case, Check, InputFamily, Outcome, Trial, Verdict
 from ..ops.reference import compare
 from ..plugin.catalog import OFFERS, Catalog
-from ..plugin.interfaces import Backend, TemplateFamily, TrialRun, Validator
+from ..plugin.interfaces import Backend, RegionRule, TemplateFamily, TrialRun, Validator
+from ..plugin.match_kind import AttributeKind, MatchKind, OperandKind
 
 BEHAVIOURS = {
     "honest": "adds",
@@ -146,6 +147,24 @@ def _floats(address: int, count: int) -> Any:
     return (ctypes.c_float * count).from_address(address)
 
 
+FAKE_KIND = MatchKind(
+    name="elementwise", doc="out[i] = in0[i] + in1[i]",
+    operands=(OperandKind("in", repeated=True), OperandKind("out", (Role.OUTPUT,))),
+    attributes=(AttributeKind("count"), AttributeKind("columns"), AttributeKind("broadcast", str, repeated=True)),
+)
+
+
+class FakeRule(RegionRule):
+    """Finds nothing; offers the kind that the fake family serves."""
+
+    name = "fake_rule"
+    kinds = (FAKE_KIND,)
+
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """No match."""
+        return ()
+
+
 class FakeFamily(TemplateFamily):
     """Lowers ``elementwise`` matches; its schedules are the behaviours, honest ones first."""
 
@@ -218,7 +237,7 @@ class SimpleValidator(Validator):
             expected = run.expected(case, result.inputs)
             found = [compare(tensor, expected[name]) for name, tensor in run.values(result.outputs).items()]
             bad = result.detail or next((c.detail for c in found if not c.ok), "")
-            checks.append(Check(name=case.family.value, outcome=Outcome.FAIL if bad else Outcome.PASS, detail=bad))
+            checks.append(Check(name=case.family, outcome=Outcome.FAIL if bad else Outcome.PASS, detail=bad))
             if bad:
                 return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=Cause.TOLERANCE, message=bad)
         return Verdict(validator=self.name, outcome=Outcome.PASS, checks=tuple(checks))
@@ -265,7 +284,7 @@ class NoTimeBackend(FakeBackend):
 def catalog() -> Catalog:
     """A catalog of these doubles; for a worker: ``catalog="agentcompile_core.testing.doubles:catalog"``."""
     made = Catalog()
-    for offer in (FakeBackend(), NoTimeBackend(), FakeFamily(), SimpleValidator(), BrokenValidator(), PickyValidator()):
+    for offer in (FakeBackend(), NoTimeBackend(), FakeRule(), FakeFamily(), SimpleValidator(), BrokenValidator(), PickyValidator()):
         hook = next(hook for hook, kind in OFFERS.items() if isinstance(offer, kind))
         made.offers[hook][f"doubles/{offer.name}"] = offer
     return made

@@ -59,12 +59,12 @@ class Session:
         """The candidate ready to run, or the evaluation that a failed load or bind ends in."""
         is_call = job.trial.source.language == CALLABLE
         try:
-            backend = self.backend(job.backend)
+            backend, kind = self.backend(job.backend), self.catalog.kind(job.trial.match.kind)
             if is_call:
                 bound = bind_call(job.step, job.trial.match, self.catalog, job.trial.target)
-                return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles)
+                return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles, kind=kind)
             assert kernel is not None
-            return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles)
+            return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles, kind=kind)
         except Exception as exc:  # a defect of the backend or of the implementation costs this candidate
             cause = Cause.CONTRACT if isinstance(exc, AgentCompileError) else cause_of(exc)
             message = f"{'bind' if is_call else 'load'}: {type(exc).__name__}: {exc}"
@@ -123,7 +123,8 @@ class Session:
         try:
             if code not in kernels:
                 kernels[code] = backend.build(here.source, here.target)
-            verdict = validator.check(here, Execution(here, backend, backend.load(kernels[code])))
+            kind = self.catalog.kinds.get(here.match.kind)  # a control need not be of a kind that is installed
+            verdict = validator.check(here, Execution(here, backend, backend.load(kernels[code]), kind=kind))
         except Exception as exc:
             return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
         if verdict.passed is expected:
@@ -135,7 +136,7 @@ class Session:
         possible = self._clock(execution.backend)
         if isinstance(possible, Reject):
             return _provisional(done, possible.reason)
-        turn = timing.rotation(job.trial, case, execution.device)
+        turn = timing.rotation(job.trial, execution.kind, case, execution.device)
         measured = timing.time_kernel(execution, turn, job.good_enough_us)
         execution.synchronize()
         if isinstance(measured, Reject):

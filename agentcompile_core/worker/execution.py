@@ -17,6 +17,7 @@ from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
 from ..ops.reference.second_opinion import Disagreement, disagreement
 from ..plugin.interfaces import Backend
+from ..plugin.match_kind import MatchKind, plain_kind
 from ..runtime.executables import BoundCall
 from .memory import Guarded, Unchanged, guarded
 from .operands import graph_values, make_inputs, split_values
@@ -117,8 +118,9 @@ class Execution:
     """A trial with its loaded kernel. Implements ``TrialRun``."""
 
     def __init__(self, trial: Trial, backend: Backend, handle: Any, bound: BoundCall | None = None,
-                 oracles: Oracles | None = None) -> None:
+                 oracles: Oracles | None = None, kind: MatchKind | None = None) -> None:
         self.trial, self.backend, self.handle, self.bound = trial, backend, handle, bound
+        self.kind = kind or plain_kind(trial.match.kind)
         self._oracles = oracles or Oracles()
         self._digest = serial.digest(trial.graph, trial.match)
         self._runs = 0
@@ -141,7 +143,7 @@ class Execution:
         self._runs += 1
         buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3))
         roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
-        make_inputs(self.trial.match, case, self.device, into=buffers.tensors(*roles))
+        make_inputs(self.trial.match, self.kind, case, self.device, into=buffers.tensors(*roles))
         states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}
         watched = {name: Unchanged(tensor) for name, tensor in buffers.tensors(*(r for r in roles if r is not Role.STATE)).items()}
         run = self.prepared(buffers)
@@ -160,6 +162,10 @@ class Execution:
             outputs=buffers.tensors(Role.OUTPUT, Role.STATE), guards_intact=not damaged, inputs_unchanged=not changed,
             workspaces_restored=not dirty, detail="; ".join(notes))
 
+    def inputs(self, case: Case, device: str) -> dict[str, Tensor]:
+        """The operands of ``case`` that are not outputs, as ``run`` makes them, on another device."""
+        return make_inputs(self.trial.match, self.kind, case, device)
+
     def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
 
@@ -172,11 +178,18 @@ class Execution:
         depth = 1 << (declared - 1).bit_length() if declared > 0 else 0
         graph = self.trial.graph
         values = graph_values(self.trial.match, graph, inputs)
-        expected = self._oracles.get((self._digest, case, depth), lambda: oracle(graph, values, depth))
+        expected = self._oracles.get((self._digest, case, depth), lambda: self._reference(values, depth))
         seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, values, expected))
         if seen:
             raise Disagreement(self.trial.match.id, seen)
         return expected
+
+    def _reference(self, values: dict[str, Tensor], depth: int) -> dict[str, Bounded]:
+        own = self.kind.reference(self.trial.match, self.trial.graph, values, depth)
+        missing = [] if own is None else [name for name in self.trial.graph.outputs if name not in own]
+        if missing:
+            raise ContractError(f"the reference of kind {self.kind.name} lacks {', '.join(missing)}; it must return every output")
+        return oracle(self.trial.graph, values, depth) if own is None else own
 
     def values(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Outputs by value name instead of operand name."""

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from ..errors import AgentCompileError
 from ..ir import serial
 from ..ir.candidate import Kernel
-from ..ir.graph import Graph, Value, ValueKind
+from ..ir.graph import Graph, ValueKind
 from ..ir.region import Region
 from ..ir.selection import SelectedStep, Selection
 from ..ir.target import Target
@@ -29,6 +29,7 @@ from ..runtime.graph_capture import composed, settle_generator
 from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
+from .synthetic import Synthetic
 
 REPLAYS = 12  # per sample
 PAIRS = 7
@@ -124,11 +125,10 @@ class _Chain:
         self.q, self.backend, self.catalog, self.phase = question, backend, catalog, phase
         self.kernels: dict[str, Kernel] = {}
         self.calls: dict[str, BoundCall] = {}
-        graph, device = question.graph, backend.device
-        fixed = (ValueKind.WEIGHT, ValueKind.CONSTANT)
-        self.weights = WeightStore.from_tensors(_tensors(graph, fixed, by_source=True, device=device), device)
-        self.states = _tensors(graph, (ValueKind.STATE,), by_source=True, device=device)
-        self.inputs = _tensors(graph, (ValueKind.INPUT,), by_source=False, device=device)
+        make = Synthetic(question, catalog.kinds, backend.device)
+        self.weights = WeightStore.from_tensors(make.tensors((ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device)
+        self.states = make.tensors((ValueKind.STATE,), by_source=True)
+        self.inputs = make.tensors((ValueKind.INPUT,), by_source=False)
         self.tried = self.accepted = 0
 
     def reset(self) -> None:
@@ -234,21 +234,3 @@ def _replaced(selections: tuple[Selection, ...], alternative: Alternative) -> tu
         return (*others, alternative.selected) if alternative.selected else tuple(others)
 
     return tuple(evolve(s, steps=steps(s)) if s.signature == alternative.signature else s for s in selections)
-
-
-def _tensors(graph: Graph, kinds: tuple[ValueKind, ...], by_source: bool, device: str) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    return {(v.source if by_source else v.name): _synthetic(v, device) for v in graph.values if v.kind in kinds}
-
-
-def _synthetic(value: Value, device: str) -> torch.Tensor:
-    dtype = getattr(torch, value.spec.dtype.value)
-    shape = value.spec.shape
-    if not value.spec.dtype.is_float:
-        extra = 1 << 16 if value.source == "session.history" else 0  # positions move on while timing
-        return torch.zeros((shape[0] + extra, *shape[1:]), dtype=dtype, device=device)
-    if value.source.endswith("inv_freq"):
-        return (1e6 ** (-torch.arange(value.spec.numel, device=device) / max(1, value.spec.numel))).to(dtype).view(shape)
-    if value.kind is ValueKind.WEIGHT and len(shape) == 1:
-        return torch.ones(shape, dtype=dtype, device=device)
-    return torch.randn(shape, dtype=dtype, device=device).mul_(0.02)

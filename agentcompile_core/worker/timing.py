@@ -19,6 +19,7 @@ from ..ir.target import Target
 from ..ir.verdict import Case, Trial
 from ..ops.interpreter import prepare
 from ..plugin.interfaces import Backend
+from ..plugin.match_kind import MatchKind
 from .execution import Buffers, Execution
 from .operands import graph_values, make_inputs
 
@@ -53,26 +54,27 @@ def copies_needed(trial: Trial, target: Target) -> tuple[int, bool]:
     return (wanted if cold else min(allowed, FEW_COPIES)), cold
 
 
-def rotation(trial: Trial, case: Case, device: str) -> Rotation:
+def rotation(trial: Trial, kind: MatchKind, case: Case, device: str) -> Rotation:
     """Make the copies and fill them with the inputs of ``case``."""
     count, cold = copies_needed(trial, trial.target)
     copies: list[Buffers] = []
     for _ in range(count):
-        buffers = Buffers(roomy(trial), device)
+        buffers = Buffers(roomy(trial, kind), device)
         filled = buffers.tensors(Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
         if copies:
             for name, tensor in filled.items():
                 tensor.copy_(copies[0].operands[name].tensor)
         else:
-            make_inputs(buffers.trial.match, case, device, into=filled)
+            make_inputs(buffers.trial.match, kind, case, device, into=filled)
         copies.append(buffers)
     return Rotation(copies=tuple(copies), cold=cold, case=case)
 
 
-def roomy(trial: Trial) -> Trial:
-    """The trial with room behind a state ``history``, which grows by one element at every run."""
+def roomy(trial: Trial, kind: MatchKind) -> Trial:
+    """The trial with room behind the states that grow by one element at every run, as the kind says."""
     def grown(operand: Operand) -> Operand:
-        if operand.role is not Role.STATE or operand.name != "history":
+        said = kind.operand(operand.name)
+        if operand.role is not Role.STATE or said is None or not said.grows:
             return operand
         return evolve(operand, spec=evolve(operand.spec, shape=(operand.spec.numel + HISTORY_SLACK,)))
 

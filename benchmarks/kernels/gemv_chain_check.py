@@ -23,7 +23,7 @@ from attrs import frozen
 from agentcompile_core.ir.candidate import StepSource
 from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
 from agentcompile_core.ir.graph import DType, TensorSpec
-from agentcompile_core.ir.match_kinds import LINEAR
+from agentcompile_core.ir.kind_names import LINEAR
 from agentcompile_core.ir.plan import Schedule
 from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
 from agentcompile_core.ir.target import Target

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...errors import AgentCompileError
 from ...ir.graph import Graph, Node
-from ...plugin.running import BoundedValue
 from .bounded import Bounded, exact, rounded, torch_dtype
 from .calls import resolved
 from .rules import apply
@@ -70,7 +69,7 @@ class Comparison:
     detail: str = ""
 
 
-def compare(actual: Tensor, expected: BoundedValue) -> Comparison:
+def compare(actual: Tensor, expected: Bounded) -> Comparison:
     """Compare ``actual`` (any shape with as many elements, on the device of ``expected``) element by element.
 
     NaN is right only where the reference is NaN; an infinity where the reference or its budget leaves the dtype's range.

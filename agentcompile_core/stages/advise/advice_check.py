@@ -5,7 +5,6 @@ from typing import TypeVar
 
 from ...ir.advice import Advice, Diagnosis, Hint, Question, RejectedItem, Risk
 from ...ir.plan import PlanSpace
-from ...ir.region import SemanticLabel
 
 T = TypeVar("T")
 
@@ -21,12 +20,13 @@ def screen(advice: Advice, question: Question) -> tuple[Advice, tuple[RejectedIt
     """
     space = question.space
     refused: list[RejectedItem] = list(advice.refused[:MAX_ITEMS])
-    label = _typed((advice.label,) if advice.label is not None else (), SemanticLabel, refused)
+    label = _typed((advice.label,) if advice.label is not None else (), str, refused)
+    refused += [RejectedItem(item=repr(word), rule="A8") for word in label if word not in question.labels]
     order = _known(_typed(advice.order, str, refused), {s.implementation for s in space.steps}, "A1", refused)
     covers = _known(_typed(advice.cover_order, int, refused), {c.rank for c in space.covers}, "A6", refused)
     hints = _hints(_typed(advice.hints, Hint, refused), space, refused)
     risks, diagnoses = _typed(advice.risks, Risk, refused), _typed(advice.diagnoses, Diagnosis, refused)
-    accepted = Advice(label=label[0] if label else None, order=order, cover_order=covers, hints=hints,
+    accepted = Advice(label=next((word for word in label if word in question.labels), None), order=order, cover_order=covers, hints=hints,
                       risks=_once(risks[:MAX_ITEMS], refused), diagnoses=_once(diagnoses[:MAX_ITEMS], refused))
     return accepted, tuple(refused)
 

@@ -1,5 +1,7 @@
 """Stage 2, analyze: GraphSet -> Analyses. Cuts graphs into regions, merges equal ones, asks the rules for matches."""
 
+from collections.abc import Mapping
+
 from attrs import evolve
 
 from ...context import Context
@@ -8,10 +10,11 @@ from ...ir.graph import Graph, GraphKind, GraphSet
 from ...ir.region import Analysis, Match, Region
 from ...ops.dependency import Dependencies, dependencies
 from ...plugin.interfaces import RegionRule
+from ...plugin.match_kind import MatchKind
 from .boundaries import partition
-from .checking import normalized, problem
+from .checking import completed, kind_problem, normalized, problem
 from .merging import merge
-from .summaries import region_label, summarize, summarize_match
+from .summaries import region_label, summarize
 
 
 def run(graphs: GraphSet, ctx: Context) -> tuple[Analysis, ...]:
@@ -27,16 +30,17 @@ def run(graphs: GraphSet, ctx: Context) -> tuple[Analysis, ...]:
 def analyze(graph: Graph, ctx: Context) -> Analysis:
     """The merged regions of one graph, with their matches and summaries."""
     regions = tuple(with_matches(region, ctx) for region in merge(graph, partition(graph)))
-    return Analysis(graph=graph.name, regions=regions, summaries=tuple(summarize(region) for region in regions))
+    return Analysis(graph=graph.name, regions=regions, summaries=tuple(summarize(region, ctx.catalog.kinds) for region in regions))
 
 
 def with_matches(region: Region, ctx: Context) -> Region:
     """The region with every match that a rule of the catalog finds and the core accepts, by first node, smaller first."""
     deps = dependencies(region.graph)
     found: dict[str, Match] = {}
+    kinds = ctx.catalog.kinds
     for name, rule in sorted(ctx.catalog.region_rules.items()):
         for match in _ask(name, rule, region, ctx):
-            checked = _checked(name, match, region, deps, ctx)
+            checked = _checked(name, match, region, deps, kinds, ctx)
             if checked is not None:
                 found.setdefault(checked.id, checked)
     order = sorted(found.values(), key=lambda m: (deps.index[m.nodes[0]], len(m.nodes), m.id))
@@ -49,7 +53,7 @@ def _ask(name: str, rule: RegionRule, region: Region, ctx: Context) -> list[Matc
     return found or []
 
 
-def _checked(name: str, match: Match, region: Region, deps: Dependencies, ctx: Context) -> Match | None:
+def _checked(name: str, match: Match, region: Region, deps: Dependencies, kinds: Mapping[str, MatchKind], ctx: Context) -> Match | None:
     def check() -> Match:
         if not isinstance(match, Match):
             raise ContractError(f"expected Match, got {type(match).__name__}")
@@ -58,8 +62,11 @@ def _checked(name: str, match: Match, region: Region, deps: Dependencies, ctx: C
             raise ContractError(f"it names {unknown[0]!r}, which is no node of the region")
         if not match.nodes:
             raise ContractError("it covers no node; a match covers at least one")
-        summarize_match(match, region.graph)  # reads the attributes that the match's kind promises
-        return normalized(match, deps, name)
+        kind = kinds.get(match.kind) or ctx.catalog.kind(match.kind)
+        reason = kind_problem(match, kind)
+        if reason:
+            raise ContractError(f"{match.id} is no {kind.name} match: {reason}")
+        return completed(normalized(match, deps, name), kind, region.graph)
 
     same = ctx.catalog.guard(check, stage=StageName.ANALYZE, cause=Cause.CONTRACT, plugin=name, subject=f"region {region.name}")
     reason = problem(same, region.graph, deps) if same is not None else ""

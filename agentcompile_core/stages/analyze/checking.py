@@ -2,10 +2,12 @@
 
 from attrs import evolve
 
+from ...errors import ContractError
 from ...ir.graph import Graph, ValueKind
-from ...ir.region import Match, Role
+from ...ir.region import Match, Operand, Role
 from ...ops.aliasing import alias_roots
 from ...ops.dependency import Dependencies
+from ...plugin.match_kind import MatchKind
 
 _READABLE_EARLY = (ValueKind.WEIGHT, ValueKind.CONSTANT)  # what a kernel may read before the dependency wait
 
@@ -17,6 +19,59 @@ def normalized(match: Match, deps: Dependencies, rule: str) -> Match:
         KeyError: it names a node that the region does not have.
     """
     return evolve(match, nodes=deps.members(deps.mask(match.nodes)), rule=rule)
+
+
+def kind_problem(match: Match, kind: MatchKind) -> str:
+    """Why a match is not what its kind says; empty if it is. What the kind has a default for may be missing."""
+    names = [operand.name for operand in match.operands]
+    if len(set(names)) < len(names):
+        return f"it has two operands called {next(n for n in names if names.count(n) > 1)!r}"
+    missing = [o.name for o in kind.operands if not (o.optional or o.repeated or o.name in names)]
+    if missing:
+        return f"its operand {missing[0]!r} is missing"
+    if match.label not in kind.all_labels:
+        return f"its label {match.label!r} is none of {', '.join(kind.all_labels)}"
+    return next((reason for reason in (_operand(o, kind) for o in match.operands) if reason), "") or _attributes(match, kind)
+
+
+def _operand(operand: Operand, kind: MatchKind) -> str:
+    said = kind.operand(operand.name)
+    if said is None:
+        return f"the kind has no operand {operand.name!r}; it has {', '.join(o.name for o in kind.operands)}"
+    if operand.role not in said.roles:
+        return f"operand {operand.name} has role {operand.role.value}; the kind allows {', '.join(role.value for role in said.roles)}"
+    return ""
+
+
+def _attributes(match: Match, kind: MatchKind) -> str:
+    given = dict(match.attributes)
+    for name, value in given.items():
+        said = kind.attribute(name)
+        if said is None:
+            return f"the kind has no attribute {name!r}; it has {', '.join(a.name for a in kind.attributes) or 'none'}"
+        if type(value) is not said.type and not (said.type is float and type(value) is int):
+            return f"attribute {name} is {value!r}; the kind wants {said.type.__name__}"
+    missing = [a.name for a in kind.attributes if a.default is None and not a.repeated and a.name not in given]
+    return f"its attribute {missing[0]!r} is missing" if missing else ""
+
+
+def completed(match: Match, kind: MatchKind, graph: Graph) -> Match:
+    """The match with the defaults of its kind, and with the bytes that the kind counts where they are not those of its operands.
+
+    Raises:
+        ContractError: the kind counts bytes or names positions that cannot be.
+        Exception: whatever a method of the kind raises for a match that it cannot count.
+    """
+    given = dict(match.attributes)
+    left_out = [(a.name, a.default) for a in kind.attributes if a.default is not None and not a.repeated and a.name not in given]
+    whole = evolve(match, attributes=(*match.attributes, *left_out))
+    moved = kind.bytes_moved(whole, graph)
+    # What raises in these would raise in later stages, where nobody expects it.
+    counts = (moved, kind.flops(whole, graph), *kind.positions(whole, False), *kind.positions(whole, True))
+    kind.reduction_axis(whole, graph)
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ContractError(f"kind {kind.name} counts bytes, FLOPs and positions {counts}; all must be integers from 0 on")
+    return whole if moved == whole.bytes_moved else evolve(whole, attributes=(*whole.attributes, ("bytes_moved", moved)))
 
 
 def problem(match: Match, graph: Graph, deps: Dependencies) -> str:

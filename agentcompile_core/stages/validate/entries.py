@@ -124,7 +124,8 @@ def trial_of(candidate: Candidate, region: Region, match: Match, risks: tuple[Ri
     """What is to be judged: the match, its graph, the source and the cases."""
     outputs = tuple(value for o in match.operands if o.role is Role.OUTPUT for value in o.values)
     graph = region.graph.sub(match.nodes, match.id, outputs)
-    cases = cases_for(match, f"{ctx.config.seed} {region.signature}", risks, emulated=backend.emulated)
+    kind = ctx.catalog.kind(match.kind)
+    cases = cases_for(match, kind, f"{ctx.config.seed} {region.signature}", risks, emulated=backend.emulated)
     return Trial(match=match, graph=graph, source=candidate.source, target=ctx.target, cases=cases)
 
 

@@ -1,9 +1,9 @@
 """The kit of the core, applied to this family."""
 
 from acme_gather import WarpRows
+from agentcompile_rules_transformers.testing import gather_case, norm_case
 
 from agentcompile_core.plugin_api import DType
-from agentcompile_core.testing.cases import gather_case, norm_case
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 

@@ -80,7 +80,7 @@ class LiteLLMAdvisor(Advisor):
         path = self._record or (Path(os.environ[RECORD]) if os.environ.get(RECORD) else None)
         recorded = _recorded(path) if path is not None else {}
         text, tokens = ask(question, settings)
-        advice = evolve(read_answer(text, question.space), tokens=tokens)
+        advice = evolve(read_answer(text, question.space, question.labels), tokens=tokens)
         if path is not None:
             _write(path, {**recorded, question_key(question): json.loads(text)})
         return advice
@@ -90,7 +90,7 @@ def ask(question: Question, settings: Settings) -> tuple[str, int]:
     """One request within the deadline; the text of the answer and the tokens that it cost. Raises UsageError."""
     deadline_s = min(settings.timeout_s, max(1.0, question.budget_s)) if question.budget_s else settings.timeout_s
     messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": serial.dumps(question_json(question))}]
-    schema = {"type": "json_schema", "json_schema": {"name": "advice", "strict": False, "schema": answer_schema()}}
+    schema = {"type": "json_schema", "json_schema": {"name": "advice", "strict": False, "schema": answer_schema(question.labels)}}
     arguments = {"model": settings.model, "api_base": settings.api_base, "messages": messages, "response_format": schema,
                  "temperature": 0, "max_tokens": MAX_TOKENS, "timeout": deadline_s, "num_retries": 0, "max_retries": 0,
                  "drop_params": True}

@@ -13,6 +13,7 @@ from pathlib import Path
 import agentcompile_advisor_litellm
 import pytest
 from agentcompile_advisor_litellm import MODEL, RECORD, LiteLLMAdvisor, Settings
+from agentcompile_rules_transformers.testing import gated_case
 from attrs import evolve
 
 from agentcompile_core.context import Config, Context
@@ -42,7 +43,6 @@ from agentcompile_core.plugin_api import (
 from agentcompile_core.stages import advise
 from agentcompile_core.stages.advise.advice_check import screen
 from agentcompile_core.store import Store
-from agentcompile_core.testing.cases import gated_case
 
 if importlib.util.find_spec("litellm") is None:
     pytest.skip("litellm is not installed", allow_module_level=True)
@@ -87,7 +87,7 @@ def advisor(server, timeout_s: float = 20.0, **options) -> LiteLLMAdvisor:
 def test_a_good_answer_becomes_advice_after_exactly_one_request(server) -> None:
     server.says(GOOD)
     advice = advisor(server).advise(QUESTION)
-    assert advice.label is SemanticLabel.GATED_MLP and advice.order == ("gemv/gemv",) and advice.risks == (Risk.LONG_REDUCTION,)
+    assert advice.label == SemanticLabel.GATED_MLP and advice.order == ("gemv/gemv",) and advice.risks == (Risk.LONG_REDUCTION,)
     assert [(h.match_id, h.parameter, h.values) for h in advice.hints] == [(MATCH.id, "tile", (64, 32))]
     assert advice.tokens == 321 and advice.refused == () and len(server.requests) == 1
     assert screen(advice, QUESTION)[1] == ()

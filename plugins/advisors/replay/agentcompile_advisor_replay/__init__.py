@@ -29,7 +29,7 @@ class ReplayAdvisor(Advisor):
             UsageError: no file is named, or it cannot be read.
         """
         answer = _answers(self._file()).get(question_key(question))
-        return Advice() if answer is None else read_answer(json.dumps(answer), question.space)
+        return Advice() if answer is None else read_answer(json.dumps(answer), question.space, question.labels)
 
     def _file(self) -> Path:
         named = os.environ.get(ENVIRONMENT, "")

@@ -2,19 +2,7 @@
 
 from typing import Any
 
-from agentcompile_core.plugin_api import (
-    BuildError,
-    Cause,
-    Check,
-    Outcome,
-    Role,
-    Trial,
-    TrialRun,
-    UsageError,
-    Validator,
-    Verdict,
-    make_inputs,
-)
+from agentcompile_core.plugin_api import BuildError, Case, Cause, Check, Outcome, Role, Trial, TrialRun, UsageError, Validator, Verdict
 
 from .backend import FEATURES
 from .checking import run_checked
@@ -58,13 +46,13 @@ class EmulationValidator(Validator):
         return control_trials()
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
-        """Run the first and the last case, each in its own thread order. ``run`` is not needed."""
+        """Run the first and the last case, each in its own thread order; ``run`` makes their inputs, and runs nothing."""
         checks: list[Check] = []
         cases = (trial.cases[0], trial.cases[-1])
         for case, options in zip(cases, ORDERS, strict=True):
-            name = f"{options.order.name.lower()} {case.family.value} position {case.position}"
+            name = f"{options.order.name.lower()} {case.family} position {case.position}"
             try:
-                run_checked(trial.source, _operands(trial, case), options)
+                run_checked(trial.source, _operands(trial, case, run), options)
             except EmulationError as exc:
                 checks.append(Check(name=name, outcome=Outcome.FAIL, detail=str(exc)))
                 return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=_cause(str(exc)), message=str(exc))
@@ -75,11 +63,11 @@ class EmulationValidator(Validator):
         return Verdict(validator=self.name, outcome=Outcome.PASS, checks=tuple(checks))
 
 
-def _operands(trial: Trial, case: Any) -> dict[str, Any]:
+def _operands(trial: Trial, case: Case, run: TrialRun) -> dict[str, Any]:
     """CPU tensors of every operand: inputs as the case makes them, outputs full of NaN."""
     import torch
 
-    tensors = make_inputs(trial.match, case, "cpu")
+    tensors = run.inputs(case, "cpu")
     for operand in trial.match.operands:
         if operand.role is Role.OUTPUT:
             dtype = getattr(torch, operand.spec.dtype.value)

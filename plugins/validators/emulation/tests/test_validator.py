@@ -23,15 +23,19 @@ from agentcompile_core.plugin_api import (
     UsageError,
     argument_values,
     check_source,
-    make_inputs,
     preset,
 )
+from agentcompile_core.worker.execution import Execution
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A cache of this module's own: the emulator's runtime is built once in it."""
     return tmp_path_factory.mktemp("cache")
+
+
+def inputs_of(trial):
+    return Execution(trial, EmulationBackend(), None).inputs(trial.cases[0], "cpu")
 
 
 GOOD, BAD = EmulationValidator().controls()
@@ -53,7 +57,7 @@ def test_controls_meet_the_cores_rules_for_sources(trial):
 
 @pytest.mark.parametrize("trial", GOOD)
 def test_good_controls_pass_both_thread_orders(trial):
-    verdict = EmulationValidator().check(trial, run=None)
+    verdict = EmulationValidator().check(trial, Execution(trial, EmulationBackend(), None))
     assert verdict.outcome is Outcome.PASS
     assert len(verdict.checks) == 2
 
@@ -63,7 +67,7 @@ def test_good_controls_pass_both_thread_orders(trial):
     (BAD[1], "out of bounds: write of 4 bytes, 0 bytes past the end of argument 'out'", Cause.MEMORY_FAULT),
     (BAD[2], r"read of argument 'in' before ac::grid_dependency_wait\(\)", Cause.CONTRACT)], ids=["barrier", "bounds", "dependency"])
 def test_bad_controls_are_refused_for_their_reason(trial, reason, cause):
-    verdict = EmulationValidator().check(trial, run=None)
+    verdict = EmulationValidator().check(trial, Execution(trial, EmulationBackend(), None))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.cause is cause
     with pytest.raises(AssertionError, match=reason):
@@ -87,7 +91,7 @@ def test_backend_can_build_for_every_target():
 def test_backend_builds_loads_and_computes(cache, tmp_path):
     backend, trial = EmulationBackend(cache), GOOD[0]
     kernel = backend.build(trial.source, preset("b200"))
-    tensors = {**make_inputs(trial.match, trial.cases[0], "cpu"), "out": torch.zeros(1000)}
+    tensors = {**inputs_of(trial), "out": torch.zeros(1000)}
     handle = EmulationBackend(tmp_path / "elsewhere").load(kernel)  # from the binary alone
     launch = trial.source.launches[0]
     run = backend.prepare(handle, launch, argument_values(launch, {name: t.data_ptr() for name, t in tensors.items()}), pdl=True)
@@ -168,7 +172,7 @@ def test_many_modules_share_one_set_of_stacks(cache):
             return sum(1 for _ in maps)
 
     trial = GOOD[0]
-    tensors = {**make_inputs(trial.match, trial.cases[0], "cpu"), "out": torch.zeros(1000)}
+    tensors = {**inputs_of(trial), "out": torch.zeros(1000)}
     grown = []
     for number in range(3):
         source = attrs.evolve(trial.source, code=trial.source.code + f"// {number}\n")

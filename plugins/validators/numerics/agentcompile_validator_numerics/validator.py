@@ -45,7 +45,7 @@ class NumericsValidator(Validator):
         return Verdict(validator=self.name, outcome=Outcome.PASS, checks=tuple(checks))
 
     def _case(self, case: Case, run: TrialRun) -> tuple[Check, Cause | None]:
-        name = f"{case.family.value} seed {case.seed} position {case.position}"
+        name = f"{case.family} seed {case.seed} position {case.position}"
         first = run.run(case, POISONS[0])
         damage = _damage(first)
         if damage:

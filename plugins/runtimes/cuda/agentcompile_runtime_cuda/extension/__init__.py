@@ -36,7 +36,7 @@ def files(programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], t
             twins = sum(name.split("@")[0] == launch.entry for name in signatures)
             signatures[f"{launch.entry}@{twins}" if twins else launch.entry] = {
                 "entry": launch.entry, "cubin": f"{digest}.cubin", "sha256": kernel.sha256, "grid": launch.grid, "block": launch.block,
-                "shared_bytes": launch.shared_bytes, "cluster": launch.cluster, "pdl": launch.pdl, "label": segment.label.value,
+                "shared_bytes": launch.shared_bytes, "cluster": launch.cluster, "pdl": launch.pdl, "label": segment.label,
                 "arguments": [_argument(a, source, segment) for a in launch.arguments],
             }
     for name in ("launcher.cpp", "setup.py", "pyproject.toml", "README.md", "check.py"):

@@ -1,8 +1,6 @@
 """Projections that are one matrix from the start: a linear node whose result is only read in parts."""
 
-from ..ir.graph import Node
-from ..ops.schema import argument
-from .view import RegionView, is_contiguous
+from agentcompile_core.plugin_api import Node, RegionView, argument, is_contiguous
 
 SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
 

@@ -1,4 +1,4 @@
-"""Matches to try a family on: tiny one-token graphs, matched by the core's own rules exactly as in a compilation.
+"""Matches to try a family on: tiny one-token graphs, matched by these rules exactly as in a compilation.
 
 Each function returns the widest match of its graph and the graph of that match alone. Sizes are keyword arguments in
 elements; ``dtype`` is the element type of weights and activations.
@@ -6,20 +6,29 @@ elements; ``dtype`` is the element type of weights and activations.
 
 from collections.abc import Sequence
 
-from ..errors import UsageError
-from ..ir.graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from ..ir.region import Match, Role
-from ..ir.target import PRESETS
-from ..ops.dependency import dependencies
-from ..ops.schema import canonical
-from ..plugin.interfaces import RegionRule
-from ..rules.attention import AttentionRule
-from ..rules.elementwise import ElementwiseRule
-from ..rules.linear import LinearRule
-from ..rules.lookup import ArgmaxRule, GatherRule
-from ..rules.norm import NormRule
-from ..rules.rope import RopeRule, RopeTableRule
-from ..stages.analyze.checking import normalized, problem
+from agentcompile_core.plugin_api import (
+    Argument,
+    DType,
+    Graph,
+    GraphKind,
+    Match,
+    Node,
+    Ref,
+    Symbol,
+    TensorSpec,
+    UsageError,
+    Value,
+    ValueKind,
+    canonical,
+)
+from agentcompile_core.testing.matching import matched
+
+from .attention import AttentionRule
+from .elementwise import ElementwiseRule
+from .linear import LinearRule
+from .lookup import ArgmaxRule, GatherRule
+from .norm import NormRule
+from .rope import RopeRule, RopeTableRule
 
 Pair = tuple[Match, Graph]
 EPS = 1e-6
@@ -77,23 +86,6 @@ class Draft:
         inputs = tuple(value.name for value in self.values if value.kind is ValueKind.INPUT)
         return Graph(name="case", kind=GraphKind.DECODE, values=tuple(self.values), nodes=tuple(self.nodes), inputs=inputs,
                      outputs=tuple(out.value for out in outputs)).verify()
-
-
-def matched(rule: RegionRule, graph: Graph) -> Pair:
-    """The match of ``rule`` that covers most nodes of ``graph`` and that the core accepts, and its own graph.
-
-    Raises:
-        UsageError: there is none; the message holds why the core refused what the rule found.
-    """
-    deps = dependencies(graph)
-    found = [normalized(match, deps, f"core_rules/{rule.name}") for match in rule.find(graph, PRESETS["h200"])]
-    reasons = {match.id: problem(match, graph, deps) for match in found}
-    usable = [match for match in found if not reasons[match.id]]
-    if not usable:
-        raise UsageError(f"rule {rule.name} finds nothing to serve in this graph {reasons or ''}; change its shapes or types")
-    match = max(usable, key=lambda m: len(m.nodes))
-    outputs = tuple(value for operand in match.operands if operand.role is Role.OUTPUT for value in operand.values)
-    return match, graph.sub(match.nodes, match.id, outputs)
 
 
 def gather_case(*, columns: int, vocabulary: int, rows: int = 1, dtype: DType = DType.F16) -> Pair:

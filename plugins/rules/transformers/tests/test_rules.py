@@ -1,15 +1,13 @@
-"""The core's rules: what they find, what they must not find, and that every match computes what its nodes compute."""
+"""The rules: what they find, what they must not find, and that every match computes what its nodes compute."""
 
 import pytest
 import torch
+from agentcompile_rules_transformers import agentcompile_region_rules
 
-from agentcompile_core.ir.expression import PointwiseKind as K
-from agentcompile_core.ir.graph import GraphKind, Symbol, ValueKind
-from agentcompile_core.ir.region import Role, SemanticLabel
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.ops.interpreter import run_nodes
-from agentcompile_core.rules import agentcompile_region_rules
+from agentcompile_core.plugin_api import GraphKind, Role, SemanticLabel, Symbol, ValueKind, preset
+from agentcompile_core.plugin_api import PointwiseKind as K
 from agentcompile_core.stages.analyze.checking import problem
 
 H200 = preset("h200")
@@ -94,14 +92,14 @@ def test_gate_rows_come_first_whichever_order_the_model_calls_them_in(decode_gra
     x = b.given("x", b.randn(1, 1, 16), ValueKind.INPUT)
     up = b.linear("up", x, 24)
     gate = b.call("aten.silu.default", b.linear("gate", x, 24))
-    pair = next(m for m in find(b.graph(b.call("aten.mul.Tensor", up, gate))) if m.label is SemanticLabel.GATED_MLP)
+    pair = next(m for m in find(b.graph(b.call("aten.mul.Tensor", up, gate))) if m.label == SemanticLabel.GATED_MLP)
     assert pair.need("weight").values == ("gate.weight", "up.weight") and pair.integer("pair") == 2
     assert [op.kind for op in pair.epilogue.operations] == [K.SILU, K.MUL]
 
 
 def test_pair_with_biases_adds_them_before_the_activation(decode_graphs):
     _, graph = decode_graphs.transformer(layers=1, bias=True, qk_norm=False)
-    pair = next(m for m in find(graph) if m.label is SemanticLabel.GATED_MLP)
+    pair = next(m for m in find(graph) if m.label == SemanticLabel.GATED_MLP)
     assert [op.kind for op in pair.epilogue.operations] == [K.ADD, K.ADD, K.SILU, K.MUL]
     assert (pair.need("aux0").values, pair.need("aux1").values) == (("layers.0.gate.bias",), ("layers.0.up.bias",))
 
@@ -213,7 +211,7 @@ def test_residual_that_depends_on_the_match_is_not_taken(decode_graphs):
 def test_operators_outside_the_grammar_are_not_elementwise(decode_graphs, call):
     b = decode_graphs.Builder()
     out = call(b, b.given("x", b.randn(1, 1, 16), ValueKind.INPUT))
-    assert not [m for m in find(b.graph(out)) if m.label is SemanticLabel.ELEMENTWISE and m.epilogue.operations[0].kind is not K.ROUND]
+    assert not [m for m in find(b.graph(out)) if m.label == SemanticLabel.ELEMENTWISE and m.epilogue.operations[0].kind is not K.ROUND]
 
 
 def test_broadcast_of_rows_and_scalars(decode_graphs):

@@ -1,15 +1,18 @@
-"""The core's own region rules, offered like any plugin's. Match kinds, operands and attributes: see ``match_kinds``."""
+"""Region rules for one token of a transformer. Match kinds, operands and attributes: see ``kinds``."""
 
 from collections.abc import Iterable
 
-from ..plugin.hookspecs import hookimpl
-from ..plugin.interfaces import RegionRule
+from agentcompile_core.plugin_api import RegionRule, hookimpl
+
 from .attention import AttentionRule
 from .elementwise import ElementwiseRule
+from .kinds import KINDS
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .norm import NormRule
 from .rope import RopeRule, RopeTableRule
+
+__all__ = ["KINDS", "agentcompile_region_rules"]
 
 
 @hookimpl

@@ -4,13 +4,26 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from ..ir.graph import DType, Graph, Node, Ref
-from ..ir.match_kinds import ROPE, ROPE_TABLE
-from ..ir.region import Match, Role, SemanticLabel
-from ..ir.target import Target
-from ..ops.schema import argument
-from ..plugin.interfaces import RegionRule
-from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
+from agentcompile_core.plugin_api import (
+    KERNEL_TYPES,
+    ROPE,
+    ROPE_TABLE,
+    DType,
+    Graph,
+    Match,
+    Node,
+    Ref,
+    RegionRule,
+    RegionView,
+    Role,
+    SemanticLabel,
+    Target,
+    argument,
+    is_contiguous,
+    ref,
+)
+
+from . import kinds
 
 
 @frozen(kw_only=True)
@@ -48,6 +61,7 @@ class RopeRule(RegionRule):
 
     name = "rope"
     version = 1
+    kinds = (kinds.ROPE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Every rotation of one token."""
@@ -69,6 +83,7 @@ class RopeTableRule(RegionRule):
 
     name = "rope_table"
     version = 1
+    kinds = (kinds.ROPE_TABLE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Every rotary_embedding of one position, with the view that shapes the position where nothing else reads it."""

@@ -2,14 +2,26 @@
 
 from collections.abc import Iterable, Iterator
 
-from ..ir.expression import Expression
-from ..ir.graph import Graph, Node, TensorSpec
-from ..ir.match_kinds import ELEMENTWISE
-from ..ir.region import Match, Scalar, SemanticLabel
-from ..ir.target import Target
-from ..plugin.interfaces import RegionRule
-from .pointwise import express, grow, has_one_rounding, is_pointwise
-from .view import RegionView, is_contiguous
+from agentcompile_core.plugin_api import (
+    ELEMENTWISE,
+    Expression,
+    Graph,
+    Match,
+    Node,
+    RegionRule,
+    RegionView,
+    Scalar,
+    SemanticLabel,
+    Target,
+    TensorSpec,
+    express,
+    grow,
+    has_one_rounding,
+    is_contiguous,
+    is_pointwise,
+)
+
+from . import kinds
 
 MOST_INPUTS = 6
 
@@ -19,6 +31,7 @@ class ElementwiseRule(RegionRule):
 
     name = "elementwise"
     version = 1
+    kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Single nodes, then growing chains."""

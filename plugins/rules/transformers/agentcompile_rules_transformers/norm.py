@@ -4,13 +4,24 @@ from collections.abc import Iterable, Iterator
 
 from attrs import frozen
 
-from ..ir.graph import Graph, Node
-from ..ir.match_kinds import NORM
-from ..ir.region import Match, Operand, SemanticLabel
-from ..ir.target import Target
-from ..ops.schema import argument
-from ..plugin.interfaces import RegionRule
-from .view import KERNEL_TYPES, RegionView, is_contiguous, packed, ref
+from agentcompile_core.plugin_api import (
+    KERNEL_TYPES,
+    NORM,
+    Graph,
+    Match,
+    Node,
+    Operand,
+    RegionRule,
+    RegionView,
+    SemanticLabel,
+    Target,
+    argument,
+    is_contiguous,
+    packed,
+    ref,
+)
+
+from . import kinds
 
 
 @frozen(kw_only=True)
@@ -64,6 +75,7 @@ class NormRule(RegionRule):
 
     name = "norm"
     version = 1
+    kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Norms alone, then with their residual."""

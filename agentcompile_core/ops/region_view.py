@@ -6,9 +6,9 @@ from attrs import evolve, frozen
 
 from ..ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, ValueKind
 from ..ir.region import Access, Operand, Role
-from ..ops.aliasing import is_alias
-from ..ops.dependency import Dependencies, dependencies
-from ..ops.names import operator
+from .aliasing import is_alias
+from .dependency import Dependencies, dependencies
+from .names import operator
 
 _FULL_EXTENT = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "expand", "view_as", "expand_as")
 KERNEL_TYPES = (DType.F16, DType.BF16, DType.F32)

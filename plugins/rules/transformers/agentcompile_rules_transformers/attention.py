@@ -4,15 +4,28 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve, frozen
 
-from ..ir.graph import DType, Graph, Node
-from ..ir.match_kinds import ATTENTION
-from ..ir.region import Match, Operand, Role, Scalar, SemanticLabel
-from ..ir.target import Target
-from ..ops.schema import argument
-from ..plugin.interfaces import RegionRule
+from agentcompile_core.plugin_api import (
+    ATTENTION,
+    KERNEL_TYPES,
+    DType,
+    Graph,
+    Match,
+    Node,
+    Operand,
+    RegionRule,
+    RegionView,
+    Role,
+    Scalar,
+    SemanticLabel,
+    Target,
+    argument,
+    is_contiguous,
+    ref,
+)
+
+from . import kinds
 from .norm import NormNode, norm_of
 from .rope import RopeNode, rope_of
-from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 MOST_POSITIONS = 512  # KV positions that state_bytes counts at the most
 
@@ -54,6 +67,7 @@ class AttentionRule(RegionRule):
 
     name = "attention"
     version = 1
+    kinds = (kinds.ATTENTION,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Bare first, then with RoPE, then with q/k norms and RoPE."""

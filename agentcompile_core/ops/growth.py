@@ -6,8 +6,8 @@ from attrs import frozen
 
 from ..ir.expression import Expression, Operation, PointwiseKind
 from ..ir.graph import Argument, DType, Node, Ref
-from ..ops.schema import argument
-from .view import KERNEL_TYPES, RegionView, is_contiguous
+from .region_view import KERNEL_TYPES, RegionView, is_contiguous
+from .schema import argument
 
 K = PointwiseKind
 Operand = str | int | float  # of an Operation: argument name, index of an earlier operation, literal

@@ -5,17 +5,31 @@ from itertools import combinations
 
 from attrs import frozen
 
-from ..ir.expression import Expression, Operation, PointwiseKind
-from ..ir.graph import Graph, Node, Ref
-from ..ir.match_kinds import LINEAR
-from ..ir.region import Match, Operand, SemanticLabel
-from ..ir.target import Target
-from ..ops.schema import argument
-from ..plugin.interfaces import RegionRule
+from agentcompile_core.plugin_api import (
+    KERNEL_TYPES,
+    LINEAR,
+    Expression,
+    Graph,
+    Growth,
+    Match,
+    Node,
+    Operand,
+    Operation,
+    PointwiseKind,
+    Ref,
+    RegionRule,
+    RegionView,
+    SemanticLabel,
+    Target,
+    argument,
+    grow,
+    is_contiguous,
+    ref,
+)
+
+from . import kinds
 from .norm import NormNode, norm_of
-from .pointwise import Growth, grow
 from .split import parts_of
-from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
 
 MOST_AUX = 2
 
@@ -42,6 +56,7 @@ class LinearRule(RegionRule):
 
     name = "linear"
     version = 1
+    kinds = (kinds.LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """All groups of linear nodes over one input, with and without the norm before them and the pointwise tail."""
@@ -162,7 +177,7 @@ def _with_norm(view: RegionView, group: list[Linear], nodes: tuple[str, ...], ou
     if view.graph.spec(norm.weight).dtype is not view.graph.spec(group[0].weight).dtype:
         return
     parameters = [view.read("norm_weight", norm.weight)] + ([view.read("norm_bias", norm.bias)] if norm.bias else [])
-    fused = SemanticLabel.NORM_GEMV if label is SemanticLabel.GEMV else label
+    fused = SemanticLabel.NORM_GEMV if label == SemanticLabel.GEMV else label
     yield _match(view, group, (norm.node.name, *views, *nodes), view.read("x", norm.x), tuple(parameters), norm, out, aux, pair,
                  expression, fused)
 

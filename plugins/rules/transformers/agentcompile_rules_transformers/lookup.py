@@ -2,13 +2,26 @@
 
 from collections.abc import Iterable
 
-from ..ir.graph import DType, Graph, Node, Ref
-from ..ir.match_kinds import ARGMAX, GATHER
-from ..ir.region import Match, Operand, SemanticLabel
-from ..ir.target import Target
-from ..ops.schema import argument
-from ..plugin.interfaces import RegionRule
-from .view import KERNEL_TYPES, RegionView, is_contiguous, ref
+from agentcompile_core.plugin_api import (
+    ARGMAX,
+    GATHER,
+    KERNEL_TYPES,
+    DType,
+    Graph,
+    Match,
+    Node,
+    Operand,
+    Ref,
+    RegionRule,
+    RegionView,
+    SemanticLabel,
+    Target,
+    argument,
+    is_contiguous,
+    ref,
+)
+
+from . import kinds
 
 EMBEDDING = "aten.embedding.default"
 
@@ -18,6 +31,7 @@ class GatherRule(RegionRule):
 
     name = "gather"
     version = 1
+    kinds = (kinds.GATHER,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Every embedding with 64-bit ids."""
@@ -45,6 +59,7 @@ class ArgmaxRule(RegionRule):
 
     name = "argmax"
     version = 1
+    kinds = (kinds.ARGMAX,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Every agentcompile.argmax; then with the advance that only it feeds."""

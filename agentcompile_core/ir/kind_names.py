@@ -1,0 +1,13 @@
+"""Names of the match kinds that the project's own families serve; what a kind means is said by the rule that offers it.
+
+A family needs the name alone: it compares ``match.kind`` and depends on no other plugin. All are single-token (decode) kinds.
+"""
+
+LINEAR = "linear"
+NORM = "norm"
+ROPE = "rope"
+ROPE_TABLE = "rope_table"
+ATTENTION = "attention"
+ELEMENTWISE = "elementwise"
+GATHER = "gather"
+ARGMAX = "argmax"

@@ -1,0 +1,174 @@
+"""The kinds of these rules' matches, as values. All are single-token (decode); ``T`` is the element type of the model."""
+
+import torch
+from torch import Tensor
+
+from agentcompile_core.plugin_api import (
+    READS,
+    WEIGHTS,
+    AttributeKind,
+    Case,
+    Graph,
+    Match,
+    MatchKind,
+    Operand,
+    OperandKind,
+    Role,
+    SemanticLabel,
+    kind_names,
+    position_edges,
+)
+
+L = SemanticLabel
+ROPE_BASE = 1e6
+OUT = (Role.OUTPUT,)
+STATE = (Role.STATE,)
+LENGTH = (Role.LENGTH,)
+NORM_ATTRIBUTES = (
+    AttributeKind("norm", str, doc="none, rms, rms_one_plus or layer"), AttributeKind("norm_eps", float),
+)
+
+
+def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
+    """cos, sin and inverse frequencies as HuggingFace makes them: the angles of a position, twice behind each other."""
+    spec = operand.spec
+    if operand.name == "inv_freq":
+        return (ROPE_BASE ** (-torch.arange(spec.numel, device=device) / spec.numel)).reshape(spec.shape)
+    if operand.name not in ("cos", "sin"):
+        return None
+    half = spec.shape[-1] // 2
+    angles = float(case.position) * ROPE_BASE ** (-torch.arange(half, device=device) / max(half, 1)) + case.seed % 7
+    table = torch.cat((angles, angles))
+    return (table.cos() if operand.name == "cos" else table.sin()).expand(spec.shape).clone()
+
+
+class Normed(MatchKind):
+    """A kind with weights of a norm: around 1, or around 0 where the norm adds 1 itself."""
+
+    def weight_scale(self, match: Match, operand: Operand) -> tuple[float, float]:
+        """Of norm weights as trained ones have it."""
+        norm_weights = ("weight",) if self.name == kind_names.NORM else ("norm_weight", "q_norm", "k_norm")
+        if operand.name not in norm_weights:
+            return super().weight_scale(match, operand)
+        return (0.0 if match.text("norm", "none") == "rms_one_plus" else 1.0), 0.1
+
+
+class Rotary(MatchKind):
+    """A kind that reads a table of rotations, or makes one."""
+
+    def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
+        """Large and small angles where it makes the table; else any."""
+        return (1000, 0, 1, 4095) if self.name == kind_names.ROPE_TABLE else (3,)
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Tables of a real position."""
+        return rotation(match, operand, case, device)
+
+
+class Attention(Normed):
+    """Decode attention: what it reads of its states, and where its window ends."""
+
+    def flops(self, match: Match, graph: Graph) -> int:
+        """Two multiply-adds per channel, head and position of ``state_bytes``."""
+        row_bytes = 2 * match.integer("kv_heads") * match.integer("head_dim") * match.need("q").spec.dtype.bytes
+        return 4 * match.integer("heads") * match.integer("head_dim") * (match.integer("state_bytes") // row_bytes)
+
+    def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
+        """The edges of the cache and of the window."""
+        window = match.integer("window", 0)
+        return position_edges(match.integer("capacity"), emulated, (window - 1, window, window + 1) if window else ())
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Tables of the position."""
+        return rotation(match, operand, case, device)
+
+
+class Argmax(MatchKind):
+    """The choice of a token: ties, and a decode state that moves on."""
+
+    def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
+        """Any that leaves room behind it."""
+        return (1,)
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """The position, which is a state here."""
+        if operand.name != "position":
+            return None
+        return torch.full(operand.spec.shape, case.position, dtype=torch.int64, device=device)
+
+
+LINEAR = Normed(
+    name=kind_names.LINEAR, labels=(L.GEMV, L.GEMM, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
+        " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
+    operands=(
+        OperandKind("x", READS, doc="[.., k] T"),
+        OperandKind("weight", WEIGHTS, doc="[pair*n, k] T; several values: concatenated rows"),
+        OperandKind("norm_weight", WEIGHTS, optional=True, doc="[k], of the prologue"),
+        OperandKind("norm_bias", WEIGHTS, optional=True, doc="[k], of the prologue"),
+        OperandKind("aux", READS, repeated=True, doc="a bias [n] or a residual [.., n]"),
+        OperandKind("out", OUT, doc="[.., n]; several values: side by side"),
+    ),
+    attributes=(AttributeKind("n"), AttributeKind("k"), AttributeKind("pair", int, 1, doc="2: gate rows, then up rows"), *NORM_ATTRIBUTES),
+)
+NORM = Normed(
+    name=kind_names.NORM, labels=(L.NORM, L.RESIDUAL_NORM), doc="out = norm(x [+ residual])",
+    operands=(
+        OperandKind("x", READS, doc="[.., columns]"), OperandKind("residual", READS, optional=True, doc="[.., columns]"),
+        OperandKind("weight", WEIGHTS, doc="[columns]"), OperandKind("bias", WEIGHTS, optional=True, doc="[columns]"),
+        OperandKind("out", OUT), OperandKind("residual_out", OUT, optional=True, doc="x + residual, where others read it"),
+    ),
+    attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES),
+)
+ROPE = Rotary(
+    name=kind_names.ROPE, doc="out = x rotated",
+    operands=(OperandKind("x", READS, doc="[.., heads, .., head_dim]"), OperandKind("cos", READS, doc="[.., rotary_dim]"),
+              OperandKind("sin", READS, doc="[.., rotary_dim]"), OperandKind("out", OUT)),
+    attributes=(AttributeKind("heads"), AttributeKind("head_dim"), AttributeKind("rotary_dim"),
+                AttributeKind("style", str, "half", doc="half or interleaved")),
+)
+ROPE_TABLE = Rotary(
+    name=kind_names.ROPE_TABLE, doc="cos, sin of one position",
+    operands=(OperandKind("position", LENGTH, doc="[1] i64"), OperandKind("inv_freq", WEIGHTS, doc="[half] f32"),
+              OperandKind("cos", OUT, doc="[.., 2*half]"), OperandKind("sin", OUT, doc="[.., 2*half]")),
+    attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float)),
+)
+ATTENTION = Attention(
+    name=kind_names.ATTENTION, doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
+    operands=(
+        OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),
+        OperandKind("q_norm", WEIGHTS, optional=True, doc="[D]"), OperandKind("k_norm", WEIGHTS, optional=True, doc="[D]"),
+        OperandKind("cos", READS, optional=True, doc="[D]"), OperandKind("sin", READS, optional=True, doc="[D]"),
+        OperandKind("k_cache", STATE, filled_along=1, doc="[1, S, KV, D]"),
+        OperandKind("v_cache", STATE, filled_along=1, doc="[1, S, KV, D]"),
+        OperandKind("position", LENGTH, doc="[1] i64"), OperandKind("sinks", WEIGHTS, optional=True, doc="[H]"),
+        OperandKind("out", OUT, doc="[H*D]"),
+    ),
+    attributes=(
+        AttributeKind("heads"), AttributeKind("kv_heads"), AttributeKind("head_dim"), AttributeKind("capacity"),
+        AttributeKind("scale", float), AttributeKind("window", int, 0, doc="0: none"), AttributeKind("softcap", float, 0.0, doc="0: none"),
+        AttributeKind("qk_norm", bool, False), AttributeKind("rope", bool, False), *NORM_ATTRIBUTES,
+        AttributeKind("state_bytes", int, doc="KV bytes read at half the capacity, at most 512 positions: where single requests"
+                                              " spend most of their steps"),
+    ),
+)
+ELEMENTWISE = MatchKind(
+    name=kind_names.ELEMENTWISE, doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row",
+    operands=(OperandKind("in", READS, repeated=True), OperandKind("out", OUT)),
+    attributes=(AttributeKind("count"), AttributeKind("columns"),
+                AttributeKind("broadcast", str, repeated=True, doc="full, row or scalar")),
+)
+GATHER = MatchKind(
+    name=kind_names.GATHER, doc="out = table[ids]",
+    operands=(OperandKind("ids", READS, index_of="table", doc="i64 [rows]"),
+              OperandKind("table", WEIGHTS, deviation=1.0, doc="[vocabulary, columns]"), OperandKind("out", OUT)),
+    attributes=(AttributeKind("rows"), AttributeKind("columns"), AttributeKind("unread_bytes", int, 0, doc="of the table's other rows")),
+)
+ARGMAX = Argmax(
+    name=kind_names.ARGMAX, doc="token = first index of the maximum; with advance the decode state moves on as well",
+    operands=(OperandKind("logits", READS, doc="[.., n]"), OperandKind("token", OUT, doc="i64 [1]"),
+              OperandKind("ids", STATE, optional=True, doc="i64, of advance"), OperandKind("position", STATE, optional=True, doc="i64 [1]"),
+              OperandKind("history", STATE, optional=True, grows=True, doc="i64 [capacity]")),
+    attributes=(AttributeKind("n"), AttributeKind("advance", bool, False)),
+)
+KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX)
