@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, define, evolve
 
 from .budget import Budget
+from .configuration import Config
 from .errors import Failure
 from .ir.target import Target
 from .plugin.events import Event, Observer
@@ -15,29 +16,6 @@ if TYPE_CHECKING:
     from .plugin.interfaces import Backend
     from .store import Store
     from .worker import Worker
-
-
-@frozen(kw_only=True)
-class Config:
-    """The choices of one compilation; everything is by name. Unknown names are refused where they are resolved.
-
-    ``budget_s`` is the whole search: advice, building, checking, timing, the validators of winners and the chain. Of it 0.3
-    are kept for the chain (where a device can time one) and 0.1 for validators of winners (where some are named), so that
-    150 s leave 90 s for candidates on a GPU. Capture, planning and binding are not part of it.
-    """
-
-    advisor: str = "heuristic"
-    advisor_options: tuple[tuple[str, str], ...] = ()
-    validators: tuple[str, ...] = ("numerics",)
-    backend: str = ""  # empty: cuda where a GPU is, else emulation where it is installed
-    kv_cache: str = ""  # empty: flashkv where it is installed, else the core's own
-    decode: str = ""  # empty: cudagraph where it is installed and a GPU is there, else python_loop
-    origins: tuple[str, ...] = ("generated", "handwritten", "third_party")
-    budget_s: float = 150.0
-    budget_plans: int = 400
-    rounds: int = 2
-    margin: float = 0.01  # a candidate must beat its baseline by this share beyond the noise
-    seed: int = 0
 
 
 @define(kw_only=True)

@@ -21,7 +21,7 @@ import harness
 
 from agentcompile_core import api
 from agentcompile_core.cli.progress import Progress
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import accounting, step_bytes
 from agentcompile_core.store import Store

@@ -42,7 +42,7 @@ def compile_model(what: Path, folder: Path, *, dtype: str, budget_s: float, budg
     """Compile with a store of its own, so that every figure shown is of this run."""
     from agentcompile_core import api
     from agentcompile_core.cli.progress import Progress
-    from agentcompile_core.context import Config
+    from agentcompile_core.configuration import Config
     from agentcompile_core.store import Store
 
     config = Config(budget_s=budget_s, budget_plans=budget_plans, rounds=rounds)

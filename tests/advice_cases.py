@@ -4,7 +4,8 @@
 from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from agentcompile_rules_transformers.testing import Draft
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.advice import Advice, Question
 from agentcompile_core.ir.candidate import Resources

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.errors import Cause, ContractError, UsageError
 from agentcompile_core.ir.advice import Advice, Diagnosis, Hint, Risk
 from agentcompile_core.ir.region import SemanticLabel

@@ -6,7 +6,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import AgentCompileError, Cause
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import (

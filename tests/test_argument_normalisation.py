@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import agentcompile_core as ac
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.errors import AgentCompileError, VerificationError
 from agentcompile_core.ir.expression import Expression, PointwiseKind
 from agentcompile_core.ir.graph import DType as D

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentcompile_core import pipeline
 from agentcompile_core.budget import CHAIN_SHARE, WINNERS_SHARE, Budget
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.ir.advice import Advice
 from agentcompile_core.stages import advise
 

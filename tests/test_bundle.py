@@ -14,7 +14,8 @@ import pytest
 from attrs import evolve
 
 from agentcompile_core import api
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import StageName, UsageError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import MANIFEST, Bundle

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
 from agentcompile_core.ir.target import preset

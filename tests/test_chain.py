@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ir.record import Measurement, TuningRecord

@@ -9,7 +9,8 @@ import pytest
 import torch
 from attrs import evolve
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, ValueKind, Workload
 from agentcompile_core.ir.plan import Origin, Schedule, ScheduleSpace, Step
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available
 @pytest.fixture(scope="module")
 def compiled():  # type: ignore[no-untyped-def]
     import agentcompile_core as ac
-    from agentcompile_core.context import Config
+    from agentcompile_core.configuration import Config
     from agentcompile_core.store import Store
 
     config = Config(budget_plans=60, budget_s=60.0, rounds=1, origins=("generated",))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentcompile_core import api
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.ir.selection import Basis
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.select import chain

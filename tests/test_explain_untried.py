@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import agentcompile_core as ac
 from agentcompile_core import report
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.ir.baseline import FRAMEWORK
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, Step, StepSpace

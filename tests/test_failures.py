@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import agentcompile_core as ac
 from agentcompile_core import report
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.errors import MAX_MESSAGE, Cause, Failure, StageName, bounded
 from agentcompile_core.ir import serial
 from agentcompile_core.plugin import failures

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import agentcompile_core as ac
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"

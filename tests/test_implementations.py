@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcompile_core import api
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause, ContractError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import PROGRAMS

@@ -13,7 +13,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause, ContractError
 from agentcompile_core.ir import kind_names, serial
 from agentcompile_core.ir.advice import Advice, Question

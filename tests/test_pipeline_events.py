@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import agentcompile_core as ac
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import AgentCompileError, ContractError, Reject, UsageError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, TensorSpec, Value, ValueKind, Workload

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.ir.region import Role
 from agentcompile_core.ir.target import PRESETS

@@ -3,7 +3,8 @@
 import pytest
 from attrs import evolve
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.ir.baseline import baseline_step

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentcompile_core import api
-from agentcompile_core.context import Config
+from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store
 

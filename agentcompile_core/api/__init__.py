@@ -9,7 +9,8 @@ from typing import Any
 from attrs import evolve
 
 from .. import pipeline
-from ..context import Config, Context
+from ..configuration import Config
+from ..context import Context
 from ..errors import StageName, UsageError
 from ..installation import install
 from ..ir.bundle import Bundle
@@ -143,7 +144,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
         meta: True captures without weights (nothing can be run, everything else works).
         random_weights: seed of random weights for a folder or an identifier.
         example_inputs: for a live plain module: a tuple of its arguments, or a dict of them by name.
-        advisor, advisor_options, validators, backend, kv_cache, decode, origins, budget_s, budget_plans, rounds, margin, seed: as in
+        advisor, validators, backend, kv_cache, decode, origins, budget_s, budget_plans, rounds, margin, seed: as in
             Config; ``compile(model, advisor="replay", budget_s=30)``.
 
     Raises:
@@ -156,8 +157,8 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
     _check_run_on(run_on, *RUN_ON, "nothing")
-    device = _device(asked.get("device"))
-    ctx = _context(catalog, config, asked.get("target"), store, device, report)
+    device = _device(config.device or None)
+    ctx = _context(catalog, config, config.target or None, store, device, report)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
     wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
@@ -182,7 +183,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
                          notes=(*loaded.notes, *graphs.notes, *notes), context=ctx)
 
 
-def load(folder: str | Path, model: object, *, device: str | None = None, config: Config | None = None, catalog: Catalog | None = None,
+def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
          report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
 
@@ -200,7 +201,7 @@ def load(folder: str | Path, model: object, *, device: str | None = None, config
     config = arguments.configuration(config, chosen)
     _check_run_on(run_on, *RUN_ON)
     installed = bundle_reader.read(Path(folder))
-    device = _device(device)
+    device = _device(config.device or None)
     ctx = _context(catalog, config, installed.manifest.target.name, Store(None), device, report)
     reason = bundle_reader.runnable(installed, _live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)

@@ -6,17 +6,17 @@ from typing import Any
 
 import attrs
 
-from ..context import Config
+from ..configuration import Config
 from ..errors import UsageError
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
 
-COMPILE = ("dtype", "max_context", "target", "device", "meta")
+COMPILE = ("dtype", "max_context", "meta")
 MODEL = ("random_weights", "example_inputs")
 DTYPES = ("float16", "bfloat16", "float32")
 ORIGINS = ("generated", "handwritten", "third_party")
 FIELDS = tuple(f.name for f in attrs.fields(Config))
-_TEXTS = ("advisor", "backend", "kv_cache", "decode")
+_TEXTS = ("advisor", "target", "device", "backend", "kv_cache", "decode")
 _LISTS = ("validators", "origins")
 
 
@@ -53,9 +53,7 @@ def configuration(base: Config | None, given: Mapping[str, Any]) -> Config:
         UsageError: a value is of the wrong kind or out of range.
     """
     values: dict[str, Any] = {name: _listed(name, value) if name in _LISTS else value for name, value in given.items()}
-    told = values.get("advisor_options")
-    if isinstance(told, Mapping):
-        values["advisor_options"] = tuple((str(k), str(v)) for k, v in told.items())
+    values = {name: "" if value is None and name in _TEXTS else value for name, value in values.items()}
     config = attrs.evolve(base or Config(), **values)
     for name in _TEXTS:
         if not isinstance(getattr(config, name), str):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..api import arguments
-from ..context import Config
+from ..configuration import Config
 from ..errors import UsageError
 from ..ir.target import preset
 from ..plugin.discovery import load_catalog

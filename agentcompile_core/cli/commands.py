@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import report
-from ..context import Config
+from ..configuration import Config
 from ..errors import UsageError
 from ..ir import serial
 from ..plugin import failures

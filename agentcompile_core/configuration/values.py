@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import attrs
-from attrs import Factory, field, frozen
+from attrs import Factory, frozen
 
 from ..errors import UsageError
 
@@ -27,8 +27,10 @@ class CacheLimits:
 class Config:
     """The choices of one compilation; everything is by name. Unknown names are refused where they are resolved.
 
-    Times are seconds. ``plugins`` holds the settings of plugins, by the name of the plugin (its entry point) or of one
-    of its offers.
+    ``budget_s`` is the whole search: advice, building, checking, timing, the validators of winners and the chain. Of it 0.3
+    are kept for the chain (where a device can time one) and 0.1 for validators of winners (where some are named), so that
+    150 s leave 90 s for candidates on a GPU. Capture, planning and binding are not part of it. ``plugins`` holds the
+    settings of plugins, by the name of the plugin (its entry point) or of one of its offers.
     """
 
     advisor: str = "heuristic"
@@ -39,13 +41,13 @@ class Config:
     kv_cache: str = ""  # empty: the best one installed
     decode: str = ""  # empty: the best one installed that works on the device
     origins: tuple[str, ...] = ("generated", "handwritten", "third_party")
-    budget_s: float = 90.0
+    budget_s: float = 150.0
     budget_plans: int = 400
     rounds: int = 2
     margin: float = 0.01  # a candidate must beat its baseline by this share beyond the noise
     seed: int = 0
     cache: CacheLimits = Factory(CacheLimits)
-    plugins: Sections = field(default=())
+    plugins: Sections = ()
 
     def settings(self, *names: str) -> dict[str, Any]:
         """The settings of the sections called ``names``, later names over earlier ones."""

@@ -21,7 +21,7 @@ class Search:
 
     def __init__(self, ordered: tuple[OrderedPlan, ...], records: Iterable[str], environment: str, ctx: Context) -> None:
         config = ctx.config
-        budget = (config.budget_s, config.budget_plans, config.rounds, config.seed, config.advisor, config.advisor_options)
+        budget = (config.budget_s, config.budget_plans, config.rounds, config.seed, config.advisor, config.plugins)
         self._servers = {plan.signature: tuple(sorted(plan.servers)) for plan in ordered}
         served = sorted(self._servers.items())
         self._store = ctx.store

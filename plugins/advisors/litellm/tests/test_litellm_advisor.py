@@ -16,7 +16,8 @@ from agentcompile_advisor_litellm import MODEL, RECORD, LiteLLMAdvisor, Settings
 from agentcompile_rules_transformers.testing import gated_case
 from attrs import evolve
 
-from agentcompile_core.context import Config, Context
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace
 from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.plugin.catalog import Catalog
