@@ -18,7 +18,7 @@ from agentcompile_core.store import Store
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
-PLUGINS = ("vendor", "acme", "cuda", "cudagraph", "flashkv", "numerics")
+PLUGINS = ("transformers_rules", "vendor", "acme", "cuda", "cudagraph", "flashkv", "numerics")
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

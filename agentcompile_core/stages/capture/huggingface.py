@@ -50,7 +50,7 @@ def load_pretrained(what: str, *, dtype: str | None, device: str, meta: bool, ra
     elif random_weights is not None or (local and not _has_weights(folder)):
         module = _random(config, name, kind, device, random_weights or 0)
         why = "asked for" if random_weights is not None else f"no weights in {folder}"
-        notes = (f"{why}: random weights, seed {random_weights or 0}; what it generates means nothing",)
+        notes = (f"{why}: random weights, seed {int(random_weights or 0)}; what it generates means nothing",)
     else:
         module = _with_weights(str(folder) if local else what, name, kind, device)
     tokenizer = _tokenizer(folder if local else what)

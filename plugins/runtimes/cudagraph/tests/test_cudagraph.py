@@ -61,7 +61,7 @@ class Bound:
     def __init__(self, session: Session, kind: GraphKind = GraphKind.DECODE, tokens: int = 1) -> None:
         inputs = ("prompt", "start", "length") if kind is GraphKind.PREFILL else ()
         graph = Graph(name=kind.value, kind=kind, tokens=tokens, values=(), nodes=(), inputs=inputs, outputs=())
-        self.program = SimpleNamespace(graph=graph)
+        self.graph = graph
         device = session.ids.device
         self.environment = {
             "prompt": torch.full((1, tokens), 5, device=device), "start": torch.tensor([0], device=device),
