@@ -82,7 +82,7 @@ class Bound:
 
     def run(self) -> None:
         self.runs += 1
-        session, graph = self.session, self.program.graph
+        session, graph = self.session, self.graph
         if graph.kind is GraphKind.DECODE:
             rows, count = session.position.clone(), 1
         else:
