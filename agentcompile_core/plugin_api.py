@@ -7,8 +7,91 @@ releases add names. Nothing is imported before it is used, so a plugin that need
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# Each name as itself: that is how a type checker reads that a module offers a name which it imports.
 if TYPE_CHECKING:
-    pass
+    # isort: off
+    from .codegen.naming import rename as rename, source_digest as source_digest
+    from .codegen.printing import Dialect as Dialect, Printed as Printed, print_expression as print_expression
+    from .errors import (
+        AgentCompileError as AgentCompileError, BuildError as BuildError, Cause as Cause, ContractError as ContractError,
+        Failure as Failure, Reject as Reject, StageName as StageName, UsageError as UsageError,
+        VerificationError as VerificationError, bounded as bounded, last_frames as last_frames,
+    )
+    from .ir.advice import (
+        Advice as Advice, AdviceRecord as AdviceRecord, Diagnosis as Diagnosis, Evidence as Evidence, Hint as Hint,
+        Question as Question, RejectedItem as RejectedItem, Risk as Risk,
+    )
+    from .ir.baseline import FRAMEWORK as FRAMEWORK
+    from .ir.candidate import (
+        ArgumentKind as ArgumentKind, CALLABLE as CALLABLE, Feature as Feature, Kernel as Kernel,
+        KernelArgument as KernelArgument, Launch as Launch, Resources as Resources, StepSource as StepSource,
+        Workspace as Workspace, f32 as f32, i32 as i32, i64 as i64, null as null, pointer as pointer,
+    )
+    from .ir.expression import Expression as Expression, Operation as Operation, PointwiseKind as PointwiseKind
+    from .ir.graph import (
+        Argument as Argument, DType as DType, Graph as Graph, GraphKind as GraphKind, GraphSet as GraphSet, KVSpec as KVSpec,
+        ModelInfo as ModelInfo, Node as Node, Ref as Ref, Symbol as Symbol, TensorSpec as TensorSpec, Value as Value,
+        ValueKind as ValueKind, Workload as Workload,
+    )
+    from .ir.kind_names import (
+        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, GATHER as GATHER, LINEAR as LINEAR, NORM as NORM,
+        ROPE as ROPE, ROPE_TABLE as ROPE_TABLE,
+    )
+    from .ir.plan import (
+        Origin as Origin, Parameter as Parameter, Schedule as Schedule, ScheduleSpace as ScheduleSpace, Step as Step,
+        StepSpace as StepSpace,
+    )
+    from .ir.record import Measurement as Measurement, TuningRecord as TuningRecord
+    from .ir.region import (
+        Access as Access, Match as Match, MatchSummary as MatchSummary, Operand as Operand, RegionSummary as RegionSummary,
+        Role as Role, Scalar as Scalar, SemanticLabel as SemanticLabel,
+    )
+    from .ir.source_check import argument_values as argument_values, check_source as check_source
+    from .ir.target import PRESETS as PRESETS, Target as Target, nearest_preset as nearest_preset, preset as preset
+    from .ir.verdict import Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict
+    from .ops.growth import (
+        Growth as Growth, express as express, grow as grow, has_one_rounding as has_one_rounding, is_pointwise as is_pointwise,
+        translate as translate,
+    )
+    from .ops.names import operator as operator
+    from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
+    from .ops.region_view import (
+        KERNEL_TYPES as KERNEL_TYPES, RegionView as RegionView, is_contiguous as is_contiguous, packed as packed, ref as ref,
+    )
+    from .ops.schema import argument as argument, canonical as canonical
+    from .plugin.advice_json import (
+        answer_schema as answer_schema, question_json as question_json, question_key as question_key,
+        read_answer as read_answer,
+    )
+    from .plugin.events import (
+        AdviceGiven as AdviceGiven, CandidateFinished as CandidateFinished, Captured as Captured,
+        ChainProgress as ChainProgress, Event as Event, FailureRecorded as FailureRecorded, ModelLoaded as ModelLoaded,
+        NotStored as NotStored, Preparing as Preparing, RegionSelected as RegionSelected, SearchStarted as SearchStarted,
+        Skipped as Skipped, StageFinished as StageFinished, StageStarted as StageStarted, StoreMiss as StoreMiss,
+        Warned as Warned, WinnerRefused as WinnerRefused, WorkloadChosen as WorkloadChosen,
+    )
+    from .plugin.hookspecs import API as API, hookimpl as hookimpl
+    from .plugin.interfaces import (
+        Advisor as Advisor, Backend as Backend, DecodeRuntime as DecodeRuntime, Frontend as Frontend,
+        Implementation as Implementation, KVCacheRuntime as KVCacheRuntime, LoadedModel as LoadedModel, Offer as Offer,
+        RegionRule as RegionRule, RuntimeIntegration as RuntimeIntegration, TemplateFamily as TemplateFamily,
+        TrialResult as TrialResult, TrialRun as TrialRun, Validator as Validator,
+    )
+    from .plugin.match_kind import (
+        AttributeKind as AttributeKind, MatchKind as MatchKind, OperandKind as OperandKind, READS as READS, WEIGHTS as WEIGHTS,
+        position_edges as position_edges,
+    )
+    from .plugin.running import (
+        KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece, RunnableProgram as RunnableProgram,
+        SessionState as SessionState,
+    )
+    from .processes.environment import child_environment as child_environment
+    from .processes.toolchain import GuardedServer as GuardedServer, run_guarded as run_guarded, serve as serve
+    from .runtime.graph_capture import composed as composed, settle_generator as settle_generator
+    from .runtime.program import Program as Program, Segment as Segment
+    from .store import default_root as default_root
+    from .ir import kind_names as kind_names, serial as serial
+    # isort: on
 
 # The module of each name, below agentcompile_core. A test holds this equal to the imports above.
 _NAMES = {
@@ -33,9 +116,15 @@ _NAMES = {
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
     "ops.schema": "argument canonical",
     "plugin.advice_json": "answer_schema question_json question_key read_answer",
-    "plugin.events": "AdviceGiven CandidateFinished Captured ChainProgress Event FailureRecorded ModelLoaded NotStored Preparing RegionSelected SearchStarted Skipped StageFinished StageStarted StoreMiss Warned WinnerRefused WorkloadChosen",
+    "plugin.events": (
+        "AdviceGiven CandidateFinished Captured ChainProgress Event FailureRecorded ModelLoaded NotStored Preparing "
+        "RegionSelected SearchStarted Skipped StageFinished StageStarted StoreMiss Warned WinnerRefused WorkloadChosen"
+    ),
     "plugin.hookspecs": "API hookimpl",
-    "plugin.interfaces": "Advisor Backend DecodeRuntime Frontend Implementation KVCacheRuntime LoadedModel Offer RegionRule RuntimeIntegration TemplateFamily TrialResult TrialRun Validator",
+    "plugin.interfaces": (
+        "Advisor Backend DecodeRuntime Frontend Implementation KVCacheRuntime LoadedModel Offer RegionRule RuntimeIntegration "
+        "TemplateFamily TrialResult TrialRun Validator"
+    ),
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
     "plugin.running": "KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "processes.environment": "child_environment",

@@ -30,8 +30,8 @@ class Side:
 
     def __init__(self, site: str, model: str, tokens: int) -> None:
         folder = tempfile.mkdtemp()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((site, os.environ.get("PYTHONPATH", ""))), "AGENTCOMPILE_CACHE_DIR": folder,
-                       "AGENTCOMPILE_CONFIG": ""}
+        path = os.pathsep.join((site, os.environ.get("PYTHONPATH", "")))
+        environment = {**os.environ, "PYTHONPATH": path, "AGENTCOMPILE_CACHE_DIR": folder, "AGENTCOMPILE_CONFIG": ""}
         command = [sys.executable, __file__, "--child", str(harness.CONFIGS / model), str(tokens)]
         self._child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.facts = self._answer()
@@ -121,7 +121,8 @@ def main() -> int:
     options = parser.parse_args()
     rows = [compare(options.old, options.new, model, options.tokens, options.pairs) for model in options.models]
     for row in rows:
-        print(f"{row['model']:<14} old {row['old_ms']:8.2f} ms  new {row['new_ms']:8.2f} ms  ratio {row['ratio']:.4f} (upper {row['upper']:.4f})")
+        print(f"{row['model']:<14} old {row['old_ms']:8.2f} ms  new {row['new_ms']:8.2f} ms  "
+              f"ratio {row['ratio']:.4f} (upper {row['upper']:.4f})")
     if options.out:
         options.out.write_text(json.dumps({"rows": rows, **harness.machine(), "versions": harness.versions()}, indent=1) + "\n")
     return 0 if all(row["no_slower"] for row in rows) else 1

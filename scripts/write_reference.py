@@ -57,7 +57,8 @@ def _entry(name: str, what: Any) -> str:
 
 def _enum(name: str, what: type[enum.Enum]) -> str:
     comments = _comments(what)
-    rows = [f"- `{member.name}` = `{member.value!r}`" + (f": {comments[member.name]}" if comments.get(member.name) else "") for member in what]
+    said = {member: comments.get(member.name, "") for member in what}
+    rows = [f"- `{member.name}` = `{member.value!r}`" + (f": {said[member]}" if said[member] else "") for member in what]
     return f"### `{name}` (one of)\n\n{_doc(what)}\n\n" + "\n".join(rows) + "\n"
 
 

@@ -252,12 +252,14 @@ def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) 
 
 def test_load_neither_captures_nor_compiles(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentcompile_core import pipeline
+    from agentcompile_core.installation import building, install
 
     def never(*args: object, **more: object) -> None:
         raise AssertionError("a loaded bundle must not do this")
 
-    for name in ("captured", "compile_graphs", "build_one", "built"):
-        monkeypatch.setattr(pipeline, name, never)
+    for module, name in ((pipeline, "captured"), (pipeline, "compile_graphs"), (pipeline, "built"), (building, "built"),
+                         (building, "build_one"), (install, "build_one")):
+        monkeypatch.setattr(module, name, never)
     monkeypatch.setattr(subprocess, "Popen", never)
     loaded = api.load(tiny_bundle, str(TINY), device="cpu")
     ids = loaded.tokenizer("When an exception", return_tensors="pt").input_ids

@@ -18,7 +18,7 @@ from agentcompile_core.ops.interpreter import prepare
 from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
 from agentcompile_core.stages import capture
 from agentcompile_core.stages.capture import frontends as core_frontends
-from agentcompile_core.stages.capture.models import default_workload, model_info
+from agentcompile_core.stages.capture.describe import default_workload, describe
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
@@ -84,14 +84,14 @@ def test_configuration_alone_gets_seeded_random_weights(folder: Path) -> None:
 def test_meta_model_has_no_weights_and_the_same_digest(folder: Path) -> None:
     meta = load(folder, meta=True)
     assert not meta.has_weights
-    assert model_info(meta).digest == model_info(load(folder)).digest
-    assert model_info(meta).digest != model_info(load(folder, dtype="float32")).digest
+    assert describe(meta).digest == describe(load(folder)).digest
+    assert describe(meta).digest != describe(load(folder, dtype="float32")).digest
 
 
 def test_digest_depends_on_the_configuration(folder: Path) -> None:
-    before = model_info(load(folder, meta=True)).digest
+    before = describe(load(folder, meta=True)).digest
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-3}))
-    assert model_info(load(folder, meta=True)).digest != before
+    assert describe(load(folder, meta=True)).digest != before
 
 
 def test_safetensors_are_read(folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_live_model_is_captured_as_it_is(folder: Path) -> None:
     loaded = load(model)
     assert loaded.module is model
     graphs = capture.run(loaded, Workload(dtype=DType.F32, max_context=32, prefill_chunks=(8,)), context())
-    assert [g.name for g in graphs.graphs] == ["decode", "prefill_8", "prefill_8_fresh"] and graphs.model == model_info(loaded)
+    assert [g.name for g in graphs.graphs] == ["decode", "prefill_8", "prefill_8_fresh"] and graphs.model == describe(loaded)
     with pytest.raises(UsageError, match="the live model is float32 and float16 was asked for"):
         load(model, dtype="float16")
 
@@ -215,9 +215,9 @@ def test_module_file_and_project_folder(tmp_path: Path) -> None:
         assert torch.equal(forward(loaded, x, gain), loaded.module(x, gain))
     assert not load(tmp_path, meta=True).has_weights
     assert load(tmp_path, dtype="bfloat16").module.inner.weight.dtype is torch.bfloat16
-    digest = model_info(from_file).digest
+    digest = describe(from_file).digest
     (tmp_path / "model.py").write_text(MODULE.replace("silu", "gelu"))
-    assert model_info(load(tmp_path / "model.py")).digest != digest
+    assert describe(load(tmp_path / "model.py")).digest != digest
 
 
 def test_project_names_its_module(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from agentcompile_core import api
 from agentcompile_core.errors import UsageError
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
+from agentcompile_core.stages.capture.describe import describe
 from agentcompile_core.stages.capture.identity import identity
-from agentcompile_core.stages.capture.models import model_info
 from agentcompile_core.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -308,4 +308,4 @@ def test_digest_of_a_model_is_that_of_its_meta_twin() -> None:
     real = tiny("qwen3", SIZES)
     with torch.device("meta"):
         meta = type(real)(real.config).eval()
-    assert model_info(LoadedModel(module=real, name="a")).digest == model_info(LoadedModel(module=meta, name="b")).digest
+    assert describe(LoadedModel(module=real, name="a")).digest == describe(LoadedModel(module=meta, name="b")).digest

@@ -27,6 +27,7 @@ class Quiet(Advisor):
 def agentcompile_advisors():
     return [Quiet()]
 """
+HOOK = "from agentcompile_core.plugin.hookspecs import hookimpl\n"
 HEAD = GOOD.split("@hookimpl")[0] + "\n"
 BROKEN = {  # module text, cause, part of the message
     "broken_import": ("import a_module_that_is_not_there", Cause.IMPORT, "a_module_that_is_not_there"),
@@ -49,11 +50,11 @@ BROKEN = {  # module text, cause, part of the message
                     "@hookimpl\ndef agentcompile_advisors():\n    return [Quiet()]", Cause.CONTRACT, "bad version '2'"),
     "unknown_hook": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisers():\n    return []",
                      Cause.CONTRACT, "unknown hook 'agentcompile_advisers'; known: agentcompile_frontends"),
-    "wrong_arguments": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors(model):\n    return []",
+    "wrong_arguments": (HOOK + "@hookimpl\ndef agentcompile_advisors(model):\n    return []",
                         Cause.CONTRACT, "model"),
     "raises": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    raise OSError('no')",
                Cause.EXCEPTION, "OSError: no"),
-    "raises_late": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    yield from [1 / 0]",
+    "raises_late": (HOOK + "@hookimpl\ndef agentcompile_advisors():\n    yield from [1 / 0]",
                     Cause.EXCEPTION, "ZeroDivisionError"),
     "nothing": ("from agentcompile_core.plugin.hookspecs import hookimpl\n@hookimpl\ndef agentcompile_advisors():\n    return None",
                 Cause.EXCEPTION, "None"),

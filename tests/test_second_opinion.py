@@ -74,7 +74,8 @@ def disturbed(bound: Bounded, factor: float) -> Bounded:
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_reference_that_is_off_by_a_millionth_is_seen(kind: str) -> None:
     match, graph = EVERY_KIND[kind](DType.F32)
-    values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], cases_for(match, BY_NAME[match.kind], "off", emulated=True)[0], "cpu"))
+    kind_of = BY_NAME[match.kind]
+    values = graph_values(match, graph, make_inputs(match, kind_of, cases_for(match, kind_of, "off", emulated=True)[0], "cpu"))
     expected = oracle(graph, values)
     for name in expected:
         wrong = {**expected, name: disturbed(expected[name], 1.0 + 1e-6)}
@@ -99,7 +100,8 @@ def test_what_is_not_finite_must_be_so_in_the_same_places(put: float, seen: str)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_numbers_at_the_ends_of_the_range_give_both_the_same(kind: str) -> None:
     match, graph = EVERY_KIND[kind](DType.F16)
-    values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], cases_for(match, BY_NAME[match.kind], "ends", emulated=True)[0], "cpu"))
+    kind_of = BY_NAME[match.kind]
+    values = graph_values(match, graph, make_inputs(match, kind_of, cases_for(match, kind_of, "ends", emulated=True)[0], "cpu"))
     puts = [65504.0, -65504.0, float("nan")]
     if match.kind != "attention":  # a row without any finite score has no softmax: NaN by formula, zero by torch's
         puts += [float("inf"), -float("inf")]
@@ -134,7 +136,8 @@ def judged(session: Session, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     schedule = family.space(match, TARGET).points[0]
     source = family.lower(match, schedule, TARGET)
     step = Step(match_id=match.id, implementation="elementwise/elementwise", origin=Origin.GENERATED, schedule=schedule)
-    trial = Trial(match=match, graph=graph, source=source, target=TARGET, cases=cases_for(match, BY_NAME[match.kind], "shared", emulated=True)[:2])
+    few = cases_for(match, BY_NAME[match.kind], "shared", emulated=True)[:2]
+    trial = Trial(match=match, graph=graph, source=source, target=TARGET, cases=few)
     job = Job(trial=trial, step=step, backend="emulation")
     session.oracles = execution.Oracles()
     kernel: Any = session.build(job)

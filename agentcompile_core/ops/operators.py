@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor
 
 NAMESPACE = "agentcompile"
@@ -102,46 +103,58 @@ def append(cache: Tensor, rows: Tensor, position: Tensor, fresh: bool) -> None:
     cache.index_copy_(1, position + index, rows.index_select(1, index))
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    position: Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    fresh: bool = False,
-) -> Tensor:
-    """Append K and V at ``position``.. and attend causally over positions 0..position + t.
+@frozen
+class AttentionCall:
+    """The arguments of ``agentcompile::attention``, in the order and by the names of its schema."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    position: Tensor
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    fresh: bool = False
+
+
+def attention(*arguments: Any, **keywords: Any) -> Tensor:
+    """Append K and V at ``position``.. and attend causally over positions 0..position + t. Arguments: AttentionCall.
 
     Shapes: ``q`` [1, H, T, D]; ``k``, ``v`` [1, KV, T, D]; caches [1, S, KV, D]; ``position`` i64 [1], that of row 0;
     ``sinks`` [H]; the result [1, T, H, D], contiguous. ``window`` counts the query itself; 0 means none.
     ``fresh`` promises that position is 0, so that the new K and V are all there is.
     """
-    append(k_cache, k, position, fresh)
-    append(v_cache, v, position, fresh)
-    count = q.shape[2]
-    plain = softcap == 0.0 and sinks is None
-    if fresh:
-        if plain and (window <= 0 or window >= count):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-            return out.transpose(1, 2).contiguous()
-        keys, values = k, v
-        rows = torch.arange(count, device=q.device)
-    else:
-        # The live length is a number of the host only on the CPU; on CUDA the mask covers the whole capacity.
-        live = min(int(position) + count, k_cache.shape[1]) if q.device.type == "cpu" else k_cache.shape[1]
-        keys, values = k_cache[:, :live].transpose(1, 2), v_cache[:, :live].transpose(1, 2)
-        rows = torch.arange(count, device=q.device) + position
+    call = AttentionCall(*arguments, **keywords)
+    q, window, count = call.q, call.window, call.q.shape[2]
+    append(call.k_cache, call.k, call.position, call.fresh)
+    append(call.v_cache, call.v, call.position, call.fresh)
+    plain = call.softcap == 0.0 and call.sinks is None
+    if call.fresh and plain and (window <= 0 or window >= count):
+        grouped_heads = q.shape[1] != call.k.shape[1]
+        out = F.scaled_dot_product_attention(q, call.k, call.v, is_causal=True, scale=call.scale, enable_gqa=grouped_heads)
+        return out.transpose(1, 2).contiguous()
+    keys, values, rows = _attended(call)
     columns = torch.arange(keys.shape[2], device=q.device)
     mask = columns[None, :] <= rows[:, None]
     if window > 0:
         mask &= columns[None, :] > rows[:, None] - window
-    grouped = _grouped_sdpa(q, keys, values, mask, scale) if plain else _capped(q, keys, values, mask, scale, softcap, sinks)
-    return grouped.transpose(1, 2).contiguous()
+    if plain:
+        return _grouped_sdpa(q, keys, values, mask, call.scale).transpose(1, 2).contiguous()
+    return _capped(call, keys, values, mask).transpose(1, 2).contiguous()
+
+
+def _attended(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    """K and V [1, KV, L, D] that are attended over, and the position of each query row."""
+    rows = torch.arange(call.q.shape[2], device=call.q.device)
+    if call.fresh:
+        return call.k, call.v, rows
+    # The live length is a number of the host only on the CPU; on CUDA the mask covers the whole capacity.
+    capacity = call.k_cache.shape[1]
+    live = min(int(call.position) + len(rows), capacity) if call.q.device.type == "cpu" else capacity
+    return call.k_cache[:, :live].transpose(1, 2), call.v_cache[:, :live].transpose(1, 2), rows + call.position
 
 
 def _grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -154,10 +167,9 @@ def _grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: 
     return out.reshape(1, heads, count, values.shape[-1])
 
 
-def _capped(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None
-) -> Tensor:
+def _capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Attention with a soft cap on the scores and sinks in the softmax, scores and softmax in float32 or float64."""
+    q, scale, softcap, sinks = call.q, call.scale, call.softcap, call.sinks
     heads, count, dim = q.shape[1:]
     kv_heads = keys.shape[1]
     group = heads // kv_heads
@@ -175,10 +187,9 @@ def _capped(
     return out.reshape(1, heads, count, values.shape[-1]).to(q.dtype)
 
 
-def _fake_attention(
-    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor, scale: float, window: int = 0,
-    softcap: float = 0.0, sinks: Tensor | None = None, fresh: bool = False,
-) -> Tensor:
+def _fake_attention(*arguments: Any, **keywords: Any) -> Tensor:
+    call = AttentionCall(*arguments, **keywords)
+    q, v = call.q, call.v
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 

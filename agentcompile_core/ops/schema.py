@@ -14,7 +14,6 @@ from attrs import evolve, frozen
 
 from ..errors import VerificationError
 from ..ir.graph import Argument, Graph, GraphSet, Node
-from .interpreter import operator_of
 
 
 @frozen
@@ -54,6 +53,8 @@ def parameters(op: str) -> tuple[Parameter, ...]:
     Raises:
         UsageError: the operator is unknown.
     """
+    from .interpreter import operator_of  # here: what plugins see needs no torch until an operator is read
+
     schema: Any = operator_of(op)._schema  # type: ignore[attr-defined]
     return tuple(_parameter(argument) for argument in schema.arguments)
 

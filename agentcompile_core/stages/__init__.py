@@ -1,1 +1,1 @@
-"""The eight stages, one file each: capture, analyze, plan, advise, lower, validate, select, emit."""
+"""The eight stages, one module or package each: capture, analyze, plan, advise, lower, validate, select, emit."""

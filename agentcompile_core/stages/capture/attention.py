@@ -20,6 +20,8 @@ from ...ops import operators as operators
 IMPLEMENTATION = "agentcompile"
 # Keywords that models hand through to attention functions and that say nothing about what is computed.
 _SILENT = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch", "layer_idx"}
+# Keywords that become arguments of the operator, or refuse it.
+_UNDERSTOOD = {"dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal"}
 
 
 class Unsupported(Exception):
@@ -153,24 +155,20 @@ def attention_function(
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sinks: Tensor | None = None,
-    is_causal: bool | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """The attention function called ``agentcompile``: one operator that appends and attends.
+
+    ``keywords`` are transformers': ``dropout``, ``sliding_window``, ``softcap``, ``s_aux`` or ``sinks``, ``is_causal``.
 
     Raises:
         Unsupported: a keyword, mask or shape that the operator does not express.
     """
     recorder = _active[-1]
     for name, given in keywords.items():
-        if name not in _SILENT and given is not None and given is not False:
+        if name not in _SILENT | _UNDERSTOOD and given is not None and given is not False:
             raise Unsupported(f"its attention takes {name!r}, which is not understood")
-    if dropout or is_causal is False or getattr(module, "is_causal", True) is False:
+    if keywords.get("dropout") or keywords.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise Unsupported("its attention is not causal or drops out")
     layer = _layer_of(recorder, key, value)
     keys, values = recorder.keys[layer], recorder.values[layer]
@@ -181,9 +179,9 @@ def attention_function(
     out = torch.ops.agentcompile.attention.default(
         query, key, value, keys, values, recorder.position,
         float(scaling if scaling is not None else query.shape[-1] ** -0.5),
-        _window(attention_mask, sliding_window, keys.shape[1]),
-        float(softcap or 0.0),
-        s_aux if s_aux is not None else sinks,
+        _window(attention_mask, keywords.get("sliding_window"), keys.shape[1]),
+        float(keywords.get("softcap") or 0.0),
+        keywords["s_aux"] if keywords.get("s_aux") is not None else keywords.get("sinks"),
         recorder.fresh,
     )
     return out, None

@@ -172,7 +172,8 @@ def alternatives_of(
 def _alternative(record: TuningRecord, region: Region, baseline: Measurement | None, ctx: Context) -> Alternative | None:
     match = region.match_by_id[record.step.match_id]
     source = ctx.catalog.guard(
-        lambda: source_of(record.step, match, ctx.catalog, ctx.target), stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step)
+        lambda: source_of(record.step, match, ctx.catalog, ctx.target),
+        stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step),
     )
     if source is None or source.digest != record.source_digest:
         return None

@@ -27,7 +27,8 @@ class GraphStep:
     ``outside`` names the segments that run from Python between captured ones.
     """
 
-    def __init__(self, name: str, session: SessionState, replay: Callable[[], None], reason: str = "", outside: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, session: SessionState, replay: Callable[[], None], reason: str = "",
+                 outside: tuple[str, ...] = ()) -> None:
         self.name = name
         self.reason = reason
         self.outside = outside
