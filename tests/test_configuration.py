@@ -86,7 +86,7 @@ def test_a_project_may_not_redirect_requests_move_the_cache_or_trust(tmp_path, t
 def test_the_user_may_set_what_a_project_may_not(tmp_path):
     text = '[cache]\nfolder = "here"\n[plugin.litellm]\napi_base = "http://127.0.0.1"\n'
     config = resolve(**written(tmp_path, user=text)).config
-    assert (config.cache.folder, config.settings("litellm")) == ("here", {"api_base": "http://127.0.0.1"})
+    assert (config.cache.folder, config.settings("litellm")) == (str(tmp_path / "here"), {"api_base": "http://127.0.0.1"})
 
 
 def test_sections_of_plugins_are_laid_over_each_other_setting_by_setting(tmp_path):

@@ -6,15 +6,17 @@ from typing import Any
 
 import attrs
 
-from ..configuration import Config
+from ..configuration import Config, Effective, resolve
+from ..configuration.layers import SECTION
+from ..configuration.values import NAMES, check_limits
 from ..errors import UsageError
+from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
 
 COMPILE = ("dtype", "max_context", "meta")
 MODEL = ("random_weights", "example_inputs")
 DTYPES = ("float16", "bfloat16", "float32")
-ORIGINS = ("generated", "handwritten", "third_party")
 FIELDS = tuple(f.name for f in attrs.fields(Config))
 _TEXTS = ("advisor", "target", "device", "backend", "kv_cache", "decode")
 _LISTS = ("validators", "origins")
@@ -58,13 +60,38 @@ def configuration(base: Config | None, given: Mapping[str, Any]) -> Config:
     for name in _TEXTS:
         if not isinstance(getattr(config, name), str):
             raise UsageError(f"{name} is {getattr(config, name)!r}; it must be a name")
-    _positive(config.budget_s, "budget_s", (int, float))
+    _number(config.budget_s, "budget_s", (int, float))
     for name in ("budget_plans", "rounds"):
-        _positive(getattr(config, name), name, (int,))
-    unknown = [origin for origin in config.origins if origin not in ORIGINS]
-    if unknown:
-        raise UsageError(f"unknown origin {unknown[0]!r}; {nearest(unknown[0], ORIGINS)}")
+        _number(getattr(config, name), name, (int,))
+    for name in NAMES:
+        check_limits(Config, name, getattr(config, name))
     return config
+
+
+def chosen(base: Config | None, given: Mapping[str, Any], catalog: Catalog) -> tuple[Config, tuple[str, ...]]:
+    """The configuration of a call: ``base`` with ``given``, or without a ``base`` what ``resolved`` says; and what is not used.
+
+    Raises:
+        UsageError: see ``configuration`` and ``resolved``.
+    """
+    if base is not None:
+        return configuration(base, given), ()
+    effective, notes = resolved(given, catalog)
+    return effective.config, notes
+
+
+def resolved(given: Mapping[str, Any], catalog: Catalog) -> tuple[Effective, tuple[str, ...]]:
+    """Files, environment and the arguments ``given`` laid over each other, sections of plugins checked; and sentences about unused ones.
+
+    Raises:
+        UsageError: a value is of the wrong kind or out of range, does not exist, or may not be set where it is.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    plain = configuration(None, values)
+    flags = {name: getattr(plain, name) for name in values if name in NAMES}
+    flags |= {f"cache.{name}": value for name, value in attrs.asdict(plain.cache).items() if "cache" in values}
+    flags |= {f"{SECTION}.{section}.{name}": value for section, items in plain.plugins for name, value in items}
+    return settings.prepared(resolve(flags), catalog)
 
 
 def _listed(name: str, value: Any) -> tuple[str, ...]:
@@ -74,7 +101,7 @@ def _listed(name: str, value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _positive(value: Any, name: str, kinds: tuple[type, ...]) -> None:
+def _number(value: Any, name: str, kinds: tuple[type, ...]) -> None:
     if isinstance(value, bool) or type(value) not in kinds or not value > 0:
         raise UsageError(f"{name} is {value!r}; it must be positive ({' or '.join(k.__name__ for k in kinds)}); "
                          "budget_s, budget_plans and rounds must be positive")
