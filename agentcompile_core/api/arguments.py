@@ -1,13 +1,14 @@
 """What ``compile`` and the command line accept by name, checked before any model is opened."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from ..configuration import Config, Effective, resolve
-from ..configuration.layers import SECTION
+from ..configuration.layers import ARGUMENT, DEFAULT, SECTION
 from ..configuration.values import NAMES, check_limits
 from ..errors import UsageError
 from ..plugin import settings
@@ -107,22 +108,35 @@ def _number(value: Any, name: str, kinds: tuple[type, ...]) -> None:
                          "budget_s, budget_plans and rounds must be positive")
 
 
-def check_choices(config: Config, catalog: Catalog) -> None:
-    """Refuse names that no installed plugin offers.
+def check_choices(config: Config, catalog: Catalog, origin: Callable[[str], str] = lambda key: DEFAULT) -> None:
+    """Refuse names that no installed plugin offers. ``origin`` says where the value of a key comes from.
 
     Raises:
         UsageError: an unknown advisor, validator, backend or runtime; the message lists what is installed.
     """
-    catalog.find("agentcompile_advisors", config.advisor)
-    for name in config.validators:
-        if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
-            catalog.find("agentcompile_validators", name)
-    if config.backend:
-        catalog.find("agentcompile_backends", config.backend)
-    for name, kind, role in ((config.kv_cache, KVCacheRuntime, "KV cache"), (config.decode, DecodeRuntime, "decode")):
-        found = sorted(r.name for r in catalog.runtimes.values() if isinstance(r, kind))
-        if name and name not in found:
-            raise UsageError(f"unknown {role} runtime {name!r}; installed: {', '.join(found)}")
+    with _naming(origin("advisor")):
+        catalog.find("agentcompile_advisors", config.advisor)
+    with _naming(origin("validators")):
+        for name in config.validators:
+            if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
+                catalog.find("agentcompile_validators", name)
+    with _naming(origin("backend")):
+        if config.backend:
+            catalog.find("agentcompile_backends", config.backend)
+    for key, kind, role in (("kv_cache", KVCacheRuntime, "KV cache"), ("decode", DecodeRuntime, "decode")):
+        name, found = getattr(config, key), sorted(r.name for r in catalog.runtimes.values() if isinstance(r, kind))
+        with _naming(origin(key)):
+            if name and name not in found:
+                raise UsageError(f"unknown {role} runtime {name!r}; installed: {', '.join(found)}")
+
+
+@contextlib.contextmanager
+def _naming(origin: str) -> Iterator[None]:
+    """Names the file or variable that a refused value stands in."""
+    try:
+        yield
+    except UsageError as exc:
+        raise UsageError(f"{exc} (from {origin})" if origin not in (DEFAULT, ARGUMENT) else str(exc)) from exc
 
 
 def check_dtype(name: Any) -> None:
