@@ -44,8 +44,8 @@ def compiled(folder: Path, **environment: str) -> dict:
     command = [sys.executable, "-m", "agentcompile_core.cli", "compile", model, "--no-cache", "--device", "cpu", "--dtype", "float32",
                "--context", "64", "--rounds", "1", "--budget-plans", "20", "--budget-s", "60"]
     clean = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY") and name != "AGENTCOMPILE_STRICT"}
-    environment = {**clean, "AGENTCOMPILE_PLUGINS": ",".join(PLUGINS), "OPENAI_API_KEY": CANARY, "NO_PROXY": "127.0.0.1", "PYTHONPATH": str(ROOT),
-                   "AGENTCOMPILE_CONFIG": "", **environment}
+    environment = {**clean, "AGENTCOMPILE_PLUGINS": ",".join(PLUGINS), "OPENAI_API_KEY": CANARY, "NO_PROXY": "127.0.0.1",
+                   "PYTHONPATH": str(ROOT), "AGENTCOMPILE_CONFIG": "", **environment}
     done = subprocess.run([*command, "--json"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert CANARY not in done.stdout + done.stderr

@@ -258,12 +258,13 @@ def test_the_command_line_shows_settings_with_their_origin(installed: Path, cli,
     assert found["plugin.saying.share"] == (0.25, "AGENTCOMPILE_SAYING__SHARE") and found["plugin.saying.words"] == ([], "default")
     assert re.search(r"plugin\.saying\.limit +8 +\S+agentcompile\.toml", cli("config")[1])
     assert cli("config", "--path")[1] == f"project: {project}\n"
-    assert f"default: 5, from {project}" in re.sub(r"\s+", " ", cli("compile", "--help")[1])
+    assert f"default:5,from{project}" in re.sub(r"\s+", "", cli("compile", "--help")[1])
 
 
 @pytest.mark.parametrize(("text", "says"), [
     ("rounds = ", "not valid TOML"), ('[plugin.saying]\nlimt = 1', "did you mean plugin.saying.limit"),
-    ('api_key = "sk-canary"', "environment variable"), ('[cache]\nfolder = "x"', "only your own file"), ("trust_kernels = true", "only your own"),
+    ('api_key = "sk-canary"', "environment variable"), ('[cache]\nfolder = "x"', "only your own file"),
+    ("trust_kernels = true", "only your own"),
     ("rounds = 0", "must be positive"), ('origins = ["mine"]', "unknown origin 'mine'"), ('advisor = "oracle"', "unknown advisor 'oracle'"),
 ])
 def test_the_command_line_refuses_a_broken_file_in_one_sentence(installed: Path, cli, monkeypatch, text: str, says: str) -> None:

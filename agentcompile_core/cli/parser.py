@@ -156,4 +156,5 @@ def _effective() -> Effective:
         return Effective(config=Config())
 
 
-_ARGUMENTS = {"config": _config, "compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "completion": _completion}
+_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "config": _config,
+              "completion": _completion}

@@ -96,7 +96,10 @@ def _beside(file: File, key: str, value: Any) -> Any:
 
 
 def _environment(environ: Mapping[str, str]) -> list[Layer]:
-    """``AGENTCOMPILE_ADVISOR`` and its like; settings of a plugin as ``AGENTCOMPILE_<PLUGIN>__<SETTING>``. Empty ones count as not set, but for lists."""
+    """``AGENTCOMPILE_ADVISOR`` and its like; settings of a plugin as ``AGENTCOMPILE_<PLUGIN>__<SETTING>``.
+
+    Empty ones count as not set, but for lists.
+    """
     found: list[Layer] = []
     for variable in sorted(name for name in environ if name.startswith(PREFIX) and (environ[name] or name in _LISTS)):
         rest, text = variable.removeprefix(PREFIX).lower(), environ[variable]

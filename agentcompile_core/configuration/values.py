@@ -84,10 +84,11 @@ NAMES = tuple(f.name for f in attrs.fields(Config) if f.name not in ("cache", "p
 CACHE_NAMES = tuple(f.name for f in attrs.fields(CacheLimits))
 
 
-def unknown(key: str, known: Iterable[str], where: str) -> UsageError:
-    """The refusal of a key that nobody knows, with the names closest to it."""
-    close = get_close_matches(key, list(known), n=2)
-    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(sorted(known))}"
+def unknown(key: str, known: Iterable[str], where: str, prefix: str = "") -> UsageError:
+    """The refusal of a key that nobody knows, with the names closest to it; ``known`` are without the ``prefix`` that all share."""
+    names = {name: prefix + name for name in sorted(known)}
+    close = [names[name] for name in get_close_matches(key.removeprefix(prefix), list(names), n=2)]
+    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(names.values())}"
     return UsageError(f"{where} sets {key!r}, which does not exist{hint}")
 
 

@@ -191,8 +191,8 @@ def _collected(effective: Effective, catalog: "Catalog") -> tuple[Found, tuple[s
             origin = effective.origin(f"{SECTION}.{section}.{name}")
             takers = [place for place in places if name in place.fields]
             if not takers:
-                known = {f"{SECTION}.{section}.{field}" for place in places for field in place.fields}
-                raise unknown(f"{SECTION}.{section}.{name}", known, where if origin == DEFAULT else origin)
+                known, prefix = {field for place in places for field in place.fields}, f"{SECTION}.{section}."
+                raise unknown(prefix + name, known, where if origin == DEFAULT else origin, prefix)
             for place in takers:
                 weight = (_strength(effective, origin), place.names.index(section))
                 given = _Given(weight=weight, value=_typed(place, name, value, where if origin == DEFAULT else origin), origin=origin)

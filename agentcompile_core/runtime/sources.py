@@ -36,7 +36,8 @@ def _callable_source(step: Step, match: Match, catalog: "Catalog") -> StepSource
     """No text, nothing to build: the digest says which implementation, version, settings, schedule and match are judged."""
     digest = call_key(step, version_of(step, catalog), match)
     settings = identity(catalog.implementations[step.implementation])
-    return StepSource(language=CALLABLE, digest=serial.digest(digest, settings) if settings else digest, code="", launches=(), reduction_depth=0)
+    digest = serial.digest(digest, settings) if settings else digest
+    return StepSource(language=CALLABLE, digest=digest, code="", launches=(), reduction_depth=0)
 
 
 def version_of(step: Step, catalog: "Catalog") -> int:

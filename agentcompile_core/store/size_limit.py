@@ -38,9 +38,8 @@ class SizeLimit:
             return
         with self._lock:
             self._since_bytes += size_bytes
-            if self._known_bytes is None or self._since_bytes > LOOK_AGAIN * self._max_bytes:
-                self._look(entry, aside)
-            elif self._known_bytes + self._since_bytes > self._max_bytes:
+            known = self._max_bytes if self._known_bytes is None else self._known_bytes
+            if self._since_bytes > LOOK_AGAIN * self._max_bytes or known + self._since_bytes > self._max_bytes:
                 self._look(entry, aside)
 
     def _look(self, kept: Path, aside: Path) -> None:

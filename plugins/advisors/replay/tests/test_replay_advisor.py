@@ -87,5 +87,5 @@ def test_a_file_that_is_missing_binary_or_unnamed_is_refused(tmp_path: Path, mon
     with pytest.raises(UsageError, match="is not a file of recorded advice"):
         ReplayAdvisor(Settings(file=tmp_path / "binary")).advise(QUESTION)
     monkeypatch.delenv(ENVIRONMENT, raising=False)
-    with pytest.raises(UsageError, match=f"name it in {ENVIRONMENT}"):
+    with pytest.raises(UsageError, match=f"\\[plugin.replay\\] of agentcompile.toml, or in {ENVIRONMENT}"):
         ReplayAdvisor().advise(QUESTION)
