@@ -8,6 +8,7 @@ from .budget import Budget
 from .configuration import Config
 from .errors import Failure
 from .ir.target import Target
+from .plugin import settings
 from .plugin.events import Event, Observer
 from .plugin.failures import Failures
 
@@ -52,7 +53,8 @@ class Context:
         from .worker import Worker
 
         if self.worker is None:
-            self.worker = Worker(deadlines_s=dict(self.backend.deadlines_s) if self.backend is not None else {})
+            deadlines_s = dict(self.backend.deadlines_s) if self.backend is not None else {}
+            self.worker = Worker(deadlines_s=deadlines_s, settings=settings.document(self.catalog))
         return self.worker
 
     def close(self) -> None:

@@ -27,6 +27,12 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCOMPILE_STRICT", os.environ.get("AGENTCOMPILE_STRICT", "1"))
 
 
+@pytest.fixture(autouse=True)
+def _no_configuration_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer configured for themselves changes no test."""
+    monkeypatch.setenv("AGENTCOMPILE_CONFIG", os.environ.get("AGENTCOMPILE_CONFIG", ""))
+
+
 @pytest.fixture(scope="session")
 def decode_graphs():
     """The module ``decode_graphs``: hand-built decode graphs and what match kinds mean."""

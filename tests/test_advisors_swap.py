@@ -1,4 +1,4 @@
-"""Advisors are swapped by one option of the command line: an LLM's answers, their replay, a control, nobody."""
+"""Advisors are swapped by three lines of toml, or a variable: an LLM's answers, their replay, nobody."""
 
 import importlib.util
 import json
@@ -38,14 +38,15 @@ def server() -> Iterator:
     stub.server_close()
 
 
-def compiled(advisor: str, **environment: str) -> dict:
-    """Statistics of ``agentcompile compile`` of the tiny model."""
+def compiled(folder: Path, **environment: str) -> dict:
+    """Statistics of ``agentcompile compile`` of the tiny model, run in ``folder``, whose agentcompile.toml names the advisor."""
     model = str(ROOT / "examples" / "tiny_model")
     command = [sys.executable, "-m", "agentcompile_core.cli", "compile", model, "--no-cache", "--device", "cpu", "--dtype", "float32",
-               "--context", "64", "--rounds", "1", "--budget-plans", "20", "--budget-s", "60", "--advisor", advisor]
+               "--context", "64", "--rounds", "1", "--budget-plans", "20", "--budget-s", "60"]
     clean = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY") and name != "AGENTCOMPILE_STRICT"}
-    environment = {**clean, "AGENTCOMPILE_PLUGINS": ",".join(PLUGINS), "OPENAI_API_KEY": CANARY, "NO_PROXY": "127.0.0.1", **environment}
-    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=300)
+    environment = {**clean, "AGENTCOMPILE_PLUGINS": ",".join(PLUGINS), "OPENAI_API_KEY": CANARY, "NO_PROXY": "127.0.0.1",
+                   "PYTHONPATH": str(ROOT), "AGENTCOMPILE_CONFIG": "", **environment}
+    done = subprocess.run([*command, "--json"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert CANARY not in done.stdout + done.stderr
     return json.loads(done.stdout)["statistics"]
@@ -53,17 +54,21 @@ def compiled(advisor: str, **environment: str) -> dict:
 
 def test_an_llm_is_asked_once_per_region_and_its_answers_can_be_replayed(server, tmp_path: Path) -> None:
     recorded = tmp_path / "advice.json"
-    asked = {"AGENTCOMPILE_LLM": "openai/stub", "AGENTCOMPILE_LLM_API_BASE": server.base, "AGENTCOMPILE_RECORD_ADVICE": str(recorded)}
-    statistics = compiled("litellm", **asked)
+    mine = tmp_path / "mine.toml"  # what only the user's own file may set
+    mine.write_text(f'[plugin.litellm]\napi_base = "{server.base}"\nrecord = "advice.json"\n')
+    project = tmp_path / "agentcompile.toml"
+    project.write_text('advisor = "litellm"\n[plugin.litellm]\nmodel = "openai/stub"\n')
+    statistics = compiled(tmp_path, AGENTCOMPILE_CONFIG=str(mine))
     answers = json.loads(recorded.read_text())["answers"]
     assert len(server.requests) == len(answers) == statistics["advised"] >= 2
     assert all(answer == ANSWER for answer in answers.values()) and CANARY not in recorded.read_text()
     assert len({request["messages"][1]["content"] for request in server.requests}) == len(server.requests)
-    replayed = compiled("replay", AGENTCOMPILE_REPLAY=str(recorded))
+    project.write_text('advisor = "replay"\n[plugin.replay]\nfile = "advice.json"\n')
+    replayed = compiled(tmp_path)
     assert replayed["advised"] == statistics["advised"] and len(server.requests) == len(answers)
     assert {k: v for k, v in replayed.items() if k != "seconds"} == {k: v for k, v in statistics.items() if k != "seconds"}
 
 
-def test_an_advisor_that_is_not_set_up_costs_its_advice_only() -> None:
-    statistics = compiled("litellm", AGENTCOMPILE_LLM="")
+def test_an_advisor_that_is_not_set_up_costs_its_advice_only(tmp_path: Path) -> None:
+    statistics = compiled(tmp_path, AGENTCOMPILE_LLM="", AGENTCOMPILE_ADVISOR="litellm")
     assert statistics["advised"] == 0 and statistics["failures"] >= 1 and statistics["lowered"] > 0

@@ -1,13 +1,17 @@
 """Configuration: which source wins, what each source may set, and what the refusals say."""
 
 import re
+import typing
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.configuration import Config, resolve
+from agentcompile_core.configuration import CacheLimits, Config, resolve
+from agentcompile_core.configuration.values import CACHE_NAMES, NAMES, said
 from agentcompile_core.errors import UsageError
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -86,7 +90,7 @@ def test_a_project_may_not_redirect_requests_move_the_cache_or_trust(tmp_path, t
 def test_the_user_may_set_what_a_project_may_not(tmp_path):
     text = '[cache]\nfolder = "here"\n[plugin.litellm]\napi_base = "http://127.0.0.1"\n'
     config = resolve(**written(tmp_path, user=text)).config
-    assert (config.cache.folder, config.settings("litellm")) == ("here", {"api_base": "http://127.0.0.1"})
+    assert (config.cache.folder, config.settings("litellm")) == (str(tmp_path / "here"), {"api_base": "http://127.0.0.1"})
 
 
 def test_sections_of_plugins_are_laid_over_each_other_setting_by_setting(tmp_path):
@@ -130,3 +134,20 @@ def test_a_broken_pyproject_is_a_sentence(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[tool.agentcompile\n")
     with pytest.raises(UsageError, match="not valid TOML"):
         resolve(folder=tmp_path, environ={"AGENTCOMPILE_CONFIG": ""})
+
+
+def test_the_page_of_the_documentation_lists_every_key_with_its_type_and_default():
+    def shown(value: Any) -> str:
+        if isinstance(value, tuple):
+            return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+        return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+    wanted = []
+    for cls, prefix in ((Config, ""), (CacheLimits, "cache.")):
+        hints = typing.get_type_hints(cls)
+        for one in attrs.fields(cls):
+            if "doc" in one.metadata:
+                wanted.append(f"| `{prefix}{one.name}` | {said(hints[one.name])} | `{shown(one.default)}` | {one.metadata['doc']} |")
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| `")] == wanted
+    assert {*NAMES, *(f"cache.{name}" for name in CACHE_NAMES)} == {line.split("`")[1] for line in wanted}

@@ -1,7 +1,6 @@
 """The face: ``compile`` a model, ``load`` a bundle; both give a CompiledModel that generates."""
 
 import platform
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,116 +9,24 @@ from attrs import evolve
 
 from .. import pipeline
 from ..configuration import Config
-from ..context import Context
-from ..errors import StageName, UsageError
+from ..errors import UsageError
 from ..installation import install
-from ..ir.bundle import Bundle
-from ..ir.graph import DType, GraphSet, Workload
-from ..ir.target import Target, preset
-from ..pipeline import Compilation
+from ..ir.graph import DType, Workload
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
-from ..plugin.events import Captured, ModelLoaded, Observer, Warned, WorkloadChosen, silent
-from ..plugin.interfaces import Backend, LoadedModel
-from ..runtime import bundle_reader, calls, generation
-from ..runtime.framework_session import EagerModule, EagerSession
-from ..runtime.module_session import ModuleSession
-from ..stages import emit
-from ..store import Store, default_root
+from ..plugin.events import Captured, ModelLoaded, Observer, WorkloadChosen, silent
+from ..plugin.interfaces import LoadedModel
+from ..runtime import bundle_reader
+from ..store import Store
 from ..version import __version__
 from . import arguments
+from .model import CompiledModel, Parts
+from .setting_up import context, device_of, live_target
 
-DEFAULT_TARGET = "h200"
+__all__ = ["CompiledModel", "compile", "load"]
+
 DEFAULT_CONTEXT = 8192
 RUN_ON = ("auto", "framework", "emulation")
-
-
-class CompiledModel:
-    """A model that generates through its programs. ``compilation`` is None for one that was loaded from a bundle."""
-
-    def __init__(self, *, loaded: LoadedModel, graphs: GraphSet, session: "install.AnySession | None", bundle: Bundle | None,
-                 compilation: Compilation | None, notes: tuple[str, ...], context: Context) -> None:
-        self.loaded, self.graphs, self.session = loaded, graphs, session
-        self.bundle, self.compilation, self.context = bundle, compilation, context
-        self.notes = tuple(dict.fromkeys((*notes, *context.store.warnings)))
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer, or None."""
-        return self.loaded.tokenizer
-
-    def generate(self, input_ids: Any = None, max_new_tokens: int | None = None, *, attention_mask: Any = None, streamer: Any = None,
-                 seed: int | None = None, **options: Any) -> Any:
-        """Continue a prompt as transformers' ``generate`` does with the same arguments.
-
-        Args:
-            input_ids: one prompt, int64 [1, n] (or its ids as a list or one dimension). A model that was not captured takes its
-                main input as transformers does: token ids for the encoder of T5 and BART, input_features for Whisper.
-            max_new_tokens: at most this many; None: what the model's ``generation_config`` says, else 128 or what fits the context.
-            attention_mask: all ones, as tokenizers return it for one prompt.
-            streamer: object with ``put`` and ``end`` like transformers' streamers.
-            seed: of the random numbers where ``do_sample`` holds; the same as ``torch.manual_seed(seed)`` before transformers' own.
-            options: anything of transformers' GenerationConfig, on top of the model's ``generation_config``: ``do_sample``,
-                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``eos_token_id``, ... Without
-                ``eos_token_id`` that of ``generation_config`` ends the request; None, an empty list or -1: nothing does.
-
-        Returns:
-            int64 [1, n + m] on the CPU, m <= max_new_tokens; what transformers returns where its own loop runs the request (which
-            a warning and ``notes`` say).
-
-        Raises:
-            UsageError: no such request is possible; see Session.generate and the module generation.
-        """
-        if isinstance(self.session, ModuleSession | EagerModule):
-            raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
-        if self.session is None:
-            raise UsageError("this model was compiled without weights or with run_on='nothing', so it cannot generate; "
-                             "load its bundle, or compile it where its weights are")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise UsageError(f"seed is {seed!r}; it must be an integer")
-        if isinstance(self.session, EagerSession):
-            masked = {} if attention_mask is None else {"attention_mask": attention_mask}
-            return self.session.generate(input_ids, max_new_tokens, streamer=streamer, seed=seed, **masked, **options)
-        module = self.loaded.module
-        prompt = generation.prompt_of(input_ids, self.graphs.model.vocab_size)
-        wanted = generation.request(module, prompt, max_new_tokens, attention_mask, options, self.session.max_context)
-        generation.check_length(prompt.shape[1], wanted.count, self.session.max_context)
-        for note in wanted.notes:
-            self._say(note)
-        if not wanted.handed_over:
-            return generation.by_session(module, self.session, wanted, seed=seed, streamer=streamer)
-        self._say(f"transformers' own loop runs this request, without kernels: {wanted.handed_over}")
-        with self.session.exclusive():
-            return generation.by_framework(module, prompt.to(self.session.device), wanted.count, wanted.options, seed=seed,
-                                           streamer=streamer)
-
-    def _say(self, note: str) -> None:
-        """One sentence about a request: a Python warning, and once among ``notes``."""
-        self.notes = tuple(dict.fromkeys((*self.notes, note)))
-        warnings.warn(note, UserWarning, stacklevel=3)
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Run a plain module: what ``module(*args, **keywords)`` returns, for arguments of the shapes and types it was compiled for.
-
-        Raises:
-            UsageError: it is a language model, or the arguments differ from those of the capture; see forward.ModuleSession.
-        """
-        if not isinstance(self.session, ModuleSession | EagerModule):
-            raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
-        args, keywords = calls.canonical(self.loaded.module, args, keywords)
-        return self.session(*args, **keywords)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the bundle as ``folder``; see stages.emit.write."""
-        if self.bundle is None:
-            raise UsageError("this model was loaded from a bundle already; copy that folder")
-        emit.write(self.bundle, Path(folder))
-        return Path(folder)
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """The pipeline's counts."""
-        return pipeline.statistics(self.compilation, self.bundle) if self.compilation else {}
 
 
 def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
@@ -129,9 +36,10 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     Args:
         what: see above.
         workload: dtype, context and prefill chunks; by default the model's dtype and min(its limit, 8192) positions.
-        config: advisor, budgets, validators, runtimes as one value; its fields may be given by name as well (below).
+        config: advisor, budgets, validators, runtimes as one value; its fields may be given by name as well (below). With it
+            neither configuration files nor environment variables are read; without it they are (docs/configuration.md).
         catalog: the plugins to use; by default every installed one.
-        store: where kernels and timings are kept; by default the user's cache folder, ``Store(None)`` for nowhere.
+        store: where kernels and timings are kept; by default where ``config.cache`` says, ``Store(None)`` for nowhere.
         report: an observer of events (``agentcompile_core.plugin.events``): called with each as it happens.
         run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
             ``nothing`` (the result can be saved, not run).
@@ -153,12 +61,12 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     catalog = catalog or load_catalog()
     arguments.check_known(options, catalog)
     chosen, asked, rest = arguments.split(options, arguments.FIELDS, arguments.COMPILE)
-    config = arguments.configuration(config, chosen)
+    config, unused = arguments.chosen(config, chosen, catalog)
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
     _check_run_on(run_on, *RUN_ON, "nothing")
-    device = _device(config.device or None)
-    ctx = _context(catalog, config, config.target or None, store, device, report)
+    device = device_of(config)
+    ctx = context(catalog, config, config.target or None, store, device, report)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
     wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
@@ -174,13 +82,13 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     bundle = pipeline.emitted(compilation, ctx)
     bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
     if not loaded.has_weights or run_on == "nothing":
-        return CompiledModel(loaded=loaded, graphs=graphs, session=None, bundle=bundle, compilation=compilation,
-                             notes=(*loaded.notes, *graphs.notes), context=ctx)
+        return CompiledModel(Parts(loaded=loaded, graphs=graphs, bundle=bundle, compilation=compilation, context=ctx,
+                                   notes=(*unused, *loaded.notes, *graphs.notes)))
     runnable = install.Runnable(graphs=graphs, programs=compilation.programs, kernels=compilation.kernels,
-                                   provisional=compilation.provisional)
+                                provisional=compilation.provisional)
     session, notes = install.install(loaded, runnable, device, run_on, ctx)
-    return CompiledModel(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation,
-                         notes=(*loaded.notes, *graphs.notes, *notes), context=ctx)
+    return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation, context=ctx,
+                               notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
 
 
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
@@ -198,12 +106,12 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     catalog = catalog or load_catalog()
     arguments.check_known(options, catalog)
     chosen, options = arguments.split(options, arguments.FIELDS)
-    config = arguments.configuration(config, chosen)
+    config, unused = arguments.chosen(config, chosen, catalog)
     _check_run_on(run_on, *RUN_ON)
     installed = bundle_reader.read(Path(folder))
-    device = _device(config.device or None)
-    ctx = _context(catalog, config, installed.manifest.target.name, Store(None), device, report)
-    reason = bundle_reader.runnable(installed, _live_target(ctx) if device == "cuda" else None)
+    device = device_of(config)
+    ctx = context(catalog, config, installed.manifest.target.name, Store(None), device, report)
+    reason = bundle_reader.runnable(installed, live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     bundle_reader.check_model(installed, describe(loaded).digest, loaded.name)
@@ -215,49 +123,8 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
                                    provisional=installed.manifest.provisional)
     session, notes = install.install(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
-    return CompiledModel(loaded=loaded, graphs=installed.graphs, session=session, bundle=None, compilation=None,
-                         notes=tuple(dict.fromkeys((*loaded.notes, *reasons, *notes))), context=ctx)
-
-
-def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Observer) -> Context:
-    arguments.check_choices(config, catalog)
-    catalog = catalog.for_one_run(report)
-    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()))
-    for warning in ctx.store.warnings:
-        ctx.emit(Warned(message=warning))
-    live = _live_target(ctx) if device == "cuda" else None
-    if live is not None and target is None:
-        ctx.target = live
-    ctx.backend = _validation_backend(ctx, device)
-    return ctx
-
-
-def _validation_backend(ctx: Context, device: str) -> Backend | None:
-    if ctx.config.backend:
-        return ctx.catalog.find("agentcompile_backends", ctx.config.backend)
-    wanted = "cuda" if device == "cuda" else "emulation"
-    backend = next((b for b in ctx.catalog.backends.values() if b.name == wanted), None)
-    if backend is None:
-        return None
-    answer = ctx.catalog.guard(backend.available, stage=StageName.LOAD, plugin=backend.name, subject="available")
-    return backend if answer is True else None
-
-
-def _live_target(ctx: Context) -> Target | None:
-    backend = next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None)
-    if backend is not None:
-        return ctx.catalog.guard(backend.live_target, stage=StageName.LOAD, plugin=backend.name, subject="live target")
-    return None
-
-
-def _device(device: str | None) -> str:
-    import torch
-
-    if device not in (None, "cuda", "cpu"):
-        raise UsageError(f"unknown device {device!r}; allowed: cuda, cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("a CUDA device was asked for and there is none here; use --device cpu, or run where there is a GPU")
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,
+                               notes=(*unused, *loaded.notes, *reasons, *notes)))
 
 
 def _source(what: object) -> str:

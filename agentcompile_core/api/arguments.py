@@ -1,20 +1,23 @@
 """What ``compile`` and the command line accept by name, checked before any model is opened."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from ..configuration import Config
+from ..configuration import Config, Effective, resolve
+from ..configuration.layers import ARGUMENT, DEFAULT, SECTION
+from ..configuration.values import NAMES, check_limits
 from ..errors import UsageError
+from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
 
 COMPILE = ("dtype", "max_context", "meta")
 MODEL = ("random_weights", "example_inputs")
 DTYPES = ("float16", "bfloat16", "float32")
-ORIGINS = ("generated", "handwritten", "third_party")
 FIELDS = tuple(f.name for f in attrs.fields(Config))
 _TEXTS = ("advisor", "target", "device", "backend", "kv_cache", "decode")
 _LISTS = ("validators", "origins")
@@ -58,13 +61,38 @@ def configuration(base: Config | None, given: Mapping[str, Any]) -> Config:
     for name in _TEXTS:
         if not isinstance(getattr(config, name), str):
             raise UsageError(f"{name} is {getattr(config, name)!r}; it must be a name")
-    _positive(config.budget_s, "budget_s", (int, float))
+    _number(config.budget_s, "budget_s", (int, float))
     for name in ("budget_plans", "rounds"):
-        _positive(getattr(config, name), name, (int,))
-    unknown = [origin for origin in config.origins if origin not in ORIGINS]
-    if unknown:
-        raise UsageError(f"unknown origin {unknown[0]!r}; {nearest(unknown[0], ORIGINS)}")
+        _number(getattr(config, name), name, (int,))
+    for name in NAMES:
+        check_limits(Config, name, getattr(config, name))
     return config
+
+
+def chosen(base: Config | None, given: Mapping[str, Any], catalog: Catalog) -> tuple[Config, tuple[str, ...]]:
+    """The configuration of a call: ``base`` with ``given``, or without a ``base`` what ``resolved`` says; and what is not used.
+
+    Raises:
+        UsageError: see ``configuration`` and ``resolved``.
+    """
+    if base is not None:
+        return configuration(base, given), ()
+    effective, notes = resolved(given, catalog)
+    return effective.config, notes
+
+
+def resolved(given: Mapping[str, Any], catalog: Catalog) -> tuple[Effective, tuple[str, ...]]:
+    """Files, environment and the arguments ``given`` laid over each other, sections of plugins checked; and sentences about unused ones.
+
+    Raises:
+        UsageError: a value is of the wrong kind or out of range, does not exist, or may not be set where it is.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    plain = configuration(None, values)
+    flags = {name: getattr(plain, name) for name in values if name in NAMES}
+    flags |= {f"cache.{name}": value for name, value in attrs.asdict(plain.cache).items() if "cache" in values}
+    flags |= {f"{SECTION}.{section}.{name}": value for section, items in plain.plugins for name, value in items}
+    return settings.prepared(resolve(flags), catalog)
 
 
 def _listed(name: str, value: Any) -> tuple[str, ...]:
@@ -74,28 +102,41 @@ def _listed(name: str, value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _positive(value: Any, name: str, kinds: tuple[type, ...]) -> None:
+def _number(value: Any, name: str, kinds: tuple[type, ...]) -> None:
     if isinstance(value, bool) or type(value) not in kinds or not value > 0:
         raise UsageError(f"{name} is {value!r}; it must be positive ({' or '.join(k.__name__ for k in kinds)}); "
                          "budget_s, budget_plans and rounds must be positive")
 
 
-def check_choices(config: Config, catalog: Catalog) -> None:
-    """Refuse names that no installed plugin offers.
+def check_choices(config: Config, catalog: Catalog, origin: Callable[[str], str] = lambda key: DEFAULT) -> None:
+    """Refuse names that no installed plugin offers. ``origin`` says where the value of a key comes from.
 
     Raises:
         UsageError: an unknown advisor, validator, backend or runtime; the message lists what is installed.
     """
-    catalog.find("agentcompile_advisors", config.advisor)
-    for name in config.validators:
-        if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
-            catalog.find("agentcompile_validators", name)
-    if config.backend:
-        catalog.find("agentcompile_backends", config.backend)
-    for name, kind, role in ((config.kv_cache, KVCacheRuntime, "KV cache"), (config.decode, DecodeRuntime, "decode")):
-        found = sorted(r.name for r in catalog.runtimes.values() if isinstance(r, kind))
-        if name and name not in found:
-            raise UsageError(f"unknown {role} runtime {name!r}; installed: {', '.join(found)}")
+    with _naming(origin("advisor")):
+        catalog.find("agentcompile_advisors", config.advisor)
+    with _naming(origin("validators")):
+        for name in config.validators:
+            if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
+                catalog.find("agentcompile_validators", name)
+    with _naming(origin("backend")):
+        if config.backend:
+            catalog.find("agentcompile_backends", config.backend)
+    for key, kind, role in (("kv_cache", KVCacheRuntime, "KV cache"), ("decode", DecodeRuntime, "decode")):
+        name, found = getattr(config, key), sorted(r.name for r in catalog.runtimes.values() if isinstance(r, kind))
+        with _naming(origin(key)):
+            if name and name not in found:
+                raise UsageError(f"unknown {role} runtime {name!r}; installed: {', '.join(found)}")
+
+
+@contextlib.contextmanager
+def _naming(origin: str) -> Iterator[None]:
+    """Names the file or variable that a refused value stands in."""
+    try:
+        yield
+    except UsageError as exc:
+        raise UsageError(f"{exc} (from {origin})" if origin not in (DEFAULT, ARGUMENT) else str(exc)) from exc
 
 
 def check_dtype(name: Any) -> None:

@@ -1,4 +1,7 @@
-"""The command line: compile, generate, bench, explain, plugins, doctor, completion. Exit codes: 0 done, 1 failed, 2 asked wrongly."""
+"""The command line: compile, generate, bench, explain, plugins, doctor, config, completion.
+
+Exit codes: 0 done, 1 failed, 2 asked wrongly.
+"""
 
 import argparse
 import json

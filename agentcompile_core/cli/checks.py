@@ -11,22 +11,25 @@ from ..errors import UsageError
 from ..ir.target import preset
 from ..plugin.discovery import load_catalog
 
+FLAGS = ("advisor", "validators", "target", "device", "budget_s", "budget_plans", "rounds")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 def config_of(options: argparse.Namespace) -> Config:
-    """The configuration that the options ask for, every name and number of it checked.
+    """The configuration that holds: files, environment and the options that were given; every name and number of it checked.
 
     Raises:
         UsageError: a number is out of range, or a name is of nothing that is installed.
     """
-    config = arguments.configuration(None, {"advisor": options.advisor, "validators": options.validators, "budget_s": options.budget_s,
-                                            "budget_plans": options.budget_plans, "rounds": options.rounds})
-    arguments.check_choices(config, load_catalog())
+    catalog = load_catalog()
+    effective, notes = arguments.resolved({name: getattr(options, name, None) for name in FLAGS}, catalog)
+    arguments.check_choices(effective.config, catalog, effective.origin)
     arguments.check_context(options.context)
-    if options.target is not None:
-        preset(options.target)
-    return config
+    if effective.config.target:
+        preset(effective.config.target)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return effective.config
 
 
 def choosing(options: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import report
+from ..api import arguments
 from ..configuration import Config
 from ..errors import UsageError
 from ..ir import serial
@@ -26,9 +27,9 @@ def _compiled(options: argparse.Namespace, config: Config, *, run_on: str = "aut
     from ..store import Store
 
     options.progress = Progress(quiet=options.json, log=options.log)
-    return api.compile(options.model, dtype=options.dtype, max_context=options.context, target=options.target, device=options.device,
-                       config=config, store=Store(None) if options.no_cache else None,
-                       report=options.progress, meta=meta, run_on=run_on, **_weights(options))
+    return api.compile(options.model, dtype=options.dtype, max_context=options.context, config=config,
+                       store=Store(None) if options.no_cache else None, report=options.progress, meta=meta, run_on=run_on,
+                       **_weights(options))
 
 
 def _weights(options: argparse.Namespace) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _to_generate(options: argparse.Namespace, config: Config) -> Any:
     if not model:
         raise UsageError("this bundle was compiled from a live model, so name the model whose weights it runs with: "
                          "agentcompile generate MODEL --bundle DIR --prompt TEXT")
-    return api.load(options.bundle, model, device=options.device, config=config, run_on=options.run_on,
+    return api.load(options.bundle, model, config=config, run_on=options.run_on,
                     report=Progress(quiet=options.json), **_weights(options))
 
 
@@ -148,6 +149,20 @@ def doctor_command(options: argparse.Namespace) -> int:
     return 0 if all(f["ok"] or not f["required"] for f in facts) else 1
 
 
+def config_command(options: argparse.Namespace) -> int:
+    """Print what is configured, or which files say so."""
+    catalog = load_catalog(strict=False)
+    effective, notes = arguments.resolved({}, catalog)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if options.path:
+        _print(options, {"files": report.files_document(effective)}, report.files_text(effective))
+    else:
+        _print(options, {"values": report.config_document(effective, catalog), "files": report.files_document(effective),
+                         "notes": list(notes)}, report.config_text(effective, catalog))
+    return 0
+
+
 def completion_command(options: argparse.Namespace) -> int:
     """Print a completion script."""
     try:
@@ -163,5 +178,5 @@ def completion_command(options: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_command, "generate": generate_command, "bench": bench_command,
     "explain": explain_command, "plugins": plugins_command, "doctor": doctor_command,
-    "completion": completion_command,
+    "config": config_command, "completion": completion_command,
 }

@@ -2,6 +2,9 @@
 
 import argparse
 
+from ..configuration import Config, Effective, resolve
+from ..configuration.layers import DEFAULT
+from ..errors import UsageError
 from ..version import __version__
 
 EPILOG = """examples:
@@ -33,6 +36,10 @@ EXAMPLES = {
     "doctor": """examples:
   agentcompile doctor
 """,
+    "config": """examples:
+  agentcompile config               every value and where it comes from
+  agentcompile config --path        the files that are read
+""",
     "completion": """examples:
   agentcompile completion bash > ~/.local/share/bash-completion/completions/agentcompile
   agentcompile completion zsh > ~/.zfunc/_agentcompile
@@ -45,6 +52,7 @@ COMMANDS = {
     "explain": "say why each step of a bundle got what it got",
     "plugins": "list plugins, what they offer and what failed",
     "doctor": "say what this machine can do, and what is missing",
+    "config": "print what is configured, and where each value comes from",
     "completion": "print a completion script for a shell (needs shtab)",
 }
 
@@ -115,17 +123,38 @@ def _completion(sub: argparse.ArgumentParser) -> None:
 def _model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="element type (default: the model's own)")
     sub.add_argument("--context", type=int, metavar="TOKENS", help="positions of KV cache (default: the model's limit, at most 8192)")
-    sub.add_argument("--device", choices=("cuda", "cpu"), help="where to run (default: cuda where there is one)")
-    sub.add_argument("--target", metavar="NAME", help="GPU to compile for (default: the one here, else h200)")
-    sub.add_argument("--advisor", default="heuristic", metavar="NAME", help="who advises on the space (default: heuristic)")
-    sub.add_argument("--budget-s", type=float, default=90.0, metavar="S",
-                     help="seconds for building, checking and timing candidates (default: 90)")
-    sub.add_argument("--budget-plans", type=int, default=400, metavar="N", help="candidates to evaluate at most (default: 400)")
-    sub.add_argument("--rounds", type=int, default=2, metavar="N", help="rounds of advice and evaluation (default: 2)")
-    sub.add_argument("--validators", default="numerics", metavar="NAMES", help="validators by name, comma separated (default: numerics)")
+    sub.add_argument("--device", choices=("cuda", "cpu"), help=f"where to run ({_default('device', 'cuda where there is one')})")
+    sub.add_argument("--target", metavar="NAME", help=f"GPU to compile for ({_default('target', 'the one here, else h200')})")
+    sub.add_argument("--advisor", metavar="NAME", help=f"who advises on the space ({_default('advisor')})")
+    sub.add_argument("--budget-s", type=float, metavar="S",
+                     help=f"seconds of the whole search: advice, building, checking, timing, chain ({_default('budget_s')})")
+    sub.add_argument("--budget-plans", type=int, metavar="N", help=f"candidates to evaluate at most ({_default('budget_plans')})")
+    sub.add_argument("--rounds", type=int, metavar="N", help=f"rounds of advice and evaluation ({_default('rounds')})")
+    sub.add_argument("--validators", metavar="NAMES", help=f"validators by name, comma separated ({_default('validators', 'none')})")
     sub.add_argument("--log", metavar="FILE", help="append one JSON line per evaluated candidate (default: none)")
     sub.add_argument("--random-weights", action="store_true", help="random weights, seed 0, instead of the model's own")
     sub.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of kernels and timings")
 
 
-_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "completion": _completion}
+def _config(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--path", action="store_true", help="print the files that are read instead of the values")
+
+
+def _default(name: str, empty: str = "") -> str:
+    """What holds where the option is not given, and where that is configured; for a help text."""
+    effective = _effective()
+    value, origin = getattr(effective.config, name), effective.origin(name)
+    shown = ",".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+    said = f"default: {shown or empty}" + (f", from {origin}" if origin != DEFAULT else "")
+    return said.replace("%", "%%")
+
+
+def _effective() -> Effective:
+    try:
+        return resolve()
+    except UsageError:  # help is printed whatever the files hold; the command itself refuses them
+        return Effective(config=Config())
+
+
+_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "config": _config,
+              "completion": _completion}

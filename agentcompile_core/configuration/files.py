@@ -24,8 +24,14 @@ _USER_ONLY = re.compile(r"^(cache|trust)(\.|_|$)|(^|[._])(api_base|base_url|url|
 class File:
     """One file that was read: its values by dotted key, and what to call it in messages."""
 
-    label: str
+    path: Path
     values: dict[str, Any]
+    of_project: bool = False
+
+    @property
+    def label(self) -> str:
+        """The file in messages."""
+        return str(self.path)
 
 
 def user_file(environ: "dict[str, str]") -> Path | None:
@@ -58,19 +64,33 @@ def read(path: Path, *, of_project: bool, must_exist: bool = False) -> File:
     Raises:
         UsageError: it is no TOML, holds a key of a service, or is a project's and sets what only its user may.
     """
-    label = str(path)
     if not path.is_file():
         if must_exist:
             raise UsageError(f"{ENVIRONMENT} names {path}, which is no file; write it, or unset the variable")
-        return File(label=label, values={})
+        return File(path=path, values={}, of_project=of_project)
     table = _table(path)
     values = {key: value for key, value in _flat(table).items() if key not in PROJECT_ONLY}
-    for key in values:
-        if _SECRET.search(key):
-            raise UsageError(f"{label} sets {key!r}; keys never stand in a file: set the provider's own environment variable")
+    label = str(path)
+    for key in (*values, *_inside(table)):
+        check_no_secret(key, label)
         if of_project and _USER_ONLY.search(key):
             raise UsageError(f"{label} is a project's file and sets {key!r}, which only your own file, the environment or a flag may set")
-    return File(label=label, values=values)
+    return File(path=path, values=values, of_project=of_project)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name is a key of some service."""
+    return _SECRET.search(name) is not None
+
+
+def check_no_secret(key: str, where: str) -> None:
+    """Refuse a key of a service where configuration stands; its value is never said.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if is_secret(key):
+        raise UsageError(f"{where} sets {key!r}; keys never stand in a file or a setting: set the provider's own environment variable")
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -82,8 +102,11 @@ def _table(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read ({exc.strerror}); mend its permissions or remove it") from exc
     if path.name != "pyproject.toml":
         return data
-    table = data.get("tool", {}).get("agentcompile", {}) if isinstance(data.get("tool", {}), dict) else {}
-    return table if isinstance(table, dict) else {}
+    tools = data.get("tool", {})
+    table = tools.get("agentcompile", {}) if isinstance(tools, dict) else {}
+    if not isinstance(table, dict):
+        raise UsageError(f"{path} sets tool.agentcompile to a {type(table).__name__}; write a section [tool.agentcompile]")
+    return table
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -94,3 +117,13 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _inside(value: Any, prefix: str = "") -> list[str]:
+    """Names of tables that stand in lists, where no setting is: they are looked through for keys."""
+    if isinstance(value, dict):
+        return [name for key, inner in value.items() for name in _inside(inner, f"{prefix}{key}.")]
+    if isinstance(value, list):
+        tables = [item for item in value if isinstance(item, dict)]
+        return [f"{prefix}{key}" for table in tables for key in table] + [n for item in value for n in _inside(item, prefix)]
+    return []

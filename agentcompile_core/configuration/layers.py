@@ -9,32 +9,48 @@ from attrs import asdict, evolve, frozen
 
 from ..errors import UsageError
 from . import files
+from .files import File
 from .values import CACHE_NAMES, NAMES, CacheLimits, Config, Sections, checked, read, unknown
 
 PREFIX = "AGENTCOMPILE_"
 CACHE_VARIABLES = {"AGENTCOMPILE_CACHE_DIR": "folder", "AGENTCOMPILE_CACHE_MAX_BYTES": "max_bytes"}
 SECTION = "plugin"
 DEFAULT = "default"
+ARGUMENT = "argument"
+Layer = tuple[str, Any, str]  # dotted key, value, origin
+_LISTS = frozenset(PREFIX + name.upper() for name in NAMES if isinstance(getattr(Config(), name), tuple))
+
+
+class Text(str):
+    """The value of a plugin's setting as its environment variable holds it; read by type once the plugin's settings are known."""
 
 
 @frozen(kw_only=True)
 class Effective:
-    """The configuration that holds, and for every value that is not a default where it comes from (by dotted key)."""
+    """The configuration that holds, and for every value that is not a default where it comes from (by dotted key).
+
+    ``files`` are those that were looked at, weakest first: the user's, the project's where there is one.
+    """
 
     config: Config
-    origins: tuple[tuple[str, str], ...]
+    origins: tuple[tuple[str, str], ...] = ()
+    files: tuple[File, ...] = ()
 
     def origin(self, key: str) -> str:
         """Where the value of ``key`` comes from."""
         return dict(self.origins).get(key, DEFAULT)
 
-    def rows(self) -> list[tuple[str, Any, str]]:
+    def rows(self) -> list[Layer]:
         """Every value: dotted key, value, origin."""
         plain = {name: getattr(self.config, name) for name in NAMES}
         plain |= {f"cache.{name}": value for name, value in asdict(self.config.cache).items()}
         for section, items in self.config.plugins:
             plain |= {f"{SECTION}.{section}.{name}": value for name, value in items}
         return [(key, value, self.origin(key)) for key, value in plain.items()]
+
+    def of_project(self) -> dict[str, str]:
+        """The dotted keys that a project's file sets, whether or not something stronger wins, and which file."""
+        return {key: file.label for file in self.files if file.of_project for key in file.values}
 
 
 def resolve(flags: Mapping[str, Any] | None = None, *, folder: Path | None = None, environ: Mapping[str, str] | None = None,
@@ -51,43 +67,60 @@ def resolve(flags: Mapping[str, Any] | None = None, *, folder: Path | None = Non
         UsageError: a source is broken, sets what does not exist or what it may not, or a value is of the wrong type.
     """
     environment = dict(os.environ if environ is None else environ)
-    layers = [*_files(environment, folder or Path.cwd()), *_environment(environment)]
-    layers += [(key, value, "argument") for key, value in (flags or {}).items() if value is not None]
+    found = _files(environment, (folder or Path.cwd()).absolute())
+    layers = [(key, _beside(file, key, value), file.label) for file in found for key, value in file.values.items()]
+    layers += _environment(environment)
+    layers += [(key, value, ARGUMENT) for key, value in (flags or {}).items() if value is not None]
     config, origins = base or Config(), {}
     for key, value, where in layers:
-        config = _with(config, key, value, where)
+        config = with_value(config, key, value, where)
         origins[key] = where
-    return Effective(config=config, origins=tuple(origins.items()))
+    return Effective(config=config, origins=tuple(origins.items()), files=tuple(found))
 
 
-def _files(environ: dict[str, str], folder: Path) -> list[tuple[str, Any, str]]:
+def _files(environ: dict[str, str], folder: Path) -> list[File]:
+    user, project = files.user_file(environ), files.project_file(folder)
     found = []
-    user = files.user_file(environ)
     if user is not None:
         found.append(files.read(user, of_project=False, must_exist=files.ENVIRONMENT in environ))
-    project = files.project_file(folder)
     if project is not None and project != user:
         found.append(files.read(project, of_project=True))
-    return [(key, value, file.label) for file in found for key, value in file.values.items()]
-
-
-def _environment(environ: Mapping[str, str]) -> list[tuple[str, Any, str]]:
-    """``AGENTCOMPILE_ADVISOR`` and its like; settings of a plugin as ``AGENTCOMPILE_<PLUGIN>__<SETTING>``."""
-    found: list[tuple[str, Any, str]] = []
-    for variable in sorted(environ):
-        rest, text = variable.removeprefix(PREFIX), environ[variable]
-        if variable in CACHE_VARIABLES and text:
-            name = CACHE_VARIABLES[variable]
-            found.append((f"cache.{name}", read(CacheLimits, name, text, variable), variable))
-        elif variable.startswith(PREFIX) and rest.lower() in NAMES:
-            found.append((rest.lower(), read(Config, rest.lower(), text, variable), variable))
-        elif variable.startswith(PREFIX) and "__" in rest:
-            section, _, name = rest.lower().partition("__")
-            found.append((f"{SECTION}.{section}.{name}", text, variable))
     return found
 
 
-def _with(config: Config, key: str, value: Any, where: str) -> Config:
+def _beside(file: File, key: str, value: Any) -> Any:
+    """A folder that a file names is one beside that file, wherever the command runs."""
+    if key == "cache.folder" and isinstance(value, str) and value:
+        return str(file.path.parent / Path(value).expanduser())
+    return value
+
+
+def _environment(environ: Mapping[str, str]) -> list[Layer]:
+    """``AGENTCOMPILE_ADVISOR`` and its like; settings of a plugin as ``AGENTCOMPILE_<PLUGIN>__<SETTING>``.
+
+    Empty ones count as not set, but for lists.
+    """
+    found: list[Layer] = []
+    for variable in sorted(name for name in environ if name.startswith(PREFIX) and (environ[name] or name in _LISTS)):
+        rest, text = variable.removeprefix(PREFIX).lower(), environ[variable]
+        if variable in CACHE_VARIABLES:
+            name = CACHE_VARIABLES[variable]
+            found.append((f"cache.{name}", read(CacheLimits, name, text, variable), variable))
+        elif rest in NAMES:
+            found.append((rest, read(Config, rest, text, variable), variable))
+        elif "__" in rest:
+            section, _, name = rest.partition("__")
+            files.check_no_secret(name, variable)
+            found.append((f"{SECTION}.{section}.{name}", Text(text), variable))
+    return found
+
+
+def with_value(config: Config, key: str, value: Any, where: str) -> Config:
+    """``config`` with the value of one dotted key, checked unless it is a plugin's (``plugin.<name>.<setting>``).
+
+    Raises:
+        UsageError: there is no such key, or it takes no such value; ``where`` is named as the source.
+    """
     head, _, rest = key.partition(".")
     if not rest and head in NAMES:
         return evolve(config, **{head: checked(Config, head, value, where)})

@@ -2,12 +2,13 @@
 
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from ..errors import UsageError
 
@@ -15,12 +16,33 @@ Scalar = bool | int | float | str
 Sections = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # plugin or offer name, then its settings by name
 
 
+ORIGINS = ("generated", "handwritten", "third_party")
+
+
+def sections(given: Any) -> Sections:
+    """Settings by plugin as Config keeps them, from a mapping of mappings or from what Config keeps.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    items = given.items() if isinstance(given, Mapping) else given
+    try:
+        return tuple((str(name), tuple(dict(values).items())) for name, values in items)
+    except (TypeError, ValueError) as exc:
+        raise UsageError("plugins holds the settings of plugins: a mapping of names to mappings of settings") from exc
+
+
+def _of(default: Any, doc: str, **limits: Any) -> Any:
+    """A field with what its documentation says; ``positive`` numbers are over 0, ``least`` and ``choices`` are what they say."""
+    return field(default=default, metadata={"doc": doc, **limits})
+
+
 @frozen(kw_only=True)
 class CacheLimits:
-    """Where kernels, timings and captures are kept, and how much of them. An empty folder is the platform's for caches."""
+    """Where kernels, timings and captures are kept, and how much of them."""
 
-    folder: str = ""
-    max_bytes: int = 20 << 30
+    folder: str = _of("", "folder of kernels, timings and captures; empty: the platform's place for caches")
+    max_bytes: int = _of(20 << 30, "size of kernels and captures beyond which those that were not used longest are removed", positive=True)
 
 
 @frozen(kw_only=True)
@@ -33,21 +55,21 @@ class Config:
     settings of plugins, by the name of the plugin (its entry point) or of one of its offers.
     """
 
-    advisor: str = "heuristic"
-    validators: tuple[str, ...] = ("numerics",)
-    target: str = ""  # empty: the hardware here, else the default of ``api``
-    device: str = ""  # empty: an accelerator where there is one, else cpu
-    backend: str = ""  # empty: the one that serves the target, else an emulator of its language
-    kv_cache: str = ""  # empty: the best one installed
-    decode: str = ""  # empty: the best one installed that works on the device
-    origins: tuple[str, ...] = ("generated", "handwritten", "third_party")
-    budget_s: float = 150.0
-    budget_plans: int = 400
-    rounds: int = 2
-    margin: float = 0.01  # a candidate must beat its baseline by this share beyond the noise
-    seed: int = 0
+    advisor: str = _of("heuristic", "who advises on the order of the search")
+    validators: tuple[str, ...] = _of(("numerics",), "who checks candidates, and who checks winners")
+    target: str = _of("", "hardware to compile for; empty: what is here, else h200")
+    device: str = _of("", "torch device to run on; empty: an accelerator where there is one, else cpu")
+    backend: str = _of("", "what builds and launches kernels; empty: the one that serves the target, else an emulator of its language")
+    kv_cache: str = _of("", "runtime that allocates the KV cache; empty: the best one installed")
+    decode: str = _of("", "runtime of decode steps; empty: the best one installed that works on the device")
+    origins: tuple[str, ...] = _of(ORIGINS, "where steps may come from", choices=ORIGINS)
+    budget_s: float = _of(150.0, "seconds of the whole search: advice, building, checking, timing, chain", positive=True)
+    budget_plans: int = _of(400, "candidates to evaluate at most", positive=True)
+    rounds: int = _of(2, "rounds of advice and evaluation", positive=True)
+    margin: float = _of(0.01, "share of its time by which a candidate must beat its baseline, beyond the noise", least=0)
+    seed: int = _of(0, "seed of the inputs that candidates are checked with")
     cache: CacheLimits = Factory(CacheLimits)
-    plugins: Sections = ()
+    plugins: Sections = field(default=(), converter=sections)
 
     def settings(self, *names: str) -> dict[str, Any]:
         """The settings of the sections called ``names``, later names over earlier ones."""
@@ -62,10 +84,11 @@ NAMES = tuple(f.name for f in attrs.fields(Config) if f.name not in ("cache", "p
 CACHE_NAMES = tuple(f.name for f in attrs.fields(CacheLimits))
 
 
-def unknown(key: str, known: Iterable[str], where: str) -> UsageError:
-    """The refusal of a key that nobody knows, with the names closest to it."""
-    close = get_close_matches(key, list(known), n=2)
-    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(sorted(known))}"
+def unknown(key: str, known: Iterable[str], where: str, prefix: str = "") -> UsageError:
+    """The refusal of a key that nobody knows, with the names closest to it; ``known`` are without the ``prefix`` that all share."""
+    names = {name: prefix + name for name in sorted(known)}
+    close = [names[name] for name in get_close_matches(key.removeprefix(prefix), list(names), n=2)]
+    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(names.values())}"
     return UsageError(f"{where} sets {key!r}, which does not exist{hint}")
 
 
@@ -78,8 +101,28 @@ def checked(cls: type, name: str, value: Any, where: str) -> Any:
     kind = typing.get_type_hints(cls)[name]
     found = _fitting(kind, value)
     if found is None and not _takes_none(kind, value):
-        raise UsageError(f"{where} sets {name} to {value!r}; expected {_said(kind)}")
+        raise UsageError(f"{where} sets {name} to {value!r}; expected {said(kind)}")
+    check_limits(cls, name, found, where)
     return found
+
+
+def check_limits(cls: type, name: str, value: Any, where: str = "") -> None:
+    """Refuse a value of field ``name`` outside the limits that the field's metadata name.
+
+    Raises:
+        UsageError: so it is; the message says what is allowed.
+    """
+    limits = attrs.fields_dict(cls)[name].metadata
+    items = value if isinstance(value, tuple) else (value,)
+    begins = f"{where} sets {name} to {value!r}; it" if where else f"{name} is {value!r}; it"
+    if limits.get("positive") and not (isinstance(value, int | float) and 0 < value < float("inf")):
+        raise UsageError(f"{begins} must be positive ({said(typing.get_type_hints(cls)[name])})")
+    if "least" in limits and not (isinstance(value, int | float) and limits["least"] <= value < float("inf")):
+        raise UsageError(f"{begins} must be a number of at least {limits['least']}")
+    for item in items if "choices" in limits else ():
+        if item not in limits["choices"]:
+            raise UsageError(f"{where + ': ' if where else ''}unknown {name.removesuffix('s')} {item!r}; allowed: "
+                             f"{', '.join(map(str, limits['choices']))}")
 
 
 def read(cls: type, name: str, text: str, where: str) -> Any:
@@ -89,8 +132,17 @@ def read(cls: type, name: str, text: str, where: str) -> Any:
         UsageError: the text is none of that type.
     """
     kind = typing.get_type_hints(cls)[name]
+    value = _from_text(kind, text)
+    if value is None:
+        raise UsageError(f"{where} is {text!r}; expected {said(kind)}")
+    return checked(cls, name, value, where)
+
+
+def _from_text(kind: Any, text: str) -> Any:
+    """``text`` as a value of ``kind``, or None."""
     if typing.get_origin(kind) is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        items = [_from_text(typing.get_args(kind)[0], part.strip()) for part in text.split(",") if part.strip()]
+        return None if None in items else tuple(items)
     for one in (kind, *typing.get_args(kind)):
         if one is bool and text.lower() in ("1", "0", "true", "false"):
             return text.lower() in ("1", "true")
@@ -99,9 +151,7 @@ def read(cls: type, name: str, text: str, where: str) -> Any:
                 return one(text)
             except ValueError:
                 continue
-    if str in (kind, *typing.get_args(kind)):
-        return text
-    raise UsageError(f"{where} is {text!r}; expected {_said(kind)}")
+    return text if any(one in (str, Path) for one in (kind, *typing.get_args(kind))) else None
 
 
 def _fitting(kind: Any, value: Any) -> Any:
@@ -110,6 +160,8 @@ def _fitting(kind: Any, value: Any) -> Any:
     if typing.get_origin(kind) is tuple:
         items = [_fitting(typing.get_args(kind)[0], item) for item in value] if isinstance(value, list | tuple) else [None]
         return None if None in items else tuple(items)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value).expanduser()
     if kind is float and type(value) is int:
         return float(value)
     return value if type(value) is kind else None
@@ -119,10 +171,11 @@ def _takes_none(kind: Any, value: Any) -> bool:
     return value is None and type(None) in typing.get_args(kind)
 
 
-def _said(kind: Any) -> str:
-    words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
+def said(kind: Any) -> str:
+    """What a type is called in messages and documents."""
+    words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path", type(None): "nothing"}
     if typing.get_origin(kind) is tuple:
-        return f"a list, each {_said(typing.get_args(kind)[0])}"
+        return f"a list, each {said(typing.get_args(kind)[0])}"
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(_said(one) for one in typing.get_args(kind) if one is not type(None))
+        return " or ".join(said(one) for one in typing.get_args(kind) if one is not type(None))
     return words.get(kind, getattr(kind, "__name__", str(kind)))

@@ -14,6 +14,7 @@ from . import hookspecs
 from .catalog import EVENTS, NAME, OFFERS, Catalog, PluginInfo, T, log
 from .interfaces import Offer, RegionRule
 from .match_kind import MatchKind
+from .settings import check_class
 
 _GROUP = re.compile(r"agentcompile\.v(\d+)\Z")
 
@@ -140,6 +141,7 @@ class _Loader:
             raise ContractError(f"bad name {name!r}; use lower_snake_case")
         if type(item.version) is not int or item.version < 1:
             raise ContractError(f"bad version {item.version!r} of {item.name}; use an int from 1")
+        check_class(item)
         shelf = self.catalog.offers[hook]
         qualified = f"{plugin}/{item.name}"
         if qualified in shelf:

@@ -1,5 +1,6 @@
 """Every class that a plugin subclasses. Objects are stateless unless their docstring says otherwise; arguments are frozen."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,10 +27,29 @@ if TYPE_CHECKING:  # heavy; nothing here is structured by cattrs
 
 
 class Offer(ABC):
-    """Base of everything a plugin offers: a lower_snake_case name and an integer version that is part of every cache key."""
+    """Base of everything a plugin offers: a lower_snake_case name and an integer version that is part of every cache key.
+
+    ``settings_class``: a frozen attrs class with a default for every field, which a section ``[plugin.<name>]`` of a configuration
+    file sets. Fields are of type bool, int, float, str or Path, ``| None``, or tuples of one of them; metadata: ``doc`` (a clause for
+    ``agentcompile config``), ``user_only`` (a project's file may not set it: what sends data elsewhere, writes files or
+    runs programs), ``variable`` (an environment variable of the plugin's own that sets it too). Keys are no settings.
+    """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    settings_class: ClassVar[type | None] = None
+    settings: Any = None  # of settings_class; its defaults until ``configure``
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Give the class the defaults of its settings."""
+        super().__init_subclass__(**keywords)
+        if "settings_class" in cls.__dict__ and "settings" not in cls.__dict__ and cls.settings_class is not None:
+            with contextlib.suppress(TypeError):  # a setting without a default: refused with its name when the plugin is loaded
+                cls.settings = cls.settings_class()
+
+    def configure(self, settings: Any) -> None:
+        """Take the settings of one run, in the worker too. Called on a copy of this object (``copy.copy``), before anything else."""
+        self.settings = settings
 
 
 class RegionRule(Offer):

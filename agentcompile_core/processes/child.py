@@ -25,9 +25,9 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """A started ``agentcompile_core.worker``. Not thread-safe."""
+    """A started ``agentcompile_core.worker``, which is told the ``settings`` of its plugins first. Not thread-safe."""
 
-    def __init__(self, catalog: str, builders: int, memory_bytes: int) -> None:
+    def __init__(self, catalog: str, builders: int, memory_bytes: int, settings: dict[str, Any] | None = None) -> None:
         command = [sys.executable, "-m", "agentcompile_core.worker", "--catalog", catalog, "--builders", str(builders)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         self._memory_bytes = memory_bytes
@@ -41,6 +41,7 @@ class Child:
         self._buffer = bytearray()
         self._outbox: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._write, daemon=True).start()
+        self.send({"settings": settings or {}})
 
     def _write(self) -> None:
         # On a thread: a hung child does not read, and a full pipe must not hang the parent.

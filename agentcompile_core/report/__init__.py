@@ -18,18 +18,11 @@ from ..plugin import failures
 from ..plugin.catalog import Catalog
 from ..stages.emit.evidence import Evidence
 from ..version import __version__
-
-
-def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
-    """Columns padded to their widest cell; numbers to the right."""
-    cells = [[str(c) for c in row] for row in rows]
-    widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(head)]
-    right = [bool(rows) and all(isinstance(r[i], int | float) for r in rows) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip()
-
-    return "\n".join([line(list(head)), line(["-" * w for w in widths]), *(line(r) for r in cells)])
+from .configured import config_document as config_document
+from .configured import config_text as config_text
+from .configured import files_document as files_document
+from .configured import files_text as files_text
+from .tables import table as table
 
 
 def step_document(step: SelectedStep) -> dict[str, Any]:

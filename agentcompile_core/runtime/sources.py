@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING
 
 from ..errors import ContractError
+from ..ir import serial
 from ..ir.candidate import CALLABLE, StepSource
 from ..ir.plan import Step
 from ..ir.region import Match
 from ..ir.source_check import check_source
 from ..ir.target import Target
+from ..plugin.settings import identity
 from .executables import call_key
 
 if TYPE_CHECKING:
@@ -31,9 +33,11 @@ def source_of(step: Step, match: Match, catalog: "Catalog", target: Target) -> S
 
 
 def _callable_source(step: Step, match: Match, catalog: "Catalog") -> StepSource:
-    """No text, nothing to build: the digest says which implementation, version, schedule and match are judged."""
-    version = version_of(step, catalog)
-    return StepSource(language=CALLABLE, digest=call_key(step, version, match), code="", launches=(), reduction_depth=0)
+    """No text, nothing to build: the digest says which implementation, version, settings, schedule and match are judged."""
+    digest = call_key(step, version_of(step, catalog), match)
+    settings = identity(catalog.implementations[step.implementation])
+    digest = serial.digest(digest, settings) if settings else digest
+    return StepSource(language=CALLABLE, digest=digest, code="", launches=(), reduction_depth=0)
 
 
 def version_of(step: Step, catalog: "Catalog") -> int:

@@ -51,12 +51,14 @@ class Store:
 
     ``root`` is created with mode 0700; None keeps everything in memory. Callers make keys with ``serial.digest`` over
     every input of what they store. A read that finds damage is a miss. A write that fails is logged once, listed in
-    ``warnings``, and kept in memory for the life of this object. Safe to use from several threads and processes.
+    ``warnings``, and kept in memory for the life of this object. Kernels and texts on disk that were not used longest go when
+    they are more than ``max_bytes`` (0: no limit); records of measurements stay. Safe to use from several threads and processes.
     """
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, *, max_bytes: int = 0) -> None:
         self.root = None if root is None else Path(root)
         self.warnings: list[str] = []
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._files: dict[tuple[str, str], dict[str, bytes]] = {}
         self._rows: dict[str, tuple[str, str]] = {}
@@ -179,7 +181,7 @@ class Store:
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
             self._warn(f"the cache folder {folder} can be written by other users, who could plant kernels in it; "
                        f"run chmod 700 on it")
-        self._entries = Entries(folder)
+        self._entries = Entries(folder, self._max_bytes)
         self._database = Database(folder / "tuning.sqlite")
         self._entries.remove_stale()
 

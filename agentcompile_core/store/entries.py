@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from ..errors import UsageError
+from .size_limit import MANIFEST, SizeLimit
 
-MANIFEST = "manifest.json"
+MANIFEST_BYTES = 512  # about; exact sizes are read from the disk when it matters
 STALE_S = 24 * 3600.0
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -35,11 +36,15 @@ def check_name(what: str, name: str) -> str:
 
 
 class Entries:
-    """The entries below one folder, which must exist. Every method may raise OSError; ``read`` never does."""
+    """The entries below one folder, which must exist. Every method may raise OSError; ``read`` never does.
 
-    def __init__(self, root: Path) -> None:
+    Beyond ``max_bytes`` (0: no limit) a write removes the entries that were not used longest, never its own.
+    """
+
+    def __init__(self, root: Path, max_bytes: int = 0) -> None:
         self.root = root
         self._temporary = root / "tmp"
+        self._limit = SizeLimit(root, max_bytes)
 
     def path(self, kind: str, key: str) -> Path:
         """The folder of an entry, whether or not it exists."""
@@ -58,6 +63,7 @@ class Entries:
                 if hashlib.sha256(content).hexdigest() != expected:
                     return None
                 files[name] = content
+            self._limit.used(folder)
             return files
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
             return None
@@ -77,7 +83,9 @@ class Entries:
             (entry / MANIFEST).write_text(json.dumps(manifest, sort_keys=True), encoding="utf-8")
             for folder in (target.parent.parent, target.parent):  # ``parents=True`` would not give them the mode
                 folder.mkdir(mode=0o700, exist_ok=True)
+            self._limit.used(entry)
             self._place(entry, target, private / "old")
+            self._limit.written(target, sum(len(content) for content in files.values()) + MANIFEST_BYTES, private)
         finally:
             shutil.rmtree(private, ignore_errors=True)
 

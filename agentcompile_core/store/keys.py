@@ -10,9 +10,10 @@ from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Trial
 from ..plugin.interfaces import Backend
+from ..plugin.settings import identity
 from ..version import __version__
 
-Versions = tuple[tuple[str, int], ...]  # names of plugins' offers with their versions
+Versions = tuple[tuple[str | int, ...], ...]  # names of plugins' offers with their versions and what their settings add
 
 
 def libraries_digest(backend: Backend) -> str:
@@ -25,7 +26,7 @@ def environment(backend: Backend, validators: Versions = ()) -> str:
 
     That is: backend, compiler, what sources may include, device, driver, torch, validators and core, each with its version.
     """
-    tools = (backend.name, backend.version, backend.compiler(), libraries_digest(backend))
+    tools = (backend.name, backend.version, backend.compiler(), libraries_digest(backend), *identity(backend))
     return serial.digest(*tools, _device(backend), validators, __version__, length=32)
 
 
@@ -41,12 +42,12 @@ def _device(backend: Backend) -> str:
 def kernel_key(source: StepSource, target: Target, backend: Backend) -> str:
     """Key of a built kernel: its text, what it may include, the architecture, the backend and its compiler."""
     library = backend.library_digest(source.language)
-    return "kernel-" + serial.digest(source, library, target.arch, backend.name, backend.compiler(), length=32)
+    return "kernel-" + serial.digest(source, library, target.arch, backend.name, backend.compiler(), *identity(backend), length=32)
 
 
-def capture_key(identity: str, workload: Workload, versions: tuple[str, ...]) -> str:
+def capture_key(code: str, workload: Workload, versions: tuple[str, ...]) -> str:
     """Key of captured graphs: all that they depend on (capture.identity), the workload, versions of torch, transformers, Python, us."""
-    return "capture-" + serial.digest(identity, workload, versions, __version__, length=32)
+    return "capture-" + serial.digest(code, workload, versions, __version__, length=32)
 
 
 def record_key(trial: Trial, where: str) -> str:

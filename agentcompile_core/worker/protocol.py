@@ -1,6 +1,7 @@
 """What parent and child say to each other: jobs, evaluations, and one JSON object per line.
 
-Parent to child: ``{"id", "method", "params"}``. Child to parent: ``{"hello"}`` once it is ready; per request any number
+Parent to child: ``{"settings"}`` first (of plugins: never a key), then ``{"id", "method", "params"}``. Child to parent:
+``{"hello"}`` once it is ready; per request any number
 of ``{"id", "phase"}`` (now working on it) and ``{"id", "kernel"}`` (built), then ``{"id", "result"}``. ``"lost": true``
 beside a result says that the child's device context is broken and the child must be replaced.
 """

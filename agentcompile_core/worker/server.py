@@ -20,6 +20,7 @@ from attrs import evolve
 from ..errors import Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
+from ..plugin.settings import from_document
 from .evaluate import Session, cause_of, context_is_lost
 from .protocol import CATALOG, Evaluation, Job
 
@@ -130,7 +131,8 @@ def main() -> None:
     try:
         module, _, name = options.catalog.partition(":")
         make: Callable[[], Any] = getattr(importlib.import_module(module), name)
-        session = Session(make())
+        settings = json.loads(sys.stdin.readline() or "{}").get("settings", {})
+        session = Session(from_document(make(), settings))
     except Exception as exc:
         channel.send({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(3) from exc

@@ -9,6 +9,7 @@ from ...context import Context
 from ...errors import Cause
 from ...ir.record import TuningRecord
 from ...plugin.events import WinnerRefused
+from ...plugin.settings import identity
 from ...store.keys import Versions
 from ...worker import Job, Worker
 
@@ -28,8 +29,9 @@ def expected(ctx: Context) -> bool:
 
 
 def versions(ctx: Context) -> Versions:
-    """The configured validators with their versions."""
-    return tuple((name, ctx.catalog.find("agentcompile_validators", name).version) for name in ctx.config.validators)
+    """The configured validators with their versions and what their settings add to keys."""
+    found = ((name, ctx.catalog.find("agentcompile_validators", name)) for name in ctx.config.validators)
+    return tuple((name, validator.version, *identity(validator)) for name, validator in found)
 
 
 def judged(records: list[TuningRecord], jobs: Callable[[TuningRecord], Job], stop_at: float, worker: Worker,

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
+from attrs.validators import gt
 
 from agentcompile_core.plugin_api import (
     Advice,
@@ -28,8 +29,6 @@ from .asking import Asker, NoAnswer
 MODEL = "AGENTCOMPILE_LLM"
 API_BASE = "AGENTCOMPILE_LLM_API_BASE"
 RECORD = "AGENTCOMPILE_RECORD_ADVICE"
-TIMEOUT_S = 60.0
-MAX_TOKENS = 4096
 
 INSTRUCTIONS = """You advise a CUDA kernel compiler. You are given facts about one region of a model's graph and a closed space of
 implementations and schedule parameters. Say which implementations, covers and parameter values are likely fastest on the
@@ -40,33 +39,47 @@ times in microseconds beside the memory floor: say what limits the slow ones. An
 
 @frozen(kw_only=True)
 class Settings:
-    """Where to ask. Keys come from the provider's own environment variables and are never read here."""
+    """Where to ask, ``[plugin.litellm]``. Keys come from the provider's own environment variables and are never read here."""
 
-    model: str
-    api_base: str | None = None
-    timeout_s: float = TIMEOUT_S
+    model: str = field(default="", metadata={"variable": MODEL, "doc": "provider/model, such as openai/gpt-4o-mini"})
+    api_base: str = field(default="", metadata={"variable": API_BASE, "user_only": True, "doc": "address of an OpenAI-compatible server"})
+    timeout_s: float = field(default=60.0, validator=gt(0), metadata={"doc": "seconds that one answer may take"})
+    max_tokens: int = field(default=4096, validator=gt(0), metadata={"doc": "tokens that one answer may have"})
+    record: Path | None = field(default=None, metadata={"variable": RECORD, "user_only": True,
+                                                        "doc": "file that answers are added to, for the replay advisor"})
 
-    @classmethod
-    def from_environment(cls) -> "Settings":
-        """Settings from AGENTCOMPILE_LLM and AGENTCOMPILE_LLM_API_BASE.
+    @model.validator
+    def _no_address(self, _: Any, model: str) -> None:
+        if "://" in model:  # some providers take an address in the model's name, which a project's file may set
+            raise ValueError("model holds an address; write provider/model, and the address as api_base")
+
+    def with_environment(self) -> "Settings":
+        """These settings, and those that are not set from AGENTCOMPILE_LLM, .._LLM_API_BASE and AGENTCOMPILE_RECORD_ADVICE.
 
         Raises:
             UsageError: no model is named.
         """
-        model = os.environ.get(MODEL, "")
-        if not model:
-            example = f"{MODEL}=openai/gpt-4o-mini"
-            raise UsageError(f"the litellm advisor needs a model: set {MODEL}, for example {example}, and the provider's key")
-        return cls(model=model, api_base=os.environ.get(API_BASE) or None)
+        record = os.environ.get(RECORD, "")
+        try:
+            found = evolve(self, model=self.model or os.environ.get(MODEL, ""), api_base=self.api_base or os.environ.get(API_BASE, ""),
+                           record=self.record or (Path(record).expanduser() if record else None))
+        except ValueError as exc:
+            raise UsageError(f"the litellm advisor cannot be used: {exc}") from exc
+        if not found.model:
+            raise UsageError("the litellm advisor needs a model: set model in [plugin.litellm] of agentcompile.toml, or "
+                             f"{MODEL}=openai/gpt-4o-mini, and the provider's key")
+        return found
 
 
 class LiteLLMAdvisor(Advisor):
-    """Asks the model named by AGENTCOMPILE_LLM; see Settings."""
+    """Asks the model that its settings name; see Settings."""
 
     name = "litellm"
+    settings_class = Settings
 
-    def __init__(self, settings: Settings | None = None, record: Path | None = None) -> None:
-        self._settings, self._record = settings, record
+    def __init__(self, settings: Settings | None = None) -> None:
+        if settings is not None:
+            self.configure(settings)
 
     def advise(self, question: Question) -> Advice:
         """Ask once, read strictly.
@@ -76,13 +89,12 @@ class LiteLLMAdvisor(Advisor):
                 the answer is no JSON object, or the file for recorded answers cannot be used. Never holds a provider's
                 text or a key.
         """
-        settings = self._settings or Settings.from_environment()
-        path = self._record or (Path(os.environ[RECORD]) if os.environ.get(RECORD) else None)
-        recorded = _recorded(path) if path is not None else {}
+        settings = self.settings.with_environment()
+        recorded = _recorded(settings.record) if settings.record is not None else {}
         text, tokens = ask(question, settings)
         advice = evolve(read_answer(text, question.space, question.labels), tokens=tokens)
-        if path is not None:
-            _write(path, {**recorded, question_key(question): json.loads(text)})
+        if settings.record is not None:
+            _write(settings.record, {**recorded, question_key(question): json.loads(text)})
         return advice
 
 
@@ -91,8 +103,8 @@ def ask(question: Question, settings: Settings) -> tuple[str, int]:
     deadline_s = min(settings.timeout_s, max(1.0, question.budget_s)) if question.budget_s else settings.timeout_s
     messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": serial.dumps(question_json(question))}]
     schema = {"type": "json_schema", "json_schema": {"name": "advice", "strict": False, "schema": answer_schema(question.labels)}}
-    arguments = {"model": settings.model, "api_base": settings.api_base, "messages": messages, "response_format": schema,
-                 "temperature": 0, "max_tokens": MAX_TOKENS, "timeout": deadline_s, "num_retries": 0, "max_retries": 0,
+    arguments = {"model": settings.model, "api_base": settings.api_base or None, "messages": messages, "response_format": schema,
+                 "temperature": 0, "max_tokens": settings.max_tokens, "timeout": deadline_s, "num_retries": 0, "max_retries": 0,
                  "drop_params": True}
     try:
         return _asker().ask(arguments, deadline_s)

@@ -82,7 +82,7 @@ def _child() -> Iterator[None]:
 
 
 def advisor(server, timeout_s: float = 20.0, **options) -> LiteLLMAdvisor:
-    return LiteLLMAdvisor(Settings(model="openai/stub", api_base=server.base, timeout_s=timeout_s), **options)
+    return LiteLLMAdvisor(Settings(model="openai/stub", api_base=server.base, timeout_s=timeout_s, **options))
 
 
 def test_a_good_answer_becomes_advice_after_exactly_one_request(server) -> None:
@@ -206,13 +206,18 @@ def test_the_budget_of_the_question_shortens_the_deadline(server) -> None:
 
 
 def test_settings_come_from_the_environment(server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=f"needs a model: set {MODEL}"):
+    with pytest.raises(UsageError, match=f"needs a model: set model in .*{MODEL}="):
         LiteLLMAdvisor().advise(QUESTION)
     server.says(GOOD)
     monkeypatch.setenv(MODEL, "openai/stub")
     monkeypatch.setenv("AGENTCOMPILE_LLM_API_BASE", server.base)
     assert LiteLLMAdvisor().advise(QUESTION).order == ("gemv/gemv",)
-    assert CANARY not in repr(Settings.from_environment())
+    assert CANARY not in repr(Settings().with_environment())
+
+
+def test_no_address_hides_in_the_name_of_a_model() -> None:
+    with pytest.raises(ValueError, match="holds an address"):
+        Settings(model="huggingface/https://elsewhere.example/v1")
 
 
 def test_answers_are_recorded_for_the_replay_advisor(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,31 @@
 import random
 from collections.abc import Iterable
 
+from attrs import field, frozen
+
 from agentcompile_core.plugin_api import Advice, Advisor, Hint, Question, hookimpl, question_key
+
+
+@frozen(kw_only=True)
+class Settings:
+    """``[plugin.random]``."""
+
+    seed: int = field(default=0, metadata={"doc": "another seed shuffles differently"})
 
 
 class RandomAdvisor(Advisor):
     """Shuffles implementations, covers and the values of every parameter."""
 
     name = "random"
+    settings_class = Settings
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, settings: Settings | None = None) -> None:
+        if settings is not None:
+            self.configure(settings)
 
     def advise(self, question: Question) -> Advice:
         """Draw an order and hints; seeded by the question, so that a run can be repeated."""
-        rng = random.Random(f"{self._seed}:{question_key(question)}")
+        rng = random.Random(f"{self.settings.seed}:{question_key(question)}")
         names = list(dict.fromkeys(step.implementation for step in question.space.steps))
         ranks = [cover.rank for cover in question.space.covers]
         rng.shuffle(names)

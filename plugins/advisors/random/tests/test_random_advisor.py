@@ -1,6 +1,6 @@
 """The random advisor: repeatable, inside the space, and different from question to question."""
 
-from agentcompile_advisor_random import RandomAdvisor
+from agentcompile_advisor_random import RandomAdvisor, Settings
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def question(matches: int, families: int, values: int, **changes: object) -> Que
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 8), st.integers(0, 5))
 def test_everything_it_says_lies_inside_the_space(matches: int, families: int, values: int, seed: int) -> None:
     asked = question(matches, families, values)
-    advice = RandomAdvisor(seed).advise(asked)
+    advice = RandomAdvisor(Settings(seed=seed)).advise(asked)
     accepted, refused = screen(advice, asked)
     assert refused == () and accepted == advice
     assert sorted(advice.order) == sorted({s.implementation for s in asked.space.steps})
@@ -50,10 +50,11 @@ def test_everything_it_says_lies_inside_the_space(matches: int, families: int, v
 
 def test_a_run_can_be_repeated_and_seeds_differ() -> None:
     asked = question(6, 3, 8)
-    assert RandomAdvisor().advise(asked) == RandomAdvisor().advise(asked) == RandomAdvisor(0).advise(evolve(asked, budget_s=1.0))
+    same = RandomAdvisor(Settings(seed=0)).advise(evolve(asked, budget_s=1.0))
+    assert RandomAdvisor().advise(asked) == RandomAdvisor().advise(asked) == same
     changed = (evolve(asked, round=1), evolve(asked, target="a100"))
-    others = [RandomAdvisor(1).advise(asked), *(RandomAdvisor(0).advise(other) for other in changed)]
-    assert all(other != RandomAdvisor(0).advise(asked) for other in others)
+    others = [RandomAdvisor(Settings(seed=1)).advise(asked), *(RandomAdvisor(Settings(seed=0)).advise(other) for other in changed)]
+    assert all(other != RandomAdvisor(Settings(seed=0)).advise(asked) for other in others)
 
 
 def test_an_empty_space_gets_empty_advice() -> None:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from attrs import field, frozen
+from attrs.validators import gt
+
 from agentcompile_core.plugin_api import BuildError, Case, Cause, Check, Outcome, Role, Trial, TrialRun, UsageError, Validator, Verdict
 
 from .backend import FEATURES
@@ -15,23 +18,31 @@ ORDERS = (LaunchOptions(lazy_copies=True), LaunchOptions(order=ThreadOrder.RANDO
 _CAUSES = (("misaligned", Cause.MISALIGNED), ("deadline", Cause.TIMEOUT), ("out of bounds", Cause.MEMORY_FAULT))
 
 
+@frozen(kw_only=True)
+class Settings:
+    """``[plugin.emulation]``, as far as it is the validator's."""
+
+    max_bytes: int = field(default=MAX_BYTES, validator=gt(0), metadata={"doc": "bytes of all operands beyond which it has nothing to say"})
+
+
 class EmulationValidator(Validator):
     """Refuses races, accesses out of bounds, uninitialised reads, barrier errors and reads before the dependency wait.
 
     It says nothing about values (the numerics validator does) or speed. Sources with features that the emulator lacks,
-    and matches of more than 24 MiB, are left to the GPU's own checks.
+    and matches of more than 24 MiB (a setting), are left to the GPU's own checks.
     """
 
     name = "emulation"
     version = 1
     scope = "winner"
     cost = 5
+    settings_class = Settings
 
     def applies(self, trial: Trial) -> bool:
         """Whether the source is small enough and can be emulated, and g++ and the CUDA headers are here."""
         source = trial.source
         total = sum(operand.spec.nbytes for operand in trial.match.operands) + sum(w.nbytes for w in source.workspaces)
-        if source.language != "cuda" or not source.launches or total > MAX_BYTES:
+        if source.language != "cuda" or not source.launches or total > self.settings.max_bytes:
             return False
         if any(feature not in FEATURES for feature in source.features):
             return False
