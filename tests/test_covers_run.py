@@ -67,7 +67,7 @@ def planned(graph, implementation):
     model = ModelInfo(name="m", model_type="m", config_json="{}", digest="0", parameter_bytes=0)
     graphs = GraphSet(model=model, workload=Workload(dtype=DType.F32, max_context=16), graphs=(graph,))
     analyses = analyze.run(graphs, ctx)
-    return analyses[0].regions, plan.run(analyses, ctx)
+    return analyses[0].regions, [one.space for one in plan.run(analyses, ctx)]
 
 
 def step_of(space, match_id):
