@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import agentcompile_rules_transformers
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
@@ -221,7 +222,7 @@ def compiled(store: Store, model: Path, worker: Worker, monkeypatch: pytest.Monk
     monkeypatch.setattr(Context, "running_worker", lambda ctx: worker)
     base = SimpleNamespace(agentcompile_template_families=agentcompile_template_families,
                            agentcompile_backends=agentcompile_backends, agentcompile_validators=agentcompile_validators)
-    catalog: Catalog = load_catalog(only=(), extra=[("doubles", base), *extra])
+    catalog: Catalog = load_catalog(only=(), extra=[("doubles", base), ("rules", agentcompile_rules_transformers), *extra])
     config = Config(validators=("simple",), backend="no_time", rounds=1)
     return ac.compile(str(model), device="cpu", run_on="nothing", catalog=catalog, store=store, config=config)
 
