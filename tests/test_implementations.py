@@ -69,7 +69,7 @@ class Installation:
         (self.folder / "acme_settings").write_text("\n".join(f"{k}={v}" for k, v in settings.items()))
         sys.modules.pop("acme_doubles", None)
         importlib.invalidate_caches()
-        return load_catalog(only=(*plugins, "emulation", "numerics"), strict=False)
+        return load_catalog(only=(*plugins, "emulation", "numerics", "transformers_rules"), strict=False)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ..errors import UsageError
 from ..ir.graph import Graph, GraphKind, GraphSet
+from ..ops.dtypes import zeros
 from ..plugin.events import Observer, Preparing, silent
 from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
@@ -69,7 +70,7 @@ class Session:
     """Runs requests over bound programs.
 
     ``programs`` maps graph names to programs (``decode``, ``prefill_<T>``, ``prefill_<T>_fresh``). State tensors keep
-    their addresses for the life of the session; ``generation`` counts what would invalidate a captured graph.
+    their addresses while ``generation`` stays.
     """
 
     def __init__(
@@ -86,7 +87,6 @@ class Session:
 
         self.graphs, self.kv = graphs, kv_state
         self.device = device = executables.device
-        self.generation = 0
         self._lock = threading.Lock()
         self._programs, self._weights, self._decode, self._executables = dict(programs), weights, decode, executables
         self.ids: torch.Tensor = torch.zeros((1, 1), dtype=torch.int64, device=device)
@@ -101,6 +101,11 @@ class Session:
     def max_context(self) -> int:
         """Longest prompt plus generation, in tokens."""
         return self.graphs.workload.max_context
+
+    @property
+    def generation(self) -> int:
+        """How often the KV cache has moved, which makes captured graphs void; 0 for a cache that never moves."""
+        return int(getattr(self.kv, "generation", 0))
 
     @property
     def states(self) -> "dict[str, torch.Tensor]":
@@ -120,12 +125,9 @@ class Session:
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
-        import torch
-
         if graph.tokens not in self._prefill_inputs:
             self._prefill_inputs[graph.tokens] = {
-                name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=self.device)
-                for name in graph.inputs
+                name: zeros(graph.spec(name), self.device) for name in graph.inputs
             }
         return self._prefill_inputs[graph.tokens]
 

@@ -142,8 +142,3 @@ def eliminate_dead_code(graph: Graph) -> Graph:
             live.update(node.inputs)
             kept.append(node)
     return rebuild(graph, reversed(kept))
-
-
-def is_dtype(argument: Argument, name: str) -> bool:
-    """Whether ``argument`` is the element type ``name``."""
-    return isinstance(argument, Symbol) and argument.kind == "dtype" and argument.name == name

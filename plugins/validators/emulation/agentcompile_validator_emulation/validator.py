@@ -25,7 +25,6 @@ class EmulationValidator(Validator):
     name = "emulation"
     version = 1
     scope = "winner"
-    cost = 5
 
     def applies(self, trial: Trial) -> bool:
         """Whether the source is small enough and can be emulated, and g++ and the CUDA headers are here."""
