@@ -1,5 +1,6 @@
 """The chain: cutting a model short keeps the work, alternatives are bounded and repeatable, the confidence bound is one."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from attrs import evolve
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
-from agentcompile_core.ir.candidate import Candidate, Resources
+from agentcompile_core.ir.candidate import Candidate, Kernel, Resources
 from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.record import Measurement, TuningRecord
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
@@ -21,7 +22,8 @@ from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.stages import analyze, capture, plan
 from agentcompile_core.stages.select import chain
 from agentcompile_core.stages.select.cut import cut, layers_needed
-from agentcompile_core.store import Store
+from agentcompile_core.store import Store, keys
+from agentcompile_core.testing import doubles
 from agentcompile_core.worker.judge import Alternative, ChainQuestion, _holds, _replaced, upper_bound
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
@@ -150,3 +152,34 @@ def test_noise_is_no_win_and_a_clear_win_is_one() -> None:
 
 def test_an_alternative_says_what_it_is(planned) -> None:  # type: ignore[no-untyped-def]
     assert str(Alternative(signature="s", match_id="m", selected=None)) == "framework on m"
+
+
+def test_the_judge_gets_every_kernel_that_was_validated_and_builds_none_again(planned) -> None:  # type: ignore[no-untyped-def]
+    """Half of the kernels are handed in by validation, the others come from the store; a kernel of neither is not made up."""
+    ctx, _, regions, _ = planned
+    backend = doubles.FakeBackend()
+    ctx = evolve(ctx, backend=backend, store=Store(None))
+    selections, evidence = selected(planned, points=3)
+    alternatives = chain.alternatives_of(regions, selections, evidence, ctx)
+    steps = [*(s for one in selections for s in one.steps), *(a.selected for a in alternatives if a.selected)]
+    sources = list({s.source.digest: s.source for s in steps}.values())
+    made = {s.digest: Kernel(digest=s.digest, backend="fake", arch=ctx.target.arch, binary=s.digest.encode(), compiler="",
+                             sha256=hashlib.sha256(s.digest.encode()).hexdigest()) for s in sources}
+    for source in sources[1::2]:
+        ctx.store.put_kernel(keys.kernel_key(source, ctx.target, backend), made.pop(source.digest))
+    found = chain.kernels_of(selections, alternatives, evolve(evidence, kernels=made), ctx)
+    assert {k.digest for k in found} == {s.digest for s in sources} and len(sources) > 10
+    first = sources[0].digest
+    without = chain.kernels_of(selections, alternatives, evolve(evidence, kernels={k: v for k, v in made.items() if k != first}), ctx)
+    assert {k.digest for k in without} == {s.digest for s in sources[1:]}
+
+
+def test_kernels_and_timings_are_no_part_of_what_an_answer_is_stored_under(planned) -> None:  # type: ignore[no-untyped-def]
+    ctx, graphs, regions, _ = planned
+    selections, evidence = selected(planned)
+    kernel = Kernel(digest="d", backend="fake", arch="sm_90a", binary=b"one", sha256="s", compiler="c")
+    question = ChainQuestion(graph=graphs.graphs[0], regions=regions, selections=selections, target=ctx.target, backend="cuda", position=64,
+                             alternatives=chain.alternatives_of(regions, selections, evidence, ctx), margin=0.01, budget_s=1.0)
+    key = keys.chain_key(chain._timeless(question), "here")
+    assert key == keys.chain_key(chain._timeless(evolve(question, kernels=(kernel,), budget_s=9.0)), "here")
+    assert key != keys.chain_key(chain._timeless(evolve(question, position=65)), "here")

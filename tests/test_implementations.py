@@ -42,6 +42,7 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages import plan
+from agentcompile_core.stages.emit import evidence
 from agentcompile_core.stages.select import chain
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import measurement
@@ -49,7 +50,7 @@ from agentcompile_core.worker import judge
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
-PLUGINS = ("vendor", "acme", "emulation", "numerics")
+PLUGINS = ("vendor", "acme", "emulation", "numerics", "transformers_rules")
 COMMON = {"dtype": "float32", "device": "cpu"}
 
 
@@ -155,7 +156,7 @@ def test_only_the_origins_that_are_allowed_are_planned(vendor: Any, acme: Instal
 
 def test_explain_shows_the_origin_of_each_step(vendor: Any, tmp_path: Path) -> None:
     bundle = bundle_reader.read(vendor.save(tmp_path / "b"))
-    text = explain_text(bundle.manifest, bundle.selections, bundle.records)
+    text = explain_text(bundle.manifest, bundle.selections, bundle.records, evidence.read(tmp_path / "b"))
     assert re.search(r"^step +implementation +origin ", text, re.M)
     assert re.search(r"^attention +vendor/attention +third_party ", text, re.M)
 

@@ -1,5 +1,7 @@
 """Lower, validate and select over doubles: only evidence selects, what is known is not measured again, every no has a reason."""
 
+from types import SimpleNamespace
+
 import pytest
 from attrs import evolve
 
@@ -17,7 +19,7 @@ from agentcompile_core.ir.region import Instance, Region, RegionSummary
 from agentcompile_core.ir.selection import Basis, Selection
 from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
-from agentcompile_core.plugin.events import CandidateFinished, Event
+from agentcompile_core.plugin.events import CandidateFinished, Event, RegionSelected
 from agentcompile_core.stages import lower, select, validate
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
@@ -294,6 +296,47 @@ def test_noise_counts_against_the_candidate():
     records = [record(ONE, 10.0, implementation="framework", spread=1.5), record(ONE, 9.0, spread=0.2)]
     selection = chosen(region(), records, made)
     assert selection.basis is Basis.FALLBACK
+
+
+class Judge:
+    """In place of the captured chain: remembers what it was asked, and says that the whole step takes ``us``."""
+
+    def __init__(self, us: float, framework_us: float = 100.0) -> None:
+        self.us, self.framework_us = us, framework_us
+        self.asked: list[tuple[Selection, ...]] = []
+
+    def __call__(self, graph: Graph, plans: object, selections: tuple[Selection, ...], found: Evaluated, ctx: Context):
+        self.asked.append(selections)
+        answer = None if self.us < 0 else SimpleNamespace(us=self.us, framework_us=self.framework_us)
+        return tuple(evolve(s, basis=Basis.CHAIN) for s in selections), answer
+
+
+@pytest.mark.parametrize(("us", "basis"), [(50.0, Basis.CHAIN), (99.9, Basis.FALLBACK), (101.0, Basis.FALLBACK), (-1.0, Basis.FALLBACK)])
+def test_the_chain_starts_with_what_lost_alone_and_the_whole_step_decides(us: float, basis: Basis, monkeypatch: pytest.MonkeyPatch):
+    events: list[Event] = []
+    made, judge = context().watched(events.append), Judge(us)
+    monkeypatch.setattr(select.chain, "possible", lambda ctx: True)
+    monkeypatch.setattr(select.chain, "run", judge)
+    records = (record(ONE, 10.0, implementation="framework"), record(ONE, 12.0))
+    found = Evaluated(records=records, candidates=(Candidate(signature="s1", step=records[1].step,
+                                                             source=doubles.fake_source("honest", 12.0)),))
+    selected = select.run((planned(region()),), found, made, doubles.fake_match()[1])
+    assert [s.step for s in judge.asked[0][0].steps] == [step("honest", 12.0)], "beside the framework's step it is slower, alone"
+    assert [s.basis for s in selected.selections] == [basis]
+    assert selected.step_us == ((us, 100.0) if us > 0 else (0.0, 0.0))
+    told = [event for event in events if isinstance(event, RegionSelected)]
+    assert [event.basis for event in told] == [basis.value], "one word per region, of what was selected in the end"
+    assert select.run((planned(region()),), evolve(found, records=records[:1]), made, doubles.fake_match()[1]).selections[0].steps == ()
+    assert len(judge.asked) == 1, "without a usable record there is nothing to judge"
+
+
+def test_no_kernel_is_lowered_again_to_be_selected(ctx, monkeypatch: pytest.MonkeyPatch):
+    made, _ = ctx
+    ordered = (plan(step("honest", 4.0)),)
+    found = validate.run(lower.run(ordered, made), ordered, 60.0, made)
+    monkeypatch.setattr(made.catalog.template_families[FAMILY], "lower", None)
+    (selection,) = select.run((ordered[0].plan,), found, made).selections
+    assert selection.steps[0].source is not None and selection.steps[0].source.digest in found.kernels
 
 
 def test_a_candidate_without_a_baseline_is_not_called_faster():

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve
 
-from ...ir.graph import Argument, Graph, Node, Ref, Symbol, map_refs
+from ...ir.graph import Argument, Graph, Node, Ref, map_refs
 from ...ops.schema import argument as argument_of
 
 SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default")
