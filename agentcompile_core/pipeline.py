@@ -13,10 +13,11 @@ from .ir.advice import AdviceRecord, OrderedPlan
 from .ir.baseline import FRAMEWORK
 from .ir.bundle import Bundle
 from .ir.candidate import Candidate, Kernel, StepSource
+from .ir.evaluated import Evaluated
 from .ir.graph import GraphKind, GraphSet, Workload
-from .ir.plan import PlanSpace
+from .ir.plan import PlanSpace, RegionPlan
 from .ir.record import TuningRecord
-from .ir.region import Analysis, Region, RegionSummary
+from .ir.region import Analysis, Region
 from .ir.search_log import Seen, Tried, tried
 from .ir.selection import Basis, Selection, fallback
 from .plugin.events import StageFinished, StageStarted
@@ -72,81 +73,55 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         analyses = analyze.run(graphs, ctx)
         facts |= {"regions": sum(a.instances for a in analyses), "merged_regions": sum(len(a.regions) for a in analyses)}
     regions = tuple(r for a in analyses for r in a.regions)
-    summaries = tuple(s for a in analyses for s in a.summaries)
     with clock("plan") as facts:
-        spaces = plan.run(analyses, ctx)
-        facts |= {"covers": sum(len(s.covers) for s in spaces), "candidates": sum(s.candidates for s in spaces)}
+        plans = plan.run(analyses, ctx)
+        facts |= {"covers": sum(len(p.space.covers) for p in plans), "candidates": sum(p.space.candidates for p in plans)}
     begin_budget(ctx)
-    records, advice, seen = _rounds(regions, summaries, spaces, ctx, clock)
+    found, advice, seen = _rounds(plans, ctx, clock)
     with clock("select") as facts:
-        selections, step_us = selected(graphs, regions, spaces, records, ctx)
-        facts |= {"steps": sum(len(s.steps) for s in selections)}
-    programs = programs_of(graphs, regions, selections)
+        selected = select.run(plans, found, ctx, next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None))
+        facts |= {"steps": sum(len(s.steps) for s in selected.selections)}
+    programs = programs_of(graphs, regions, selected.selections)
     with clock("build") as facts:
-        kernels = built(programs, ctx)
+        kernels = built(programs, found.kernels, ctx)
         facts |= {"kernels": len(kernels)}
     return Compilation(
         graphs=graphs,
         analyses=analyses,
-        spaces=spaces,
+        spaces=tuple(p.space for p in plans),
         advice=advice,
-        records=records,
-        selections=selections,
+        records=found.records,
+        selections=selected.selections,
         programs=programs,
         kernels=kernels,
         failures=tuple(ctx.failures),
         seconds=clock.seconds,
         lowered=len(seen.lowered),
-        tried=tried(((r.signature, r.name) for r in regions), spaces, records, seen),
-        step_us=step_us,
+        tried=tried(plans, found.records, seen),
+        step_us=selected.step_us,
     )
 
 
-def selected(
-    graphs: GraphSet, regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], records: tuple[TuningRecord, ...], ctx: Context
-) -> tuple[tuple[Selection, ...], tuple[float, float]]:
-    """Select by isolated timings; where there is a device, let the captured chain judge, and the whole step against the framework's.
-
-    Returns the selections, and the microseconds of the shortened step with them and on the framework (0: not measured).
-    """
-    if not chain.possible(ctx) or not any(r.usable for r in records):
-        return select.run(regions, spaces, records, ctx), (0.0, 0.0)
-    # Beside fallbacks there is no PDL, so the chain starts with every step at its best isolated candidate, also those that lost alone.
-    started = select.run(regions, spaces, records, evolve(ctx, config=evolve(ctx.config, margin=-1.0)))
-    graph = next(g for g in graphs.graphs if g.kind is not GraphKind.PREFILL)
-    judged, answer = chain.run(graph, regions, started, records, ctx.budget.left_s("chain"), ctx)
-    if answer is None:
-        return select.run(regions, spaces, records, ctx), (0.0, 0.0)
-    if answer.framework_us and answer.us * (1 + ctx.config.margin) >= answer.framework_us:
-        why = f"the whole step takes {answer.us:.1f} us with kernels and {answer.framework_us:.1f} us on the framework"
-        return tuple(fallback(s.signature, s.region, why) for s in judged), (answer.us, answer.framework_us)
-    return judged, (answer.us, answer.framework_us)
-
-
-def _rounds(
-    regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...], ctx: Context, clock: "_Clock"
-) -> tuple[tuple[TuningRecord, ...], tuple[AdviceRecord, ...], Seen]:
-    records: tuple[TuningRecord, ...] = ()
+def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> tuple[Evaluated, tuple[AdviceRecord, ...], Seen]:
+    found, seen = Evaluated(), Seen()
     advice: tuple[AdviceRecord, ...] = ()
-    seen = Seen()
     for round_number in range(max(1, ctx.config.rounds)):
         with clock("advise"):
-            ordered = advise.run(regions, summaries, spaces, records, round_number, ctx)
+            ordered = advise.run(plans, found.records, round_number, ctx)
         advice += tuple(o.record for o in ordered)
         with clock("lower") as facts:
-            candidates = lower.run(regions, ordered, ctx)
+            candidates = lower.run(ordered, ctx)
             facts |= {"candidates": len(candidates)}
         seen = _noted(seen, ordered, candidates)
         left_s = ctx.budget.left_s("search")
         if not candidates or left_s <= 0:
             break
         with clock("validate") as facts:
-            evaluated = validate.evaluate(candidates, regions, ordered, left_s, ctx)
-            found = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
-            facts |= {"records": len(found), "passed": sum(1 for r in found if r.verdict is not None and r.verdict.passed)}
-        records += evaluated.records
-        seen = evolve(seen, cached=seen.cached | evaluated.cached, untried=(*seen.untried, *evaluated.untried))
-    return records, advice, seen
+            evaluated = validate.run(candidates, ordered, left_s, ctx, found.records)
+            records = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
+            facts |= {"records": len(records), "passed": sum(1 for r in records if r.verdict is not None and r.verdict.passed)}
+        found = found.and_then(evaluated)
+    return found, advice, evolve(seen, cached=found.cached, untried=found.untried)
 
 
 def _noted(seen: Seen, ordered: tuple[OrderedPlan, ...], candidates: tuple[Candidate, ...]) -> Seen:

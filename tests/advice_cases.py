@@ -10,7 +10,7 @@ from agentcompile_core.errors import Cause
 from agentcompile_core.ir.advice import Advice, Question
 from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ir.graph import DType
-from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace, Step
+from agentcompile_core.ir.plan import Parameter, RegionPlan, Schedule, ScheduleSpace, Step
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
@@ -59,8 +59,8 @@ class Says(Advisor):
         return answer
 
 
-def world(answer: object = Advice(), **options) -> tuple[Context, tuple, tuple, tuple, Says]:
-    """A context, and the regions, summaries and spaces of add -> mul -> silu with three families for every match."""
+def world(answer: object = Advice(), **options) -> tuple[Context, tuple[RegionPlan, ...], Says]:
+    """A context, and the planned regions of add -> mul -> silu with three families for every match."""
     catalog, advisor = Catalog(strict=options.pop("strict", False)), Says(answer)
     catalog.region_rules["transformers_rules/elementwise"] = ElementwiseRule()
     catalog.advisors["test/says"] = advisor
@@ -72,14 +72,13 @@ def world(answer: object = Advice(), **options) -> tuple[Context, tuple, tuple, 
     total = draft.one("aten.add.Tensor", (x, y), SHAPE, DType.F32)
     product = draft.one("aten.mul.Tensor", (total, z), SHAPE, DType.F32)
     analysis = analyze.analyze(draft.graph(draft.one("aten.silu.default", (product,), SHAPE, DType.F32)), ctx)
-    spaces = tuple(plan.plan(region, plan.origins(ctx), ctx) for region in analysis.regions)
-    return ctx, analysis.regions, analysis.summaries, spaces, advisor
+    return ctx, plan.run((analysis,), ctx), advisor
 
 
 def asked(answer: object = Advice(), records: tuple = (), round_number: int = 0, **options):
-    ctx, regions, summaries, spaces, advisor = world(answer, **options)
-    plans = advise.run(regions, summaries, spaces, records, round_number, ctx)
-    return plans[0], spaces[0], ctx, advisor
+    ctx, plans, advisor = world(answer, **options)
+    ordered = advise.run(plans, records, round_number, ctx)
+    return ordered[0], plans[0].space, ctx, advisor
 
 
 PLAN, SPACE, _, _ADVISOR = asked()

@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, Graph, GraphSet, Workload
-from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.interpreter import compile_nodes
 
 CONTEXT = 32
 WORKLOAD = Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(8,))
@@ -77,9 +77,9 @@ def generate(model: nn.Module, graphs: GraphSet, prompt: Tensor, count: int) -> 
     env = environment(model, graphs)
     for start in range(0, prompt.shape[1], 8):
         graph = graph_called(graphs, "prefill_8" if start else "prefill_8_fresh")
-        results = prepare(graph, device="cpu").run({**env, **chunk(8, prompt[:, start : start + 8], start)})
+        results = compile_nodes(graph, device="cpu").run({**env, **chunk(8, prompt[:, start : start + 8], start)})
     rows = [results[graph.outputs[0]][0]]
-    step = prepare(graph_called(graphs, "decode"), device="cpu").bind(env)
+    step = compile_nodes(graph_called(graphs, "decode"), device="cpu").bind(env)
     found = [int(env["session.ids"])]
     for _ in range(count - 1):
         rows.append(step()[0][0].clone())

@@ -180,9 +180,9 @@ def test_strict_raises_what_an_advisor_raises() -> None:
 
 
 def test_a_slow_advisor_cannot_take_more_than_the_budget() -> None:
-    ctx, regions, summaries, spaces, advisor = world(lambda q: time.sleep(0.05) or Advice(), budget_s=0.04)
-    twice = tuple(x for x in (regions[0], evolve(regions[0], signature="second")))
-    plans = advise.run(twice, summaries * 2, (spaces[0], evolve(spaces[0], signature="second")), (), 0, ctx)
+    ctx, (planned,), advisor = world(lambda q: time.sleep(0.05) or Advice(), budget_s=0.04)
+    second = evolve(planned, region=evolve(planned.region, signature="second"), space=evolve(planned.space, signature="second"))
+    plans = advise.run((planned, second), (), 0, ctx)
     assert [p.record.error for p in plans] == ["", "the time budget was spent on earlier answers"]
     assert len(advisor.questions) == 1 and 0 < advisor.questions[0].budget_s <= 0.04
     assert [s.schedule for s in plans[1].steps] == [s.schedule for s in plans[0].steps]
@@ -190,14 +190,14 @@ def test_a_slow_advisor_cannot_take_more_than_the_budget() -> None:
 
 def test_an_unknown_advisor_is_named_with_those_installed() -> None:
     with pytest.raises(UsageError, match="unknown advisor 'oracle'; installed: says"):
-        ctx, regions, summaries, spaces, _ = world()
-        advise.run(regions, summaries, spaces, (), 0, evolve(ctx, config=Config(advisor="oracle")))
+        ctx, plans, _ = world()
+        advise.run(plans, (), 0, evolve(ctx, config=Config(advisor="oracle")))
 
 
 def test_refused_items_are_logged_and_reported_with_their_rules(caplog: pytest.LogCaptureFixture) -> None:
-    ctx, regions, summaries, spaces, _ = world(Advice(order=("cublas/cublas",), cover_order=(77,)))
+    ctx, plans, _ = world(Advice(order=("cublas/cublas",), cover_order=(77,)))
     events = []
     with caplog.at_level("INFO", logger="agentcompile_core"):
-        advise.run(regions, summaries, spaces, (), 0, ctx.watched(events.append))
-    assert events == [AdviceGiven(region=regions[0].name, advisor="says", refused=("A1 cublas/cublas", "A6 77"))]
+        advise.run(plans, (), 0, ctx.watched(events.append))
+    assert events == [AdviceGiven(region=plans[0].region.name, advisor="says", refused=("A1 cublas/cublas", "A6 77"))]
     assert "refused: A1 cublas/cublas" in caplog.text and "refused: A6 77" in caplog.text

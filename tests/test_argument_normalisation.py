@@ -19,7 +19,7 @@ from agentcompile_core.ir.graph import DType as D
 from agentcompile_core.ir.graph import Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, Workload
 from agentcompile_core.ir.region import Match
 from agentcompile_core.ir.target import PRESETS
-from agentcompile_core.ops.interpreter import operator_of, prepare
+from agentcompile_core.ops.interpreter import compile_nodes, operator_of
 from agentcompile_core.ops.reference import oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement, in_float64
 from agentcompile_core.ops.schema import argument, canonical, parameters, verify_canonical, with_argument
@@ -160,7 +160,7 @@ def test_every_reader_understands_a_call_or_leaves_it_alone(call: Callable[..., 
     values = named_inputs(graph, x, y)
     eager = call(x, y)
     (out,) = graph.outputs
-    assert torch.equal(prepare(graph, device="cpu").run(values)[out], eager)
+    assert torch.equal(compile_nodes(graph, device="cpu").run(values)[out], eager)
     if ruled:
         assert disagreement(graph, values, oracle(graph, values)) == ""
         assert ((oracle(graph, values)[out].value - eager.double()).abs() <= 1e-5 * (1 + eager.double().abs())).all()
@@ -216,7 +216,7 @@ def test_chains_mean_to_the_graph_the_reference_and_the_rule_what_they_mean_to_t
     values = named_inputs(graph, x, y)
     (out,) = graph.outputs
     eager = module(x, y)
-    found = prepare(graph, device="cpu").run(values)[out]
+    found = compile_nodes(graph, device="cpu").run(values)[out]
     assert found.dtype is eager.dtype and torch.equal(found.nan_to_num(), eager.nan_to_num())
     wide = in_float64(graph, values)[out]
     assert torch.allclose(wide, module(x.double(), y.double()), rtol=1e-9, atol=1e-9)

@@ -12,6 +12,7 @@ from agentcompile_core import pipeline
 from agentcompile_core.budget import CHAIN_SHARE, WINNERS_SHARE, Budget
 from agentcompile_core.configuration import Config
 from agentcompile_core.ir.advice import Advice
+from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.stages import advise
 
 
@@ -89,30 +90,30 @@ def advice_cases():
 
 def test_rounds_share_one_deadline_and_the_advisor_does_not_restart_it(advice_cases) -> None:
     """An advisor that sleeps through what it is given gets half of what is left in each round, never the whole budget again."""
-    ctx, regions, summaries, spaces, advisor = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=0.6, rounds=3)
+    ctx, plans, advisor = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=0.6, rounds=3)
     began = time.monotonic()
     for round_number in range(3):
-        advise.run(regions, summaries, spaces, (), round_number, ctx)
+        advise.run(plans, (), round_number, ctx)
     given = [question.budget_s for question in advisor.questions]
     assert time.monotonic() - began < 0.6 and sum(given) < 0.6
     assert given == sorted(given, reverse=True) and given[0] <= 0.3
 
 
 def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_cases, monkeypatch: pytest.MonkeyPatch) -> None:
-    ctx, regions, summaries, spaces, _ = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=1.0, rounds=5)
+    ctx, plans, _ = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=1.0, rounds=5)
     given: list[float] = []
 
-    def slow(candidates, regions, ordered, left_s, ctx):
+    def slow(candidates, ordered, left_s, ctx, earlier):
         given.append(left_s)
         time.sleep(left_s / 2)
-        return SimpleNamespace(records=(), cached=frozenset(), untried=())
+        return Evaluated()
 
-    monkeypatch.setattr(pipeline.lower, "run", lambda regions, ordered, ctx: (SimpleNamespace(signature="s", step=None),))
-    monkeypatch.setattr(pipeline.validate, "evaluate", slow)
+    monkeypatch.setattr(pipeline.lower, "run", lambda ordered, ctx: (SimpleNamespace(signature="s", step=None),))
+    monkeypatch.setattr(pipeline.validate, "run", slow)
     monkeypatch.setattr(pipeline.chain, "possible", lambda ctx: True)
     ctx = evolve(ctx, config=evolve(ctx.config, validators=()), budget=Budget(1.0))
     pipeline.begin_budget(ctx)
     began = time.monotonic()
-    pipeline._rounds(regions, summaries, spaces, ctx, pipeline._Clock(ctx, {}))
+    pipeline._rounds(plans, ctx, pipeline._Clock(ctx, {}))
     assert time.monotonic() - began < 0.75 and given
     assert ctx.budget.left_s("chain") > 0.2

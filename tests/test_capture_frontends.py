@@ -14,7 +14,7 @@ from agentcompile_core.context import Context
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
 from agentcompile_core.ir.target import preset
-from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
 from agentcompile_core.stages import capture
 from agentcompile_core.stages.capture import frontends as core_frontends
@@ -196,7 +196,7 @@ def forward(loaded: LoadedModel, *inputs: torch.Tensor) -> torch.Tensor:
     assert graphs.eager_reason == "" and graphs.graphs[0].kind is GraphKind.FORWARD
     graph = graphs.graphs[0]
     env = {**dict(loaded.module.named_parameters()), **dict(zip(graph.inputs, inputs, strict=True))}
-    return prepare(graph, device="cpu").run(env)[graph.outputs[0]]
+    return compile_nodes(graph, device="cpu").run(env)[graph.outputs[0]]
 
 
 def test_live_module_needs_example_inputs() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Symbol, ValueKind, Workload
-from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.schema import argument
 from agentcompile_core.stages.capture.export import export_decode, export_forward, export_prefill
 from agentcompile_core.stages.capture.importer import import_program, layer_of
@@ -29,7 +29,7 @@ def forward_graph(module: nn.Module, *inputs: Any) -> Graph:
 
 def run(graph: Graph, module: nn.Module, *inputs: Tensor) -> Tensor:
     env = {**dict(module.named_parameters()), **dict(module.named_buffers()), **{f"input.{i}": x for i, x in enumerate(inputs)}}
-    return prepare(graph, device="cpu").run(env)[graph.outputs[0]]
+    return compile_nodes(graph, device="cpu").run(env)[graph.outputs[0]]
 
 
 def kinds(graph: Graph) -> Counter[str]:
@@ -59,7 +59,7 @@ def test_every_pass_keeps_the_results_bitwise(model_type: str, dtype: torch.dtyp
 
     def results(graph: Graph) -> tuple[Tensor, ...]:
         own = {name: t.clone() for name, t in env.items()}
-        logits = prepare(graph, device="cpu").run(own)[graph.outputs[0]]
+        logits = compile_nodes(graph, device="cpu").run(own)[graph.outputs[0]]
         return (logits, *(own[name] for name in sorted(own) if name.startswith(("kv.", "session."))))
 
     for graph in graphs:
@@ -80,7 +80,7 @@ def test_recorded_strides_are_those_of_the_run(model_type: str) -> None:
     env: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers()), **chunk(4, torch.tensor([[3, 9, 4]]), 0)}
     env |= {v.name: torch.zeros(v.spec.shape, dtype=getattr(torch, v.spec.dtype.value)) for v in graph.values if v.kind is ValueKind.STATE}
     made = [v.name for v in graph.values if v.kind is ValueKind.INTERMEDIATE]
-    for name, tensor in prepare(graph, device="cpu", outputs=made).run(env).items():
+    for name, tensor in compile_nodes(graph, device="cpu", outputs=made).run(env).items():
         spec = graph.spec(name)
         assert tuple(tensor.shape) == spec.shape and str(tensor.dtype) == f"torch.{spec.dtype.value}", name
         assert (tuple(tensor.stride()) == spec.strides) if spec.strides else tensor.is_contiguous(), name

@@ -1,14 +1,17 @@
 """The chain: cutting a model short keeps the work, alternatives are bounded and repeatable, the confidence bound is one."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
-from agentcompile_core.ir.candidate import Resources
+from agentcompile_core.ir.candidate import Candidate, Kernel, Resources
+from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.record import Measurement, TuningRecord
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.ir.target import preset
@@ -19,8 +22,9 @@ from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.stages import analyze, capture, plan
 from agentcompile_core.stages.select import chain
 from agentcompile_core.stages.select.cut import cut, layers_needed
-from agentcompile_core.store import Store
-from agentcompile_core.worker.judge import Alternative, Question, _holds, _replaced, upper_bound
+from agentcompile_core.store import Store, keys
+from agentcompile_core.testing import doubles
+from agentcompile_core.worker.judge import Alternative, ChainQuestion, _holds, _replaced, upper_bound
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
@@ -39,9 +43,9 @@ def planned():  # type: ignore[no-untyped-def]
 
 def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
     """The favourite cover at its first schedules, and records of the first ``points`` of each as if they had been timed."""
-    ctx, _, regions, spaces = planned
-    selections, records = [], []
-    for region, space in zip(regions, spaces, strict=True):
+    ctx, _, _, plans = planned
+    selections, records, candidates = [], [], []
+    for region, space in ((one.region, one.space) for one in plans):
         cover = min(space.covers, key=lambda c: c.rank)
         steps = []
         for match_id in cover.matches:
@@ -51,6 +55,7 @@ def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
 
                 step = Step(match_id=match_id, implementation=found.implementation, origin=found.origin, schedule=point)
                 source = source_of(step, region.match_by_id[match_id], ctx.catalog, ctx.target)
+                candidates.append(Candidate(signature=region.signature, step=step, source=source))
                 measured = Measurement(us=5.0 + i, spread_us=0.1, repetitions=5, floor_us=1.0)
                 records.append(
                     TuningRecord(
@@ -77,7 +82,7 @@ def selected(planned, points: int = 1):  # type: ignore[no-untyped-def]
                         )
                     )
         selections.append(Selection(signature=region.signature, region=region.name, cover=cover, steps=tuple(steps), basis=Basis.MEASURED))
-    return tuple(selections), tuple(records)
+    return tuple(selections), Evaluated(candidates=tuple(candidates), records=tuple(records))
 
 
 def test_a_cut_model_has_fewer_layers_and_the_same_work_per_layer(planned) -> None:  # type: ignore[no-untyped-def]
@@ -100,10 +105,10 @@ def test_enough_layers_to_leave_the_l2_and_never_more_than_there_are(planned) ->
 
 def test_alternatives_are_bounded_diverse_and_equal_in_any_order_of_records(planned) -> None:  # type: ignore[no-untyped-def]
     ctx, _, regions, _ = planned
-    selections, records = selected(planned, points=16)
-    ties = tuple(sorted(records, key=lambda r: r.key))
-    found = chain.alternatives_of(regions, selections, records, ctx)
-    assert found == chain.alternatives_of(regions, selections, tuple(reversed(ties)), ctx)
+    selections, evidence = selected(planned, points=16)
+    ties = tuple(sorted(evidence.records, key=lambda r: r.key))
+    found = chain.alternatives_of(regions, selections, evidence, ctx)
+    assert found == chain.alternatives_of(regions, selections, evolve(evidence, records=tuple(reversed(ties))), ctx)
     per_match: dict[str, int] = {}
     for a in found:
         per_match[f"{a.signature}{a.match_id}"] = per_match.get(f"{a.signature}{a.match_id}", 0) + 1
@@ -114,8 +119,8 @@ def test_alternatives_are_bounded_diverse_and_equal_in_any_order_of_records(plan
 
 def test_replacing_and_removing_a_step(planned) -> None:  # type: ignore[no-untyped-def]
     ctx, _, regions, _ = planned
-    selections, records = selected(planned, points=2)
-    for alternative in chain.alternatives_of(regions, selections, records, ctx):
+    selections, evidence = selected(planned, points=2)
+    for alternative in chain.alternatives_of(regions, selections, evidence, ctx):
         changed = _replaced(selections, alternative)
         assert _holds(changed, alternative)
         before, after = (sum(len(s.steps) for s in some) for some in (selections, changed))
@@ -124,19 +129,19 @@ def test_replacing_and_removing_a_step(planned) -> None:  # type: ignore[no-unty
 
 def test_a_question_survives_json(planned) -> None:  # type: ignore[no-untyped-def]
     ctx, graphs, regions, _ = planned
-    selections, records = selected(planned, points=2)
-    question = Question(
+    selections, evidence = selected(planned, points=2)
+    question = ChainQuestion(
         graph=graphs.graphs[0],
         regions=regions,
         selections=selections,
         target=ctx.target,
         backend="cuda",
         position=64,
-        alternatives=chain.alternatives_of(regions, selections, records, ctx),
+        alternatives=chain.alternatives_of(regions, selections, evidence, ctx),
         margin=0.01,
         budget_s=1.0,
     )
-    assert serial.structure(json.loads(json.dumps(serial.unstructure(question))), Question) == question
+    assert serial.structure(json.loads(json.dumps(serial.unstructure(question))), ChainQuestion) == question
 
 
 def test_noise_is_no_win_and_a_clear_win_is_one() -> None:
@@ -147,3 +152,34 @@ def test_noise_is_no_win_and_a_clear_win_is_one() -> None:
 
 def test_an_alternative_says_what_it_is(planned) -> None:  # type: ignore[no-untyped-def]
     assert str(Alternative(signature="s", match_id="m", selected=None)) == "framework on m"
+
+
+def test_the_judge_gets_every_kernel_that_was_validated_and_builds_none_again(planned) -> None:  # type: ignore[no-untyped-def]
+    """Half of the kernels are handed in by validation, the others come from the store; a kernel of neither is not made up."""
+    ctx, _, regions, _ = planned
+    backend = doubles.FakeBackend()
+    ctx = evolve(ctx, backend=backend, store=Store(None))
+    selections, evidence = selected(planned, points=3)
+    alternatives = chain.alternatives_of(regions, selections, evidence, ctx)
+    steps = [*(s for one in selections for s in one.steps), *(a.selected for a in alternatives if a.selected)]
+    sources = list({s.source.digest: s.source for s in steps}.values())
+    made = {s.digest: Kernel(digest=s.digest, backend="fake", arch=ctx.target.arch, binary=s.digest.encode(), compiler="",
+                             sha256=hashlib.sha256(s.digest.encode()).hexdigest()) for s in sources}
+    for source in sources[1::2]:
+        ctx.store.put_kernel(keys.kernel_key(source, ctx.target, backend), made.pop(source.digest))
+    found = chain.kernels_of(selections, alternatives, evolve(evidence, kernels=made), ctx)
+    assert {k.digest for k in found} == {s.digest for s in sources} and len(sources) > 10
+    first = sources[0].digest
+    without = chain.kernels_of(selections, alternatives, evolve(evidence, kernels={k: v for k, v in made.items() if k != first}), ctx)
+    assert {k.digest for k in without} == {s.digest for s in sources[1:]}
+
+
+def test_kernels_and_timings_are_no_part_of_what_an_answer_is_stored_under(planned) -> None:  # type: ignore[no-untyped-def]
+    ctx, graphs, regions, _ = planned
+    selections, evidence = selected(planned)
+    kernel = Kernel(digest="d", backend="fake", arch="sm_90a", binary=b"one", sha256="s", compiler="c")
+    question = ChainQuestion(graph=graphs.graphs[0], regions=regions, selections=selections, target=ctx.target, backend="cuda", position=64,
+                             alternatives=chain.alternatives_of(regions, selections, evidence, ctx), margin=0.01, budget_s=1.0)
+    key = keys.chain_key(chain._timeless(question), "here")
+    assert key == keys.chain_key(chain._timeless(evolve(question, kernels=(kernel,), budget_s=9.0)), "here")
+    assert key != keys.chain_key(chain._timeless(evolve(question, position=65)), "here")

@@ -15,7 +15,7 @@ from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, ValueKind, Wo
 from agentcompile_core.ir.plan import Origin, Schedule, ScheduleSpace, Step
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.ir.target import preset
-from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.interfaces import Implementation
 from agentcompile_core.runtime.binder import bind
@@ -67,7 +67,7 @@ def planned(graph, implementation):
     model = ModelInfo(name="m", model_type="m", config_json="{}", digest="0", parameter_bytes=0)
     graphs = GraphSet(model=model, workload=Workload(dtype=DType.F32, max_context=16), graphs=(graph,))
     analyses = analyze.run(graphs, ctx)
-    return analyses[0].regions, plan.run(analyses, ctx)
+    return analyses[0].regions, [one.space for one in plan.run(analyses, ctx)]
 
 
 def step_of(space, match_id):
@@ -95,7 +95,7 @@ def test_every_cover_computes_what_the_framework_computes(decode_graphs, model):
     by_kind = {kind: [v.name for v in graph.values if v.kind is kind] for kind in ValueKind}
     fixed = {name: builder.tensors[name] for kind in (ValueKind.WEIGHT, ValueKind.CONSTANT) for name in by_kind[kind]}
     wanted_states = {name: builder.tensors[name].clone() for name in by_kind[ValueKind.STATE]}
-    wanted = prepare(graph, device="cpu").run({**fixed, **wanted_states})
+    wanted = compile_nodes(graph, device="cpu").run({**fixed, **wanted_states})
     for rank in range(max(len(space.covers) for space in spaces)):
         covers = [space.covers[min(rank, len(space.covers) - 1)] for space in spaces]
         chosen = {r.signature: selection(r, s, c) for r, s, c in zip(regions, spaces, covers, strict=True)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import agentcompile_rules_transformers
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
@@ -17,9 +18,10 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.ir.baseline import FRAMEWORK
-from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace, Step, StepSpace
+from agentcompile_core.ir.evaluated import Evaluated
+from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, RegionPlan, Schedule, ScheduleSpace, Step, StepSpace
 from agentcompile_core.ir.record import TuningRecord
-from agentcompile_core.ir.region import Instance, Region
+from agentcompile_core.ir.region import Instance, Region, RegionSummary
 from agentcompile_core.ir.search_log import Reason, Seen, Untried, tried
 from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
@@ -57,6 +59,14 @@ SPACE = PlanSpace(signature="s", covers=(Cover(matches=("m",), fusion=Fusion.FUL
                   rejects=(("m", "b/b", "needs sm_100"), ("other", "b/b", "needs sm_100")), broken=(("m", "c/c", "KeyError: 'k'"),))
 
 
+def planned(space: PlanSpace, name: str) -> RegionPlan:
+    match, graph = doubles.fake_match()
+    region = Region(name=name, signature=space.signature, graph=graph, instances=(Instance(nodes=(("add", "add"),), values=()),),
+                    matches=(match,))
+    summary = RegionSummary(signature=space.signature, label="mixed", operators=(), instances=1, matches=(), dominant="elementwise")
+    return RegionPlan(region=region, summary=summary, space=space)
+
+
 @settings(derandomize=True, max_examples=100)
 @given(fate=st.lists(st.sampled_from(["evaluated", "cached", "untried", "lowered", "ordered", "never"]), min_size=8, max_size=8),
        reason=st.sampled_from(Reason))
@@ -68,7 +78,7 @@ def test_every_schedule_of_the_space_is_accounted_for(fate: list[str], reason: R
     lowered = frozenset(("s", step(n)) for n in those("evaluated", "cached", "untried", "lowered"))
     seen = Seen(ordered=ordered, lowered=lowered, cached=frozenset(("s", step(n)) for n in those("cached")),
                 untried=tuple(Untried(signature="s", step=step(n), reason=reason) for n in those("untried")))
-    found = {(t.match, t.implementation): t for t in tried([("s", "layer")], [SPACE], map(passed, those("evaluated", "cached")), seen)}
+    found = {(t.match, t.implementation): t for t in tried([planned(SPACE, "layer")], map(passed, those("evaluated", "cached")), seen)}
     one = found["m", "a/a"]
     assert one.space == 8 == one.evaluated + sum(count for _, count in one.untried)
     assert (one.evaluated, one.cached, one.passed) == (len(those("evaluated", "cached")), len(those("cached")), one.evaluated)
@@ -81,7 +91,7 @@ def test_every_schedule_of_the_space_is_accounted_for(fate: list[str], reason: R
 
 
 def test_the_text_groups_by_implementation_and_reason() -> None:
-    text = report.untried_text(tried([("s", "layer")], [SPACE], [passed(0)], Seen()))
+    text = report.untried_text(tried([planned(SPACE, "layer")], [passed(0)], Seen()))
     assert f"a/a: 7 schedules of 1 matches: {Reason.PLANS.value}" in text
     assert "b/b: 2 matches: it refused them: needs sm_100" in text and "c/c: 1 matches: its plugin failed: KeyError: 'k'" in text
 
@@ -105,18 +115,17 @@ def ordered(*families: str, behaviours: tuple[str, ...] = ("honest",), version: 
                        schedule=Schedule({"behave": behaviour, "us": 5.0 + len(name) + i}))
                   for name in families for i, behaviour in enumerate(behaviours))
     record = AdviceRecord(advisor="test", signature="s1", round=0, accepted=Advice())
-    return (OrderedPlan(signature="s1", steps=steps, ranks=tuple(range(len(steps))), record=record,
-                        servers=tuple((name, version if name == "late/late" else 1) for name in families)),)
+    served = tuple(StepSpace(match_id=MATCH, implementation=name, origin=Origin.GENERATED, space=points(1),
+                             version=version if name == "late/late" else 1) for name in families)
+    plan = planned(PlanSpace(signature="s1", covers=(), steps=served), "addition")
+    return (OrderedPlan(plan=plan, steps=steps, ranks=tuple(range(len(steps))), record=record),)
 
 
-def evaluate(ctx: Context, plans: tuple[OrderedPlan, ...], left_s: float = 60.0) -> validate.Evaluated:
-    match, graph = doubles.fake_match()
-    regions = (Region(name="addition", signature="s1", graph=graph, instances=(Instance(nodes=(("add", "add"),), values=()),),
-                      matches=(match,)),)
-    return validate.evaluate(lower.run(regions, plans, ctx), regions, plans, left_s, ctx)
+def evaluate(ctx: Context, plans: tuple[OrderedPlan, ...], left_s: float = 60.0) -> Evaluated:
+    return validate.run(lower.run(plans, ctx), plans, left_s, ctx)
 
 
-def who(found: validate.Evaluated) -> set[str]:
+def who(found: Evaluated) -> set[str]:
     return {r.step.implementation for r in found.records} - {FRAMEWORK}
 
 
@@ -213,7 +222,7 @@ def compiled(store: Store, model: Path, worker: Worker, monkeypatch: pytest.Monk
     monkeypatch.setattr(Context, "running_worker", lambda ctx: worker)
     base = SimpleNamespace(agentcompile_template_families=agentcompile_template_families,
                            agentcompile_backends=agentcompile_backends, agentcompile_validators=agentcompile_validators)
-    catalog: Catalog = load_catalog(only=(), extra=[("doubles", base), *extra])
+    catalog: Catalog = load_catalog(only=(), extra=[("doubles", base), ("rules", agentcompile_rules_transformers), *extra])
     config = Config(validators=("simple",), backend="no_time", rounds=1)
     return ac.compile(str(model), device="cpu", run_on="nothing", catalog=catalog, store=store, config=config)
 

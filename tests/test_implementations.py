@@ -25,6 +25,8 @@ from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause, ContractError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import PROGRAMS
+from agentcompile_core.ir.candidate import Candidate
+from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ir.plan import Origin, Schedule
 from agentcompile_core.ir.selection import Basis
@@ -40,6 +42,7 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages import plan
+from agentcompile_core.stages.emit import evidence
 from agentcompile_core.stages.select import chain
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import measurement
@@ -47,7 +50,7 @@ from agentcompile_core.worker import judge
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
-PLUGINS = ("vendor", "acme", "emulation", "numerics")
+PLUGINS = ("vendor", "acme", "emulation", "numerics", "transformers_rules")
 COMMON = {"dtype": "float32", "device": "cpu"}
 
 
@@ -67,7 +70,7 @@ class Installation:
         (self.folder / "acme_settings").write_text("\n".join(f"{k}={v}" for k, v in settings.items()))
         sys.modules.pop("acme_doubles", None)
         importlib.invalidate_caches()
-        return load_catalog(only=(*plugins, "emulation", "numerics"), strict=False)
+        return load_catalog(only=(*plugins, "emulation", "numerics", "transformers_rules"), strict=False)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +148,7 @@ ORIGINS = {(): set(), ("generated",): {"gemv"}, ("handwritten",): {"acme"}, ("th
 def test_only_the_origins_that_are_allowed_are_planned(vendor: Any, acme: Installation, origins: tuple[str, ...]) -> None:
     ctx = Context(catalog=acme.catalog("vendor", "acme", "gemv"), target=vendor.context.target, config=Config(origins=origins),
                   store=Store(None))
-    spaces = plan.run(vendor.compilation.analyses, ctx)
+    spaces = [planned.space for planned in plan.run(vendor.compilation.analyses, ctx)]
     found = {(s.implementation.split("/")[0], s.origin.value) for space in spaces for s in space.steps}
     assert {name for name, _ in found} == ORIGINS[origins]
     assert {origin for _, origin in found} == set(origins)
@@ -153,7 +156,7 @@ def test_only_the_origins_that_are_allowed_are_planned(vendor: Any, acme: Instal
 
 def test_explain_shows_the_origin_of_each_step(vendor: Any, tmp_path: Path) -> None:
     bundle = bundle_reader.read(vendor.save(tmp_path / "b"))
-    text = explain_text(bundle.manifest, bundle.selections, bundle.records)
+    text = explain_text(bundle.manifest, bundle.selections, bundle.records, evidence.read(tmp_path / "b"))
     assert re.search(r"^step +implementation +origin ", text, re.M)
     assert re.search(r"^attention +vendor/attention +third_party ", text, re.M)
 
@@ -261,20 +264,22 @@ def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, mon
     ctx = Context(catalog=acme.catalog("vendor"), target=vendor.context.target, config=Config(), store=Store(None))
     compilation = vendor.compilation
     regions = {r.signature: r for r in compilation.regions}
-    records = []
+    records, candidates = [], []
     for record in compilation.records:  # as if both ways to call the library had been measured
         for call in ("matrix", "vector") if record.step.implementation == "vendor/linear" else ("",):
             step = evolve(record.step, schedule=Schedule({"call": call})) if call else record.step
-            digest = source_of(step, regions[record.signature].match_by_id[step.match_id], ctx.catalog, ctx.target).digest
+            source = source_of(step, regions[record.signature].match_by_id[step.match_id], ctx.catalog, ctx.target)
+            candidates.append(Candidate(signature=record.signature, step=step, source=source))
             passed = evolve(record.verdict, outcome=Outcome.PASS)
-            records.append(evolve(record, step=step, source_digest=digest, verdict=passed, measurement=measurement(5.0)))
-    alternatives = chain.alternatives_of(compilation.regions, compilation.selections, tuple(records), ctx)
+            records.append(evolve(record, step=step, source_digest=source.digest, verdict=passed, measurement=measurement(5.0)))
+    found = Evaluated(candidates=tuple(candidates), records=tuple(records))
+    alternatives = chain.alternatives_of(compilation.regions, compilation.selections, found, ctx)
     assert {a.selected.version for a in alternatives if a.selected} == {1}
     graph = next(g for g in compilation.graphs.graphs if g.kind is GraphKind.DECODE)
-    question = judge.Question(graph=graph, regions=compilation.regions, selections=compilation.selections, alternatives=alternatives,
+    question = judge.ChainQuestion(graph=graph, regions=compilation.regions, selections=compilation.selections, alternatives=alternatives,
                               target=ctx.target, backend="emulation", position=8, margin=0.005, budget_s=60.0)
     session = SimpleNamespace(catalog=ctx.catalog, backend=lambda name: ctx.catalog.find("agentcompile_backends", name))
-    answer = serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)), judge.Answer)
+    answer = serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)), judge.ChainAnswer)
     chosen = {str(s.step.schedule) for selection in answer.selections for s in selection.steps if s.step.implementation == "vendor/linear"}
     assert chosen == {"call=vector"}, "every product is taken as the chain says"
     assert 0 < answer.us < answer.first_us == answer.framework_us == 100.0

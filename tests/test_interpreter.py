@@ -8,7 +8,7 @@ import torch
 
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from agentcompile_core.ops.interpreter import operator_of, prepare, resolve_symbol, run_nodes
+from agentcompile_core.ops.interpreter import compile_nodes, operator_of, resolve_symbol
 
 
 def value(name: str, shape: tuple[int, ...] = (4,), kind: ValueKind = ValueKind.INTERMEDIATE, dtype: DType = DType.F32) -> Value:
@@ -48,20 +48,20 @@ def test_chain_with_lists_and_several_results() -> None:
             node("most", "aten.max.dim", Ref("joined"), 0, outputs=("top", "where")),
         ], ("joined", "top", "where"),
     )
-    found = prepare(g, device="cpu").run({"x": torch.tensor([1.0, 2.0, 3.0, 0.0])})
+    found = compile_nodes(g, device="cpu").run({"x": torch.tensor([1.0, 2.0, 3.0, 0.0])})
     assert found["joined"].tolist() == [3.0, 0.0, 1.0, 2.0] and found["top"].item() == 3.0 and found["where"].item() == 0
 
 
 def test_some_nodes_return_what_others_read() -> None:
     g = chain_of_three()
-    assert set(run_nodes(g, ["a", "b"], {"x": torch.ones(4)}, "cpu")) == {"b"}
-    torch.testing.assert_close(run_nodes(g, ["c"], {"b": -torch.ones(4)}, "cpu")["c"], torch.ones(4))
+    assert set(compile_nodes(g, ["a", "b"], device="cpu").run({"x": torch.ones(4)})) == {"b"}
+    torch.testing.assert_close(compile_nodes(g, ["c"], device="cpu").run({"b": -torch.ones(4)})["c"], torch.ones(4))
 
 
 def test_missing_value_is_named() -> None:
     g = graph([X], [node("a", "aten.neg.default", Ref("x"))], ("a",))
     with pytest.raises(UsageError, match="lacks x"):
-        prepare(g, device="cpu").run({})
+        compile_nodes(g, device="cpu").run({})
 
 
 FOREIGN = [
@@ -95,7 +95,7 @@ def test_float64_mode_promotes_tensors_and_types() -> None:
         node("back", "aten.to.dtype", Ref("third"), Symbol("dtype", "float16")),
     ], ("back",))
     x = torch.tensor([1.0, 2.0, 5.0, 7.0], dtype=torch.float16)
-    back = prepare(g, device="cpu", dtype_override=torch.float64).run({"x": x})["back"]
+    back = compile_nodes(g, device="cpu", dtype_override=torch.float64).run({"x": x})["back"]
     assert back.dtype is torch.float64 and torch.equal(back, x.double() / 3.0)
 
 
@@ -103,7 +103,7 @@ def test_float64_mode_returns_changed_states_and_leaves_the_given_ones() -> None
     state = value("s", kind=ValueKind.STATE)
     g = graph([X, state], [node("grow", "aten.add_.Tensor", Ref("s"), Ref("x"), mutates=("s",))], ("grow",))
     s = torch.zeros(4)
-    found = prepare(g, device="cpu", dtype_override=torch.float64).run({"x": torch.ones(4), "s": s})
+    found = compile_nodes(g, device="cpu", dtype_override=torch.float64).run({"x": torch.ones(4), "s": s})
     assert found["s"].dtype is torch.float64 and found["s"].tolist() == [1.0] * 4 and s.tolist() == [0.0] * 4
 
 
@@ -112,13 +112,13 @@ def test_bound_run_writes_states_in_place_and_can_be_repeated() -> None:
     grow = node("grow", "aten.add_.Tensor", Ref("s"), Ref("x"), mutates=("s",))
     g = graph([X, state], [grow, node("out", "aten.neg.default", Ref("s"))], ("out",))
     s = torch.zeros(4)
-    run = prepare(g, device="cpu").bind({"x": torch.ones(4), "s": s})
+    run = compile_nodes(g, device="cpu").bind({"x": torch.ones(4), "s": s})
     run()
     assert run()[0].tolist() == [-2.0] * 4 and s.tolist() == [2.0] * 4
 
 
 def test_intermediates_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = prepare(chain_of_three(), device="cpu")
+    prepared = compile_nodes(chain_of_three(), device="cpu")
     seen: list[weakref.ref[torch.Tensor]] = []
     alive: list[list[bool]] = []
     for call in prepared._calls:
@@ -138,4 +138,4 @@ def test_intermediates_are_freed_after_their_last_use(monkeypatch: pytest.Monkey
 
 def test_gradients_are_never_recorded() -> None:
     g = graph([X], [node("a", "aten.exp.default", Ref("x"))], ("a",))
-    assert not prepare(g, device="cpu").run({"x": torch.ones(4, requires_grad=True)})["a"].requires_grad
+    assert not compile_nodes(g, device="cpu").run({"x": torch.ones(4, requires_grad=True)})["a"].requires_grad

@@ -78,7 +78,7 @@ def planned(decode_graphs):
         _, graph = decode_graphs.transformer(layers=2, **(model or {}))
         ctx = context(*servers, strict=strict, **config)
         analyses = analyses_of(graph, ctx)
-        return analyses[0].regions, plan.run(analyses, ctx), ctx
+        return analyses[0].regions, tuple(one.space for one in plan.run(analyses, ctx)), ctx
 
     return make
 

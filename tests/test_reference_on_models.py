@@ -10,7 +10,7 @@ from agentcompile_core.context import Context
 from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.ir.region import Role
 from agentcompile_core.ir.target import PRESETS
-from agentcompile_core.ops.interpreter import prepare
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.reference import compare, oracle
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages import analyze
@@ -44,7 +44,7 @@ def test_the_framework_passes_every_case_of_every_match(regions):
                 inputs = make_inputs(match, kinds[match.kind], case, "cpu")
                 values = graph_values(match, graph, inputs)
                 expected = oracle(graph, {name: tensor.clone() for name, tensor in values.items()})
-                results = {**values, **prepare(graph, device="cpu").run(values)}
+                results = {**values, **compile_nodes(graph, device="cpu").run(values)}
                 for name, bound in expected.items():
                     check = compare(results[name], bound)
                     assert check.ok, f"{match.id} {case}: {name}: {check.detail}"

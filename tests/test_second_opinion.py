@@ -30,7 +30,7 @@ from agentcompile_core.ops.reference.second_opinion import disagreement
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.worker import Job, execution
-from agentcompile_core.worker.evaluate import Evaluation, Session
+from agentcompile_core.worker.evaluate import Evaluation, WorkerState
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 OURS = torch.ops.agentcompile
@@ -123,11 +123,11 @@ def misread(call: Call) -> tuple[Bounded, ...]:
 
 
 @pytest.fixture(scope="module")
-def session() -> Session:
-    return Session(load_catalog(only=("emulation", "numerics", "elementwise"), strict=True))
+def session() -> WorkerState:
+    return WorkerState(load_catalog(only=("emulation", "numerics", "elementwise"), strict=True))
 
 
-def judged(session: Session, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
+def judged(session: WorkerState, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     """A kernel that computes a + b for a node a - b, judged by a reference that reads it as a + b too."""
     monkeypatch.setitem(_RULES, "aten.sub.Tensor", misread)
     match, graph = cases.elementwise_case(columns=64, operators=("sub",), dtype=DType.F32)
@@ -144,14 +144,14 @@ def judged(session: Session, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     return session.evaluate(job, kernel, lambda phase: None)
 
 
-def test_a_kernel_that_shares_a_misreading_with_the_reference_is_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_shares_a_misreading_with_the_reference_is_refused(session: WorkerState, monkeypatch: pytest.MonkeyPatch) -> None:
     found = judged(session, monkeypatch)
     assert found.failure is Cause.CONTRACT
     assert found.message.startswith("the reference and the framework disagree on elementwise:")
     assert found.measurement is None and not any(v.passed for v in found.verdicts)
 
 
-def test_without_the_second_opinion_that_kernel_would_have_passed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_second_opinion_that_kernel_would_have_passed(session: WorkerState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "disagreement", lambda *_: "")
     found = judged(session, monkeypatch)
     assert found.failure is None and all(v.passed for v in found.verdicts), found.message

@@ -1,5 +1,7 @@
 """Lower, validate and select over doubles: only evidence selects, what is known is not measured again, every no has a reason."""
 
+from types import SimpleNamespace
+
 import pytest
 from attrs import evolve
 
@@ -8,14 +10,16 @@ from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.ir.baseline import baseline_step
+from agentcompile_core.ir.candidate import Candidate
+from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.graph import Graph, Node, Ref
-from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, Schedule, Step
+from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, RegionPlan, Schedule, Step
 from agentcompile_core.ir.record import TuningRecord
-from agentcompile_core.ir.region import Instance, Region
-from agentcompile_core.ir.selection import Basis
+from agentcompile_core.ir.region import Instance, Region, RegionSummary
+from agentcompile_core.ir.selection import Basis, Selection
 from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
-from agentcompile_core.plugin.events import CandidateFinished, Event
+from agentcompile_core.plugin.events import CandidateFinished, Event, RegionSelected
 from agentcompile_core.stages import lower, select, validate
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
@@ -48,19 +52,32 @@ def step(behaviour: str, us: float = 5.0, match_id: str = MATCH) -> Step:
 
 def plan(*steps: Step) -> OrderedPlan:
     record = AdviceRecord(advisor="test", signature="s1", round=0, accepted=Advice())
-    return OrderedPlan(signature="s1", steps=steps, ranks=tuple(range(len(steps))), record=record)
+    return OrderedPlan(plan=planned(region()), steps=steps, ranks=tuple(range(len(steps))), record=record)
 
 
-def space(*covers: Cover) -> PlanSpace:
+def planned(of: Region, *covers: Cover) -> RegionPlan:
     full = covers or (Cover(matches=(MATCH,), fusion=Fusion.FULL, rank=0),)
-    return PlanSpace(signature="s1", covers=(*full, Cover(matches=(), fusion=Fusion.FRAMEWORK, rank=99)), steps=())
+    space = PlanSpace(signature="s1", covers=(*full, Cover(matches=(), fusion=Fusion.FRAMEWORK, rank=99)), steps=())
+    summary = RegionSummary(signature="s1", label="mixed", operators=(), instances=1, matches=(), dominant="elementwise")
+    return RegionPlan(region=of, summary=summary, space=space)
+
+
+def validated(ctx: Context, ordered: tuple[OrderedPlan, ...], left_s: float = 60.0) -> tuple[TuningRecord, ...]:
+    return validate.run(lower.run(ordered, ctx), ordered, left_s, ctx).records
 
 
 def run(ctx: Context, *steps: Step):
-    regions, ordered = (region(),), (plan(*steps),)
-    candidates = lower.run(regions, ordered, ctx)
-    records = validate.run(candidates, regions, ordered, 60.0, ctx)
-    return records, select.run(regions, (space(),), records, ctx)[0]
+    ordered = (plan(*steps),)
+    found = validate.run(lower.run(ordered, ctx), ordered, 60.0, ctx)
+    return found.records, select.run((ordered[0].plan,), found, ctx).selections[0]
+
+
+def chosen(of: Region, records: tuple[TuningRecord, ...] | list[TuningRecord], ctx: Context, *covers: Cover) -> Selection:
+    """What is selected on ``records``, of which every one has the source of its step."""
+    candidates = tuple(Candidate(signature="s1", step=r.step, source=doubles.fake_source("honest", r.measurement.us))
+                       for r in records if r.measurement and r.step.implementation == FAMILY)
+    found = Evaluated(candidates=candidates, records=tuple(records))
+    return select.run((planned(of, *covers),), found, ctx).selections[0]
 
 
 @pytest.fixture
@@ -130,18 +147,18 @@ class _Forbidden:
 
 def test_a_warm_run_does_not_go_on_where_time_ran_out(ctx):
     made, _ = ctx
-    regions, ordered = (region(),), (plan(step("honest", 4.0), step("hang"), step("honest", 3.0)),)
-    records = validate.run(lower.run(regions, ordered, made), regions, ordered, 2.0, made)
+    ordered = (plan(step("honest", 4.0), step("hang"), step("honest", 3.0)),)
+    records = validated(made, ordered, 2.0)
     assert [r.step for r in records if r.measurement and r.step.implementation == FAMILY] == [step("honest", 4.0)]
     warm = context(worker=None)
     warm.store, warm.worker = made.store, _Forbidden()
-    again = validate.run(lower.run(regions, ordered, warm), regions, ordered, 60.0, warm)
+    again = validated(warm, ordered)
     assert {r.step for r in again} == {r.step for r in records}
     later = (evolve(plan(step("honest", 2.0)), record=evolve(ordered[0].record, round=1)),)
-    assert not [r for r in validate.run(lower.run(regions, later, warm), regions, later, 60.0, warm) if r.step.implementation == FAMILY]
+    assert not [r for r in validated(warm, later) if r.step.implementation == FAMILY]
     patient = context(worker=made.worker, budget_s=500.0)
     patient.store = made.store
-    found = validate.run(lower.run(regions, ordered, patient), regions, ordered, 60.0, patient)
+    found = validated(patient, ordered)
     assert {r.failure for r in found} == {None, Cause.TIMEOUT}
 
 
@@ -227,7 +244,7 @@ def test_a_family_that_breaks_its_contract_is_switched_off(worker: Worker):
     made = context(worker)
     family = made.catalog.template_families[FAMILY]
     family.lower = lambda match, schedule, target: evolve(doubles.fake_source("honest"), launches=())  # type: ignore[method-assign]
-    assert lower.run((region(),), (plan(step("honest"), step("wrong")),), made) == ()
+    assert lower.run((plan(step("honest"), step("wrong")),), made) == ()
     assert [f.cause for f in made.failures] == [Cause.CONTRACT]
     assert "no launch" in made.failures[0].message
 
@@ -259,14 +276,14 @@ def test_covers_compare_by_what_they_save(fused_us: float, expected: tuple[str, 
     made = context()
     records = [record(m, us, implementation="framework") for m, us in ((ONE, 10.0), (TWO, 10.0), (BOTH, 20.0))]
     records += [record(ONE, 5.0), record(TWO, 6.0), record(BOTH, fused_us)]
-    (selection,) = select.run((two_additions(),), (space(*COVERS),), tuple(records), made)
+    selection = chosen(two_additions(), records, made, *COVERS)
     assert selection.cover.matches == expected
 
 
 def test_a_step_falls_back_alone():
     made = context()
     records = [record(m, 10.0, implementation="framework") for m in (ONE, TWO)] + [record(ONE, 5.0), record(TWO, 12.0)]
-    (selection,) = select.run((two_additions(),), (space(*COVERS),), tuple(records), made)
+    selection = chosen(two_additions(), records, made, *COVERS)
     assert selection.cover.matches == (ONE,)
     assert selection.cover.fusion is Fusion.PARTIAL
     reasons = dict(selection.fallback_reasons)
@@ -277,24 +294,54 @@ def test_a_step_falls_back_alone():
 def test_noise_counts_against_the_candidate():
     made = context()
     records = [record(ONE, 10.0, implementation="framework", spread=1.5), record(ONE, 9.0, spread=0.2)]
-    (selection,) = select.run((region(),), (space(),), tuple(records), made)
+    selection = chosen(region(), records, made)
     assert selection.basis is Basis.FALLBACK
 
 
-def test_the_chain_overrules_isolated_timings():
-    made = context()
-    records = [record(ONE, 10.0, implementation="framework"), record(ONE, 3.0), record(ONE, 4.0, order=1)]
-    chain = {("s1", step("honest", 3.0)): 1.0, ("s1", step("honest", 4.0)): 2.5}
-    (selection,) = select.run((region(),), (space(),), tuple(records), made, chain)
-    assert selection.basis is Basis.CHAIN
-    assert selection.steps[0].step == step("honest", 4.0)
-    (none,) = select.run((region(),), (space(),), tuple(records), made, dict.fromkeys(chain, -0.5))
-    assert none.basis is Basis.FALLBACK
+class Judge:
+    """In place of the captured chain: remembers what it was asked, and says that the whole step takes ``us``."""
+
+    def __init__(self, us: float, framework_us: float = 100.0) -> None:
+        self.us, self.framework_us = us, framework_us
+        self.asked: list[tuple[Selection, ...]] = []
+
+    def __call__(self, graph: Graph, plans: object, selections: tuple[Selection, ...], found: Evaluated, ctx: Context):
+        self.asked.append(selections)
+        answer = None if self.us < 0 else SimpleNamespace(us=self.us, framework_us=self.framework_us)
+        return tuple(evolve(s, basis=Basis.CHAIN) for s in selections), answer
+
+
+@pytest.mark.parametrize(("us", "basis"), [(50.0, Basis.CHAIN), (99.9, Basis.FALLBACK), (101.0, Basis.FALLBACK), (-1.0, Basis.FALLBACK)])
+def test_the_chain_starts_with_what_lost_alone_and_the_whole_step_decides(us: float, basis: Basis, monkeypatch: pytest.MonkeyPatch):
+    events: list[Event] = []
+    made, judge = context().watched(events.append), Judge(us)
+    monkeypatch.setattr(select.chain, "possible", lambda ctx: True)
+    monkeypatch.setattr(select.chain, "run", judge)
+    records = (record(ONE, 10.0, implementation="framework"), record(ONE, 12.0))
+    found = Evaluated(records=records, candidates=(Candidate(signature="s1", step=records[1].step,
+                                                             source=doubles.fake_source("honest", 12.0)),))
+    selected = select.run((planned(region()),), found, made, doubles.fake_match()[1])
+    assert [s.step for s in judge.asked[0][0].steps] == [step("honest", 12.0)], "beside the framework's step it is slower, alone"
+    assert [s.basis for s in selected.selections] == [basis]
+    assert selected.step_us == ((us, 100.0) if us > 0 else (0.0, 0.0))
+    told = [event for event in events if isinstance(event, RegionSelected)]
+    assert [event.basis for event in told] == [basis.value], "one word per region, of what was selected in the end"
+    assert select.run((planned(region()),), evolve(found, records=records[:1]), made, doubles.fake_match()[1]).selections[0].steps == ()
+    assert len(judge.asked) == 1, "without a usable record there is nothing to judge"
+
+
+def test_no_kernel_is_lowered_again_to_be_selected(ctx, monkeypatch: pytest.MonkeyPatch):
+    made, _ = ctx
+    ordered = (plan(step("honest", 4.0)),)
+    found = validate.run(lower.run(ordered, made), ordered, 60.0, made)
+    monkeypatch.setattr(made.catalog.template_families[FAMILY], "lower", None)
+    (selection,) = select.run((ordered[0].plan,), found, made).selections
+    assert selection.steps[0].source is not None and selection.steps[0].source.digest in found.kernels
 
 
 def test_a_candidate_without_a_baseline_is_not_called_faster():
     made = context()
-    (selection,) = select.run((region(),), (space(),), (record(ONE, 3.0),), made)
+    selection = chosen(region(), [record(ONE, 3.0)], made)
     assert selection.basis is Basis.FALLBACK
     assert "could not be timed" in dict(selection.fallback_reasons)[ONE]
 
@@ -302,6 +349,6 @@ def test_a_candidate_without_a_baseline_is_not_called_faster():
 def test_a_source_that_changed_since_is_not_used():
     made = context()
     records = (record(ONE, 10.0, implementation="framework"), evolve(record(ONE, 3.0), source_digest="another"))
-    (selection,) = select.run((region(),), (space(),), records, made)
+    selection = chosen(region(), records, made)
     assert selection.basis is Basis.FALLBACK
-    assert "another source" in dict(selection.fallback_reasons)[ONE]
+    assert "(another) is not what its best kernel lowers to" in dict(selection.fallback_reasons)[ONE]

@@ -12,7 +12,7 @@ from agentcompile_core.ir.verdict import Outcome, Trial
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.worker import Job
-from agentcompile_core.worker.evaluate import Session
+from agentcompile_core.worker.evaluate import WorkerState
 
 TARGET = PRESETS["h200"]
 N, K = 40, 72
@@ -20,7 +20,7 @@ N, K = 40, 72
 
 @pytest.fixture(scope="module")
 def session():
-    return Session(load_catalog(only=("emulation", "numerics", "gemv", "transformers_rules"), strict=True))
+    return WorkerState(load_catalog(only=("emulation", "numerics", "gemv", "transformers_rules"), strict=True))
 
 
 def linear_with_residual() -> tuple[Match, Graph]:
@@ -38,7 +38,7 @@ def linear_with_residual() -> tuple[Match, Graph]:
     return Match(kind="linear", label=SemanticLabel.GEMV, nodes=("linear",), operands=operands, attributes=attributes), graph
 
 
-def job(session: Session) -> Job:
+def job(session: WorkerState) -> Job:
     match, graph = linear_with_residual()
     family = session.catalog.template_families["gemv/gemv"]
     assert family.accepts(match, TARGET) is True
@@ -49,7 +49,7 @@ def job(session: Session) -> Job:
     return Job(trial=trial, step=step, backend="emulation")
 
 
-def test_a_generated_kernel_passes_and_stays_provisional(session: Session):
+def test_a_generated_kernel_passes_and_stays_provisional(session: WorkerState):
     made = job(session)
     found = session.evaluate(made, session.build(made), lambda phase: None)
     assert found.failure is None, found.message
@@ -58,7 +58,7 @@ def test_a_generated_kernel_passes_and_stays_provisional(session: Session):
     assert found.measurement is None
 
 
-def test_the_same_kernel_told_a_shorter_row_is_refused(session: Session):
+def test_the_same_kernel_told_a_shorter_row_is_refused(session: WorkerState):
     made = job(session)
     (launch,) = made.trial.source.launches
     short = tuple(evolve(a, value=a.value - 8) if a.name == "k" else a for a in launch.arguments)
@@ -69,7 +69,7 @@ def test_the_same_kernel_told_a_shorter_row_is_refused(session: Session):
     assert "beyond the budget" in found.message
 
 
-def test_a_source_that_does_not_compile_says_where(session: Session):
+def test_a_source_that_does_not_compile_says_where(session: WorkerState):
     made = job(session)
     source = evolve(made.trial.source, code=made.trial.source.code + "\nthis is no C++;\n")
     found = session.build(evolve(made, trial=evolve(made.trial, source=source)))

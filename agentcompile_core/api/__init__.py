@@ -67,20 +67,11 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     _check_run_on(run_on, *RUN_ON, "nothing")
     device = device_of(config)
     ctx = context(catalog, config, config.target or None, store, device, report)
-    frontend = pipeline.frontend_for(what, ctx)
-    clock: dict[str, float] = {}
-    wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
-    loaded, took = _timed(lambda: frontend.load(what, wanted))
-    clock["load"] = took
-    ctx.emit(ModelLoaded(name=loaded.name, seconds=took))
-    workload = workload or _default_workload(loaded, asked.get("dtype"), asked.get("max_context"))
-    ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
-    graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
-    ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
-                      seconds=clock["capture"]))
-    compilation = pipeline.compile_graphs(graphs, ctx, clock)
-    bundle = pipeline.emitted(compilation, ctx)
-    bundle = evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
+    try:
+        loaded, compilation, bundle = _compiled(what, workload, ctx, {**asked, **rest, "device": device})
+    finally:
+        ctx.close()  # before anything is installed: the worker's memory of the device is the session's
+    graphs = compilation.graphs
     if not loaded.has_weights or run_on == "nothing":
         return CompiledModel(Parts(loaded=loaded, graphs=graphs, bundle=bundle, compilation=compilation, context=ctx,
                                    notes=(*unused, *loaded.notes, *graphs.notes)))
@@ -89,6 +80,23 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     session, notes = install.install(loaded, runnable, device, run_on, ctx)
     return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation, context=ctx,
                                notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
+
+
+def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dict[str, Any]) -> tuple[LoadedModel, Compilation, Bundle]:
+    """Load, capture and compile; the bundle names where the model comes from."""
+    dtype, max_context = wanted.get("dtype"), wanted.pop("max_context", None)
+    frontend = pipeline.frontend_for(what, ctx)
+    clock: dict[str, float] = {}
+    loaded, clock["load"] = _timed(lambda: frontend.load(what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}))
+    ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
+    workload = workload or _default_workload(loaded, dtype, max_context)
+    ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
+    graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
+    ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
+                      seconds=clock["capture"]))
+    compilation = pipeline.compile_graphs(graphs, ctx, clock)
+    bundle = pipeline.emitted(compilation, ctx)
+    return loaded, compilation, evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
 
 
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,

@@ -10,14 +10,20 @@ from ..runtime.program import Program
 from ..store import keys
 
 
-def built(programs: Mapping[str, Program], ctx: Context) -> dict[str, Kernel]:
-    """Kernels of every source of the programs for the target, from the store or built now by the backend that makes its code."""
+def built(programs: Mapping[str, Program], known: Mapping[str, Kernel], ctx: Context) -> dict[str, Kernel]:
+    """Kernels of every source of the programs for the target, by the backend that makes its code.
+
+    Those among ``known`` (by digest of the source) that this backend made are taken as they are; the others come from
+    the store or are built now.
+    """
     backend = builder(ctx)
     if backend is None:
         return {}
     kernels: dict[str, Kernel] = {}
     for source in {s.digest: s for p in programs.values() for s in p.sources}.values():
-        kernel = build_one(source, backend, ctx)
+        kernel = known.get(source.digest)
+        if kernel is None or (kernel.backend, kernel.arch) != (backend.name, ctx.target.arch):
+            kernel = build_one(source, backend, ctx)
         if kernel is not None:
             kernels[source.digest] = kernel
     return kernels

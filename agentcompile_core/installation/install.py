@@ -10,6 +10,7 @@ from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageErro
 from ..ir.candidate import Kernel
 from ..ir.graph import GraphSet
 from ..ir.region import Match
+from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.framework_session import EagerModule, EagerSession
@@ -140,7 +141,7 @@ def _try(call: BoundCall, match: Match, device: str) -> None:
     import torch
 
     with torch.no_grad():
-        call.run(**{o.name: torch.zeros(o.spec.shape, dtype=getattr(torch, o.spec.dtype.value), device=device) for o in match.operands})
+        call.run(**{o.name: zeros(o.spec, device) for o in match.operands})
     if device == "cuda":
         torch.cuda.synchronize()
 

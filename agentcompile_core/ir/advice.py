@@ -4,7 +4,7 @@ import enum
 
 from attrs import field, frozen
 
-from .plan import PlanSpace, Step
+from .plan import PlanSpace, RegionPlan, Step
 from .region import RegionSummary, Scalar, SemanticLabel
 from .words import optional_word
 
@@ -123,9 +123,18 @@ class AdviceRecord:
 class OrderedPlan:
     """The steps of one region in the order in which they are to be evaluated this round, and the advice behind it."""
 
-    signature: str
+    plan: RegionPlan
     steps: tuple[Step, ...]
     ranks: tuple[int, ...]  # the advisor's rank of each step, -1: it said nothing of it
     record: AdviceRecord
     primary: tuple[str, ...] = ()  # matches of the favourite cover (the advisor's, else the planner's): evaluated before all others
-    servers: tuple[tuple[str, int], ...] = ()  # every implementation of the region's space with its version
+
+    @property
+    def signature(self) -> str:
+        """The region's."""
+        return self.plan.signature
+
+    @property
+    def servers(self) -> tuple[tuple[str, int], ...]:
+        """Every implementation of the region's space with its version, sorted."""
+        return tuple(sorted({(s.implementation, s.version) for s in self.plan.space.steps}))

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from .region import Scalar
+from .region import Region, RegionSummary, Scalar
 
 
 class Origin(enum.Enum):
@@ -132,3 +132,17 @@ class PlanSpace:
     def spaces_of(self, match_id: str) -> tuple[StepSpace, ...]:
         """The step spaces of one match."""
         return tuple(step for step in self.steps if step.match_id == match_id)
+
+
+@frozen(kw_only=True)
+class RegionPlan:
+    """One merged region, its summary, and its space, which travel together. An advisor sees the last two of them."""
+
+    region: Region
+    summary: RegionSummary
+    space: PlanSpace
+
+    @property
+    def signature(self) -> str:
+        """The region's."""
+        return self.region.signature

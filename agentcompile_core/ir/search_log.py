@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from .plan import PlanSpace, Step, StepSpace
+from .plan import RegionPlan, Step, StepSpace
 from .record import TuningRecord
 
 
@@ -64,14 +64,13 @@ class Seen:
     untried: tuple[Untried, ...] = ()
 
 
-def tried(names: Iterable[tuple[str, str]], spaces: Iterable[PlanSpace], records: Iterable[TuningRecord], seen: Seen) -> tuple[Tried, ...]:
-    """One entry per match and implementation of every space: served, refused or broken. ``names`` are (signature, region) pairs."""
+def tried(plans: Iterable[RegionPlan], records: Iterable[TuningRecord], seen: Seen) -> tuple[Tried, ...]:
+    """One entry per match and implementation of every space: served, refused or broken."""
     by_step = {(r.signature, r.step): r for r in records}
     why = {(u.signature, u.step): u.reason for u in seen.untried}
-    regions = dict(names)
     found: list[Tried] = []
-    for space in spaces:
-        region = regions.get(space.signature, "")
+    for plan in plans:
+        region, space = plan.region.name, plan.space
         covered = {match for cover in space.covers for match in cover.matches}
         found += [_served(region, space.signature, one, one.match_id in covered, by_step, why, seen) for one in space.steps]
         found += [Tried(signature=space.signature, region=region, match=match, implementation=name, refused=reason)

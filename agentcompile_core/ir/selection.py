@@ -28,7 +28,6 @@ class SelectedStep:
     nodes: tuple[str, ...]  # region-local
     source: StepSource | None  # None for implementations that bind a callable
     version: int = 0  # of the family or implementation
-    kernel_sha256: str = ""
     basis: Basis
     measurement: Measurement | None = None
     baseline: Measurement | None = None

@@ -57,7 +57,6 @@ class InputFamily(enum.StrEnum):
     INTEGERS = "integers"
     ONE_HOT = "one_hot"
     SPIKY = "spiky"
-    NAN_PADDING = "nan_padding"
 
 
 @frozen(kw_only=True)

@@ -1,7 +1,7 @@
 """Runs a Graph, or some of its nodes, with torch: the fallback of every step, and the oracle.
 
 Operators are looked up once, and only in ``torch.ops`` aten, prims and agentcompile, so a stored Graph cannot name
-anything else. ``prepare`` resolves everything that does not change between runs; a ``Prepared`` may be captured in a
+anything else. ``compile_nodes`` resolves everything that does not change between runs; a ``Prepared`` may be captured in a
 CUDA graph.
 """
 
@@ -181,7 +181,7 @@ class Prepared:
         return tensor.to(self._override) if self._override is not None and tensor.is_floating_point() else tensor
 
 
-def prepare(
+def compile_nodes(
     graph: Graph,
     nodes: Iterable[str | Node] | None = None,
     *,
@@ -201,19 +201,6 @@ def prepare(
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
     return Prepared(graph, chosen, outputs, device, dtype_override)
-
-
-def run_nodes(
-    graph: Graph,
-    nodes: Iterable[str | Node] | None,
-    env: Mapping[str, Tensor],
-    device: str | torch.device,
-    *,
-    outputs: Sequence[str] | None = None,
-    dtype_override: torch.dtype | None = None,
-) -> dict[str, Tensor]:
-    """Run ``nodes`` of ``graph`` once over ``env`` (value name to tensor) and return their outputs by name; see ``prepare``."""
-    return prepare(graph, nodes, device=device, outputs=outputs, dtype_override=dtype_override).run(env)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

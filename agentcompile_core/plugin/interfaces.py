@@ -155,7 +155,6 @@ class Validator(Offer):
     """Checks a candidate, inside the worker process."""
 
     scope: ClassVar[Literal["candidate", "winner"]] = "candidate"
-    cost: ClassVar[int] = 1
 
     @abstractmethod
     def applies(self, trial: Trial) -> bool:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class KVState(Protocol):
-    """The KV cache of one session: per layer K and V [1, capacity, kv_heads, head_dim], and the device length."""
+    """The KV cache of one session: per layer K and V [1, capacity, kv_heads, head_dim], and the device length.
+
+    One that can move its tensors counts how often it did as ``generation``: graphs captured before are refused then.
+    """
 
     keys: "tuple[torch.Tensor, ...]"
     values: "tuple[torch.Tensor, ...]"
@@ -72,13 +75,15 @@ class ProgramParts(Protocol):
 class SessionState(Protocol):
     """What changes while a session serves: token, position and history (int64, on the device) and the KV cache.
 
-    ``generation`` counts what would invalidate a captured graph.
     """
 
-    generation: int
     ids: "torch.Tensor"
     position: "torch.Tensor"
     history: "torch.Tensor"
+
+    @property
+    def generation(self) -> int:
+        """Counts what makes a captured graph void: how often the KV cache moved."""
 
     @property
     def kv(self) -> KVState:

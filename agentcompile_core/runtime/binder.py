@@ -9,7 +9,8 @@ from ..ir.graph import ValueKind
 from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ops.aliasing import alias_roots, is_alias
-from ..ops.interpreter import prepare
+from ..ops.dtypes import torch_dtype
+from ..ops.interpreter import compile_nodes
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
@@ -68,7 +69,7 @@ class _Binder:
         self.keep.append(arena)
         for name, offset in offsets.items():
             spec = self.graph.spec(name)
-            flat = arena[offset:offset + spec.nbytes].view(getattr(torch, spec.dtype.value))
+            flat = arena[offset:offset + spec.nbytes].view(torch_dtype(spec.dtype))
             self.planned[name] = flat.view(spec.shape)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
         for name in made_by_step:
@@ -115,7 +116,7 @@ class _Binder:
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned)
         wanted = tuple(name for name in made if name in later or name in copies)
-        prepared = prepare(self.graph, segment.nodes, device=self.device, outputs=wanted)
+        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted)
         environment, planned = self.environment, self.planned
         # What a graph captured behind this segment reads is where it was at the capture.
         fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from ..errors import Reject
 from ..ir.graph import KVSpec
+from ..ops.dtypes import torch_dtype
 from ..plugin.hookspecs import hookimpl
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, RuntimeIntegration
 from ..plugin.running import KVState, RunnableProgram, SessionState
@@ -17,7 +18,7 @@ class PlainKVState:
         import torch
 
         shape = (kv.layers, 1, kv.capacity, kv.kv_heads, kv.head_dim)
-        dtype = getattr(torch, kv.dtype.value)
+        dtype = torch_dtype(kv.dtype)
         self._keys: Any = torch.zeros(shape, dtype=dtype, device=device)
         self._values: Any = torch.zeros(shape, dtype=dtype, device=device)
         self.keys = tuple(self._keys)

@@ -1,7 +1,6 @@
 """Selections in place of their nodes, in every instance of their region, in a valid order."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -10,10 +9,7 @@ from ..ir.candidate import StepSource
 from ..ir.graph import Graph
 from ..ir.region import Region
 from ..ir.selection import Selection
-from ..ops.aliasing import alias_roots
-
-if TYPE_CHECKING:
-    pass
+from ..ops.dependency import bits, dependencies
 from .program import Program, Segment
 
 
@@ -62,37 +58,18 @@ def _ordered(graph: Graph, steps: list[Segment]) -> tuple[Segment, ...]:
         if single.name not in group_of:
             group_of[single.name] = len(groups)
             groups.append(Segment(nodes=(single.name,)))
-    before = _dependencies(graph, group_of, len(groups))
+    before = _before(graph, group_of, len(groups))
     index = {node.name: i for i, node in enumerate(graph.nodes)}
     order = _topological(before, [min(index[n] for n in group.nodes) for group in groups])
     return _coalesced([groups[i] for i in order])
 
 
-def _dependencies(graph: Graph, group_of: Mapping[str, int], count: int) -> list[set[int]]:
-    """Groups that must run before each group: data, and the order of accesses to whatever is mutated."""
+def _before(graph: Graph, group_of: Mapping[str, int], count: int) -> list[set[int]]:
+    """Groups that must run before each group."""
+    known = dependencies(graph)
     before: list[set[int]] = [set() for _ in range(count)]
-    mutated = {name for node in graph.nodes for name in node.mutates}
-    roots = alias_roots(graph)
-    touched = mutated | {roots[name] for name in mutated}
-    last_write: dict[str, int] = {}
-    readers: dict[str, list[int]] = {}
-    for node in graph.nodes:
-        group = group_of[node.name]
-        for name in node.inputs:
-            producer = graph.producer.get(name)
-            if producer is not None:
-                before[group].add(group_of[producer.name])
-            root = roots[name]
-            if root in touched:
-                if root in last_write:
-                    before[group].add(last_write[root])
-                readers.setdefault(root, []).append(group)
-        for name in node.mutates:
-            root = roots[name]
-            before[group].update(readers.pop(root, ()))
-            if root in last_write:
-                before[group].add(last_write[root])
-            last_write[root] = group
+    for name, mask in zip(known.names, known.before, strict=True):
+        before[group_of[name]].update(group_of[known.names[i]] for i in bits(mask))
     for group, earlier in enumerate(before):
         earlier.discard(group)
     return before

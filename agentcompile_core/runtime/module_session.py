@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..ir.graph import GraphSet
+from ..ops.dtypes import zeros
 from . import calls
 from .binder import bind
 from .executables import Executables
@@ -27,14 +28,11 @@ class ModuleSession:
         weights: "WeightStore",
         executables: Executables,
     ) -> None:
-        import torch
-
-        self.graphs, self.device, self.generation = graphs, executables.device, 0
+        self.graphs, self.device = graphs, executables.device
         self._lock = threading.Lock()
         graph = program.graph
         self._inputs: dict[str, torch.Tensor] = {
-            name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=self.device)
-            for name in graph.inputs
+            name: zeros(graph.spec(name), self.device) for name in graph.inputs
         }
         self._bound = bind(program, weights, {}, self._inputs, executables)
         self._outputs = len(graph.outputs)

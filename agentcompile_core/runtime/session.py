@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ..errors import UsageError
 from ..ir.graph import Graph, GraphKind, GraphSet
+from ..ops.dtypes import zeros
 from ..plugin.events import Observer, Preparing, silent
 from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
@@ -18,13 +19,12 @@ from .executables import Executables
 from .generation import check_length, prompt_of
 from .program import Program
 from .sampling import Pick
+from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, token_stream
 
 if TYPE_CHECKING:
     import torch
 
     from .weights import WeightStore
-
-LAG = 4  # decode steps enqueued ahead of the host's look at a token, on a GPU
 
 
 @frozen(kw_only=True)
@@ -69,7 +69,7 @@ class Session:
     """Runs requests over bound programs.
 
     ``programs`` maps graph names to programs (``decode``, ``prefill_<T>``, ``prefill_<T>_fresh``). State tensors keep
-    their addresses for the life of the session; ``generation`` counts what would invalidate a captured graph.
+    their addresses while ``generation`` stays.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Session:
 
         self.graphs, self.kv = graphs, kv_state
         self.device = device = executables.device
-        self.generation = 0
         self._lock = threading.Lock()
         self._programs, self._weights, self._decode, self._executables = dict(programs), weights, decode, executables
         self.ids: torch.Tensor = torch.zeros((1, 1), dtype=torch.int64, device=device)
@@ -95,12 +94,18 @@ class Session:
         self.history: torch.Tensor = torch.zeros((history,), dtype=torch.int64, device=device)
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
+        self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, dict[str, torch.Tensor]] = {}
 
     @property
     def max_context(self) -> int:
         """Longest prompt plus generation, in tokens."""
         return self.graphs.workload.max_context
+
+    @property
+    def generation(self) -> int:
+        """How often the KV cache has moved, which makes captured graphs void; 0 for a cache that never moves."""
+        return int(getattr(self.kv, "generation", 0))
 
     @property
     def states(self) -> "dict[str, torch.Tensor]":
@@ -120,12 +125,9 @@ class Session:
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
-        import torch
-
         if graph.tokens not in self._prefill_inputs:
             self._prefill_inputs[graph.tokens] = {
-                name: torch.zeros(graph.spec(name).shape, dtype=getattr(torch, graph.spec(name).dtype.value), device=self.device)
-                for name in graph.inputs
+                name: zeros(graph.spec(name), self.device) for name in graph.inputs
             }
         return self._prefill_inputs[graph.tokens]
 
@@ -169,8 +171,8 @@ class Session:
         """
         prompt = self.checked(input_ids, max_new_tokens)
         eos = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
-        eager = streamer is not None or bool(eos)
-        return self._collected(prompt, self._tokens(prompt, max_new_tokens, eos, eager), streamer)
+        watched = streamer is not None or bool(eos)
+        return self._collected(prompt, self._greedy(prompt, max_new_tokens, eos, watched), streamer)
 
     def picked(self, prompt: "torch.Tensor", max_new_tokens: int, pick: Pick, streamer: Any = None) -> "torch.Tensor":
         """As ``generate``, with each token chosen by ``pick`` from the logits, until ``pick`` stops."""
@@ -194,17 +196,17 @@ class Session:
     def _collected(self, prompt: "torch.Tensor", found: Iterator[int], streamer: Any) -> "torch.Tensor":
         import torch
 
-        tokens: list[int] = []
+        new: list[int] = []
         with self.exclusive(), torch.inference_mode():
             if streamer is not None:
                 streamer.put(prompt)
             for token in found:
-                tokens.append(token)
+                new.append(token)
                 if streamer is not None:
                     streamer.put(torch.tensor([token]))
             if streamer is not None:
                 streamer.end()
-        return torch.cat([prompt, torch.tensor([tokens], dtype=torch.int64)], dim=1)
+        return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
 
     def checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
         """The prompt as int64 [1, n] on the CPU.
@@ -251,63 +253,26 @@ class Session:
                 rows.append(self.bound("decode").output(0)[0, -1].clone())
             return torch.stack(rows)
 
-    def _tokens(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], eager: bool) -> Iterator[int]:
+    def _advance(self) -> None:
+        self._step("decode")()
+        self._last = self.bound("decode")
+
+    def _logits(self) -> "torch.Tensor":
+        """Logits [vocabulary] behind the last position, of the program that ran last."""
+        assert self._last is not None
+        return self._last.output(0)[0, -1]
+
+    def _greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Iterator[int]:
         self.prefill(prompt)
+        look: Look
         if self.device == "cpu":
-            yield from self._stepwise(count, eos)
-        elif eager:
-            yield from self._overlapped(count, eos)
+            look = AtOnce(self.ids, eos)
+        elif watched:
+            look = Lagging(self.ids, count, eos)
         else:
-            step = self._step("decode") if count > 1 else None
-            for _ in range(count - 1):
-                step()  # type: ignore[misc]
-            n = prompt.shape[1]
-            yield from self.history[n : n + count].tolist()
-
-    def _stepwise(self, count: int, eos: frozenset[int]) -> Iterator[int]:
-        for i in range(count):
-            if i:
-                self._step("decode")()
-            token = int(self.ids[0, 0])
-            yield token
-            if token in eos:
-                return
-
-    def _overlapped(self, count: int, eos: frozenset[int]) -> Iterator[int]:
-        """The host reads a token LAG steps behind the device, so the device never waits; what ran beyond the end is discarded."""
-        import torch
-
-        landed = torch.zeros(count, dtype=torch.int64, pin_memory=True)
-        events: list[torch.cuda.Event] = []
-        for i in range(count + LAG):
-            if i < count:
-                if i:
-                    self._step("decode")()
-                landed[i : i + 1].copy_(self.ids[0], non_blocking=True)
-                events.append(torch.cuda.Event())
-                events[-1].record()
-            if i >= LAG and i - LAG < count:
-                events[i - LAG].synchronize()
-                token = int(landed[i - LAG])
-                yield token
-                if token in eos:
-                    torch.cuda.current_stream().synchronize()
-                    return
+            look = Afterwards(self.history, prompt.shape[1], count)
+        yield from token_stream(count, self._advance, look)
 
     def _picked(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:
-        import torch
-
-        last, n = self.prefill(prompt), prompt.shape[1]
-        ids = torch.zeros((1, n + count), dtype=torch.int64, device=self.device)
-        ids[:, :n].copy_(prompt)
-        for i in range(n, n + count):
-            if i > n:
-                self._step("decode")()
-                last = self.bound("decode")
-            token = pick.token(ids[:, :i], last.output(0)[0, -1])
-            ids[0, i] = token[0]
-            self.ids.copy_(token.view(1, 1))
-            self.history.index_copy_(0, self.position, token.view(1))
-            yield int(token)
-            if bool(pick.stops(ids[:, : i + 1], None).all()):
-                return
+        self._last = self.prefill(prompt)
+        yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))

@@ -5,26 +5,24 @@ from ..errors import Cause, ContractError, Failure, StageName, last_frames
 from ..ir.advice import OrderedPlan
 from ..ir.candidate import Candidate
 from ..ir.plan import Step
-from ..ir.region import Region
 from ..runtime.sources import source_of
 
 
-def run(regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:
+def run(ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:
     """Lower the steps of every region in their order.
 
     A step that cannot be lowered is a recorded failure; an implementation that breaks its contract is left out for the
     rest of the stage.
     """
-    by_signature = {region.signature: region for region in regions}
     found: list[Candidate] = []
     switched_off: set[str] = set()
-    for plan in ordered:
-        for step in plan.steps:
+    for one in ordered:
+        for step in one.steps:
             if step.implementation in switched_off:
                 continue
-            match = by_signature[plan.signature].match_by_id[step.match_id]
+            match = one.plan.region.match_by_id[step.match_id]
             try:
-                found.append(Candidate(signature=plan.signature, step=step, source=source_of(step, match, ctx.catalog, ctx.target)))
+                found.append(Candidate(signature=one.signature, step=step, source=source_of(step, match, ctx.catalog, ctx.target)))
             except ContractError as exc:
                 switched_off.add(step.implementation)
                 _fail(step, Cause.CONTRACT, exc, ctx)

@@ -21,7 +21,7 @@ from .execution import Execution, Oracles
 from .protocol import Evaluation, Job
 
 
-class Session:
+class WorkerState:
     """What lives as long as the child: the catalog, tried validators, references, framework timings."""
 
     def __init__(self, catalog: Catalog) -> None:

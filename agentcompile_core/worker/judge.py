@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ..errors import AgentCompileError
 from ..ir import serial
@@ -49,7 +49,7 @@ class Alternative:
 
 
 @frozen(kw_only=True)
-class Question:
+class ChainQuestion:
     """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold."""
 
     graph: Graph
@@ -61,10 +61,11 @@ class Question:
     position: int
     margin: float
     budget_s: float
+    kernels: tuple[Kernel, ...] = field(default=(), repr=False)  # of the sources in it, as they were validated
 
 
 @frozen(kw_only=True)
-class Answer:
+class ChainAnswer:
     """The selections that won, what the shortened step takes with them and on the framework alone, in microseconds."""
 
     selections: tuple[Selection, ...]
@@ -76,8 +77,8 @@ class Answer:
 
 
 def judge(argument: Any, session: Any, phase: Callable[[str], None]) -> Any:
-    """Worker entry: a Question as JSON in, an Answer as JSON out."""
-    question = serial.structure(argument, Question)
+    """Worker entry: a ChainQuestion as JSON in, a ChainAnswer as JSON out."""
+    question = serial.structure(argument, ChainQuestion)
     with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
         return serial.unstructure(_Chain(question, session.backend(question.backend), session.catalog, phase).sweep())
 
@@ -121,9 +122,9 @@ class _Captured:
 
 
 class _Chain:
-    def __init__(self, question: Question, backend: Backend, catalog: Catalog, phase: Callable[[str], None]) -> None:
+    def __init__(self, question: ChainQuestion, backend: Backend, catalog: Catalog, phase: Callable[[str], None]) -> None:
         self.q, self.backend, self.catalog, self.phase = question, backend, catalog, phase
-        self.kernels: dict[str, Kernel] = {}
+        self.kernels: dict[str, Kernel] = {kernel.digest: kernel for kernel in question.kernels}
         self.calls: dict[str, BoundCall] = {}
         make = Synthetic(question, catalog.kinds, backend.device)
         self.weights = WeightStore.from_tensors(make.tensors((ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device)
@@ -142,7 +143,7 @@ class _Chain:
 
     def _capture(self, program: Program) -> _Captured:
         for source in program.sources:
-            if source.digest not in self.kernels:
+            if source.digest not in self.kernels:  # the store has dropped it since
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
         self._bind_calls(program)
         executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
@@ -155,7 +156,7 @@ class _Chain:
                 if key not in self.calls:
                     self.calls[key] = bind_call(segment.step, segment.match, self.catalog, self.q.target, segment.version)
 
-    def sweep(self) -> Answer:
+    def sweep(self) -> ChainAnswer:
         """Try every alternative in turn, twice at the most while it helps, within the budget."""
         deadline = time.monotonic() + self.q.budget_s
         incumbent = self.q.selections
@@ -177,7 +178,8 @@ class _Chain:
         us = statistics.median(best.sample_us() for _ in range(PAIRS))
         self.phase("framework")
         framework_us = self._framework_us()
-        return Answer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried, accepted=self.accepted)
+        return ChainAnswer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried,
+                           accepted=self.accepted)
 
     def _framework_us(self) -> float:
         try:

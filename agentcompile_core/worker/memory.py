@@ -5,7 +5,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..ir.graph import TensorSpec
-from ..ops.reference.bounded import torch_dtype
+from ..ops.dtypes import torch_dtype
 
 GUARD_BYTES = 4096
 ALIGNMENT_BYTES = 256

@@ -7,7 +7,7 @@ from ..errors import ContractError
 from ..ir.graph import Graph, TensorSpec
 from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case, InputFamily
-from ..ops.reference.bounded import torch_dtype
+from ..ops.dtypes import torch_dtype
 from ..plugin.match_kind import MatchKind
 
 SCALE: dict[str, float] = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}

@@ -21,7 +21,7 @@ from ..errors import Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..plugin.settings import from_document
-from .evaluate import Session, cause_of, context_is_lost
+from .evaluate import WorkerState, cause_of, context_is_lost
 from .protocol import CATALOG, Evaluation, Job
 
 _PR_SET_PDEATHSIG = 1
@@ -46,7 +46,7 @@ class Channel:
 class Server:
     """Reads requests on a thread of its own, so that builds start while another candidate runs."""
 
-    def __init__(self, session: Session, channel: Channel, builders: int) -> None:
+    def __init__(self, session: WorkerState, channel: Channel, builders: int) -> None:
         self.session, self.channel = session, channel
         self._requests: queue.Queue[Request | None] = queue.Queue()
         self._pool = ThreadPoolExecutor(builders, thread_name_prefix="build")
@@ -132,7 +132,7 @@ def main() -> None:
         module, _, name = options.catalog.partition(":")
         make: Callable[[], Any] = getattr(importlib.import_module(module), name)
         settings = json.loads(sys.stdin.readline() or "{}").get("settings", {})
-        session = Session(from_document(make(), settings))
+        session = WorkerState(from_document(make(), settings))
     except Exception as exc:
         channel.send({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(3) from exc

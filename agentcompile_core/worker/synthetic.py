@@ -9,7 +9,7 @@ from torch import Tensor
 from ..ir.graph import Graph, Value, ValueKind
 from ..ir.region import Match, Operand, Region, Role
 from ..ir.verdict import Case, InputFamily
-from ..ops.reference.bounded import torch_dtype
+from ..ops.dtypes import torch_dtype
 from ..plugin.match_kind import MatchKind, OperandKind
 
 GROWTH = 1 << 16  # elements behind a state that grows at every timed run

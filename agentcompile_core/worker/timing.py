@@ -17,7 +17,7 @@ from ..ir.record import Measurement
 from ..ir.region import Operand, Role
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial
-from ..ops.interpreter import prepare
+from ..ops.interpreter import compile_nodes
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind
 from .execution import Buffers, Execution
@@ -94,7 +94,7 @@ def time_kernel(execution: Execution, turn: Rotation, good_enough_us: float = 0.
 
 def time_framework(trial: Trial, backend: Backend, turn: Rotation) -> Measurement | Reject:
     """Time the framework's operators of the same nodes over the same copies, captured in a graph where that is possible."""
-    prepared = prepare(trial.graph, device=backend.device)
+    prepared = compile_nodes(trial.graph, device=backend.device)
     bound = []
     for buffers in turn.copies:
         values = graph_values(trial.match, trial.graph, _plain_history(trial, buffers))

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...errors import AgentCompileError
 from ...ir.graph import Graph, Node
-from .bounded import Bounded, exact, rounded, torch_dtype
+from ..dtypes import torch_dtype
+from .bounded import Bounded, exact, rounded
 from .calls import resolved
 from .rules import apply
 

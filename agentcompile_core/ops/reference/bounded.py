@@ -5,18 +5,12 @@ from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
+from ..dtypes import torch_dtype
 
 U32 = 2.0**-24  # unit roundoff of the accumulators
 UNIT_ROUNDOFF = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 # Half of the smallest subnormal: the most that rounding a tiny number can lose.
 TINY = {DType.F64: 0.0, DType.F32: 2.0**-150, DType.F16: 2.0**-25, DType.BF16: 2.0**-134}
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of a DType."""
-    found = getattr(torch, dtype.value)
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 @frozen(eq=False)

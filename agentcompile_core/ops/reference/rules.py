@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ...errors import AgentCompileError
+from ..dtypes import torch_dtype
 from . import pointwise, reductions
 from .attention import append, attention
 from .bounded import Bounded, exact
@@ -71,7 +72,7 @@ def _cast(call: Call) -> tuple[Bounded, ...]:
     x = call.bounded("self")
     if call.dtype.is_float:
         return (Bounded(x.value.double(), x.error),)
-    value = x.value.to(getattr(torch, call.dtype.value))
+    value = x.value.to(torch_dtype(call.dtype))
     # What is cut off may be a whole number more or less.
     return (Bounded(value, torch.where(x.error > 0, x.error + 1.0, x.error)),)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import AgentCompileError
 from ...ir.graph import Graph
-from ..interpreter import prepare
+from ..interpreter import compile_nodes
 from ..schema import argument
 from .bounded import Bounded
 
@@ -37,7 +37,7 @@ def in_float64(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in {name for node in graph.nodes for name in node.mutates if name in env}:
         env[name] = env[name].to(torch.float64, copy=True) if env[name].is_floating_point() else env[name].clone()
     rest = _hide_unattended(graph, env)
-    found = prepare(graph, device=device, dtype_override=torch.float64).run(env)
+    found = compile_nodes(graph, device=device, dtype_override=torch.float64).run(env)
     for name, (first, tail) in rest.items():
         found[name][:, first:] = tail
     return found

@@ -10,9 +10,9 @@ from ...budget import ADVICE_SHARE
 from ...context import Context
 from ...errors import Cause, ContractError, Failure, StageName, bounded, last_frames
 from ...ir.advice import Advice, AdviceRecord, Evidence, Hint, OrderedPlan, Question
-from ...ir.plan import PlanSpace, Schedule, Step, StepSpace
+from ...ir.plan import PlanSpace, RegionPlan, Schedule, Step, StepSpace
 from ...ir.record import TuningRecord
-from ...ir.region import Region, RegionSummary
+from ...ir.region import Region
 from ...plugin.events import AdviceGiven
 from ...plugin.interfaces import Advisor
 from .advice_check import screen
@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 Shares = dict[tuple[str, str], int]  # (signature, match id) -> plans
 
 
-def run(regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], spaces: tuple[PlanSpace, ...],
-        records: tuple[TuningRecord, ...], round_number: int, ctx: Context) -> tuple[OrderedPlan, ...]:
+def run(plans: tuple[RegionPlan, ...], records: tuple[TuningRecord, ...], round_number: int, ctx: Context) -> tuple[OrderedPlan, ...]:
     """Order the steps to evaluate in this round, region by region.
 
     What was evaluated already is left out; the budget of plans is shared among matches by the bytes they move. An
@@ -37,17 +36,18 @@ def run(regions: tuple[Region, ...], summaries: tuple[RegionSummary, ...], space
     """
     advisor = ctx.catalog.find("agentcompile_advisors", ctx.config.advisor)
     budget = max(1, ctx.config.budget_plans // max(1, ctx.config.rounds))
-    expected = _shares(regions, spaces, budget, {})
+    expected = _shares(plans, budget, {})
     stop_at = time.monotonic() + ADVICE_SHARE * ctx.budget.left_s("search")
     answers: dict[str, AdviceRecord] = {}
-    for region, summary, space in zip(regions, summaries, spaces, strict=True):
-        left_s = stop_at - time.monotonic()
-        question = Question(summary=summary, space=space, target=ctx.target.name, evidence=evidence(records, space), round=round_number,
-                            budget_s=max(0.0, left_s), budget_plans=sum(expected.get((space.signature, m), 0) for m in _match_ids(space)))
-        answers[space.signature] = _ask(advisor, question, region, ctx)
-        _tell(region, answers[space.signature], ctx)
-    shares = _shares(regions, spaces, budget, answers)
-    return tuple(_ordered(space, answers[space.signature], _done(records, space), shares) for space in spaces)
+    for plan in plans:
+        space, left_s = plan.space, stop_at - time.monotonic()
+        question = Question(summary=plan.summary, space=space, target=ctx.target.name, evidence=evidence(records, space),
+                            round=round_number, budget_s=max(0.0, left_s),
+                            budget_plans=sum(expected.get((space.signature, m), 0) for m in _match_ids(space)))
+        answers[space.signature] = _ask(advisor, question, plan.region, ctx)
+        _tell(plan.region, answers[space.signature], ctx)
+    shares = _shares(plans, budget, answers)
+    return tuple(_ordered(plan, answers[plan.signature], _done(records, plan.space), shares) for plan in plans)
 
 
 def _ask(advisor: Advisor, question: Question, region: Region, ctx: Context) -> AdviceRecord:
@@ -103,14 +103,14 @@ def _evidence(record: TuningRecord) -> Evidence:
                     shared_bytes=record.resources.shared_bytes, failure=record.failure.value if record.failure else "")
 
 
-def _shares(regions: tuple[Region, ...], spaces: tuple[PlanSpace, ...], budget: int, answers: Mapping[str, AdviceRecord]) -> Shares:
+def _shares(plans: tuple[RegionPlan, ...], budget: int, answers: Mapping[str, AdviceRecord]) -> Shares:
     """Plans per match: DIVERSITY of each of its implementations at least, the rest by bytes moved.
 
     Matches outside the planner's favourite cover, and outside the one that the advisor likes best, weigh a tenth.
     """
     weights: dict[tuple[str, str], float] = {}
     least: Shares = {}
-    for region, space in zip(regions, spaces, strict=True):
+    for region, space in ((plan.region, plan.space) for plan in plans):
         used = {m for cover in space.covers for m in cover.matches}
         favoured = {*_primary(space, Advice()), *_primary(space, _accepted(answers, space))}
         for match_id in sorted(used.intersection(_match_ids(space))):
@@ -141,14 +141,14 @@ def _done(records: tuple[TuningRecord, ...], space: PlanSpace) -> frozenset[Step
     return frozenset(record.step for record in records if record.signature == space.signature)
 
 
-def _ordered(space: PlanSpace, record: AdviceRecord, done: frozenset[Step], shares: Shares) -> OrderedPlan:
+def _ordered(plan: RegionPlan, record: AdviceRecord, done: frozenset[Step], shares: Shares) -> OrderedPlan:
+    space = plan.space
     chosen: list[tuple[Step, int]] = []
     for match_id in _match_ids(space):
         fresh = [(step, rank) for step, rank in _interleaved(space.spaces_of(match_id), record.accepted) if step not in done]
         chosen += fresh[:shares.get((space.signature, match_id), 0)]
-    return OrderedPlan(signature=space.signature, steps=tuple(step for step, _ in chosen), ranks=tuple(rank for _, rank in chosen),
-                       record=record, primary=_primary(space, record.accepted),
-                       servers=tuple(sorted({(s.implementation, s.version) for s in space.steps})))
+    return OrderedPlan(plan=plan, steps=tuple(step for step, _ in chosen), ranks=tuple(rank for _, rank in chosen),
+                       record=record, primary=_primary(space, record.accepted))
 
 
 def _interleaved(spaces: Iterable[StepSpace], advice: Advice) -> list[tuple[Step, int]]:

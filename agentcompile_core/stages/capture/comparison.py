@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from ...ir.graph import Graph, GraphKind, GraphSet
 from ...ops.agreement import disagreement
-from ...ops.interpreter import prepare
+from ...ops.dtypes import zeros
+from ...ops.interpreter import compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from .comparison_run import GraphRun, plan, reference
@@ -93,7 +94,7 @@ def _one_call(graphs: GraphSet, module: nn.Module, given: _Arguments, wide: torc
     device = inputs[0].device if inputs else torch.device("cpu")
     environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
     torch.manual_seed(SEED)
-    results = prepare(graph, device=device, dtype_override=wide).bind(environment)()
+    results = compile_nodes(graph, device=device, dtype_override=wide).bind(environment)()
     found = _tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
     return _exact(found, wanted), disagreement(found, wanted)
 
@@ -127,8 +128,7 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
-    specs = [graph.spec(name) for name in graph.inputs]
-    made = tuple(torch.zeros(s.shape, dtype=getattr(torch, s.dtype.value), device=device) for s in specs)
+    made = tuple(zeros(graph.spec(name), device) for name in graph.inputs)
     return _random_inputs((made, {}))[0]
 
 

@@ -5,7 +5,8 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
-from ...ops.interpreter import prepare
+from ...ops.dtypes import torch_dtype
+from ...ops.interpreter import compile_nodes
 
 FIRST, SECOND, STEPS = 5, 4, 2  # tokens of the prompt's two chunks, and decode steps
 SEED = 7
@@ -80,7 +81,7 @@ class GraphRun:
         return next(g for g in self.graphs.graphs if g.name == name)
 
     def _run(self, graph: Graph, inputs: dict[str, Tensor]) -> Tensor:
-        run = prepare(graph, device=self.device, dtype_override=self.wide).bind({**self.environment, **inputs})
+        run = compile_nodes(graph, device=self.device, dtype_override=self.wide).bind({**self.environment, **inputs})
         return run()[0][0, -1].clone()
 
     def _chunk(self, graph: Graph, part: Tensor, start: int) -> dict[str, Tensor]:
@@ -106,7 +107,7 @@ class GraphRun:
         kv = self.graphs.kv
         assert kv is not None
         shape = (1, self._capacity(trial), kv.kv_heads, kv.head_dim)
-        dtype = self.wide or getattr(torch, kv.dtype.value)
+        dtype = self.wide or torch_dtype(kv.dtype)
         for layer in range(kv.layers):
             for part in ("key", "value"):
                 self.environment[f"kv.{part}.{layer}"] = torch.zeros(shape, dtype=dtype, device=self.device)

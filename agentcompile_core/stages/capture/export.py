@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...ir.graph import KVSpec
+from ...ops.dtypes import torch_dtype
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
 from .rotary import semantic_rotary
 
@@ -132,7 +133,7 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
     history = torch.zeros(kv.capacity + 1, dtype=torch.int64, device=device)
     # Only shapes matter; one element is expanded so that a long cache costs no memory on a real device.
     shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
-    caches = tuple(torch.empty(shape, dtype=getattr(torch, kv.dtype.value), device="meta") for _ in range(2 * kv.layers))
+    caches = tuple(torch.empty(shape, dtype=torch_dtype(kv.dtype), device="meta") for _ in range(2 * kv.layers))
     if device.type != "meta":
         caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(shape) for c in caches)
     names = tuple(f"kv.{part}.{i}" for part in ("key", "value") for i in range(kv.layers))

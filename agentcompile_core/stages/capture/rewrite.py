@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve
 
-from ...ir.graph import Argument, Graph, Node, Ref, Symbol, map_refs
+from ...ir.graph import Argument, Graph, Node, Ref, map_refs
 from ...ops.schema import argument as argument_of
 
 SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default")
@@ -142,8 +142,3 @@ def eliminate_dead_code(graph: Graph) -> Graph:
             live.update(node.inputs)
             kept.append(node)
     return rebuild(graph, reversed(kept))
-
-
-def is_dtype(argument: Argument, name: str) -> bool:
-    """Whether ``argument`` is the element type ``name``."""
-    return isinstance(argument, Symbol) and argument.kind == "dtype" and argument.name == name

@@ -1,10 +1,10 @@
-"""Stage 3, plan: Analyses -> PlanSpaces. Who can implement which match, with which schedules, and which covers to consider."""
+"""Stage 3, plan: Analyses -> RegionPlans. Who can implement which match, with which schedules, and which covers to consider."""
 
 from collections.abc import Iterator
 
 from ...context import Context
 from ...errors import Cause, ContractError, Reject, StageName, bounded
-from ...ir.plan import MAX_POINTS, Origin, PlanSpace, ScheduleSpace, StepSpace
+from ...ir.plan import MAX_POINTS, Origin, PlanSpace, RegionPlan, ScheduleSpace, StepSpace
 from ...ir.region import Analysis, Match, Region
 from ...plugin.interfaces import Implementation, TemplateFamily
 from .covers import covers
@@ -12,15 +12,18 @@ from .covers import covers
 Server = TemplateFamily | Implementation
 
 
-def run(analyses: tuple[Analysis, ...], ctx: Context) -> tuple[PlanSpace, ...]:
-    """The plan space of every merged region, in order, each signature once.
+def run(analyses: tuple[Analysis, ...], ctx: Context) -> tuple[RegionPlan, ...]:
+    """Every merged region with its summary and its space, in order, each signature once.
 
     Raises:
         UsageError: the configuration names an origin that does not exist.
     """
-    regions = {region.signature: region for analysis in analyses for region in analysis.regions}
     allowed = origins(ctx)
-    return tuple(plan(region, allowed, ctx) for region in regions.values())
+    found: dict[str, RegionPlan] = {}
+    for region, summary in (pair for analysis in analyses for pair in zip(analysis.regions, analysis.summaries, strict=True)):
+        if region.signature not in found:
+            found[region.signature] = RegionPlan(region=region, summary=summary, space=plan(region, allowed, ctx))
+    return tuple(found.values())
 
 
 def origins(ctx: Context) -> frozenset[Origin]:

@@ -3,15 +3,12 @@
 import time
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from ...context import Context
 from ...errors import Cause, Failure, StageName
 from ...ir.advice import OrderedPlan
 from ...ir.candidate import CALLABLE, Candidate
-from ...ir.plan import Step
+from ...ir.evaluated import Evaluated
 from ...ir.record import TuningRecord
-from ...ir.region import Region
 from ...ir.search_log import Reason, Untried
 from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
@@ -21,27 +18,10 @@ from .entries import Entry, Queue
 from .ledger import Ledger
 from .resume import Search
 
-__all__ = ["Evaluated", "evaluate", "run"]
 
-
-@frozen(kw_only=True)
-class Evaluated:
-    """What one call found out: a record of each candidate that was evaluated and of baselines, and why the others were not."""
-
-    records: tuple[TuningRecord, ...] = ()
-    cached: frozenset[tuple[str, Step]] = frozenset()  # (signature, step) of those that the store knew
-    untried: tuple[Untried, ...] = ()
-
-
-def run(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], left_s: float,
-        ctx: Context) -> tuple[TuningRecord, ...]:
-    """The records of ``evaluate``."""
-    return evaluate(candidates, regions, ordered, left_s, ctx).records
-
-
-def evaluate(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], left_s: float,
-             ctx: Context) -> Evaluated:
-    """Evaluate ``candidates`` within ``left_s`` seconds.
+def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], left_s: float, ctx: Context,
+        earlier: tuple[TuningRecord, ...] = ()) -> Evaluated:
+    """Evaluate ``candidates`` within ``left_s`` seconds; ``earlier`` are the records of the rounds before.
 
     Matches take turns, those of the favourite cover and those that move most bytes first, so that an early end finds
     every match served.
@@ -49,8 +29,9 @@ def evaluate(candidates: tuple[Candidate, ...], regions: tuple[Region, ...], ord
     if ctx.backend is None or not _can_judge(ctx):
         if ctx.backend is None:
             ctx.emit(Skipped(subject="validate", message="no backend can launch kernels here; nothing is validated or selected"))
-        return Evaluated(untried=tuple(Untried(signature=c.signature, step=c.step, reason=Reason.NO_JUDGE) for c in candidates))
-    return _Stage(regions, ordered, ctx.backend, time.monotonic() + left_s, ctx).evaluated(candidates)
+        untried = tuple(Untried(signature=c.signature, step=c.step, reason=Reason.NO_JUDGE) for c in candidates)
+        return Evaluated(candidates=candidates, untried=untried)
+    return _Stage(ordered, ctx.backend, time.monotonic() + left_s, ctx).evaluated(candidates, earlier)
 
 
 def _can_judge(ctx: Context) -> bool:
@@ -65,18 +46,16 @@ def _can_judge(ctx: Context) -> bool:
 class _Stage:
     """One call: the queue of entries, the ledger of what is known, the memory of earlier searches."""
 
-    def __init__(self, regions: tuple[Region, ...], ordered: tuple[OrderedPlan, ...], backend: Backend, stop_at: float,
-                 ctx: Context) -> None:
-        self._regions, self._ordered, self._backend, self._stop_at, self._ctx = regions, ordered, backend, stop_at, ctx
-        self._queue = Queue(regions, ordered, backend, ctx)
+    def __init__(self, ordered: tuple[OrderedPlan, ...], backend: Backend, stop_at: float, ctx: Context) -> None:
+        self._ordered, self._backend, self._stop_at, self._ctx = ordered, backend, stop_at, ctx
+        self._queue = Queue(ordered, backend, ctx)
         self._ledger = Ledger(backend, ctx)
 
-    def evaluated(self, candidates: tuple[Candidate, ...]) -> Evaluated:
+    def evaluated(self, candidates: tuple[Candidate, ...], earlier: tuple[TuningRecord, ...]) -> Evaluated:
         entries, ledger = self._queue.entries(candidates), self._ledger
         search = Search(self._ordered, (entry.key for entry in entries), self._queue.where, self._ctx)
         ledger.newcomers = search.new
-        if any(plan.record.round for plan in self._ordered):
-            ledger.recall(self._regions)
+        ledger.recall(earlier, (one.plan.region for one in self._ordered))
         for entry in entries:
             ledger.recall_baseline(entry)
         stored = {entry.key: record for entry in entries if (record := self._ctx.store.record(entry.key)) is not None}
@@ -90,8 +69,8 @@ class _Stage:
             ledger.leave(fresh, Reason.ENDED)
         else:
             self._evaluate(fresh, search)
-        return Evaluated(records=(*self._judged(entries), *ledger.baselines.values()), cached=frozenset(ledger.cached),
-                         untried=(*self._queue.untried, *ledger.untried))
+        return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
+                         cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
 
     def _evaluate(self, fresh: list[Entry], search: Search) -> None:
         ledger = self._ledger

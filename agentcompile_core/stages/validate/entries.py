@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from attrs import evolve, field, frozen
 
 from ...context import Context
-from ...ir.advice import OrderedPlan, Risk
+from ...ir.advice import OrderedPlan
 from ...ir.candidate import Candidate
-from ...ir.region import Match, Region, Role
+from ...ir.region import Match, Role
 from ...ir.search_log import Reason, Untried
 from ...ir.verdict import Trial
 from ...plugin.events import Skipped
@@ -56,12 +56,10 @@ class Queue:
     candidates that are in no entry.
     """
 
-    def __init__(self, regions: Iterable[Region], ordered: Iterable[OrderedPlan], backend: Backend, ctx: Context) -> None:
-        ordered = tuple(ordered)
+    def __init__(self, ordered: tuple[OrderedPlan, ...], backend: Backend, ctx: Context) -> None:
         self._ctx, self._backend = ctx, backend
-        self._regions = {region.signature: region for region in regions}
-        self._plans = {plan.signature: plan for plan in ordered}
-        self._ranks = {(plan.signature, step): rank for plan in ordered for step, rank in zip(plan.steps, plan.ranks, strict=True)}
+        self._ordered = {one.signature: one for one in ordered}
+        self._ranks = {(one.signature, step): rank for one in ordered for step, rank in zip(one.steps, one.ranks, strict=True)}
         self._trials: dict[Place, Trial | None] = {}
         self.where = environment(backend, ctx)
         self.untried: list[Untried] = []
@@ -89,28 +87,25 @@ class Queue:
 
     def _trial(self, candidate: Candidate, place: Place) -> Trial | None:
         if place not in self._trials:
-            region = self._regions[place[0]]
-            match = region.match_by_id[place[1]]
+            ordered = self._ordered[place[0]]
+            match = ordered.plan.region.match_by_id[place[1]]
             limit = self._backend.largest_match_bytes
             if limit and largest_bytes(match) > limit:
                 self._ctx.emit(Skipped(subject=match.id, message=f"more than {limit >> 20} MiB are too much for {self._backend.name}"))
                 self._trials[place] = None
             else:
-                plan = self._plans.get(place[0])
-                risks = plan.record.accepted.risks if plan else ()
-                self._trials[place] = trial_of(candidate, region, match, risks, self._backend, self._ctx)
+                self._trials[place] = trial_of(candidate, match, ordered, self._backend, self._ctx)
         return self._trials[place]
 
     def _entry(self, candidate: Candidate, trial: Trial) -> Entry:
-        plan, backend = self._plans.get(candidate.signature), self._backend
-        region = self._regions[candidate.signature]
+        ordered, backend = self._ordered[candidate.signature], self._backend
         return Entry(
             candidate=candidate, trial=trial, key=keys.record_key(trial, self.where),
             kernel_key=keys.kernel_key(candidate.source, self._ctx.target, backend),
             baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
-            rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=plan.record.advisor if plan else "",
-            primary=plan is not None and trial.match.id in plan.primary, nodes=frozenset(trial.match.nodes),
-            weight=trial.match.bytes_moved * len(region.instances))
+            rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=ordered.record.advisor,
+            primary=trial.match.id in ordered.primary, nodes=frozenset(trial.match.nodes),
+            weight=trial.match.bytes_moved * len(ordered.plan.region.instances))
 
 
 def by_turns(queues: list[list[Entry]]) -> list[Entry]:
@@ -120,8 +115,9 @@ def by_turns(queues: list[list[Entry]]) -> list[Entry]:
     return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
 
 
-def trial_of(candidate: Candidate, region: Region, match: Match, risks: tuple[Risk, ...], backend: Backend, ctx: Context) -> Trial:
-    """What is to be judged: the match, its graph, the source and the cases."""
+def trial_of(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> Trial:
+    """What is to be judged: the match, its graph, the source and the cases, those of the risks that the advisor named among them."""
+    region, risks = ordered.plan.region, ordered.record.accepted.risks
     outputs = tuple(value for o in match.operands if o.role is Role.OUTPUT for value in o.values)
     graph = region.graph.sub(match.nodes, match.id, outputs)
     kind = ctx.catalog.kind(match.kind)

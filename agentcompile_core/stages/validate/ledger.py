@@ -33,6 +33,7 @@ class Ledger:
         self._backend, self._ctx = backend, ctx
         self.newcomers: frozenset[tuple[str, str]] = frozenset()
         self.records: list[TuningRecord] = []
+        self.kernels: dict[str, Kernel] = {}  # of what passed, by digest of the source
         self.cached: set[tuple[str, Step]] = set()
         self.untried: list[Untried] = []
         self.baselines: dict[Place, TuningRecord] = {}
@@ -42,15 +43,14 @@ class Ledger:
         self._proven: set[tuple[Place, str]] = set()
         self._order = 0
 
-    def recall(self, regions: Iterable[Region]) -> None:
-        """Take from the store what earlier rounds settled where nothing is timed."""
+    def recall(self, earlier: Iterable[TuningRecord], regions: Iterable[Region]) -> None:
+        """Take up what earlier rounds settled where nothing is timed."""
         if self._backend.clock:
             return
-        for region in regions:
-            for record in self._ctx.store.records(region.signature):
-                match = region.match_by_id.get(record.step.match_id)
-                if match is not None and _passed(record):
-                    self._settle(region.signature, match.nodes)
+        known = {region.signature: region for region in regions}
+        for record in earlier:
+            if record.signature in known and _passed(record):
+                self._settle(record.signature, known[record.signature].match_by_id[record.step.match_id].nodes)
 
     def recall_baseline(self, entry: Entry) -> None:
         """Take the framework's time of the entry's match from the store."""
@@ -76,6 +76,8 @@ class Ledger:
         store = self._ctx.store
         if isinstance(evaluation.kernel, Kernel):
             store.put_kernel(entry.kernel_key, evaluation.kernel)
+            if _passed(record):
+                self.kernels[evaluation.kernel.digest] = evaluation.kernel
         if record.failure not in _NOT_KEPT:
             store.put_record(record)
         if evaluation.baseline is not None and entry.place not in self.baselines:

@@ -6,18 +6,19 @@ from ....context import Context
 from ....errors import Cause, Failure, StageName, UsageError
 from ....ir import serial
 from ....ir.baseline import FRAMEWORK
-from ....ir.candidate import CALLABLE
+from ....ir.candidate import Kernel
+from ....ir.evaluated import Evaluated
 from ....ir.graph import Graph
-from ....ir.plan import Fusion
+from ....ir.plan import Fusion, RegionPlan
 from ....ir.record import Measurement, TuningRecord
 from ....ir.region import Region
 from ....ir.selection import Basis, SelectedStep, Selection
 from ....plugin.events import ChainProgress, StoreMiss
-from ....runtime.sources import source_of, version_of
 from ....store import keys
 from ....worker.client import WorkerLost
-from ....worker.judge import Alternative, Answer, Question
+from ....worker.judge import Alternative, ChainAnswer, ChainQuestion
 from ..cut import cut, layers_needed
+from ..isolated import step_of
 
 MOST_PER_STEP = 12
 POSITION = 256
@@ -30,31 +31,29 @@ def possible(ctx: Context) -> bool:
 
 
 def run(
-    graph: Graph,
-    regions: tuple[Region, ...],
-    selections: tuple[Selection, ...],
-    records: tuple[TuningRecord, ...],
-    budget_s: float,
-    ctx: Context,
-) -> tuple[tuple[Selection, ...], Answer | None]:
+    graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context
+) -> tuple[tuple[Selection, ...], ChainAnswer | None]:
     """Judge the selected steps and their alternatives in the captured chain; an answer in the store is used again.
 
     Returns the selections that won and what was measured; None and the selections as they are if the worker failed.
     """
     assert ctx.backend is not None
+    regions = tuple(plan.region for plan in plans)
     layers = layers_needed(graph, ctx.target)
     short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
     capacity = min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=POSITION * 4)
-    question = Question(
+    alternatives = alternatives_of(regions, selections, found, ctx)
+    question = ChainQuestion(
         graph=short,
         regions=short_regions,
         selections=selections,
-        alternatives=alternatives_of(regions, selections, records, ctx),
+        alternatives=alternatives,
+        kernels=kernels_of(selections, alternatives, found, ctx),
         target=ctx.target,
         backend=ctx.backend.name,
         position=min(POSITION, capacity // 4),
         margin=ctx.config.margin / 2,
-        budget_s=budget_s,
+        budget_s=ctx.budget.left_s("chain"),
     )
     answer = _stored(question, ctx)
     if answer is None:
@@ -62,14 +61,14 @@ def run(
     return tuple(_annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
 
 
-def _stored(question: Question, ctx: Context) -> Answer | None:
-    # The budget is not part of the key: an answer that took longer is as good.
+def _stored(question: ChainQuestion, ctx: Context) -> ChainAnswer | None:
+    # Neither the budget nor the kernels are part of the key: an answer that took longer is as good, and the sources name the kernels.
     assert ctx.backend is not None
     key = keys.chain_key(_timeless(question), keys.environment(ctx.backend))
     text = ctx.store.text("chain", key)
     if text is not None:
         try:
-            return serial.loads(text, Answer)
+            return serial.loads(text, ChainAnswer)
         except UsageError:
             ctx.emit(StoreMiss(key=key))
     try:
@@ -82,13 +81,13 @@ def _stored(question: Question, ctx: Context) -> Answer | None:
     except WorkerLost as exc:
         ctx.fail(Failure(stage=StageName.SELECT, cause=Cause(exc.cause), plugin="core", subject="chain", message=str(exc)))
         return None
-    answer = serial.structure(raw, Answer)
+    answer = serial.structure(raw, ChainAnswer)
     ctx.store.put_text("chain", key, serial.dumps(answer))
     return answer
 
 
-def _timeless(question: Question) -> Question:
-    """The question without the microseconds that differ from run to run, for its key."""
+def _timeless(question: ChainQuestion) -> ChainQuestion:
+    """The question without kernels and without the microseconds that differ from run to run, for its key."""
 
     def plain(step: SelectedStep) -> SelectedStep:
         return evolve(step, measurement=None, baseline=None, reason="", max_abs=0.0, max_rel=0.0)
@@ -97,10 +96,10 @@ def _timeless(question: Question) -> Question:
         evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=()) for s in question.selections
     )
     alternatives = tuple(evolve(a, selected=plain(a.selected) if a.selected else None) for a in question.alternatives)
-    return evolve(question, selections=selections, alternatives=alternatives, budget_s=0.0)
+    return evolve(question, selections=selections, alternatives=alternatives, kernels=(), budget_s=0.0)
 
 
-def _annotated(new: Selection, old: Selection, answer: Answer, question: Question) -> Selection:
+def _annotated(new: Selection, old: Selection, answer: ChainAnswer, question: ChainQuestion) -> Selection:
     before = {s.step.match_id: s for s in old.steps}
 
     def reason(step: SelectedStep) -> SelectedStep:
@@ -126,7 +125,7 @@ def _annotated(new: Selection, old: Selection, answer: Answer, question: Questio
     )
 
 
-def _outcome(step: SelectedStep, signature: str, answer: Answer, question: Question) -> str:
+def _outcome(step: SelectedStep, signature: str, answer: ChainAnswer, question: ChainQuestion) -> str:
     """What became of the alternatives of a step that stayed."""
     held = {(s.signature, x.step) for s in question.selections for x in s.steps}
     others = [a for a in question.alternatives if a.selected is None or (a.signature, a.selected.step) not in held]
@@ -141,19 +140,19 @@ def _outcome(step: SelectedStep, signature: str, answer: Answer, question: Quest
 
 
 def alternatives_of(
-    regions: tuple[Region, ...], selections: tuple[Selection, ...], records: tuple[TuningRecord, ...], ctx: Context
+    regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context
 ) -> tuple[Alternative, ...]:
     """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone.
 
     At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
     fastest alone. The steps with the largest share of the time come first.
     """
-    found: list[tuple[float, list[Alternative]]] = []
+    groups: list[tuple[float, list[Alternative]]] = []
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
             mine = [
                 r
-                for r in records
+                for r in found.records
                 if r.signature == region.signature
                 and r.step.match_id == step.step.match_id
                 and r.usable
@@ -162,35 +161,35 @@ def alternatives_of(
             # The step's text breaks ties: records come in another order from the store than from the worker.
             mine.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
-            group = [a for a in (_alternative(r, region, step.baseline, ctx) for r in _diverse(mine)) if a is not None]
+            group = [a for a in (_alternative(r, region, step.baseline, found, ctx) for r in _diverse(mine)) if a is not None]
             if step.baseline is None or (step.measurement and step.measurement.us > step.baseline.us):
                 group.append(Alternative(signature=region.signature, match_id=step.step.match_id, selected=None))
-            found.append((-share, group))
-    return tuple(a for _, group in sorted(found, key=lambda item: item[0]) for a in group)
+            groups.append((-share, group))
+    return tuple(a for _, group in sorted(groups, key=lambda item: item[0]) for a in group)
 
 
-def _alternative(record: TuningRecord, region: Region, baseline: Measurement | None, ctx: Context) -> Alternative | None:
-    match = region.match_by_id[record.step.match_id]
-    source = ctx.catalog.guard(
-        lambda: source_of(record.step, match, ctx.catalog, ctx.target),
-        stage=StageName.SELECT, plugin=record.step.implementation, subject=str(record.step),
-    )
-    if source is None or source.digest != record.source_digest:
+def _alternative(
+    record: TuningRecord, region: Region, baseline: Measurement | None, found: Evaluated, ctx: Context
+) -> Alternative | None:
+    source = found.source(record)
+    if source is None:
         return None
-    checks = record.verdict.checks if record.verdict else ()
-    selected = SelectedStep(
-        step=record.step,
-        label=match.label,
-        nodes=match.nodes,
-        source=None if source.language == CALLABLE else source,
-        version=version_of(record.step, ctx.catalog),
-        basis=Basis.CHAIN,
-        measurement=record.measurement,
-        baseline=baseline,
-        max_abs=max((c.max_abs for c in checks), default=0.0),
-        max_rel=max((c.max_rel for c in checks), default=0.0),
-    )
-    return Alternative(signature=region.signature, match_id=match.id, selected=selected)
+    selected = step_of(record, region, source, baseline, ctx.catalog)
+    return Alternative(signature=region.signature, match_id=record.step.match_id, selected=selected)
+
+
+def kernels_of(
+    selections: tuple[Selection, ...], alternatives: tuple[Alternative, ...], found: Evaluated, ctx: Context
+) -> tuple[Kernel, ...]:
+    """The kernels of everything that the chain may try: those that validation built in this run, else those in the store."""
+    assert ctx.backend is not None
+    steps = (*(s for selection in selections for s in selection.steps), *(a.selected for a in alternatives if a.selected is not None))
+    kernels = []
+    for digest, source in {s.source.digest: s.source for s in steps if s.source is not None}.items():
+        kernel = found.kernels.get(digest) or ctx.store.kernel(keys.kernel_key(source, ctx.target, ctx.backend))
+        if kernel is not None:
+            kernels.append(kernel)
+    return tuple(kernels)
 
 
 def _diverse(records: list[TuningRecord]) -> list[TuningRecord]:

@@ -18,7 +18,7 @@ from attrs import evolve
 
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
-from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace
+from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace, RegionPlan
 from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin_api import (
@@ -126,7 +126,7 @@ def test_items_outside_the_space_are_refused_and_logged_by_rule(server, answer: 
     server.says(answer)
     ctx, events = context(advisor(server))
     with caplog.at_level(logging.INFO, logger="agentcompile_core"):
-        (ordered,) = advise.run((region(),), (SUMMARY,), (SPACE,), (), 0, ctx)
+        (ordered,) = advise.run((RegionPlan(region=region(), summary=SUMMARY, space=SPACE),), (), 0, ctx)
     assert [r.rule for r in ordered.record.rejected] == rules and ordered.record.error == "" and ordered.record.tokens == 321
     assert f"refused: {rules[0]} " in caplog.text and events[0].refused[0].startswith(f"{rules[0]} ")
     assert {s.schedule for s in ordered.steps} <= set(POINTS)
@@ -181,7 +181,7 @@ def test_the_run_goes_on_with_the_heuristic_order_and_records_no_secret(server, 
     broken(server, "401")
     ctx, _ = context(advisor(server))
     with caplog.at_level(logging.INFO):
-        (ordered,) = advise.run((region(),), (SUMMARY,), (SPACE,), (), 0, ctx)
+        (ordered,) = advise.run((RegionPlan(region=region(), summary=SUMMARY, space=SPACE),), (), 0, ctx)
     assert [s.schedule for s in ordered.steps] == list(POINTS) and ordered.record.accepted == Advice()
     assert ordered.record.error.startswith("UsageError: no advice from openai/stub: AuthenticationError; check the model's name")
     assert CANARY not in caplog.text + repr(ordered) + repr(ctx.failures) + "".join(f.traceback for f in ctx.failures)

@@ -5,7 +5,7 @@ import torch
 from agentcompile_rules_transformers import agentcompile_region_rules
 
 from agentcompile_core.ops.dependency import dependencies
-from agentcompile_core.ops.interpreter import run_nodes
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.plugin_api import GraphKind, Role, SemanticLabel, Symbol, ValueKind, preset
 from agentcompile_core.plugin_api import PointwiseKind as K
 from agentcompile_core.stages.analyze.checking import problem
@@ -42,7 +42,7 @@ def test_every_match_computes_what_its_nodes_compute(decode_graphs, model):
         assert not problem(match, graph, deps), (match.id, problem(match, graph, deps))
         states = [v for o in match.operands if o.role is Role.STATE for v in o.values]
         env = {name: tensor.clone() for name, tensor in tensors.items()}
-        wanted = run_nodes(graph, match.nodes, env, "cpu") | {name: env[name] for name in states}
+        wanted = compile_nodes(graph, match.nodes, device="cpu").run(env) | {name: env[name] for name in states}
         said = decode_graphs.promised(match, tensors)
         for operand in match.operands:
             if operand.access.value != "read":

@@ -35,7 +35,6 @@ class EmulationValidator(Validator):
     name = "emulation"
     version = 1
     scope = "winner"
-    cost = 5
     settings_class = Settings
 
     def applies(self, trial: Trial) -> bool:

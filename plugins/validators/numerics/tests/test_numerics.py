@@ -10,7 +10,7 @@ from attrs import evolve
 from agentcompile_core.plugin_api import Cause, Origin, Outcome, Schedule, Step
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job
-from agentcompile_core.worker.evaluate import Session
+from agentcompile_core.worker.evaluate import WorkerState
 from agentcompile_core.worker.execution import Execution
 
 
@@ -109,7 +109,7 @@ def test_in_a_session_the_controls_come_first():
     catalog = doubles.catalog()
     catalog.offers["agentcompile_backends"]["doubles/fake"] = backend = ControlBackend()
     catalog.offers["agentcompile_validators"]["numerics/numerics"] = next(iter(agentcompile_validators()))
-    session, phases = Session(catalog), []
+    session, phases = WorkerState(catalog), []
     step = Step(match_id="m", implementation="doubles/fake_family", origin=Origin.GENERATED, schedule=Schedule({}))
     job = Job(trial=doubles.fake_trial("honest"), step=step, backend="fake", validators=("numerics",))
     first = session.evaluate(job, session.build(job), phases.append)

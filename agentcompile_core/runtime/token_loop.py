@@ -1,0 +1,149 @@
+"""The one loop over new tokens, and the ways to look at what a step made of them."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..plugin.running import SessionState
+from .sampling import Pick
+
+if TYPE_CHECKING:
+    import torch
+
+LAG = 4  # decode steps enqueued ahead of the host's look at a token, on a GPU
+
+
+class Look(Protocol):
+    """How the host learns the tokens of a request. ``seen`` may lag behind the steps; ``left`` gives what it held back."""
+
+    def seen(self, index: int) -> Iterator[int]:
+        """Tokens that are known now that the logits of token ``index`` (0: the prompt's) are enqueued."""
+
+    def left(self) -> Iterator[int]:
+        """Tokens that are known only after the last step."""
+
+    def ends(self, token: int) -> bool:
+        """Whether the request ends with ``token``, the last one given."""
+
+
+def token_stream(count: int, step: Callable[[], None], look: Look) -> Iterator[int]:
+    """At most ``count`` tokens after a prompt that has run; ``step`` makes the logits of the next one."""
+    for index in range(count):
+        if index:
+            step()
+        for token in look.seen(index):
+            yield token
+            if look.ends(token):
+                return
+    for token in look.left():
+        yield token
+        if look.ends(token):
+            return
+
+
+class AtOnce:
+    """The host reads every token as it is made: where a step has run when it returns."""
+
+    def __init__(self, ids: "torch.Tensor", eos: frozenset[int]) -> None:
+        self._ids, self._eos = ids, eos
+
+    def seen(self, index: int) -> Iterator[int]:
+        """The token."""
+        yield int(self._ids[0, 0])
+
+    def left(self) -> Iterator[int]:
+        """Nothing."""
+        yield from ()
+
+    def ends(self, token: int) -> bool:
+        """By one of the tokens that end a request."""
+        return token in self._eos
+
+
+class Lagging:
+    """The host reads a token LAG steps behind the device, so the device never waits; what ran beyond the end is discarded."""
+
+    def __init__(self, ids: "torch.Tensor", count: int, eos: frozenset[int]) -> None:
+        import torch
+
+        self._ids, self._eos = ids, eos
+        self._landed = torch.zeros(count, dtype=torch.int64, pin_memory=True)
+        self._waiting: deque[tuple[int, Any]] = deque()
+
+    def seen(self, index: int) -> Iterator[int]:
+        """The token LAG steps before, if there is one."""
+        import torch
+
+        self._landed[index : index + 1].copy_(self._ids[0], non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._waiting.append((index, event))
+        if len(self._waiting) > LAG:
+            yield self._next()
+
+    def left(self) -> Iterator[int]:
+        """The last LAG tokens."""
+        while self._waiting:
+            yield self._next()
+
+    def _next(self) -> int:
+        index, event = self._waiting.popleft()
+        event.synchronize()
+        return int(self._landed[index])
+
+    def ends(self, token: int) -> bool:
+        """By one of the tokens that end a request; the steps enqueued beyond it are waited for."""
+        import torch
+
+        if token not in self._eos:
+            return False
+        torch.cuda.current_stream().synchronize()
+        return True
+
+
+class Afterwards:
+    """Nobody looks before the last step: all tokens are read at once from the session's history."""
+
+    def __init__(self, history: "torch.Tensor", start: int, count: int) -> None:
+        self._history, self._start, self._count = history, start, count
+
+    def seen(self, index: int) -> Iterator[int]:
+        """Nothing."""
+        yield from ()
+
+    def left(self) -> Iterator[int]:
+        """All tokens."""
+        yield from self._history[self._start : self._start + self._count].tolist()
+
+    def ends(self, token: int) -> bool:
+        """Never before the count."""
+        return False
+
+
+class Picking:
+    """The host chooses each token from the logits and writes it where the next step reads it."""
+
+    def __init__(self, pick: Pick, prompt: "torch.Tensor", count: int, session: SessionState, logits: "Callable[[], torch.Tensor]") -> None:
+        import torch
+
+        self._pick, self._session, self._logits, self._length = pick, session, logits, prompt.shape[1]
+        self._ids = torch.zeros((1, self._length + count), dtype=torch.int64, device=session.ids.device)
+        self._ids[:, : self._length].copy_(prompt)
+
+    def seen(self, index: int) -> Iterator[int]:
+        """The token chosen from the logits."""
+        session = self._session
+        token = self._pick.token(self._ids[:, : self._length], self._logits())
+        self._ids[0, self._length] = token[0]
+        session.ids.copy_(token.view(1, 1))
+        session.history.index_copy_(0, session.position, token.view(1))
+        self._length += 1
+        yield int(token)
+
+    def left(self) -> Iterator[int]:
+        """Nothing."""
+        yield from ()
+
+    def ends(self, token: int) -> bool:
+        """As the pick says of everything so far."""
+        return bool(self._pick.stops(self._ids[:, : self._length], None).all())

@@ -1,0 +1,158 @@
+"""Selection by isolated timings: the cover and the steps that save most time by evidence.
+
+The time of a match on the framework (its baseline) is measured like a step's, so that the savings of disjoint matches
+add up and covers can be compared by their sum. Pure: equal records give equal selections.
+"""
+
+import enum
+from collections.abc import Mapping
+
+from attrs import evolve, frozen
+
+from ...context import Context
+from ...errors import bounded
+from ...ir.baseline import FRAMEWORK
+from ...ir.candidate import CALLABLE, StepSource
+from ...ir.evaluated import Evaluated
+from ...ir.plan import Cover, Fusion, RegionPlan
+from ...ir.record import Measurement, TuningRecord
+from ...ir.region import Region
+from ...ir.selection import Basis, SelectedStep, Selection, fallback
+from ...ir.verdict import Outcome
+from ...plugin.catalog import Catalog
+from ...runtime.sources import version_of
+
+
+class Taken(enum.Enum):
+    """Which of the timed steps are taken."""
+
+    FASTER = "faster"  # those that beat the framework beyond noise and margin
+    BEST = "best"  # the best of every match, whatever the framework takes: what the chain starts from
+
+
+@frozen(kw_only=True)
+class _Choice:
+    """The best that is known for one match: a record, or the reason why there is none."""
+
+    match_id: str
+    record: TuningRecord | None = None
+    baseline: Measurement | None = None
+    basis: Basis = Basis.FALLBACK
+    saves_us: float = 0.0
+    reason: str = ""
+
+
+def best_alone(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, taken: Taken) -> tuple[Selection, ...]:
+    """One selection per region."""
+    by_signature: dict[str, list[TuningRecord]] = {}
+    for record in found.records:
+        by_signature.setdefault(record.signature, []).append(record)
+    return tuple(_region(plan, by_signature.get(plan.signature, []), found, ctx, taken) for plan in plans)
+
+
+def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx: Context, taken: Taken) -> Selection:
+    region = plan.region
+    margin = ctx.config.margin if taken is Taken.FASTER else None
+    choices = {match.id: _choose(match.id, records, margin) for match in region.matches}
+    wanted = [cover for cover in plan.space.covers if cover.matches]
+    if not wanted:
+        return fallback(region.signature, region.name, "the planner found no cover with a kernel")
+    cover = max(wanted, key=lambda c: (_worth(c, choices, region), -c.rank))
+    steps, reasons = [], []
+    for match_id in cover.matches:
+        choice = choices[match_id]
+        step = _selected(choice, region, found, ctx.catalog)
+        if isinstance(step, str):
+            reasons.append((match_id, step))
+        else:
+            steps.append(step)
+    if not steps:
+        return evolve(fallback(region.signature, region.name, "no kernel was validated and faster"), fallback_reasons=tuple(reasons))
+    return _selection(region, cover, tuple(steps), tuple(reasons))
+
+
+def _worth(cover: Cover, choices: Mapping[str, _Choice], region: Region) -> tuple[float, int]:
+    """Microseconds saved; then nodes covered by validated steps, which decides where nothing was timed."""
+    taken = [choices[m] for m in cover.matches if choices[m].record is not None]
+    return sum(c.saves_us for c in taken), sum(len(region.match_by_id[c.match_id].nodes) for c in taken)
+
+
+def _choose(match_id: str, records: list[TuningRecord], margin: float | None) -> _Choice:
+    mine = [r for r in records if r.step.match_id == match_id and r.step.implementation != FRAMEWORK]
+    baseline = next((r.measurement for r in records if r.step.match_id == match_id and r.step.implementation == FRAMEWORK), None)
+    if not mine:
+        return _Choice(match_id=match_id, reason="no candidate was evaluated (out of budget, or nothing could judge it)")
+    timed = sorted((r for r in mine if r.usable), key=lambda r: (r.measurement.us, r.order))  # type: ignore[union-attr]
+    if timed:
+        return _by_time(match_id, timed[0], baseline, margin)
+    passed = [r for r in mine if r.verdict is not None and r.verdict.outcome is Outcome.PROVISIONAL and r.failure is None]
+    if passed:
+        first = min(passed, key=lambda r: r.order)
+        return _Choice(match_id=match_id, record=first, basis=Basis.PROVISIONAL,
+                       reason=f"validated but not measured ({first.message or 'no clock'}); never used on a GPU before it is")
+    return _Choice(match_id=match_id, reason=_why_all_failed(mine))
+
+
+def _by_time(match_id: str, best: TuningRecord, baseline: Measurement | None, margin: float | None) -> _Choice:
+    # Without a margin the framework is no bar: what lost to it alone is taken all the same.
+    assert best.measurement is not None
+    us = best.measurement.us
+    if baseline is None:
+        return _Choice(match_id=match_id, reason=f"the framework could not be timed, so {us:.2f} us cannot be called faster")
+    low = baseline.us - baseline.spread_us
+    if margin is not None and (us + best.measurement.spread_us) * (1.0 + margin) >= low:
+        return _Choice(match_id=match_id, baseline=baseline,
+                       reason=f"its best kernel takes {us:.2f} us, the framework {baseline.us:.2f} us: not faster beyond noise and margin")
+    share = f"{best.measurement.share_of_floor:.0%} of the memory roofline"
+    return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, saves_us=baseline.us - us,
+                   reason=f"{us:.2f} us against {baseline.us:.2f} us of the framework, {share}")
+
+
+def _why_all_failed(records: list[TuningRecord]) -> str:
+    causes: dict[str, int] = {}
+    for record in records:
+        name = record.failure.value if record.failure else "unmeasured"
+        causes[name] = causes.get(name, 0) + 1
+    counted = ", ".join(f"{count} {name}" for name, count in sorted(causes.items()))
+    example = next((r.message for r in records if r.message), "")
+    return f"all {len(records)} candidates failed ({counted}); for example: {bounded(example)}"
+
+
+def _selected(choice: _Choice, region: Region, found: Evaluated, catalog: Catalog) -> SelectedStep | str:
+    """The selected step of a choice, or why there is none."""
+    if choice.record is None:
+        return choice.reason
+    source = found.source(choice.record)
+    if source is None:
+        return f"the source that was evaluated ({choice.record.source_digest}) is not what its best kernel lowers to in this run"
+    step = step_of(choice.record, region, source, choice.baseline, catalog)
+    return evolve(step, basis=choice.basis, reason=choice.reason)
+
+
+def step_of(record: TuningRecord, region: Region, source: StepSource, baseline: Measurement | None, catalog: Catalog) -> SelectedStep:
+    """A step with the evidence of its record, as one that the chain may judge."""
+    match = region.match_by_id[record.step.match_id]
+    checks = record.verdict.checks if record.verdict else ()
+    return SelectedStep(
+        step=record.step, label=match.label, nodes=match.nodes, source=None if source.language == CALLABLE else source,
+        version=version_of(record.step, catalog), basis=Basis.CHAIN, measurement=record.measurement, baseline=baseline,
+        max_abs=max((c.max_abs for c in checks), default=0.0), max_rel=max((c.max_rel for c in checks), default=0.0))
+
+
+def _selection(region: Region, cover: Cover, steps: tuple[SelectedStep, ...], reasons: tuple[tuple[str, str], ...]) -> Selection:
+    kept = {step.step.match_id for step in steps}
+    inside = {node for step in steps for node in step.nodes}
+    outside = [node.name for node in region.graph.nodes if node.name not in inside]
+    fusion = cover.fusion if len(kept) == len(cover.matches) else Fusion.PARTIAL
+    matches = tuple(m for m in cover.matches if m in kept)
+    bases = {step.basis for step in steps}
+    basis = next(b for b in (Basis.PROVISIONAL, Basis.MEASURED, Basis.CHAIN) if b in bases)
+    if outside:
+        names = ", ".join(outside[:6]) + (", ..." if len(outside) > 6 else "")
+        reasons = (*reasons, (f"{len(outside)} nodes", f"on the framework: {names}"))
+    return Selection(
+        signature=region.signature, region=region.name, cover=evolve(cover, matches=matches, fusion=fusion), steps=steps,
+        fallback_reasons=reasons, basis=basis,
+        region_us=sum((s.measurement.us for s in steps if s.measurement), 0.0),
+        baseline_us=sum((s.baseline.us for s in steps if s.baseline), 0.0))
+

@@ -1,0 +1,101 @@
+"""The loop over new tokens: as many steps as tokens need, whatever the host's way to look at them; a moved cache is told."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, Workload
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.sampling import Pick
+from agentcompile_core.runtime.session import Session
+from agentcompile_core.runtime.token_loop import Afterwards, AtOnce, Lagging, Picking, token_stream
+
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=60)
+REQUESTS = given(made=st.lists(st.integers(0, 9), min_size=1, max_size=12), eos=st.frozensets(st.integers(0, 9), max_size=3))
+
+
+class Device:
+    """A session whose n-th step makes the n-th of ``made``; the prompt [5, 5] made the first."""
+
+    def __init__(self, made: list[int]) -> None:
+        self.made, self.steps = made, 0
+        self.ids = torch.tensor([[made[0]]])
+        self.history = torch.zeros(20, dtype=torch.int64)
+        self.history[2] = made[0]
+        self.position = torch.tensor([2])
+
+    def step(self) -> None:
+        self.steps += 1
+        self.position += 1
+        self.ids.fill_(self.made[self.steps])
+        self.history[2 + self.steps] = self.made[self.steps]
+
+    def logits(self) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(self.made[self.steps]), 10).float()
+
+
+def until(made: list[int], eos: frozenset[int]) -> list[int]:
+    end = next((i for i, token in enumerate(made) if token in eos), len(made) - 1)
+    return made[: end + 1]
+
+
+@SETTINGS
+@REQUESTS
+def test_looking_at_once_ends_with_the_first_end_token_and_makes_no_step_beyond_it(made: list[int], eos: frozenset[int]) -> None:
+    device = Device(made)
+    found = list(token_stream(len(made), device.step, AtOnce(device.ids, eos)))
+    assert found == until(made, eos) and device.steps == len(found) - 1
+
+
+@SETTINGS
+@REQUESTS
+def test_picking_sees_all_tokens_so_far_and_leaves_its_choice_to_the_next_step(made: list[int], eos: frozenset[int]) -> None:
+    device, seen = Device(made), []
+
+    def stops(ids: torch.Tensor, _: object) -> torch.Tensor:
+        seen.append(ids[0].tolist())
+        return torch.tensor([int(ids[0, -1]) in eos])
+
+    pick = Pick(processors=lambda ids, scores: scores, stops=stops)
+    found = list(token_stream(len(made), device.step, Picking(pick, torch.tensor([[5, 5]]), len(made), device, device.logits)))
+    assert found == until(made, eos) and device.steps == len(found) - 1
+    assert seen == [[5, 5, *found[: i + 1]] for i in range(len(found))]
+    assert device.history[2 : 2 + len(found)].tolist() == found and int(device.ids) == found[-1]
+
+
+@SETTINGS
+@REQUESTS
+def test_what_nobody_watches_is_read_after_the_last_step(made: list[int], eos: frozenset[int]) -> None:
+    device = Device(made)
+    stream: Iterator[int] = token_stream(len(made), device.step, Afterwards(device.history, 2, len(made)))
+    assert next(stream) == made[0] and device.steps == len(made) - 1
+    assert [made[0], *stream] == made
+
+
+@pytest.mark.parametrize(("count", "eos"), [(1, 99), (3, 99), (12, 99), (12, 2), (12, 9)])
+def test_a_lagging_look_gives_the_same_tokens_while_the_device_runs_ahead(count: int, eos: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros, waited = torch.zeros, []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **options: zeros(*shape, **options))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: waited.append(1)))
+    device, made = Device(list(range(count))), list(range(count))
+    found = list(token_stream(count, device.step, Lagging(device.ids, count, frozenset([eos]))))
+    assert found == until(made, frozenset([eos]))
+    assert device.steps == min(count - 1, found[-1] + 4), "four steps ahead, never beyond the count"
+    assert waited == [1] * (eos in found)
+
+
+@pytest.mark.parametrize("counted", [{}, {"generation": 0}])
+def test_graphs_are_void_when_the_cache_has_moved(counted: dict[str, int]) -> None:
+    cache = SimpleNamespace(keys=(), values=(), capacity=8, **counted)
+    model = ModelInfo(name="m", model_type="m", config_json="{}", digest="0", parameter_bytes=0)
+    graphs = GraphSet(model=model, workload=Workload(dtype=DType.F32, max_context=8), graphs=())
+    session = Session(graphs, {}, None, Executables(device="cpu"), kv_state=cache, decode=None)  # type: ignore[arg-type]
+    assert session.generation == 0
+    cache.generation = 3
+    assert session.generation == 3
