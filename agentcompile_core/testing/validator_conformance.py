@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..errors import Cause
 from ..ir.verdict import Trial, Verdict
 from ..plugin.interfaces import Backend, Validator
 from ..worker import Evaluation, Job
@@ -76,11 +77,14 @@ class ValidatorConformance:
                 demand(len(verdict.message) >= SHORTEST_REASON, f"{what}: the message {verdict.message!r} says too little")
 
     def test_it_survives_what_kernels_do(self) -> None:
-        """A kernel that raises or leaves NaN is not passed, and the next good one is."""
-        for defect in ("raises", "nans"):
-            trial, judge = fake_trial(defect), _Unguarded(self.validator, FakeBackend())
-            if self._applies(trial):
-                demand(judge.judged(trial).failure is not None, f"a kernel that {defect} was passed")
+        """A kernel that raises is not passed, one that leaves NaN gets a verdict, and a good one passes afterwards."""
+        raising, nans = fake_trial("raises"), fake_trial("nans")
+        if self._applies(raising):
+            done = _Unguarded(self.validator, FakeBackend()).judged(raising)
+            demand(done.failure is not None, "a kernel that raises was passed")
+        if self._applies(nans):
+            done = _Unguarded(self.validator, FakeBackend()).judged(nans)
+            demand(done.failure is not Cause.EXCEPTION, f"it cannot judge a kernel that leaves NaN: {done.message}")
         self.test_good_trials_pass()
 
     def test_what_it_is_given_is_left_as_it_was(self) -> None:

@@ -63,7 +63,7 @@ def test_good_controls_pass_both_thread_orders(trial):
 
 
 @pytest.mark.parametrize(("trial", "reason", "cause"), [
-    (BAD[0], r"kernel twice_kernel_\w+, block \(0,0,0\) thread \(\d+,0,0\): race: static shared memory", Cause.RACE),
+    (BAD[0], r"kernel twice_kernel_\w+, block \(0,0,0\) thread \(\d+,0,0\): uninitialised read: static shared memory", Cause.CONTRACT),
     (BAD[1], r"kernel twice_kernel_\w+, block \(7,0,0\) thread \(103,0,0\): out of bounds: write of 4 bytes, 0 bytes past the end of "
              r"argument 'out' \(element 1000\)", Cause.MEMORY_FAULT),
     (BAD[2], r"block \(0,0,0\).* read of argument 'in' before ac::grid_dependency_wait\(\)", Cause.CONTRACT)],
