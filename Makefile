@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 
-.PHONY: demo test lint setup wheels results clean
+.PHONY: demo test lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -34,5 +34,12 @@ wheels:
 results: setup
 	$(BIN)/python benchmarks/tables.py
 
+reference: setup
+	$(BIN)/python scripts/write_reference.py
+
+docs: setup
+	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install --quiet "mkdocs>=1.6,<2"
+	$(BIN)/python -m mkdocs build --strict --site-dir site
+
 clean:
-	rm -rf dist build $(VENV)
+	rm -rf dist build site $(VENV)

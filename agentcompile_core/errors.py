@@ -54,6 +54,7 @@ class Cause(enum.Enum):
     MISALIGNED = "misaligned"
     TOLERANCE = "tolerance"
     MEMORY_FAULT = "memory_fault"
+    RACE = "race"
     CRASH = "crash"
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"

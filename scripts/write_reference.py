@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +25,62 @@ importable from there for as long as the hook API is `agentcompile.v{generation}
 """
 # In the order in which the author of a plugin meets them; a module that is missing here comes at the end.
 SECTIONS = {
-    "plugin.hookspecs": "Hooks", "plugin.interfaces": "What a plugin offers", "ir.graph": "The graph", "ir.region": "Matches and operands",
-    "ir.expression": "Pointwise expressions", "ir.plan": "Schedules and spaces", "ir.target": "Targets",
-    "ir.candidate": "Sources, launches, kernels", "ir.verdict": "Trials, cases, verdicts", "ir.record": "Measurements and records",
-    "ir.advice": "Advice", "errors": "Errors and refusals",
+    "Hooks": "plugin.hookspecs", "What a plugin offers": "plugin.interfaces", "Match kinds": "plugin.match_kind ir.kind_names",
+    "The graph": "ir.graph", "Matches and operands": "ir.region",
+    "Looking around in a graph": "ops.region_view ops.names ops.schema ops.growth",
+    "Pointwise expressions": "ir.expression codegen.printing",
+    "Schedules and spaces": "ir.plan", "Targets": "ir.target", "Sources, launches, kernels": "ir.candidate ir.source_check codegen.naming",
+    "Trials, cases, verdicts": "ir.verdict", "References and error budgets": "ops.reference",
+    "Measurements and records": "ir.record ir.baseline",
+    "Advice": "ir.advice plugin.advice_json", "Programs that run": "plugin.running runtime.program runtime.graph_capture",
+    "Processes and folders": "processes.environment processes.toolchain store", "Errors and refusals": "errors",
 }
+LATER = {"Events": "plugin.events"}  # for listeners only
+REST = "Other names"
+SHOWN = 110  # characters of a value that the page shows
+START = 4  # lines of an entry before its list
 
 
 def page() -> str:
     """The whole page as Markdown."""
     parts = [HEAD.format(generation=plugin_api.API[0])]
-    modules = [*(m for m in SECTIONS if m in plugin_api._NAMES), *(m for m in plugin_api._NAMES if m not in SECTIONS)]
-    for module in modules:
-        parts.append(f"## {SECTIONS.get(module, module)}\n")
-        for name in plugin_api._NAMES[module].split():
-            parts.append(_entry(name, getattr(plugin_api, name)))
+    grouped = {module for modules in (*SECTIONS.values(), *LATER.values()) for module in modules.split()}
+    rest = " ".join(module for module in plugin_api._NAMES if module not in grouped)
+    for title, modules in (SECTIONS | {REST: rest} | LATER).items():
+        entries = [_entry(name, module) for module in modules.split() for name in plugin_api._NAMES.get(module, "").split()]
+        parts += [f"## {title}\n", *entries] if entries else []
+    parts.append("## Modules\n")
     for name in plugin_api._MODULES:
-        parts.append(f"### `{name}` (module)\n\n{_doc(getattr(plugin_api, name))}\n")
+        parts.append(f"### `{name}`\n\n{_doc(getattr(plugin_api, name))}\n")
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _entry(name: str, what: Any) -> str:
+def _entry(name: str, module: str) -> str:
+    what = getattr(plugin_api, name)
     if inspect.isclass(what) and issubclass(what, enum.Enum):
         return _enum(name, what)
     if inspect.isclass(what):
         return _class(name, what)
     if inspect.isfunction(what):
-        return f"### `{name}{_signature(what)}`\n\n{_doc(what)}\n"
-    text = f"A module-level value: `{what!r}`." if isinstance(what, int | float | str | tuple) else f"A `{type(what).__name__}`."
-    return f"### `{name}`\n\n{text}\n"
+        return f"### `{name}`\n\n`{name}{_signature(_tree(what))}`\n\n{_doc(what)}\n"
+    return f"### `{name}`\n\n{_value(name, module)}\n"
+
+
+def _value(name: str, module: str) -> str:
+    """A module-level value as its source has it, with the comment behind it."""
+    source = inspect.getsource(import_module(f"agentcompile_core.{module}"))
+    node = next((n for n in ast.parse(source).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name), None)
+    if node is None:
+        return f"A `{type(getattr(plugin_api, name)).__name__}`."
+    comment = re.search(r"\s\s# (?!noqa|type:)(.+)$", source.splitlines()[node.lineno - 1])
+    text = ast.unparse(node.value)
+    shown = f"`{text}`" if len(text) <= SHOWN else f"A `{type(getattr(plugin_api, name)).__name__}`"
+    return shown + (f": {comment[1]}" if comment else "")
 
 
 def _enum(name: str, what: type[enum.Enum]) -> str:
     comments = _comments(what)
-    said = {member: comments.get(member.name, "") for member in what}
-    rows = [f"- `{member.name}` = `{member.value!r}`" + (f": {said[member]}" if said[member] else "") for member in what]
+    rows = [f"- `{m.name}` = `{m.value!r}`" + (f": {comments[m.name]}" if comments.get(m.name) else "") for m in what]
     return f"### `{name}` (one of)\n\n{_doc(what)}\n\n" + "\n".join(rows) + "\n"
 
 
@@ -69,13 +91,20 @@ def _class(name: str, what: type) -> str:
     for field, kind, default in _fields(what):
         meaning = f": {comments[field]}" if comments.get(field) else ""
         parts.append(f"- `{field}: {kind}`" + (f" = `{default}`" if default else "") + meaning)
-    for method, member in _members(what):
-        if isinstance(member, property):
-            parts.append(f"- `{method}` (property): {_line(_doc(member.fget))}")
-        else:
-            abstract = " (to implement)" if getattr(member, "__isabstractmethod__", False) else ""
-            parts.append(f"- `{method}{_signature(member)}`{abstract}: {_line(_doc(member))}")
-    return "\n".join(parts).rstrip() + "\n"
+    parts += [_member(node) for node in _source(what).body if isinstance(node, ast.FunctionDef)]
+    return "\n".join(part for i, part in enumerate(parts) if part or i < START).rstrip() + "\n"
+
+
+def _member(node: ast.FunctionDef) -> str:
+    """A public method or property as one line; empty for others, and for those without a docstring."""
+    text = ast.get_docstring(node)
+    if node.name.startswith("_") or not text:
+        return ""
+    marks = {ast.unparse(mark) for mark in node.decorator_list}
+    if marks & {"property", "cached_property"}:
+        returns = f": {ast.unparse(node.returns)}".replace("'", "") if node.returns else ""
+        return f"- `{node.name}{returns}` (property): {_line(text)}"
+    return f"- `{node.name}{_signature(node)}`{' (to implement)' if 'abstractmethod' in marks else ''}: {_line(text)}"
 
 
 def _fields(what: type) -> Iterator[tuple[str, str, str]]:
@@ -83,13 +112,6 @@ def _fields(what: type) -> Iterator[tuple[str, str, str]]:
     for node in _source(what).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
             yield node.target.id, ast.unparse(node.annotation).strip("'\""), ast.unparse(node.value) if node.value else ""
-
-
-def _members(what: type) -> Iterator[tuple[str, Any]]:
-    for name, member in vars(what).items():
-        plain = isinstance(member, property) or inspect.isfunction(member)
-        if plain and not name.startswith("_") and _doc(member.fget if isinstance(member, property) else member):
-            yield name, member
 
 
 def _comments(what: type) -> dict[str, str]:
@@ -103,18 +125,23 @@ def _comments(what: type) -> dict[str, str]:
 
 
 def _source(what: type) -> ast.ClassDef:
-    node = ast.parse(textwrap.dedent(inspect.getsource(what))).body[0]
+    node = _tree(what)
     assert isinstance(node, ast.ClassDef)
     return node
 
 
-def _signature(function: Any) -> str:
-    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(node, ast.FunctionDef)
+def _tree(what: Any) -> Any:
+    return ast.parse(textwrap.dedent(inspect.getsource(what))).body[0]
+
+
+def _signature(node: ast.FunctionDef) -> str:
     arguments = node.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if isinstance(argument.annotation, ast.Constant):  # one that is written as text
+            argument.annotation = ast.Name(str(argument.annotation.value))
     arguments.args = [a for a in arguments.args if a.arg not in ("self", "cls")]
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"({ast.unparse(arguments)}){returns}".replace("'", "")
+    returns = node.returns.value if isinstance(node.returns, ast.Constant) else node.returns and ast.unparse(node.returns)
+    return f"({ast.unparse(arguments)})" + (f" -> {returns}" if node.returns else "")
 
 
 def _doc(what: Any) -> str:

@@ -9,9 +9,12 @@ from attrs import evolve
 
 from .. import pipeline
 from ..configuration import Config
+from ..context import Context
 from ..errors import UsageError
 from ..installation import install
+from ..ir.bundle import Bundle
 from ..ir.graph import DType, Workload
+from ..pipeline import Compilation
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
 from ..plugin.events import Captured, ModelLoaded, Observer, WorkloadChosen, silent

@@ -37,9 +37,9 @@ class Hint:
     """Values of one parameter, best first, for one match and implementation."""
 
     match_id: str
-    implementation: str
+    implementation: str  # <entry point>/<name>
     parameter: str
-    values: tuple[Scalar, ...]
+    values: tuple[Scalar, ...]  # best first
 
 
 SHOWN = 80  # characters of a refused item that are kept
@@ -55,7 +55,7 @@ class RejectedItem:
     """One item of an answer that was refused, made printable, and the id of the rule that refused it."""
 
     item: str = field(converter=printable)
-    rule: str
+    rule: str  # A1 to A8
 
 
 @frozen(kw_only=True)
@@ -66,8 +66,8 @@ class Advice:
     order: tuple[str, ...] = ()  # implementations, best first
     cover_order: tuple[int, ...] = ()  # ranks of covers, best first
     hints: tuple[Hint, ...] = ()
-    risks: tuple[Risk, ...] = ()
-    diagnoses: tuple[Diagnosis, ...] = ()
+    risks: tuple[Risk, ...] = ()  # each adds input cases
+    diagnoses: tuple[Diagnosis, ...] = ()  # kept beside the evidence
     refused: tuple[RejectedItem, ...] = ()  # what the reader of a textual answer had to drop, before any check
     tokens: int = 0  # what the answer cost, where a provider says
 
@@ -79,12 +79,12 @@ class Evidence:
     match_id: str
     implementation: str
     schedule: tuple[tuple[str, Scalar], ...]
-    verdict: str
-    us: float = 0.0
-    floor_us: float = 0.0
-    registers: int = 0
-    shared_bytes: int = 0
-    failure: str = ""
+    verdict: str  # an Outcome, or none
+    us: float = 0.0  # median time of a run; 0: not timed
+    floor_us: float = 0.0  # the time that its bytes need
+    registers: int = 0  # per thread
+    shared_bytes: int = 0  # per block
+    failure: str = ""  # a Cause; empty: none
 
 
 @frozen(kw_only=True)
@@ -93,11 +93,11 @@ class Question:
 
     summary: RegionSummary
     space: PlanSpace
-    target: str
-    evidence: tuple[Evidence, ...] = ()
-    round: int = 0
-    budget_s: float = 0.0
-    budget_plans: int = 0
+    target: str  # name of the target
+    evidence: tuple[Evidence, ...] = ()  # of earlier rounds
+    round: int = 0  # from 0
+    budget_s: float = 0.0  # for this answer
+    budget_plans: int = 0  # candidates that will be evaluated in this round
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -114,9 +114,9 @@ class AdviceRecord:
     round: int
     accepted: Advice
     rejected: tuple[RejectedItem, ...] = ()
-    seconds: float = 0.0
+    seconds: float = 0.0  # that the answer took
     tokens: int = 0
-    error: str = ""
+    error: str = ""  # empty: it answered
 
 
 @frozen(kw_only=True)

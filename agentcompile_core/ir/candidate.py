@@ -43,8 +43,8 @@ class KernelArgument:
     kind: ArgumentKind
     role: Role | None = None
     access: Access = Access.READ
-    operand: str = ""
-    dtype: DType | None = None
+    operand: str = ""  # name of an operand or workspace
+    dtype: DType | None = None  # of the elements behind a pointer
     value: int | float = 0
 
 
@@ -77,13 +77,13 @@ def f32(name: str, value: float) -> KernelArgument:
 class Launch:
     """One kernel launch. ``pdl``: the source follows the PDL rules, so the launch attribute may be set."""
 
-    entry: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int = 0
-    cluster: int = 1
+    entry: str  # name of the kernel in the text
+    grid: tuple[int, int, int]  # blocks
+    block: tuple[int, int, int]  # threads
+    shared_bytes: int = 0  # dynamic shared memory
+    cluster: int = 1  # blocks per cluster along x; 1: none
     pdl: bool = False
-    arguments: tuple[KernelArgument, ...]
+    arguments: tuple[KernelArgument, ...]  # in the order of the kernel's parameters
 
 
 @frozen(kw_only=True)
@@ -111,9 +111,9 @@ class StepSource:
     language: str = "cuda"
     digest: str
     code: str = field(repr=False)
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # file names and texts
     features: tuple[Feature, ...] = ()
-    launches: tuple[Launch, ...]
+    launches: tuple[Launch, ...]  # run one after the other
     workspaces: tuple[Workspace, ...] = ()
     reduction_depth: int = 1
 
@@ -137,9 +137,9 @@ class Candidate:
 class Resources:
     """What the compiler reported of one kernel."""
 
-    registers: int = 0
-    shared_bytes: int = 0
-    spill_bytes: int = 0
+    registers: int = 0  # per thread
+    shared_bytes: int = 0  # static, per block
+    spill_bytes: int = 0  # per thread
 
 
 @frozen(kw_only=True)
@@ -148,9 +148,9 @@ class Kernel:
 
     digest: str  # of the StepSource
     backend: str
-    arch: str
+    arch: str  # such as sm_90
     binary: bytes = field(repr=False)
-    sha256: str
-    compiler: str
+    sha256: str  # of binary, in hex
+    compiler: str  # name and version
     resources: Resources = Resources()
     build_s: float = 0.0

@@ -34,7 +34,7 @@ class Operation:
     """One operation. An operand is an argument name, the index of an earlier operation, or a literal number."""
 
     kind: PointwiseKind
-    operands: tuple[str | int | float, ...]
+    operands: tuple[str | int | float, ...]  # names of arguments, indices of earlier operations, or constants
 
 
 @frozen(kw_only=True)

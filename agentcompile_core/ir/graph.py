@@ -38,9 +38,9 @@ class DType(enum.Enum):
 class TensorSpec:
     """Shape and type of a tensor; ``strides`` in elements, empty for contiguous."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # extents in elements
     dtype: DType
-    strides: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()  # in elements; empty: row-major and contiguous
 
     @property
     def numel(self) -> int:
@@ -70,7 +70,7 @@ class ValueKind(enum.Enum):
 class Value:
     """One tensor of the graph. ``source`` is the model's qualified name of a weight, constant or state."""
 
-    name: str
+    name: str  # unique in its graph
     spec: TensorSpec
     kind: ValueKind = ValueKind.INTERMEDIATE
     source: str = ""
@@ -126,13 +126,13 @@ class Node:
     """
 
     name: str
-    op: str
-    kind: str
+    op: str  # full name, such as aten.linear.default
+    kind: str  # the word that rules look at, such as linear
     args: tuple[Argument, ...]
     kwargs: tuple[tuple[str, Argument], ...] = ()
-    outputs: tuple[str, ...]
-    mutates: tuple[str, ...] = ()
-    module: str = ""
+    outputs: tuple[str, ...]  # names of the values it defines
+    mutates: tuple[str, ...] = ()  # names of the values it writes in place
+    module: str = ""  # qualified name of the module it came from
     layer: int = -1
 
     @property
@@ -160,10 +160,10 @@ class Graph:
     name: str
     kind: GraphKind
     tokens: int = 1
-    values: tuple[Value, ...]
-    nodes: tuple[Node, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    values: tuple[Value, ...]  # all of them, given and computed
+    nodes: tuple[Node, ...]  # in an order in which they can run
+    inputs: tuple[str, ...]  # names of values
+    outputs: tuple[str, ...]  # names of values
 
     @cached_property
     def by_name(self) -> dict[str, Value]:
@@ -243,8 +243,8 @@ class Graph:
 class Workload:
     """What is compiled for. Batch 1; ``max_context`` positions of KV; prompts run in chunks of ``prefill_chunks`` tokens."""
 
-    dtype: DType
-    max_context: int
+    dtype: DType  # of weights and activations
+    max_context: int  # positions, prompt included
     prefill_chunks: tuple[int, ...] = (128, 512)
     batch: int = 1
 
@@ -255,8 +255,8 @@ class KVSpec:
 
     layers: int
     kv_heads: int
-    head_dim: int
-    capacity: int
+    head_dim: int  # elements
+    capacity: int  # positions
     dtype: DType
 
     @property
@@ -272,9 +272,9 @@ class ModelInfo:
     name: str
     model_type: str
     config_json: str = field(repr=False)
-    digest: str
+    digest: str  # of configuration and weights
     parameter_bytes: int
-    vocab_size: int = 0
+    vocab_size: int = 0  # 0: no language model
     limit: int = 0  # longest context the model itself allows; 0: none known
 
 
@@ -286,8 +286,8 @@ class GraphSet:
     workload: Workload
     graphs: tuple[Graph, ...]
     kv: KVSpec | None = None
-    eager_reason: str = ""
-    notes: tuple[str, ...] = ()
+    eager_reason: str = ""  # why the framework runs instead; empty: it does not
+    notes: tuple[str, ...] = ()  # sentences for the user
     call: str = ""  # of a plain module: the shape of its arguments and of what it returns (calls.py)
 
     def of_kind(self, kind: GraphKind) -> tuple[Graph, ...]:

@@ -25,7 +25,7 @@ def _sorted_items(items: dict[str, Scalar] | tuple[tuple[str, Scalar], ...]) -> 
 class Schedule:
     """One point of a ScheduleSpace: parameter names and values, sorted by name. Build from a dict or from pairs."""
 
-    items: tuple[tuple[str, Scalar], ...] = field(converter=_sorted_items)
+    items: tuple[tuple[str, Scalar], ...] = field(converter=_sorted_items)  # sorted by name
 
     def __getitem__(self, name: str) -> Scalar:
         return self._values[name]
@@ -47,7 +47,7 @@ class Parameter:
     """One choice of a space: its name and the closed list of its values."""
 
     name: str
-    values: tuple[Scalar, ...]
+    values: tuple[Scalar, ...]  # the closed list
 
 
 @frozen(kw_only=True)
@@ -55,7 +55,7 @@ class ScheduleSpace:
     """All legal schedules of one family for one match, best guess first. At most 256 points."""
 
     parameters: tuple[Parameter, ...]
-    points: tuple[Schedule, ...]
+    points: tuple[Schedule, ...]  # legal combinations, best guess first
 
     def __contains__(self, schedule: object) -> bool:
         return schedule in self._index
@@ -79,7 +79,7 @@ class StepSpace:
     match_id: str
     implementation: str
     origin: Origin
-    version: int
+    version: int  # of the family or implementation
     space: ScheduleSpace
 
 
@@ -88,7 +88,7 @@ class Step:
     """Match + implementation + schedule: what is lowered, validated, cached, timed alone and advised on."""
 
     match_id: str
-    implementation: str
+    implementation: str  # <entry point>/<name>
     origin: Origin
     schedule: Schedule
 
@@ -109,9 +109,9 @@ class Fusion(enum.Enum):
 class Cover:
     """Disjoint matches of a region; its other nodes stay on the framework. ``rank`` 0 is the planner's favourite."""
 
-    matches: tuple[str, ...]
+    matches: tuple[str, ...]  # ids
     fusion: Fusion
-    rank: int
+    rank: int  # 0: the favourite
 
 
 @frozen(kw_only=True)
@@ -119,7 +119,7 @@ class PlanSpace:
     """The bounded space of one region: at most 16 ranked covers, one ScheduleSpace per match and implementation."""
 
     signature: str
-    covers: tuple[Cover, ...]
+    covers: tuple[Cover, ...]  # best first
     steps: tuple[StepSpace, ...]
     rejects: tuple[tuple[str, str, str], ...] = ()  # match id, implementation, reason
     broken: tuple[tuple[str, str, str], ...] = ()  # match id, implementation, what its plugin raised instead of an answer

@@ -12,7 +12,7 @@ from .verdict import Verdict
 class Measurement:
     """Timings of one thing: median over ``repetitions`` of CUDA-event time per run, cold weights."""
 
-    us: float
+    us: float  # microseconds per run, median
     spread_us: float  # half the distance between the 10th and the 90th percentile
     repetitions: int
     floor_us: float = 0.0  # bytes that must move over the read ceiling
@@ -28,16 +28,16 @@ class TuningRecord:
     """One evaluated candidate: enough to select without building or timing it again. ``key`` covers every input of the evaluation."""
 
     key: str
-    signature: str
+    signature: str  # of the region
     step: Step
     source_digest: str
     verdict: Verdict | None
     measurement: Measurement | None
     resources: Resources = Factory(Resources)
-    failure: Cause | None = None
+    failure: Cause | None = None  # None: it did not fail
     message: str = ""
     advisor: str = ""
-    advisor_rank: int = -1
+    advisor_rank: int = -1  # the advisor's rank of it; -1: it said nothing
     order: int = 0  # position in which it was evaluated
 
     @property

@@ -64,8 +64,8 @@ class Operand:
     """
 
     name: str
-    role: Role
-    access: Access
+    role: Role  # whose memory it is
+    access: Access  # what a kernel does with it
     values: tuple[str, ...]
     spec: TensorSpec
 
@@ -80,11 +80,11 @@ class Match:
 
     kind: str
     label: str = field(converter=word)
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # names, in graph order
     operands: tuple[Operand, ...]
-    attributes: tuple[tuple[str, Scalar], ...] = ()
-    epilogue: Expression | None = None
-    rule: str = ""
+    attributes: tuple[tuple[str, Scalar], ...] = ()  # names and values, as the kind declares them
+    epilogue: Expression | None = None  # pointwise operators behind the main one; None: none
+    rule: str = ""  # qualified name of the rule that found it; the core fills it in
 
     @property
     def id(self) -> str:
@@ -199,11 +199,11 @@ class MatchSummary:
     label: str = field(converter=word)
     kind: str
     operators: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]  # of operands, in elements
     dtype: str
-    reduction_axis: int
+    reduction_axis: int  # counted from the end; 0: none
     flops: int
-    bytes: int
+    bytes: int  # the fewest that must cross device memory
 
     @property
     def intensity(self) -> float:
@@ -221,10 +221,10 @@ class RegionSummary:
 
     signature: str
     label: str = field(converter=word)
-    operators: tuple[tuple[str, int], ...] = field()
-    instances: int
+    operators: tuple[tuple[str, int], ...] = field()  # kinds and how often they occur
+    instances: int  # how often the region occurs in the model
     matches: tuple[MatchSummary, ...]
-    dominant: str = field(converter=word)
+    dominant: str = field(converter=word)  # label of the match that moves most bytes
     dynamic_shapes: bool = False
     labels: tuple[str, ...] = ()
 

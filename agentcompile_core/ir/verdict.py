@@ -24,9 +24,9 @@ class Outcome(enum.Enum):
 class Check:
     """One thing that was checked. ``max_abs`` and ``max_rel`` are errors against the fp64 oracle; ``budget_use`` is error over budget."""
 
-    name: str
+    name: str  # the case, or what else was looked at
     outcome: Outcome
-    detail: str = ""
+    detail: str = ""  # what was seen: operand, element, how far off
     max_abs: float = 0.0
     max_rel: float = 0.0
     budget_use: float = 0.0
@@ -39,8 +39,8 @@ class Verdict:
     validator: str
     outcome: Outcome
     checks: tuple[Check, ...] = ()
-    cause: Cause | None = None
-    message: str = ""
+    cause: Cause | None = None  # None: it passed
+    message: str = ""  # one sentence for a person; empty: it passed
 
     @property
     def passed(self) -> bool:
@@ -63,7 +63,7 @@ class InputFamily(enum.StrEnum):
 class Case:
     """One set of inputs: made from the seed, never stored. ``position`` is the decode position where the match has one."""
 
-    family: str = field(converter=word)
+    family: str = field(converter=word)  # an InputFamily, or a word of the match kind
     seed: int
     position: int = 0
 
@@ -77,4 +77,4 @@ class Trial:
     source: StepSource = field(repr=False)
     target: Target
     cases: tuple[Case, ...]
-    kind: str = "step"
+    kind: str = "step"  # what is on trial

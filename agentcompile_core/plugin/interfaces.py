@@ -35,8 +35,8 @@ class Offer(ABC):
     runs programs), ``variable`` (an environment variable of the plugin's own that sets it too). Keys are no settings.
     """
 
-    name: ClassVar[str]
-    version: ClassVar[int] = 1
+    name: ClassVar[str]  # lower_snake_case, unique in its plugin
+    version: ClassVar[int] = 1  # raise it when the same input gives another output
     settings_class: ClassVar[type | None] = None
     settings: Any = None  # of settings_class; its defaults until ``configure``
 
@@ -92,8 +92,8 @@ class Implementation(Offer):
     device for anything (a length, a shape) or that allocates outside of torch is not; captured programs are cut there.
     """
 
-    origin: ClassVar[Origin]
-    capturable: ClassVar[bool] = True
+    origin: ClassVar[Origin]  # HANDWRITTEN or THIRD_PARTY
+    capturable: ClassVar[bool] = True  # whether a captured graph may hold a run
 
     @abstractmethod
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
@@ -127,8 +127,8 @@ class TrialResult(Protocol):
 
     inputs: "dict[str, torch.Tensor]"
     outputs: "dict[str, torch.Tensor]"
-    guards_intact: bool
-    inputs_unchanged: bool
+    guards_intact: bool  # nothing was written outside of a buffer
+    inputs_unchanged: bool  # states aside
     workspaces_restored: bool  # those declared zeroed are zero again
     detail: str  # which buffers were damaged
 
@@ -154,7 +154,7 @@ class TrialRun(Protocol):
 class Validator(Offer):
     """Checks a candidate, inside the worker process."""
 
-    scope: ClassVar[Literal["candidate", "winner"]] = "candidate"
+    scope: ClassVar[Literal["candidate", "winner"]] = "candidate"  # winner: only what is about to be used
 
     @abstractmethod
     def applies(self, trial: Trial) -> bool:
@@ -208,7 +208,7 @@ class Backend(Offer):
     """A kind of hardware: how sources are built, launched and timed on it. Holds loaded modules; one object per process."""
 
     device: ClassVar[str]  # torch device type its operands live on
-    languages: ClassVar[tuple[str, ...]] = ("cuda",)
+    languages: ClassVar[tuple[str, ...]] = ("cuda",)  # of the sources that it builds
     features: ClassVar[tuple[Feature, ...]] = ()
     clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
     emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
@@ -216,7 +216,7 @@ class Backend(Offer):
     largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
     deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ
     suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of source files by language, where it is not the language's name
-    binary_suffix: ClassVar[str] = ".bin"
+    binary_suffix: ClassVar[str] = ".bin"  # of binaries in bundles
 
     @abstractmethod
     def available(self) -> Literal[True] | Reject:

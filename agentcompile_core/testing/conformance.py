@@ -27,14 +27,14 @@ from ..ir.region import Match
 from ..ir.source_check import check_source
 from ..ir.target import PRESETS, Target
 from ..ir.verdict import Trial
-from ..plugin.catalog import NAME, Catalog
+from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
 from ..plugin.interfaces import Backend, TemplateFamily
-from ..stages.plan import checked
 from ..stages.validate.input_cases import cases_for
 from ..worker import Evaluation, Job, Worker
+from .demands import SHORTEST_REASON, demand_identity, sampled, space_of
+from .demands import demand as _demand
 
-SHORTEST_REASON = 10  # characters of a Reject that a person can act on
 UNKNOWN_KIND = "no_such_kind"
 
 
@@ -54,11 +54,7 @@ class TemplateFamilyConformance:
 
     def test_identity(self) -> None:
         """It is a TemplateFamily with a name and a version, and there is something to try it on."""
-        family = self.family
-        _demand(isinstance(family, TemplateFamily), f"family is a {type(family).__name__}, not an instance of a TemplateFamily")
-        name, version = getattr(family, "name", None), family.version
-        _demand(isinstance(name, str) and NAME.match(name) is not None, f"bad name {name!r}; use lower_snake_case")
-        _demand(type(version) is int and version >= 1, f"bad version {version!r}; use an int from 1")
+        demand_identity(self.family, TemplateFamily)
         _demand(len(self.cases) > 0, "cases is empty; give at least one match that the family serves")
 
     def test_accepts_and_explains(self) -> None:
@@ -132,9 +128,10 @@ class TemplateFamilyConformance:
         jobs = [job for job in jobs if not _lacking(job.trial.source, backend)]
         if not jobs:
             pytest.skip(f"{backend.name} lacks the device features that every sampled schedule uses")
-        for index, evaluation in _worker().evaluate(jobs):
-            step = jobs[index].step
-            _demand(evaluation.failure is None, f"{step.match_id} [{step.schedule}] on {backend.name}: {_story(evaluation)}")
+        for judge in reversed(jobs[0].validators):  # the backend's own first: it says what a kernel did that others only see die
+            for index, evaluation in _worker().evaluate([evolve(job, validators=(judge,)) for job in jobs]):
+                step = jobs[index].step
+                _demand(evaluation.failure is None, f"{step.match_id} [{step.schedule}] on {backend.name}: {_story(evaluation)}")
 
     def _job(self, match: Match, graph: Graph, schedule: Schedule, target: Target, backend: Backend) -> Job:
         kind = _catalog().kinds.get(match.kind)
@@ -153,13 +150,7 @@ class TemplateFamilyConformance:
                 yield match, target
 
     def _space(self, match: Match, target: Target) -> ScheduleSpace:
-        try:
-            space = checked(self.family.space(match, target))
-        except ContractError as exc:
-            raise AssertionError(f"{match.id}: {exc}") from exc
-        if isinstance(space, Reject):
-            raise AssertionError(f"{match.id}: {space.reason}, although accepts() returned True")
-        return space
+        return space_of(self.family, match, target)
 
     def _source(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         source = self.family.lower(match, schedule, target)
@@ -171,14 +162,7 @@ class TemplateFamilyConformance:
         return source
 
     def _sampled(self, match: Match, target: Target) -> tuple[Schedule, ...]:
-        points = self._space(match, target).points
-        count = min(self.samples, len(points))
-        return tuple(points[i * (len(points) - 1) // max(1, count - 1)] for i in range(count))
-
-
-def _demand(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)
+        return sampled(self._space(match, target), self.samples)
 
 
 def _story(evaluation: Evaluation) -> str:

@@ -28,6 +28,7 @@ from ..plugin.match_kind import AttributeKind, MatchKind, OperandKind
 BEHAVIOURS = {
     "honest": "adds",
     "wrong": "is off by 1 %",
+    "nans": "writes NaN everywhere",
     "unwritten": "leaves the last element as it was",
     "outside": "writes one element behind the end",
     "input": "changes its input",
@@ -136,7 +137,7 @@ def _behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int)
     factor = 1.01 if behaviour == "wrong" or (behaviour == "lies" and runs > HONEST_RUNS) else 1.0
     written = count - 1 if behaviour == "unwritten" else count
     for i in range(written):
-        c[i] = (a[i] + b[i]) * factor
+        c[i] = float("nan") if behaviour == "nans" else (a[i] + b[i]) * factor
     if behaviour == "outside":
         c[count] = 1.0
     if behaviour == "input":

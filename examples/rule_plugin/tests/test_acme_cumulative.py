@@ -4,15 +4,24 @@ import torch
 from acme_cumulative import CUMULATIVE_SCALE, CumulativeRule
 from agentcompile_rules_transformers.testing import Draft
 
-from agentcompile_core.plugin_api import Case, DType, compare
+from agentcompile_core.plugin_api import Case, DType, Graph, compare
 from agentcompile_core.testing.matching import matched
+from agentcompile_core.testing.rule_conformance import RegionRuleConformance
+
+
+def scaled_sums(axis: int) -> Graph:
+    draft = Draft()
+    total = draft.one("aten.cumsum.default", (draft.given("x", (1, 3, 40), DType.F32), axis), (1, 3, 40), DType.F32)
+    out = draft.one("aten.mul.Tensor", (total, draft.weight("factor", 40, dtype=DType.F32)), (1, 3, 40), DType.F32)
+    return draft.graph(out)
+
+
+class TestCumulativeRule(RegionRuleConformance):
+    rule, graphs, unserved = CumulativeRule(), (scaled_sums(-1), scaled_sums(2)), (scaled_sums(1),)
 
 
 def test_the_rule_finds_it_and_the_kind_knows_it() -> None:
-    draft = Draft()
-    total = draft.one("aten.cumsum.default", (draft.given("x", (1, 3, 40), DType.F32), -1), (1, 3, 40), DType.F32)
-    out = draft.one("aten.mul.Tensor", (total, draft.weight("factor", 40, dtype=DType.F32)), (1, 3, 40), DType.F32)
-    match, graph = matched(CumulativeRule(), draft.graph(out))
+    match, graph = matched(CumulativeRule(), scaled_sums(-1))
     assert (CUMULATIVE_SCALE.flops(match, graph), match.bytes_moved) == (3 * 40 * 2, 4 * (3 * 40 * 2 + 40))
     generator = torch.Generator().manual_seed(1)
     x = CUMULATIVE_SCALE.make(match, match.need("x"), Case(family="drift", seed=1), generator, "cpu")

@@ -1,6 +1,7 @@
 """Runs all launches of a StepSource on given tensors with every check on."""
 
 import ctypes
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +14,13 @@ from agentcompile_core.plugin_api import ArgumentKind, KernelArgument, Launch, R
 
 from .backend import build_source, check_emulated
 from .engine import Mode
-from .module import Access, Buffer, EmulatedModule, LaunchOptions, Scalar
+from .module import Access, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
 
 if TYPE_CHECKING:
     import torch
 
+_BYTE_OF = re.compile(r"(?:at byte (?P<byte>\d+) of |(?P<outside>\d+) bytes (?P<side>before|past the end of) )?argument '(?P<name>\w+)'"
+                      r"(?: at byte (?P<behind>\d+))?")
 _CONSTANT_ROLES = (Role.WEIGHT, Role.CONSTANT)
 _ACCESS = {Touch.READ: Access.READ, Touch.WRITE: Access.WRITE, Touch.READ_WRITE: Access.READ_WRITE}
 
@@ -51,9 +54,27 @@ def run_checked(source: StepSource, tensors: "Mapping[str, torch.Tensor]", optio
     written = {w.name for w in source.workspaces if w.zeroed}
     for launch in source.launches:
         arguments = [_argument(argument, {**tensors, **workspaces}, written) for argument in launch.arguments]
+        sizes = {a.name: a.nbytes for a in arguments if isinstance(a, Buffer)}
         chosen = attrs.evolve(options or LaunchOptions(lazy_copies=True), programmatic_launch=launch.pdl)
-        module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, chosen, launch.cluster)
+        try:
+            module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, chosen, launch.cluster)
+        except EmulationError as exc:
+            raise EmulationError(f"kernel {launch.entry}, {located(str(exc), launch, sizes)}") from exc
         written |= _written_by(launch)
+
+
+def located(message: str, launch: Launch, nbytes: Mapping[str, int]) -> str:
+    """The emulator's message with the index of the element, where it counts bytes of an argument of ``nbytes``."""
+    at = next((found for found in _BYTE_OF.finditer(message) if found["byte"] or found["outside"] or found["behind"]), None)
+    if at is None:
+        return message
+    name = at["name"]
+    size = next((a.dtype.bytes for a in launch.arguments if a.name == name and a.dtype is not None), 0)
+    if not size:
+        return message
+    count = int(at["byte"] or at["behind"] or at["outside"])
+    byte = count if at["side"] is None else -count if at["side"] == "before" else nbytes[name] + count
+    return f"{message[:at.end()]} (element {byte // size}){message[at.end():]}"
 
 
 def _written_by(launch: Launch) -> set[str]:

@@ -15,7 +15,7 @@ from .toolchain import find_toolchain
 
 MAX_BYTES = 24 << 20  # of all operands: about two seconds of checked execution
 ORDERS = (LaunchOptions(lazy_copies=True), LaunchOptions(order=ThreadOrder.RANDOM, warp_skewed=False, lazy_copies=True))
-_CAUSES = (("misaligned", Cause.MISALIGNED), ("deadline", Cause.TIMEOUT), ("out of bounds", Cause.MEMORY_FAULT))
+_CAUSES = (("misaligned", Cause.MISALIGNED), ("deadline", Cause.TIMEOUT), ("out of bounds", Cause.MEMORY_FAULT), ("race:", Cause.RACE))
 
 
 @frozen(kw_only=True)

@@ -63,9 +63,11 @@ def test_good_controls_pass_both_thread_orders(trial):
 
 
 @pytest.mark.parametrize(("trial", "reason", "cause"), [
-    (BAD[0], "race: static shared memory|uninitialised read", Cause.CONTRACT),
-    (BAD[1], "out of bounds: write of 4 bytes, 0 bytes past the end of argument 'out'", Cause.MEMORY_FAULT),
-    (BAD[2], r"read of argument 'in' before ac::grid_dependency_wait\(\)", Cause.CONTRACT)], ids=["barrier", "bounds", "dependency"])
+    (BAD[0], r"kernel twice_kernel_\w+, block \(0,0,0\) thread \(\d+,0,0\): uninitialised read: static shared memory", Cause.CONTRACT),
+    (BAD[1], r"kernel twice_kernel_\w+, block \(7,0,0\) thread \(103,0,0\): out of bounds: write of 4 bytes, 0 bytes past the end of "
+             r"argument 'out' \(element 1000\)", Cause.MEMORY_FAULT),
+    (BAD[2], r"block \(0,0,0\).* read of argument 'in' before ac::grid_dependency_wait\(\)", Cause.CONTRACT)],
+    ids=["barrier", "bounds", "dependency"])
 def test_bad_controls_are_refused_for_their_reason(trial, reason, cause):
     verdict = EmulationValidator().check(trial, Execution(trial, EmulationBackend(), None))
     assert verdict.outcome is Outcome.FAIL

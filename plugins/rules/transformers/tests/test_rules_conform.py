@@ -1,0 +1,66 @@
+"""Every rule of this distribution passes the kit that the core asks third parties to pass."""
+
+from agentcompile_rules_transformers import agentcompile_region_rules
+from agentcompile_rules_transformers.testing import (
+    argmax_case,
+    attention_case,
+    elementwise_case,
+    gated_case,
+    gather_case,
+    linear_case,
+    norm_case,
+    rope_case,
+    rope_table_case,
+)
+
+from agentcompile_core.plugin_api import DType
+from agentcompile_core.testing.rule_conformance import RegionRuleConformance
+
+RULES = {rule.name: rule for rule in agentcompile_region_rules()}
+LOOKUP, NORM = gather_case(columns=8, vocabulary=9)[1], norm_case(columns=8)[1]
+
+
+class TestLinear(RegionRuleConformance):
+    rule, unserved = RULES["linear"], (LOOKUP,)
+    graphs = (linear_case(n=24, k=16, norm="rms", bias=True, residual=True)[1], linear_case(n=(8, 4, 4), k=16)[1],
+              gated_case(n=12, k=16, norm="rms", dtype=DType.F32)[1])
+
+
+class TestAttention(RegionRuleConformance):
+    rule, unserved = RULES["attention"], (LOOKUP, NORM)
+    graphs = (attention_case(heads=4, kv_heads=2, head_dim=16, capacity=64, rope=True, qk_norm="rms")[1],
+              attention_case(heads=2, kv_heads=2, head_dim=8, capacity=40, window=8, dtype=DType.F32)[1])
+
+
+class TestNorm(RegionRuleConformance):
+    rule, unserved = RULES["norm"], (LOOKUP,)
+    graphs = (NORM, norm_case(columns=24, residual=True)[1], norm_case(columns=16, rows=3, norm="layer", dtype=DType.F32)[1])
+
+
+class TestRope(RegionRuleConformance):
+    rule, unserved = RULES["rope"], (LOOKUP, NORM)
+    graphs = (rope_case(heads=4, head_dim=16)[1], rope_case(heads=2, head_dim=16, rotary_dim=8)[1])
+
+
+class TestRopeTable(RegionRuleConformance):
+    rule, unserved = RULES["rope_table"], (LOOKUP, NORM)
+    graphs = (rope_table_case(half=16)[1],)
+
+
+class TestElementwise(RegionRuleConformance):
+    rule, unserved = RULES["elementwise"], (LOOKUP,)
+    graphs = (elementwise_case(columns=30, operators=("silu", "mul", "add"))[1],)
+
+
+class TestGather(RegionRuleConformance):
+    rule, unserved = RULES["gather"], (NORM,)
+    graphs = (LOOKUP, gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32)[1])
+
+
+class TestArgmax(RegionRuleConformance):
+    rule, unserved = RULES["argmax"], (LOOKUP, NORM)
+    graphs = (argmax_case(n=103)[1], argmax_case(n=103, advance=True)[1])
+
+
+def test_no_rule_is_left_out() -> None:
+    assert {kit.rule.name for kit in RegionRuleConformance.__subclasses__() if kit.__module__ == __name__} == set(RULES)

@@ -1,0 +1,61 @@
+"""The walk-throughs show the files of their examples as they are, name only what exists, and import from the plugin's own modules."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from agentcompile_core import plugin_api
+from agentcompile_core.plugin import interfaces
+from agentcompile_core.testing.advisor_conformance import AdvisorConformance
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "writing_a_rule.md": "rule_plugin", "writing_a_validator.md": "validator_plugin", "writing_an_advisor.md": "advisor_plugin",
+    "writing_an_implementation.md": "implementation_plugin", "writing_a_plugin.md": "plugin",
+}
+MAY_IMPORT = ("agentcompile_core.plugin_api", "agentcompile_core.testing", "agentcompile_cuda_kit", "agentcompile_rules_transformers.testing")
+
+
+def shown(page: str) -> dict[str, str]:
+    """Files by path, as the page shows them."""
+    text = (ROOT / "docs" / page).read_text()
+    return dict(re.findall(r"^`(examples/[\w./]+)`:\n\n```\w+\n(.*?)^```$", text, re.M | re.S))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_of_the_example_are_shown_as_they_are(page: str) -> None:
+    blocks = shown(page)
+    python = {str(path.relative_to(ROOT)) for path in (ROOT / "examples" / PAGES[page]).rglob("*.py") if path.name != "conftest.py"}
+    assert {name for name in blocks if name.endswith(".py")} == python
+    for name, block in blocks.items():
+        assert block == (ROOT / name).read_text(), f"{name} differs from docs/{page}; copy it there"
+        assert len(block.splitlines()) < 110
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_import_from_the_modules_that_are_promised(page: str) -> None:
+    for name, block in shown(page).items():
+        if name.endswith(".py"):
+            ours = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom) and "agentcompile" in (node.module or "")]
+            assert [node.module for node in ours if not node.module.startswith(MAY_IMPORT)] == []
+            taken = {alias.name for node in ours if node.module == "agentcompile_core.plugin_api" for alias in node.names}
+            assert taken <= set(plugin_api.__all__)
+
+
+def test_the_calls_of_a_trial_run_are_all_explained() -> None:
+    text = (ROOT / "docs" / "writing_a_validator.md").read_text()
+    calls = [name for name in vars(interfaces.TrialRun) if not name.startswith("_")] + list(interfaces.TrialRun.__annotations__)
+    assert [name for name in calls if f"`run.{name}" not in text] == []
+    asked = [name for name in vars(interfaces.Validator) if not name.startswith("_")]
+    assert [name for name in asked if f"`{name}" not in text] == []
+
+
+def test_every_part_of_an_advice_and_every_rule_is_explained() -> None:
+    text = (ROOT / "docs" / "writing_an_advisor.md").read_text()
+    parts = {field.name for field in plugin_api.Advice.__attrs_attrs__} - {"refused", "tokens"}
+    assert [name for name in sorted(parts) if f"`{name}`" not in text] == []
+    source = (ROOT / "agentcompile_core" / "stages" / "advise" / "advice_check.py").read_text()
+    assert [rule for rule in sorted(set(re.findall(r'"(A\d)"', source))) if rule not in text] == []
+    assert len(AdvisorConformance.questions) > 1
