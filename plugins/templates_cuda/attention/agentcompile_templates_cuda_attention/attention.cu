@@ -12,21 +12,15 @@
 // Wins for fp32, for one or two query heads per KV head, and where there are no tensor cores (see attention_tensor.cu).
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
-#include "plan.cuh"
+#include "decode_attention.cuh"
 
 namespace {
 
-using T = Plan::T;
-constexpr int head_dim = Plan::head_dim;
-constexpr int group = Plan::group;    // query heads per KV head
 constexpr int lanes = Plan::lanes;    // lanes per position
-constexpr int unroll = Plan::unroll;  // positions in flight per lane group
 using Head = ac::Head<T, head_dim, lanes>;
 constexpr int elements = Head::elements;
-constexpr int warps = Plan::threads / ac::warp_size;
 constexpr int groups_per_block = Plan::threads / lanes;
 constexpr int tile = groups_per_block * unroll;  // positions per block and round
-constexpr float log2_e = 1.4426950408889634f;
 
 using Tile = Head::Packed[unroll];
 
@@ -262,15 +256,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     running.store(warp_outputs[warp], warp_states[warp], lane);
   }
 
-  T* out_heads = out + kv_head * group * head_dim;
-  auto finish = [&](int i, float total, ac::SoftmaxState state) {
-    if constexpr (Plan::has_sinks) {
-      const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
-      out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
-    } else {
-      out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
-    }
-  };
-  ac::merge_attention<Plan::threads, warps, group, head_dim, Plan::cluster>(warp_outputs, warp_states, parts, workspace,
-                                                                           counters + kv_head, span.active, &last, finish);
+  const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
+                          kv_heads, capacity, scale, norm_eps, window, softcap};
+  merge(operands, kv_head, span.active, Buffers{warp_outputs, warp_states, parts, &last});
 }

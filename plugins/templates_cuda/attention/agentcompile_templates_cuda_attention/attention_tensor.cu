@@ -14,14 +14,10 @@
 // Wins from about 500 positions on and for groups of three and more query heads, where fp32 FMA costs more than the loads.
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
-#include "plan.cuh"
+#include "decode_attention.cuh"
 
 namespace {
 
-using T = Plan::T;
-constexpr int head_dim = Plan::head_dim;
-constexpr int group = Plan::group;    // query heads per KV head
-constexpr int unroll = Plan::unroll;  // 16-position steps in flight per warp
 using KeyHead = ac::Head<T, head_dim, 4>;
 using ValueHead = ac::Head<T, head_dim, 8>;
 using Vector = ac::Vec16<T>;
@@ -30,10 +26,8 @@ constexpr int prepare_lanes = head_dim <= 4 * Vector::size    ? 4
                               : head_dim <= 16 * Vector::size ? 16
                                                               : 32;
 using PreparedHead = ac::Head<T, head_dim, prepare_lanes>;
-constexpr int warps = Plan::threads / ac::warp_size;
 constexpr int step = 16;                       // positions of one tensor-core step
 constexpr int tile = warps * step * unroll;    // positions per block and round
-constexpr float log2_e = 1.4426950408889634f;
 static_assert(group <= 8, "the query heads of a KV head are the eight columns of a fragment");
 
 using Keys = KeyHead::Packed[unroll][2];      // positions row, row + 8
@@ -241,6 +235,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ bool last;
   __shared__ ac::ClusterParts<Plan::cluster, group, head_dim> parts;
 
+  const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
+                          kv_heads, capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
   if constexpr (Plan::cluster > 0) ac::cluster_arrive_relaxed();
   const int warp = threadIdx.x / ac::warp_size;
@@ -362,15 +358,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
-  T* out_heads = out + kv_head * group * head_dim;
-  auto finish = [&](int i, float total, ac::SoftmaxState state) {
-    if constexpr (Plan::has_sinks) {
-      const float sink = ac::to_float(sinks[kv_head * group + i / head_dim]) * log2_e;
-      out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
-    } else {
-      out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
-    }
-  };
-  ac::merge_attention<Plan::threads, warps, group, head_dim, Plan::cluster>(warp_outputs, warp_states, parts, workspace,
-                                                                           counters + kv_head, span.active, &last, finish);
+  merge(operands, kv_head, span.active, Buffers{warp_outputs, warp_states, parts, &last});
 }

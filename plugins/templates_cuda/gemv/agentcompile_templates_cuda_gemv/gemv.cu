@@ -1,43 +1,18 @@
-// Matrix-vector product for one token, weights through registers (the "direct" schedules).
+// Matrix-vector product for one token, weights through registers (the "direct" schedules). What is
+// computed, and the operands' layouts: see gemv_common.cuh.
 //
-//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
-//
-// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
-// Types: T everywhere, out Plan::Out; fp32 accumulation.
-//
-// Each block owns a contiguous range of rows, as even as whole rows allow. A row belongs to a group of Plan::warps_per_row
+// A row belongs to a group of Plan::warps_per_row
 // warps: 1 for short rows, the whole block for long ones (the dual path of adaptive K), partial sums combined by warp
 // shuffles and then through shared memory. A group computes Plan::rows output rows at a time. Every lane keeps
 // rows * pair * unroll 16-byte loads in flight and refills a register as soon as it is consumed; the first batch is issued
 // before the grid dependency wait, so weights stream while the previous kernel of the chain still runs.
 //
 // Wins where rows or grids are small, on every architecture; for long streams on sm_90 and later see gemv_ring.cu.
-#include <agentcompile/activation.cuh>
-#include <agentcompile/dtype.cuh>
-#include <agentcompile/ptx.cuh>
-#include <agentcompile/reduce.cuh>
-#include <agentcompile/row.cuh>
-
-#include "plan.cuh"
+#include "gemv_common.cuh"
 
 namespace {
 
-using Element = Plan::T;
-constexpr int streams = Plan::rows * Plan::pair;  // weight rows that a group reads at the same time
 constexpr int groups = Plan::warps / Plan::warps_per_row;
-
-struct Operands {
-  const Element* x;
-  const Element* weight;
-  const Element* norm_weight;
-  const Element* norm_bias;
-  const Element* aux0;
-  const Element* aux1;
-  Plan::Out* out;
-  int n;
-  int k;
-  float norm_eps;
-};
 
 struct Shared {
   Element* row;     // the staged x
@@ -95,25 +70,6 @@ template <class Vector> struct Gemv {
     }
   }
 
-  // Lane r < Plan::rows of a group's first warp finishes row `row + r`; these are its auxiliary operands.
-  __device__ __forceinline__ void load_aux(int row, int lane, float (&aux)[2]) const {
-    const int output = row + lane;
-    const bool mine = lane < Plan::rows && output < row_end;
-    aux[0] = Plan::has_aux0 && mine ? ac::to_float(operands.aux0[output]) : 0.0f;
-    aux[1] = Plan::has_aux1 && mine ? ac::to_float(operands.aux1[output]) : 0.0f;
-  }
-
-  __device__ __forceinline__ void finish(int row, int lane, const float (&sums)[streams], const float (&aux)[2]) const {
-    const int output = row + lane;
-    if (lane >= Plan::rows || output >= row_end) return;
-    float mine[Plan::pair];
-#pragma unroll
-    for (int number = 0; number < streams; ++number) {
-      if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
-    }
-    operands.out[output] = ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
-  }
-
   __device__ __forceinline__ void run(Shared shared, int row_begin) {
     const int lane = threadIdx.x % ac::warp_size;
     const int warp = threadIdx.x / ac::warp_size;
@@ -131,7 +87,7 @@ template <class Vector> struct Gemv {
 
     ac::grid_dependency_wait();
     float aux[2];
-    load_aux(row, lane, aux);
+    load_aux(operands, row, row_end, lane, aux);
     stage.run(operands.x, operands.norm_weight, operands.norm_bias, shared.row, vectors, padded, operands.norm_eps,
               shared.scratch, threadIdx.x);
 
@@ -142,12 +98,14 @@ template <class Vector> struct Gemv {
         const bool last = start + step >= padded;
         multiply(shared.row, first + start, last ? next_tile_row : row, last ? first : first + start + step, sums);
       }
-#pragma unroll
-      for (int number = 0; number < streams; ++number) sums[number] = ac::warp_sum(sums[number]);
+      sum_lanes(sums);
       if constexpr (Plan::warps_per_row > 1) combine(shared.partials, tile % 2, group, member, lane, sums);
-      if (member == 0) finish(row, lane, sums, aux);
+      if (member == 0) {
+        const int output = row + lane;
+        if (lane < Plan::rows && output < row_end) operands.out[output] = result_of(sums, aux, lane);
+      }
       row = next_tile_row;
-      load_aux(row, lane, aux);
+      load_aux(operands, row, row_end, lane, aux);
     }
   }
 
@@ -179,17 +137,12 @@ __device__ __forceinline__ bool allows_vectors(const Operands& operands) {
 }
 
 template <class Vector> __device__ __forceinline__ void run_gemv(const Operands& operands, Shared shared) {
-  const int blocks = gridDim.x;
-  const int block = blockIdx.x;
-  const int rows_each = operands.n / blocks;
-  const int longer = operands.n % blocks;  // the first blocks take one row more
-  const int row_begin = block * rows_each + min(block, longer);
-  const int row_count = rows_each + (block < longer ? 1 : 0);
+  const RowRange range = rows_of_block(operands.n);
   Gemv<Vector> gemv;
   gemv.operands = operands;
   gemv.vectors = operands.k / Vector::size;
-  gemv.row_end = row_begin + row_count;
-  gemv.run(shared, row_begin);
+  gemv.row_end = range.begin + range.count;  // here: range.end would be computed for both vector widths at once
+  gemv.run(shared, range.begin);
 }
 
 }  // namespace

@@ -1,11 +1,7 @@
 // Matrix-vector product for one token, weights through a ring of bulk copies in shared memory (the "ring" schedules, sm_90+).
+// What is computed, and the operands' layouts: see gemv_common.cuh. Rows of x, weight and the norm start at multiples of 16 bytes.
 //
-//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
-//
-// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
-// Types: T everywhere, out Plan::Out; fp32 accumulation. Rows of x, weight and the norm start at multiples of 16 bytes.
-//
-// Each block owns a contiguous range of rows, as even as whole rows allow, and walks through it in stages: Plan::warps *
+// Each block walks through its rows in stages: Plan::warps *
 // Plan::rows output rows (with their pair rows) times Plan::columns columns. One extra warp, the producer, fetches stages
 // in order into a ring of Plan::stages slots: one bulk copy where a stage holds whole rows, since consecutive rows are
 // contiguous, else one per row. It starts before the grid dependency wait, so the ring is full, or on its way, when the
@@ -13,71 +9,19 @@
 // queued deeper only delay the next kernel's input. Every consumer warp owns the same rows of every slot.
 //
 // Wins for all long weight streams on sm_90 and later: two blocks per SM, 8 consumer warps, 64-80 KB in flight per SM.
-#include <agentcompile/activation.cuh>
-#include <agentcompile/dtype.cuh>
-#include <agentcompile/ptx.cuh>
-#include <agentcompile/reduce.cuh>
-#include <agentcompile/row.cuh>
+#include <agentcompile/ring.cuh>
 
-#include "plan.cuh"
+#include "gemv_common.cuh"
 
 namespace {
 
-using Element = Plan::T;
 using Vector = ac::Vec16<Element>;
 constexpr int consumers = Plan::warps * ac::warp_size;
 constexpr int stage_rows = Plan::warps * Plan::rows;  // output rows per stage
-constexpr int streams = Plan::rows * Plan::pair;      // weight rows per warp and stage
 constexpr int slot_elements = stage_rows * Plan::pair * Plan::columns;
 constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vectors per lane and row of a stage
 static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
-static_assert(Plan::in_flight <= Plan::stages, "no more stages in flight than the ring has");
-
-struct Operands {
-  const Element* x;
-  const Element* weight;
-  const Element* norm_weight;
-  const Element* norm_bias;
-  const Element* aux0;
-  const Element* aux1;
-  Plan::Out* out;
-  int n;
-  int k;
-  float norm_eps;
-};
-
-struct Ring {
-  Element* slots;       // Plan::stages * slot_elements
-  ac::Mbarrier* full;   // Plan::stages; the stage's bytes have landed
-  ac::Mbarrier* empty;  // Plan::stages; all consumer warps are done with the stage
-};
-
-// A place in the ring and the parity of the barriers' phase there.
-struct Position {
-  int slot = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == Plan::stages) {
-      slot = 0;
-      parity ^= 1u;
-    }
-  }
-};
-
-struct RowRange {
-  int begin;
-  int end;
-};
-
-__device__ __forceinline__ RowRange rows_of_block(int n) {
-  const int blocks = gridDim.x;
-  const int block = blockIdx.x;
-  const int rows_each = n / blocks;
-  const int longer = n % blocks;  // the first blocks take one row more
-  const int begin = block * rows_each + min(block, longer);
-  return RowRange{begin, begin + rows_each + (block < longer ? 1 : 0)};
-}
+using Ring = ac::Ring<Element, Plan::stages, slot_elements>;
 
 // Distance between two rows of a slot: whole rows lie as in memory, column slices behind each other.
 __device__ __forceinline__ int slot_pitch(int k) { return k <= Plan::columns ? k : Plan::columns; }
@@ -108,33 +52,17 @@ __device__ __forceinline__ void issue(const Operands& operands, Element* slot, a
 }
 
 __device__ __forceinline__ void produce(const Operands& operands, Ring ring, RowRange range, int lane) {
-  Position next;     // the slot to fill
-  Position lagging;  // the stage issued Plan::in_flight stages ago
-  int issued = 0;
+  ac::RingProducer<Plan::stages, Plan::in_flight> producer;
   for (int row = range.begin; row < range.end; row += stage_rows) {
     const int count = min(stage_rows, range.end - row);
     for (int column = 0; column < operands.k; column += Plan::columns) {
-      if constexpr (Plan::in_flight < Plan::stages) {
-        if (issued >= Plan::in_flight) {
-          ac::mbarrier_wait(ring.full + lagging.slot, lagging.parity);
-          lagging.advance();
-        }
-      }
-      if (issued >= Plan::stages) ac::mbarrier_wait(ring.empty + next.slot, next.parity ^ 1u);
-      issue(operands, ring.slots + next.slot * slot_elements, ring.full + next.slot, row, count, column,
+      producer.acquire(ring);
+      issue(operands, ring.slot(producer.next), ring.full + producer.next.slot, row, count, column,
             min(Plan::columns, operands.k - column), lane);
-      next.advance();
-      ++issued;
+      producer.advance();
     }
   }
   ac::grid_dependency_wait();
-}
-
-// Lane r < Plan::rows of a warp finishes row `row + r`; these are its auxiliary operands.
-__device__ __forceinline__ void load_aux(const Operands& operands, int row, int row_end, int lane, float (&aux)[2]) {
-  const bool mine = lane < Plan::rows && row + lane < row_end;
-  aux[0] = Plan::has_aux0 && mine ? ac::to_float(operands.aux0[row + lane]) : 0.0f;
-  aux[1] = Plan::has_aux1 && mine ? ac::to_float(operands.aux1[row + lane]) : 0.0f;
 }
 
 // Adds this warp's share of one stage to `sums`: `slot_rows` are the warp's rows of the slot, `x` the stage's columns.
@@ -162,19 +90,6 @@ __device__ __forceinline__ void consume(const Element* slot_rows, const Element*
   }
 }
 
-__device__ __forceinline__ void finish(const Operands& operands, int row, int row_end, int lane, float (&sums)[streams],
-                                       const float (&aux)[2]) {
-#pragma unroll
-  for (int number = 0; number < streams; ++number) sums[number] = ac::warp_sum(sums[number]);
-  if (lane >= Plan::rows || row + lane >= row_end) return;
-  float mine[Plan::pair];
-#pragma unroll
-  for (int number = 0; number < streams; ++number) {
-    if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
-  }
-  operands.out[row + lane] = ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
-}
-
 __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring, RowRange range, Element* staged,
                                             float* scratch, int warp, int lane) {
   const int vectors = operands.k / Vector::size;
@@ -188,23 +103,24 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
   stage.run(operands.x, operands.norm_weight, operands.norm_bias, staged, vectors, vectors, operands.norm_eps, scratch,
             threadIdx.x, ConsumerBarrier{});
 
-  Position current;
+  Ring::Position current;
   for (int block_row = range.begin; block_row < range.end; block_row += stage_rows) {
     const int row = block_row + warp * Plan::rows;
     float sums[streams] = {};
     for (int column = 0; column < operands.k; column += Plan::columns) {
-      ac::mbarrier_wait(ring.full + current.slot, current.parity);
-      const Element* slot_rows = ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch;
+      ring.wait_full(current);
+      const Element* slot_rows = ring.slot(current) + warp * Plan::rows * pitch;
       if (row + Plan::rows <= range.end) {
         consume<true>(slot_rows, staged + column, pitch, operands.k - column, Plan::rows, lane, sums);
       } else {
         consume<false>(slot_rows, staged + column, pitch, operands.k - column, range.end - row, lane, sums);
       }
       __syncwarp();
-      if (lane == 0) ac::mbarrier_arrive(ring.empty + current.slot);
+      if (lane == 0) ring.release(current);
       current.advance();
     }
-    finish(operands, row, range.end, lane, sums, aux);
+    sum_lanes(sums);
+    if (lane < Plan::rows && row + lane < range.end) operands.out[row + lane] = result_of(sums, aux, lane);
     load_aux(operands, row + stage_rows, range.end, lane, aux);
   }
 }
@@ -226,13 +142,7 @@ gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight,
   const int warp = threadIdx.x / ac::warp_size;
   const int lane = threadIdx.x % ac::warp_size;
   const RowRange range = rows_of_block(n);
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Plan::stages; ++stage) {
-      ac::mbarrier_init(full + stage, 1);
-      ac::mbarrier_init(empty + stage, Plan::warps);
-    }
-    ac::mbarrier_init_fence();
-  }
+  if (threadIdx.x == 0) ring.init(Plan::warps);
   __syncthreads();
   if (warp == Plan::warps) {
     produce(operands, ring, range, lane);

@@ -19,6 +19,7 @@ _PREAMBLE = "// Written by AgentCompile: the choices of one schedule.\n#pragma o
     "#include <cuda_fp16.h>\n" + INCLUDES
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TYPE = re.compile(r"[A-Za-z_][\w:]*( [A-Za-z_]\w*)*")
+_OWN_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?([A-Za-z_]\w*)\s*\(')
 _C_TYPES = {
     DType.F64: "double", DType.F32: "float", DType.F16: "__half", DType.BF16: "__nv_bfloat16", DType.I64: "long long",
@@ -59,26 +60,27 @@ def make_source(
 ) -> StepSource:
     """A StepSource from a template and the choices of a schedule.
 
-    ``template`` is the path of the ``.cu`` file (``__file__``'s neighbour) or its text. ``plan`` is what ``struct Plan``
-    holds: numbers, and types as text. ``launches`` name entries as the template does; ``epilogue`` is the text of
-    ``epilogue_struct`` or ``elementwise_struct``.
+    ``template`` is the path of the ``.cu`` file (``__file__``'s neighbour) or its text. Headers that lie beside the file and
+    are included with quotes become headers of the source. ``plan`` is what ``struct Plan`` holds: numbers, and types as text.
+    ``launches`` name entries as the template does; ``epilogue`` is the text of ``epilogue_struct`` or ``elementwise_struct``.
 
     Raises:
-        ContractError: a launch names an entry that the template does not have, or ``plan`` holds no C++ name or type.
+        ContractError: a launch names an entry that the template does not have, ``plan`` holds no C++ name or type, or a header
+            that is included with quotes is not there.
     """
-    text = read_template(template) if isinstance(template, Path) else template
+    text, own = (read_template(template), own_headers(template)) if isinstance(template, Path) else (template, ())
     entries = entries_of(text)
     for launch in launches:
         if launch.entry not in entries:
             raise ContractError(f"launch of {launch.entry!r}: the template has the entries {', '.join(entries) or 'none'}")
     header = "\n".join([_PREAMBLE, plan_struct(plan), *([epilogue] if epilogue else [])])
-    digest = source_digest(text, header, language=LANGUAGE)
+    digest = source_digest(text, header, *(part for pair in own for part in pair), language=LANGUAGE)
     renamed = (*RENAMED, *entries)
     return StepSource(
         language=LANGUAGE,
         digest=digest,
         code=rename(text, renamed, digest),
-        headers=((HEADER_NAME, rename(header, renamed, digest)),),
+        headers=tuple((name, rename(part, renamed, digest)) for name, part in ((HEADER_NAME, header), *own)),
         features=tuple(sorted(set(features), key=lambda f: f.value)),
         launches=tuple(evolve(launch, entry=f"{launch.entry}_{digest}") for launch in launches),
         workspaces=tuple(workspaces),
@@ -90,6 +92,28 @@ def make_source(
 def read_template(path: Path) -> str:
     """The text of a template file."""
     return path.read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=64)
+def own_headers(path: Path) -> tuple[tuple[str, str], ...]:
+    """(name, text) of every header that a template includes with quotes, itself or through one of them; not the plan.
+
+    Raises:
+        ContractError: there is no such file beside the template.
+    """
+    found: dict[str, str] = {}
+    waiting = [(path.name, read_template(path))]
+    while waiting:
+        includer, text = waiting.pop()
+        for name in _OWN_INCLUDE.findall(text):
+            if name in found or name == HEADER_NAME:
+                continue
+            if not (path.parent / name).is_file():
+                raise ContractError(f'{includer} includes "{name}", which is not beside it; allowed are {HEADER_NAME}, headers in the '
+                                    "template's folder, and <agentcompile/...>")
+            found[name] = read_template(path.parent / name)
+            waiting.append((name, found[name]))
+    return tuple(found.items())
 
 
 def _checked(name: str) -> str:

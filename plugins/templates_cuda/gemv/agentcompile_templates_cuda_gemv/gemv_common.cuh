@@ -1,0 +1,75 @@
+// What both gemv kernels share: the operands, a block's rows, the auxiliary operands and the epilogue of finished rows.
+//
+//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
+//
+// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
+// Types: T everywhere, out Plan::Out; fp32 accumulation. Each block owns a contiguous range of rows, as even as whole rows allow.
+#pragma once
+#include <agentcompile/activation.cuh>
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
+#include <agentcompile/row.cuh>
+
+#include "plan.cuh"
+
+namespace {
+
+using Element = Plan::T;
+constexpr int streams = Plan::rows * Plan::pair;  // weight rows that are summed at the same time: row r's pair p is r * pair + p
+
+// Absent operands are null.
+struct Operands {
+  const Element* x;
+  const Element* weight;
+  const Element* norm_weight;
+  const Element* norm_bias;
+  const Element* aux0;
+  const Element* aux1;
+  Plan::Out* out;
+  int n;
+  int k;
+  float norm_eps;
+};
+
+struct RowRange {
+  int begin;
+  int count;
+  int end;  // begin + count
+};
+
+// The rows of this block; the first blocks take one row more where they do not divide evenly.
+__device__ __forceinline__ RowRange rows_of_block(int n) {
+  const int blocks = gridDim.x;
+  const int block = blockIdx.x;
+  const int rows_each = n / blocks;
+  const int longer = n % blocks;
+  const int begin = block * rows_each + min(block, longer);
+  const int count = rows_each + (block < longer ? 1 : 0);
+  return RowRange{begin, count, begin + rows_each + (block < longer ? 1 : 0)};
+}
+
+// Lane r < Plan::rows of a warp finishes row `row + r`, as far as row_end; these are its auxiliary operands.
+__device__ __forceinline__ void load_aux(const Operands& operands, int row, int row_end, int lane, float (&aux)[2]) {
+  const int output = row + lane;
+  const bool mine = lane < Plan::rows && output < row_end;
+  aux[0] = Plan::has_aux0 && mine ? ac::to_float(operands.aux0[output]) : 0.0f;
+  aux[1] = Plan::has_aux1 && mine ? ac::to_float(operands.aux1[output]) : 0.0f;
+}
+
+// What lane r < Plan::rows of a warp writes to row r of the warp, from sums that every lane has.
+__device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], const float (&aux)[2], int lane) {
+  float mine[Plan::pair];
+#pragma unroll
+  for (int number = 0; number < streams; ++number) {
+    if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
+  }
+  return ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
+}
+
+__device__ __forceinline__ void sum_lanes(float (&sums)[streams]) {
+#pragma unroll
+  for (int number = 0; number < streams; ++number) sums[number] = ac::warp_sum(sums[number]);
+}
+
+}  // namespace

@@ -1,0 +1,71 @@
+// A ring of slots in shared memory (sm_90): one warp, the producer, fills them in order by bulk copies while others empty them.
+//
+// Each slot has two barriers: `full` completes when the slot's bytes have landed, `empty` when all consumer warps are done with
+// it. Producer and consumers each walk through the ring with a RingPosition of their own; nobody counts for the other.
+#pragma once
+#include <agentcompile/ptx.cuh>
+
+namespace ac {
+
+// A slot of the ring and the parity of its barriers' phase there.
+template <int Slots> struct RingPosition {
+  int slot = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == Slots) {
+      slot = 0;
+      parity ^= 1u;
+    }
+  }
+};
+
+template <class T, int Slots, int SlotElements> struct Ring {
+  using Position = RingPosition<Slots>;
+  T* slots;          // Slots * SlotElements, aligned to 16 bytes, in shared memory
+  Mbarrier* full;    // Slots, in shared memory
+  Mbarrier* empty;   // Slots, in shared memory
+
+  // By one thread, before a barrier of the block.
+  __device__ __forceinline__ void init(int consumer_warps) const {
+    for (int slot = 0; slot < Slots; ++slot) {
+      mbarrier_init(full + slot, 1);
+      mbarrier_init(empty + slot, consumer_warps);
+    }
+    mbarrier_init_fence();
+  }
+
+  __device__ __forceinline__ T* slot(const Position& position) const { return slots + position.slot * SlotElements; }
+
+  // A consumer: the slot's bytes are there.
+  __device__ __forceinline__ void wait_full(const Position& position) const { mbarrier_wait(full + position.slot, position.parity); }
+
+  // One lane of each consumer warp: its warp reads the slot no more.
+  __device__ __forceinline__ void release(const Position& position) const { mbarrier_arrive(empty + position.slot); }
+};
+
+// The producer's walk: at most InFlight slots are on their way at a time, because requests queued deeper only delay others.
+template <int Slots, int InFlight> struct RingProducer {
+  static_assert(InFlight <= Slots, "no more slots in flight than the ring has");
+  RingPosition<Slots> lagging;  // the slot filled InFlight slots ago
+  RingPosition<Slots> next;     // the slot to fill
+  int issued = 0;
+
+  // Waits until `next` may be filled.
+  template <class Ring> __device__ __forceinline__ void acquire(const Ring& ring) {
+    if constexpr (InFlight < Slots) {
+      if (issued >= InFlight) {
+        ring.wait_full(lagging);
+        lagging.advance();
+      }
+    }
+    if (issued >= Slots) mbarrier_wait(ring.empty + next.slot, next.parity ^ 1u);
+  }
+
+  __device__ __forceinline__ void advance() {
+    next.advance();
+    ++issued;
+  }
+};
+
+}  // namespace ac
