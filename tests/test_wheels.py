@@ -73,6 +73,22 @@ def test_every_plugin_loads_from_its_wheel(installed: Path) -> None:
     assert len({name for name, _, _ in offers}) >= len(PLUGINS)
 
 
+def test_a_toml_configures_plugins_from_their_wheels(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "agentcompile.toml").write_text('advisor = "replay"\nvalidators = ["numerics", "emulation"]\n[plugin.replay]\n'
+                                                'file = "advice.json"\n[plugin.emulation]\nmax_bytes = 1000\n')
+    code = ("import json, os, sys\nos.chdir(sys.argv[1])\nfrom agentcompile_core.api import arguments\n"
+            "from agentcompile_core.plugin import settings\nfrom agentcompile_core.plugin.discovery import load_catalog\n"
+            "catalog = load_catalog()\nconfig, notes = arguments.chosen(None, {}, catalog)\n"
+            "document = settings.document(settings.configured(catalog, config)[0])\n"
+            "print(json.dumps([config.advisor, config.validators, document, notes]))")
+    done = run(installed, "-c", code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    advisor, validators, document, notes = json.loads(done.stdout)
+    assert (advisor, validators, notes) == ("replay", ["numerics", "emulation"], [])
+    assert document["agentcompile_advisors"]["replay/replay"] == {"file": str(tmp_path / "advice.json")}
+    assert document["agentcompile_validators"]["emulation/emulation"] == {"max_bytes": 1000}
+
+
 @pytest.mark.slow
 def test_a_model_compiles_from_wheels(installed: Path, tmp_path: Path) -> None:
     done = run(installed, "-m", "agentcompile_core.cli", "compile", str(TINY), "--device", "cpu", "--target", "h200", "--dtype", "float32",
