@@ -104,7 +104,7 @@ _NAMES = {
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
     "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR NORM ROPE ROPE_TABLE",
-    "ir.plan": "Origin Parameter Schedule ScheduleSpace Step StepSpace",
+    "ir.plan": "Cover Fusion Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
     "ir.source_check": "argument_values check_source",
