@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
@@ -24,7 +25,7 @@ from agentcompile_core.stages.select import chain
 from agentcompile_core.stages.select.cut import cut, layers_needed
 from agentcompile_core.store import Store, keys
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker.judge import Alternative, ChainQuestion, _holds, _replaced, upper_bound
+from agentcompile_core.worker.judge import Alternative, ChainAnswer, ChainQuestion, _holds, _replaced, upper_bound
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
@@ -183,3 +184,24 @@ def test_kernels_and_timings_are_no_part_of_what_an_answer_is_stored_under(plann
     key = keys.chain_key(chain._timeless(question), "here")
     assert key == keys.chain_key(chain._timeless(evolve(question, kernels=(kernel,), budget_s=9.0)), "here")
     assert key != keys.chain_key(chain._timeless(evolve(question, position=65)), "here")
+
+
+def test_the_worker_is_asked_once_with_the_kernels_and_its_answer_is_used_again(planned) -> None:  # type: ignore[no-untyped-def]
+    ctx, graphs, _, plans = planned
+    selections, evidence = selected(planned, points=2)
+    digests = {s.source.digest for one in selections for s in one.steps} | {c.source.digest for c in evidence.candidates}
+    made = {d: Kernel(digest=d, backend="fake", arch="sm_90a", binary=b"\x00\xff", sha256="s", compiler="c") for d in digests}
+    asked: list[ChainQuestion] = []
+
+    def call(function: str, argument: object, **_: object) -> object:
+        assert function == "agentcompile_core.worker.judge:judge"
+        asked.append(serial.structure(json.loads(json.dumps(argument)), ChainQuestion))
+        answered = ChainAnswer(selections=asked[-1].selections, us=9.0, first_us=9.5, framework_us=12.0, tried=0, accepted=0)
+        return serial.unstructure(answered)
+
+    ctx = evolve(ctx, backend=doubles.FakeBackend(), store=Store(None), worker=SimpleNamespace(call=call))
+    first, answer = chain.run(graphs.graphs[0], plans, selections, evolve(evidence, kernels=made), ctx)
+    again, same = chain.run(graphs.graphs[0], plans, selections, evidence, ctx)
+    assert len(asked) == 1 and answer is not None and answer == same and first == again
+    assert {k.digest for k in asked[0].kernels} == digests and all(k.binary == b"\x00\xff" for k in asked[0].kernels)
+    assert {s.basis for s in first} == {Basis.CHAIN}

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -17,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..ir.plan import Origin
 from ..ir.region import Match
 from ..ir.target import Target
+from ..ir.verdict import Case as InputCase
 from ..ir.verdict import Trial
 from ..plugin.interfaces import Backend, Implementation
 from ..plugin.match_kind import MatchKind
 from ..runtime.executables import BoundCall
+from ..worker.execution import Execution
 from .demands import Case, catalog_of, demand, demand_accepts, demand_identity, sampled, space_of
 from .doubles import FakeBackend, fake_trial
 from .tried import call_trial, misjudged, run_call, what_raised
@@ -92,7 +95,7 @@ class ImplementationConformance:
             run = run_call(trial, bound, kind, backend)
             for case in trial.cases:
                 found: list[str] = []
-                raised = what_raised(lambda run=run, case=case, found=found: found.append(misjudged(run, case)))
+                raised = what_raised(partial(_judge_into, found, run, case))
                 why = f"run() raised {raised}" if raised else found[0]
                 demand(not why, f"{where} on {backend.device} [{case.family} {case.position}]: {why}")
 
@@ -150,3 +153,7 @@ def _watched(run: Any, watch: _Watch) -> Any:
             watch.on = False
 
     return watched
+
+
+def _judge_into(found: list[str], run: Execution, case: InputCase) -> None:
+    found.append(misjudged(run, case))

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 from attrs import evolve
@@ -65,7 +66,7 @@ class RegionRuleConformance:
                 kind = self._kind(match)
                 why = kind_problem(match, kind) or problem(normalized(match, deps, self.rule.name), graph, deps)
                 demand(not why, f"{match.id}: {why}")
-                raised = what_raised(lambda match=match, kind=kind, graph=graph: completed(match, kind, graph))
+                raised = what_raised(partial(completed, match, kind, graph))
                 demand(not raised, f"{match.id}: its kind cannot count it: {raised}")
 
     def test_operands_tell_the_truth(self) -> None:
@@ -86,7 +87,7 @@ class RegionRuleConformance:
         """It finds nothing, and raises nothing, in an empty graph, among unknown operators, and in what it does not serve."""
         for graph in (*(odd for given in self.graphs for odd in _odd(given)), *self.unserved):
             found: list[Match] = []
-            raised = what_raised(lambda graph=graph, found=found: found.extend(self.rule.find(graph, self.target)))
+            raised = what_raised(partial(self._find_into, found, graph))
             demand(not raised, f"{graph.name}: find() raised {raised}; look before you match")
             demand(not found, f"{graph.name}: it found {found[0].id if found else ''}, where it serves nothing")
 
@@ -108,6 +109,9 @@ class RegionRuleConformance:
                 demand(bool(misjudged(wrong, trial.cases[0])), f"{match.id}: the reference passes a result that is off by a tenth")
 
     # ----
+
+    def _find_into(self, found: list[Match], graph: Graph) -> None:
+        found.extend(self.rule.find(graph, self.target))
 
     def _kind(self, match: Match) -> MatchKind:
         kind = next((kind for kind in self.rule.kinds if kind.name == match.kind), None)

@@ -13,7 +13,7 @@ from ..ir.plan import Origin, Schedule, Step
 from ..ir.region import Match, Role
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial
-from ..ops.interpreter import run_nodes
+from ..ops.interpreter import compile_nodes
 from ..ops.reference import compare
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind
@@ -44,7 +44,7 @@ def framework_call(match: Match, graph: Graph, change: Callable[[Tensor], Tensor
     def run(**operands: Tensor) -> None:
         given = {name: tensor for name, tensor in operands.items() if name not in {o.name for o in outputs}}
         device = next(iter(operands.values())).device
-        found = run_nodes(graph, None, graph_values(match, graph, given), device)
+        found = compile_nodes(graph, device=device).run(graph_values(match, graph, given))
         for operand in outputs:
             for name, place in split_values(operand, operands[operand.name], graph).items():
                 place.copy_(change(found[name]))

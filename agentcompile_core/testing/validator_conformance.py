@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..errors import Cause
+from ..ir.candidate import Kernel
 from ..ir.verdict import Trial, Verdict
 from ..plugin.interfaces import Backend, Validator
 from ..worker import Evaluation, Job
-from ..worker.evaluate import Session
+from ..worker.evaluate import WorkerState
 from ..worker.execution import Execution, Result
 from .demands import SHORTEST_REASON, catalog_of, demand, demand_identity, installed
 from .doubles import FakeBackend, fake_trial
@@ -39,11 +40,10 @@ class ValidatorConformance:
     controls_on: ClassVar[str] = ""
 
     def test_identity(self) -> None:
-        """It is a Validator with a name, a version, a scope and a cost."""
+        """It is a Validator with a name, a version and a scope."""
         demand_identity(self.validator, Validator)
-        scope, cost = self.validator.scope, self.validator.cost
+        scope = self.validator.scope
         demand(scope in ("candidate", "winner"), f"scope is {scope!r}; use 'candidate' or 'winner'")
-        demand(type(cost) is int and cost >= 0, f"cost is {cost!r}; use an int from 0: cheaper validators run first")
         demand(len(self.good) > 0 and len(self.bad) > 0, "good or bad is empty; give at least one trial of each")
 
     def test_controls_are_judged_rightly(self) -> None:
@@ -113,8 +113,8 @@ class ValidatorConformance:
         return _Unguarded(self.validator, self.backend).judged(trial)
 
 
-class _Uncontrolled(Session):
-    """A session that takes the validator's word: its controls are a test of their own."""
+class _Uncontrolled(WorkerState):
+    """A worker that takes the validator's word: its controls are a test of their own."""
 
     def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
         return ""
@@ -133,12 +133,15 @@ class _Unguarded:
         job, kernel = self._job(trial), self.session.build(self._job(trial))
         if isinstance(kernel, Evaluation):
             return kernel
-        execution = Execution(trial, self.backend, self.backend.load(kernel), kind=self.catalog.kinds.get(trial.match.kind))
+        execution = self._loaded(trial, kernel)
         return self.session._judged(job, execution, Evaluation(kernel=kernel), lambda phase: None)
 
     def execution(self, trial: Trial) -> Execution:
         """``trial``, ready to run."""
-        kernel = self.backend.build(trial.source, trial.target)
+        return self._loaded(trial, self.backend.build(trial.source, trial.target))
+
+    def _loaded(self, trial: Trial, kernel: Kernel | None) -> Execution:
+        assert kernel is not None  # trials of this kit have sources
         return Execution(trial, self.backend, self.backend.load(kernel), kind=self.catalog.kinds.get(trial.match.kind))
 
     def _job(self, trial: Trial) -> Job:

@@ -76,11 +76,11 @@ class ChainAnswer:
     accepted: int
 
 
-def judge(argument: Any, session: Any, phase: Callable[[str], None]) -> Any:
+def judge(argument: Any, state: Any, phase: Callable[[str], None]) -> Any:
     """Worker entry: a ChainQuestion as JSON in, a ChainAnswer as JSON out."""
     question = serial.structure(argument, ChainQuestion)
     with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
-        return serial.unstructure(_Chain(question, session.backend(question.backend), session.catalog, phase).sweep())
+        return serial.unstructure(_Chain(question, state.backend(question.backend), state.catalog, phase).sweep())
 
 
 class _Captured:

@@ -36,7 +36,6 @@ class SteadyValidator(Validator):
 
     name = "steady"
     scope = "winner"  # eight runs are too dear for every candidate
-    cost = 3
 
     def applies(self, trial: Trial) -> bool:
         """Every step."""

@@ -42,26 +42,24 @@ def run(
     layers = layers_needed(graph, ctx.target)
     short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
     capacity = min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=POSITION * 4)
-    alternatives = alternatives_of(regions, selections, found, ctx)
     question = ChainQuestion(
         graph=short,
         regions=short_regions,
         selections=selections,
-        alternatives=alternatives,
-        kernels=kernels_of(selections, alternatives, found, ctx),
+        alternatives=alternatives_of(regions, selections, found, ctx),
         target=ctx.target,
         backend=ctx.backend.name,
         position=min(POSITION, capacity // 4),
         margin=ctx.config.margin / 2,
         budget_s=ctx.budget.left_s("chain"),
     )
-    answer = _stored(question, ctx)
+    answer = _stored(question, found, ctx)
     if answer is None:
         return selections, None
     return tuple(_annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
 
 
-def _stored(question: ChainQuestion, ctx: Context) -> ChainAnswer | None:
+def _stored(question: ChainQuestion, found: Evaluated, ctx: Context) -> ChainAnswer | None:
     # Neither the budget nor the kernels are part of the key: an answer that took longer is as good, and the sources name the kernels.
     assert ctx.backend is not None
     key = keys.chain_key(_timeless(question), keys.environment(ctx.backend))
@@ -71,10 +69,11 @@ def _stored(question: ChainQuestion, ctx: Context) -> ChainAnswer | None:
             return serial.loads(text, ChainAnswer)
         except UsageError:
             ctx.emit(StoreMiss(key=key))
+    asked = evolve(question, kernels=kernels_of(question.selections, question.alternatives, found, ctx))
     try:
         raw = ctx.running_worker().call(
             "agentcompile_core.worker.judge:judge",
-            serial.unstructure(question),
+            serial.unstructure(asked),
             deadline_s=CALL_DEADLINE_S,
             progress=lambda what: ctx.emit(ChainProgress(what=what)),
         )
