@@ -17,6 +17,7 @@ from agentcompile_core.plugin_api import (
     UsageError,
     answer_schema,
     hookimpl,
+    holds_secret,
     question_json,
     question_key,
     read_answer,
@@ -80,10 +81,21 @@ class LiteLLMAdvisor(Advisor):
         path = self._record or (Path(os.environ[RECORD]) if os.environ.get(RECORD) else None)
         recorded = _recorded(path) if path is not None else {}
         text, tokens = ask(question, settings)
+        if _tells_a_secret(text):
+            raise UsageError(f"the answer of {settings.model} repeats a key of this environment and was dropped; do not trust that server")
         advice = evolve(read_answer(text, question.space, question.labels), tokens=tokens)
         if path is not None:
             _write(path, {**recorded, question_key(question): json.loads(text)})
         return advice
+
+
+def _tells_a_secret(text: str) -> bool:
+    """Whether a key stands in an answer, as it is or behind the escapes of JSON."""
+    try:
+        plain = json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        plain = ""
+    return holds_secret(text) or holds_secret(plain)
 
 
 def ask(question: Question, settings: Settings) -> tuple[str, int]:
