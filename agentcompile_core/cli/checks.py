@@ -21,7 +21,8 @@ def config_of(options: argparse.Namespace) -> Config:
         UsageError: a number is out of range, or a name is of nothing that is installed.
     """
     config = arguments.configuration(None, {"advisor": options.advisor, "validators": options.validators, "budget_s": options.budget_s,
-                                            "budget_plans": options.budget_plans, "rounds": options.rounds})
+                                            "budget_plans": options.budget_plans, "rounds": options.rounds,
+                                            "trust_kernels": getattr(options, "trust_kernels", False)})
     arguments.check_choices(config, load_catalog())
     arguments.check_context(options.context)
     if options.target is not None:

@@ -46,6 +46,7 @@ class Config:
     rounds: int = 2
     margin: float = 0.01  # a candidate must beat its baseline by this share beyond the noise
     seed: int = 0
+    trust_kernels: bool = False  # run kernels of bundles that nobody here built, as they are
     cache: CacheLimits = Factory(CacheLimits)
     plugins: Sections = ()
 
