@@ -266,13 +266,11 @@ def test_an_answer_that_repeats_a_key_is_refused_and_not_recorded(server, tmp_pa
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_refused_and_the_key_goes_nowhere_else(server, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conftest import Handler, Server
-
-    elsewhere = Server()
+    elsewhere = type(server)()
     elsewhere.says(GOOD)
     thread = threading.Thread(target=elsewhere.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    monkeypatch.setattr(Handler, "location", f"{elsewhere.base}/chat/completions", raising=False)
+    monkeypatch.setattr(server.RequestHandlerClass, "location", f"{elsewhere.base}/chat/completions")
     try:
         server.reply = lambda: (status, "{}")
         with pytest.raises(UsageError, match="no advice from openai/stub"):
