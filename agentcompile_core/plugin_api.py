@@ -127,6 +127,7 @@ _NAMES = {
     ),
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
     "plugin.running": "KVState ProgramParts RunnablePiece RunnableProgram SessionState",
+    "plugin.secrets": "holds_secret scrubbed",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
     "runtime.graph_capture": "composed settle_generator",

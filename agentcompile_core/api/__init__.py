@@ -103,10 +103,11 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
 
 
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
-         report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
+         store: Store | None = None, report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
 
-    ``options`` are the fields of Config, and what opens the model: ``random_weights``, ``example_inputs``.
+    ``store`` is as for ``compile``. ``options`` are the fields of Config (``trust_kernels=True`` runs kernels that were not built
+    here, as they are), and what opens the model: ``random_weights``, ``example_inputs``.
 
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
@@ -121,7 +122,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     _check_run_on(run_on, *RUN_ON)
     installed = bundle_reader.read(Path(folder))
     device = device_of(config)
-    ctx = context(catalog, config, installed.manifest.target.name, Store(None), device, report)
+    ctx = context(catalog, config, installed.manifest.target.name, store, device, report)
     reason = bundle_reader.runnable(installed, live_target(ctx) if device == "cuda" else None)
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
@@ -131,7 +132,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     if reason and run_on == "auto":
         programs, kernels = bundle_reader.on_framework(installed), {}
     runnable = install.Runnable(graphs=installed.graphs, programs=programs, kernels=kernels,
-                                   provisional=installed.manifest.provisional)
+                                provisional=installed.manifest.provisional, made_for=installed.manifest.target)
     session, notes = install.install(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,

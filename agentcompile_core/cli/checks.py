@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..ir.target import preset
 from ..plugin.discovery import load_catalog
 
-FLAGS = ("advisor", "validators", "target", "device", "budget_s", "budget_plans", "rounds")
+FLAGS = ("advisor", "validators", "target", "device", "budget_s", "budget_plans", "rounds", "trust_kernels")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 

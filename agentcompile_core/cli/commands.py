@@ -17,7 +17,7 @@ from ..plugin import failures
 from ..plugin.discovery import load_catalog
 from ..runtime import bundle_reader
 from ..stages.emit import check_folder, evidence
-from . import checks
+from . import checks, source_hint
 from .parser import parser
 from .progress import Progress
 
@@ -26,6 +26,7 @@ def _compiled(options: argparse.Namespace, config: Config, *, run_on: str = "aut
     from .. import api
     from ..store import Store
 
+    source_hint.say_executed(options.model)
     options.progress = Progress(quiet=options.json, log=options.log)
     return api.compile(options.model, dtype=options.dtype, max_context=options.context, config=config,
                        store=Store(None) if options.no_cache else None, report=options.progress, meta=meta, run_on=run_on,
@@ -94,10 +95,8 @@ def _to_generate(options: argparse.Namespace, config: Config) -> Any:
             raise UsageError("generate needs a model, or --bundle DIR and the model")
         checks.check_tokenizer(options.model)
         return _compiled(options, config, run_on=options.run_on)
-    model = options.model or bundle_reader.read_manifest(Path(options.bundle)).source
-    if not model:
-        raise UsageError("this bundle was compiled from a live model, so name the model whose weights it runs with: "
-                         "agentcompile generate MODEL --bundle DIR --prompt TEXT")
+    model = options.model or source_hint.model_of(Path(options.bundle))
+    source_hint.say_executed(model)
     return api.load(options.bundle, model, config=config, run_on=options.run_on,
                     report=Progress(quiet=options.json), **_weights(options))
 

@@ -87,6 +87,8 @@ def _generate(sub: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-file", metavar="FILE", help="read the text to continue from this file (UTF-8)")
     sub.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="new tokens at most (default: 128)")
     sub.add_argument("--run-on", choices=("auto", "framework", "emulation"), default="auto", help="where steps run (default: auto)")
+    sub.add_argument("--trust-kernels", action="store_true", default=None,
+                     help="run kernels of the bundle that were not built here, as they are (default: the framework in their place)")
     _sampling(sub.add_argument_group("choosing tokens", "by default as the model's generation_config says, which is mostly greedy"))
     _model_arguments(sub)
 

@@ -26,6 +26,9 @@ def built(programs: Mapping[str, Program], known: Mapping[str, Kernel], ctx: Con
             kernel = build_one(source, backend, ctx)
         if kernel is not None:
             kernels[source.digest] = kernel
+    for source in {s.key: s for p in programs.values() for s in p.sources}.values():
+        if source.digest in kernels:  # its bundle will load here without building anything
+            ctx.store.put_known(kernels[source.digest].sha256, source)
     return kernels
 
 

@@ -10,6 +10,7 @@ from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageErro
 from ..ir.candidate import Kernel
 from ..ir.graph import GraphSet
 from ..ir.region import Match
+from ..ir.target import Target
 from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
@@ -19,7 +20,7 @@ from ..runtime.module_session import ModuleSession
 from ..runtime.program import Program, Segment, framework_program
 from ..runtime.session import Session
 from ..runtime.weights import WeightStore
-from . import program_check
+from . import program_check, trust
 from .building import build_one
 
 AnySession = Session | EagerSession | ModuleSession | EagerModule
@@ -28,12 +29,17 @@ Programs = dict[str, Program]
 
 @frozen(kw_only=True)
 class Runnable:
-    """What is to be installed, from a compilation or a bundle. ``provisional``: its steps were validated, never measured."""
+    """What is to be installed, from a compilation or a bundle.
+
+    ``provisional``: its steps were validated, never measured. ``made_for``: of a bundle, whose kernels are not believed, its
+    target; None for a compilation of this process.
+    """
 
     graphs: GraphSet
     programs: Programs
     kernels: Mapping[str, Kernel] = field(factory=dict, repr=False)
     provisional: bool = False
+    made_for: Target | None = None
 
 
 def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: Context) -> tuple[AnySession, tuple[str, ...]]:
@@ -71,7 +77,14 @@ def _has_steps(programs: Programs) -> bool:
 
 
 def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:
-    backend, kernels = _backend(what, device, run_on, ctx)
+    backend = _backend(what, device, run_on, ctx)
+    if backend is not None and what.made_for is not None and _has_steps(what.programs):
+        trusted = trust.decide(what.programs, what.kernels, what.made_for, backend, ctx)
+        notes += trusted.notes
+        what = evolve(what, programs=trusted.programs, kernels=trusted.kernels, made_for=None)
+        kernels: Mapping[str, Kernel] = trusted.kernels
+    else:
+        kernels = _emulated(what.programs, backend, ctx) if backend is not None and run_on == "emulation" else what.kernels
     missing = [p for p in what.programs.values() if any(s.digest not in kernels for s in p.sources)]
     if backend is not None and not missing:
         return with_calls(what.programs, Executables(device=device, backend=backend, kernels=kernels), ctx, notes)
@@ -81,13 +94,13 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
     return {name: framework_program(p.graph) for name, p in what.programs.items()}, Executables(device=device)
 
 
-def _backend(what: Runnable, device: str, run_on: str, ctx: Context) -> tuple[Backend | None, Mapping[str, Kernel]]:
+def _backend(what: Runnable, device: str, run_on: str, ctx: Context) -> Backend | None:
     if run_on == "emulation":
-        backend = ctx.catalog.find("agentcompile_backends", "emulation")
-        return backend, _emulated(what.programs, backend, ctx)
+        backend: Backend = ctx.catalog.find("agentcompile_backends", "emulation")
+        return backend
     if run_on == "auto" and device == "cuda" and not what.provisional:
-        return next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None), what.kernels
-    return None, what.kernels
+        return next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None)
+    return None
 
 
 def with_calls(programs: Programs, executables: Executables, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:

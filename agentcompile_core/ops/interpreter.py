@@ -1,7 +1,8 @@
 """Runs a Graph, or some of its nodes, with torch: the fallback of every step, and the oracle.
 
-Operators are looked up once, and only in ``torch.ops`` aten, prims and agentcompile, so a stored Graph cannot name
-anything else. ``compile_nodes`` resolves everything that does not change between runs; a ``Prepared`` may be captured in a
+Operators are looked up once, only in ``torch.ops`` aten, prims and agentcompile, and only those of the closed list in
+``allowed``, so a stored Graph cannot name anything else. ``compile_nodes`` resolves everything that does not change
+between runs; a ``Prepared`` may be captured in a
 CUDA graph.
 """
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
+from .allowed import refusal
 
 NAMESPACES = ("aten", "prims", "agentcompile")
 _operators: dict[str, Callable[..., Any]] = {}
@@ -22,7 +24,7 @@ def operator_of(op: str) -> Callable[..., Any]:
     """The operator overload called ``op``, such as ``aten.linear.default``.
 
     Raises:
-        UsageError: it is not an operator of aten, prims or agentcompile.
+        UsageError: it is not an operator of aten, prims or agentcompile, or none that a graph may call.
     """
     found = _operators.get(op)
     if found is None:
@@ -43,6 +45,9 @@ def _resolve(op: str) -> Callable[..., Any]:
         found = None
     if not isinstance(found, torch._ops.OpOverload):
         raise UsageError(f"operator {op!r} is unknown to torch {torch.__version__}; recompile with this version")
+    why = refusal(found)
+    if why:
+        raise UsageError(f"operator {op!r} {why}; a graph may only compute on its own tensors")
     return found
 
 

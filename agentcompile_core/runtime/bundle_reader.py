@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ..errors import UsageError
+from ..errors import AgentCompileError, UsageError
 from ..ir import serial
 from ..ir.bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from ..ir.candidate import Kernel, StepSource
@@ -16,6 +16,10 @@ from ..ir.selection import Selection
 from ..ir.target import Target
 from ..version import __version__
 from .program import Program, Segment, framework_program
+from .program_facts import check_program
+
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_BUNDLE_BYTES = 4 << 30  # of all its files: nothing there is as large as weights
 
 
 @frozen(kw_only=True)
@@ -31,15 +35,33 @@ class Installed:
 
 
 def read(folder: Path) -> Installed:
-    """Read and verify the bundle in ``folder``.
+    """Read and verify the bundle in ``folder``: files, then graphs, programs and kernels; nothing of it runs.
 
     Raises:
-        UsageError: it is no bundle, is damaged, or was written by another version.
+        UsageError: it is no bundle, is damaged, was written by another version, or its graphs call what no graph may.
     """
     manifest = read_manifest(folder)
-    data = {entry.path: _verified(folder, entry.path, entry.sha256) for entry in manifest.files}
-    graphs = serial.loads(data[GRAPHS].decode(), GraphSet).verify()
-    programs = {p.graph.name: p for p in (_program(item, graphs) for item in serial.parse(data[PROGRAMS].decode()))}
+    try:
+        return _read(folder, manifest)
+    except UsageError:
+        raise
+    except Exception as exc:  # whatever a tampered file leads to; all of it is its fault
+        why = str(exc) if isinstance(exc, AgentCompileError) else f"{type(exc).__name__}: {exc}"
+        raise UsageError(f"the bundle {folder} is damaged ({' '.join(why.split())[:300]}); emit it again") from exc
+
+
+def _read(folder: Path, manifest: Manifest) -> Installed:
+    from ..ops.graph_check import check_graphs  # torch, which reading a manifest does without
+
+    data = _files(folder, manifest)
+    graphs = check_graphs(serial.loads(data[GRAPHS].decode(), GraphSet).verify())
+    if (graphs.model, graphs.workload) != (manifest.model, manifest.workload):
+        raise UsageError(f"{GRAPHS} of the bundle {folder} is of another model or workload than its {MANIFEST}; emit it again")
+    programs = {p.graph.name: check_program(p, manifest.target)
+                for p in (_program(item, graphs) for item in serial.parse(data[PROGRAMS].decode()))}
+    lacking = [graph.name for graph in graphs.graphs if graph.name not in programs]
+    if lacking:
+        raise UsageError(f"the bundle {folder} has no program for its graph {lacking[0]!r}; emit it again")
     selections = tuple(serial.structure(item, Selection) for item in serial.parse(data[SELECTIONS].decode()))
     records = tuple(serial.structure(item, TuningRecord) for item in serial.parse(data[RECORDS].decode()))
     kernels = {}
@@ -57,11 +79,10 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UsageError: as ``read``.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
+    if not (folder / MANIFEST).is_file():
         raise UsageError(f"{folder} is not a bundle: it has no {MANIFEST}; make one with `agentcompile compile MODEL --out {folder}`")
     try:
-        raw = serial.parse(path.read_text())
+        raw = serial.parse(_content(folder, MANIFEST, MAX_MANIFEST_BYTES).decode())
     except (UsageError, UnicodeDecodeError) as exc:
         raise UsageError(f"{MANIFEST} of the bundle {folder} is damaged ({exc}); emit it again") from exc
     schema = raw.get("schema") if isinstance(raw, dict) else None
@@ -75,15 +96,38 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _verified(folder: Path, path: str, sha256: str) -> bytes:
-    target = (folder / path).resolve()
-    if not target.is_relative_to(folder.resolve()):
+def _files(folder: Path, manifest: Manifest) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    left = MAX_BUNDLE_BYTES
+    for entry in manifest.files:
+        found[entry.path] = data = _content(folder, entry.path, left)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise UsageError(f"{entry.path} of the bundle {folder} was changed after it was emitted; emit it again")
+        left -= len(data)
+    lacking = [name for name in (GRAPHS, PROGRAMS, SELECTIONS, RECORDS) if name not in found]
+    if lacking:
+        raise UsageError(f"the {MANIFEST} of the bundle {folder} does not list {lacking[0]}; emit it again")
+    return found
+
+
+def _content(folder: Path, path: str, most: int) -> bytes:
+    """The bytes of one file of the bundle, which must lie inside of it and hold no more than ``most``."""
+    try:
+        target = (folder / path).resolve()
+        inside = target.is_relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError):  # a zero byte in it, a name too long, links in a circle
+        inside = False
+    if not inside:
         raise UsageError(f"bundle {folder} names {path!r}, which lies outside of it; do not use it")
-    if not target.is_file():
-        raise UsageError(f"bundle {folder} lacks {path}; copy it whole or emit it again")
-    data = target.read_bytes()
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise UsageError(f"{path} of the bundle {folder} was changed after it was emitted; emit it again")
+    try:
+        if not target.is_file():
+            raise UsageError(f"bundle {folder} lacks {path}; copy it whole or emit it again")
+        with target.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as exc:
+        raise UsageError(f"{path} of the bundle {folder} cannot be read ({exc.strerror}); mend its permissions") from exc
+    if len(data) > most:
+        raise UsageError(f"{path} of the bundle {folder} is larger than the {most} bytes that are read; emit it again")
     return data
 
 
@@ -99,7 +143,7 @@ def _program(item: Any, graphs: GraphSet) -> Program:
     graph = next((g for g in graphs.graphs if g.name == stored.graph), None)
     if graph is None:
         raise UsageError(f"the bundle has a program for {stored.graph!r} but no such graph; emit it again")
-    return Program(graph=graph, segments=stored.segments, sources=stored.sources).verify()
+    return Program(graph=graph, segments=stored.segments, sources=stored.sources)
 
 
 def check_model(installed: Installed, digest: str, name: str) -> None:

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from ..errors import ContractError, UsageError
 from ..ir import serial
-from ..ir.candidate import Kernel
+from ..ir.candidate import Kernel, StepSource
 from ..ir.record import TuningRecord
 from .database import Database
 from .entries import Entries, check_name
@@ -91,6 +91,15 @@ class Store:
             raise ContractError(f"kernel {kernel.digest} of {kernel.backend!r}: sha256 is not that of its binary")
         head = serial.dumps(evolve(kernel, binary=b"")).encode()
         self._write("kernels", key, {"kernel.json": head, "binary": kernel.binary})
+
+    def knows(self, sha256: str, source: StepSource) -> bool:
+        """Whether this binary was built here from exactly this source (text, launches and workspaces)."""
+        found = self._read("known", _known_key(sha256, source))
+        return found is not None and found.get("sha256") == sha256.encode()
+
+    def put_known(self, sha256: str, source: StepSource) -> None:
+        """Remember that the binary of this hash was built here from ``source``."""
+        self._write("known", _known_key(sha256, source), {"sha256": sha256.encode()})
 
     def record(self, key: str) -> TuningRecord | None:
         """The tuning record stored under ``key``."""
@@ -213,6 +222,10 @@ class Store:
                 return
             self.warnings.append(message)
         log.warning(message)
+
+
+def _known_key(sha256: str, source: StepSource) -> str:
+    return "known-" + serial.digest(sha256, source, length=32)
 
 
 def _record(key: str, text: str) -> TuningRecord | None:

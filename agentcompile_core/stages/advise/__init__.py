@@ -8,14 +8,15 @@ from attrs import evolve
 
 from ...budget import ADVICE_SHARE
 from ...context import Context
-from ...errors import Cause, ContractError, Failure, StageName, bounded, last_frames
+from ...errors import Cause, ContractError, Failure, StageName, last_frames
 from ...ir.advice import Advice, AdviceRecord, Evidence, Hint, OrderedPlan, Question
 from ...ir.plan import PlanSpace, RegionPlan, Schedule, Step, StepSpace
 from ...ir.record import TuningRecord
 from ...ir.region import Region
 from ...plugin.events import AdviceGiven
 from ...plugin.interfaces import Advisor
-from .advice_check import screen
+from ...plugin.secrets import scrubbed
+from .asking import Late, Raised, ask, described
 
 DIVERSITY = 2  # schedules of every implementation that are measured whatever the advice says, its own best guess among them
 OTHERS_WEIGH = 0.1  # of the budget that a match of a favoured cover gets, for a match of other covers only
@@ -58,18 +59,24 @@ def _ask(advisor: Advisor, question: Question, region: Region, ctx: Context) -> 
     if question.budget_s <= 0:
         return evolve(record, error="the time budget was spent on earlier answers")
     try:
-        answer = advisor.advise(question)
-        if not isinstance(answer, Advice):
-            raise ContractError(f"advisor {advisor.name} returned {type(answer).__name__}, not Advice")
-        accepted, rejected = screen(answer, question)
-    except (Exception, SystemExit) as exc:  # the run goes on with the heuristic order
-        if ctx.catalog.strict:
-            raise
-        message = bounded(f"{type(exc).__name__}: {exc}")
-        ctx.fail(Failure(stage=StageName.ADVISE, cause=Cause.UNAVAILABLE, plugin=advisor.name, subject=f"region {region.name}",
-                         message=message, traceback=last_frames(exc)))
-        return evolve(record, error=message, seconds=time.monotonic() - began)
-    return evolve(record, accepted=accepted, rejected=rejected, seconds=time.monotonic() - began, tokens=answer.tokens)
+        accepted, rejected, tokens = ask(advisor, question)
+    except Late as exc:
+        return _lost(advisor, record, region, exc, Cause.TIMEOUT, began, ctx)
+    except Raised as exc:
+        assert exc.__cause__ is not None
+        return _lost(advisor, record, region, exc.__cause__, Cause.UNAVAILABLE, began, ctx)
+    return evolve(record, accepted=accepted, rejected=rejected, seconds=time.monotonic() - began, tokens=tokens)
+
+
+def _lost(advisor: Advisor, record: AdviceRecord, region: Region, exc: BaseException, cause: Cause, began: float,
+          ctx: Context) -> AdviceRecord:
+    """The run goes on with the heuristic order; a strict one ends with what the advisor raised."""
+    message = str(exc) if isinstance(exc, Late) else described(exc)
+    if ctx.catalog.strict:
+        raise exc if isinstance(exc, Exception) and not isinstance(exc, Late) else ContractError(message)
+    ctx.fail(Failure(stage=StageName.ADVISE, cause=cause, plugin=advisor.name, subject=f"region {region.name}", message=message,
+                     traceback=scrubbed(last_frames(exc))))
+    return evolve(record, error=message, seconds=time.monotonic() - began)
 
 
 def _tell(region: Region, record: AdviceRecord, ctx: Context) -> None:

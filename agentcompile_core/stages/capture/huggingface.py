@@ -1,6 +1,5 @@
 """Opening HuggingFace models: a folder or an identifier; safetensors only, no code of the model's author is ever run."""
 
-import json
 import logging
 import os
 import socket
@@ -17,6 +16,7 @@ from torch import nn
 
 from ...errors import UsageError, bounded
 from ...plugin.interfaces import LoadedModel
+from .checkpoint_check import INDEX, check_folder, check_index, cleaned, read_json
 
 log = logging.getLogger(__name__)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -41,18 +41,20 @@ def load_pretrained(what: str, *, dtype: str | None, device: str, meta: bool, ra
     local = folder.is_dir()
     if local:
         _check_configuration(folder)
+        check_folder(folder)
     config = _config(what, str(folder) if local else what, local)
     name = folder.resolve().name if local else what
     kind = None if dtype is None else getattr(torch, dtype)
-    notes: tuple[str, ...] = ()
+    made_up = meta or random_weights is not None or (local and not _has_weights(folder))
+    notes = cleaned(config, name, weights=not made_up)
     if meta:
         module = _from_config(config, name, kind, "meta")
-    elif random_weights is not None or (local and not _has_weights(folder)):
+    elif made_up:
         module = _random(config, name, kind, device, random_weights or 0)
         why = "asked for" if random_weights is not None else f"no weights in {folder}"
-        notes = (f"{why}: random weights, seed {int(random_weights or 0)}; what it generates means nothing",)
+        notes += (f"{why}: random weights, seed {int(random_weights or 0)}; what it generates means nothing",)
     else:
-        module = _with_weights(str(folder) if local else what, name, kind, device)
+        module = _with_weights(config, str(folder) if local else what, name, kind, device)
     tokenizer = _tokenizer(folder if local else what)
     if getattr(config, "is_encoder_decoder", False):
         notes += (f"{name} is an encoder-decoder model and was opened as its decoder alone, as AutoModelForCausalLM does; "
@@ -64,10 +66,7 @@ def _check_configuration(folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         raise UsageError(f"{folder} holds no config.json; give a HuggingFace model folder or a folder with model.py")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UsageError(f"{path} is not valid JSON ({exc}); download the file again") from exc
+    config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UsageError(f"{path} names no model_type; a HuggingFace configuration has one")
 
@@ -120,15 +119,19 @@ def _random(config: Any, name: str, dtype: torch.dtype | None, device: str, seed
         return _from_config(config, name, dtype, device)
 
 
-def _with_weights(source: str, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
+def _with_weights(config: Any, source: str, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
     for offline in (True, False):
         try:
+            if not Path(source).is_dir():
+                _check_remote_index(source, offline)
             with _no_progress_bar():
                 found: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                    source, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+                    source, config=config, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
                     local_files_only=offline,
                 )
             break
+        except UsageError:
+            raise
         except OSError as exc:
             if not offline or not _reachable():
                 raise UsageError(f"{name} has no safetensors weights that can be read: {_line(exc)}") from exc
@@ -141,6 +144,13 @@ def _with_weights(source: str, name: str, dtype: torch.dtype | None, device: str
     if missing:
         raise UsageError(f"the weights of {name} lack {len(missing)} parameters, such as {missing[0]}; download them again")
     return module.eval().requires_grad_(False).to(device)
+
+
+def _check_remote_index(source: str, offline: bool) -> None:
+    found = transformers.utils.cached_file(source, INDEX, local_files_only=offline, _raise_exceptions_for_missing_entries=False,
+                                           _raise_exceptions_for_connection_errors=False)
+    if found is not None:
+        check_index(Path(found))
 
 
 def _tokenizer(source: Path | str) -> Any:

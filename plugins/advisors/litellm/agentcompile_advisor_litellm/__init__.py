@@ -17,6 +17,7 @@ from agentcompile_core.plugin_api import (
     Question,
     UsageError,
     answer_schema,
+    holds_secret,
     hookimpl,
     question_json,
     question_key,
@@ -92,10 +93,21 @@ class LiteLLMAdvisor(Advisor):
         settings = self.settings.with_environment()
         recorded = _recorded(settings.record) if settings.record is not None else {}
         text, tokens = ask(question, settings)
+        if _tells_a_secret(text):
+            raise UsageError(f"the answer of {settings.model} repeats a key of this environment and was dropped; do not trust that server")
         advice = evolve(read_answer(text, question.space, question.labels), tokens=tokens)
         if settings.record is not None:
             _write(settings.record, {**recorded, question_key(question): json.loads(text)})
         return advice
+
+
+def _tells_a_secret(text: str) -> bool:
+    """Whether a key stands in an answer, as it is or behind the escapes of JSON."""
+    try:
+        plain = json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        plain = ""
+    return holds_secret(text) or holds_secret(plain)
 
 
 def ask(question: Question, settings: Settings) -> tuple[str, int]:

@@ -85,6 +85,7 @@ def main() -> None:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
+        _refuse_redirects()
         import litellm
 
         litellm.suppress_debug_info = True
@@ -96,6 +97,26 @@ def main() -> None:
     for line in sys.stdin:
         _send(channel, _answer(litellm.completion, json.loads(line)))
     os._exit(0)  # nothing that litellm runs in the background may hold the process
+
+
+def _refuse_redirects() -> None:
+    """Whoever redirects a request gets no second one: it would carry the key to another place."""
+    import httpx
+
+    for client in (httpx.Client, httpx.AsyncClient):
+        client.send = _without(client.send, "follow_redirects")  # type: ignore[method-assign]
+    try:
+        import requests
+    except ImportError:
+        return
+    requests.Session.send = _without(requests.Session.send, "allow_redirects")  # type: ignore[method-assign]
+
+
+def _without(send: Any, keyword: str) -> Any:
+    def once(self: Any, request: Any, **options: Any) -> Any:
+        return send(self, request, **{**options, keyword: False})
+
+    return once
 
 
 def _answer(completion: Any, arguments: dict[str, Any]) -> dict[str, Any]:

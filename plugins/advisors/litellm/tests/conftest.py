@@ -37,6 +37,11 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    location = ""  # of a redirect
+
+    def do_GET(self) -> None:  # what 301 and 302 turn a POST into
+        self.server.keys.append(self.headers.get("Authorization", ""))
+        self.send_error(404)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -50,6 +55,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text.encode())))
+        if 300 <= status < 400:
+            self.send_header("Location", self.location)
         self.end_headers()
         self.wfile.write(text.encode())
 

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -257,3 +258,29 @@ def test_without_litellm_one_sentence_says_what_to_install(server, tmp_path: Pat
     agentcompile_advisor_litellm._asker().close()
     with pytest.raises(UsageError, match=r"litellm cannot be used \(ImportError\): pip install"):
         advisor(server).advise(QUESTION)
+
+
+def test_an_answer_that_repeats_a_key_is_refused_and_not_recorded(server, tmp_path: Path) -> None:
+    escaped = "".join(f"\\u{ord(c):04x}" for c in CANARY)
+    for text in (json.dumps({**GOOD, "order": [CANARY]}), json.dumps(GOOD)[:-1] + f', "note": "{escaped}"}}'):
+        server.says(text)
+        with pytest.raises(UsageError, match="repeats a key of this environment") as caught:
+            advisor(server, record=tmp_path / "advice.json").advise(QUESTION)
+        assert CANARY not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_refused_and_the_key_goes_nowhere_else(server, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = type(server)()
+    elsewhere.says(GOOD)
+    thread = threading.Thread(target=elsewhere.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    monkeypatch.setattr(server.RequestHandlerClass, "location", f"{elsewhere.base}/chat/completions")
+    try:
+        server.reply = lambda: (status, "{}")
+        with pytest.raises(UsageError, match="no advice from openai/stub"):
+            advisor(server).advise(QUESTION)
+        assert elsewhere.keys == [] and len(server.requests) == 1
+    finally:
+        elsewhere.shutdown()
+        elsewhere.server_close()
