@@ -155,7 +155,8 @@ def test_no_key_of_the_environment_reaches_a_record_a_failure_or_a_log(caplog: p
 
 
 def test_secrets_are_the_long_values_of_variables_with_telling_names() -> None:
-    environ = {"A_KEY": "0123456789", "MY_TOKEN": "0123456789abc", "db_password": "hunter2hunter2", "SECRET": "short", "HOME": "/home/someone"}
+    environ = {"A_KEY": "0123456789", "MY_TOKEN": "0123456789abc", "db_password": "hunter2hunter2", "SECRET": "short",
+    "HOME": "/home/someone"}
     assert secret_values(environ) == ("hunter2hunter2", "0123456789abc", "0123456789")
     assert scrubbed("x0123456789abcx 0123456789", environ) == "x[secret]x [secret]"
     assert holds_secret("my hunter2hunter2", environ) and not holds_secret("/home/someone short", environ)

@@ -55,7 +55,8 @@ def opened(folder: Path, random_weights: int | None = None) -> Any:
     return load_pretrained(str(folder), dtype=None, device="cpu", meta=False, random_weights=random_weights)
 
 
-CODE = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil", "AutoTokenizer": ["tokenization_evil.T", None]}
+CODE = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil",
+        "AutoTokenizer": ["tokenization_evil.T", None]}
 
 
 @pytest.mark.parametrize(("keys", "said"), [
@@ -155,7 +156,8 @@ def test_a_weight_file_must_be_a_file_of_the_folder_or_of_the_cache_it_came_from
         opened(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}", b"\x80\x04K\x01.", (1 << 60).to_bytes(8, "little") + b"{"])
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}", b"\x80\x04K\x01.",
+                                     (1 << 60).to_bytes(8, "little") + b"{"])
 def test_a_hostile_header_of_safetensors_is_one_sentence(folder: Path, content: bytes) -> None:
     next(folder.glob("*.safetensors")).write_bytes(content)
     with pytest.raises(UsageError):

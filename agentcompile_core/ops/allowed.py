@@ -54,7 +54,7 @@ _NAMES = frozenset("""
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d vander var_mean vdot view_as view_as_complex
     view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit vstack zeros zeros_like
     conv_depthwise3d convolution bartlett_window blackman_window kaiser_window index_select native_dropout
-""".split())
+""".split())  # noqa: SIM905  five hundred names
 _WRITES = frozenset({"copy_", "zero_", "fill_", "index_put_", "_index_put_impl_", "fill_diagonal_"})  # beside those of a pure twin
 _PRIMS = frozenset("""
     abs acos acosh add amax amin as_strided asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_in_dim
@@ -62,16 +62,16 @@ _PRIMS = frozenset("""
     full_like ge gcd gt iota isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ne neg pow reciprocal remainder reshape rev
     round rsqrt select shift_left shift_right_arithmetic sign signbit sin sinh slice slice_in_dim split_dim sqrt squeeze sub sum tan tanh
     transpose trunc var view_of where xor_sum
-""".split())
+""".split())  # noqa: SIM905
 _RANDOM = frozenset({  # draw nothing where they are not training, which ``unfit`` demands
-    "dropout", "alpha_dropout", "rrelu", "feature_dropout", "feature_alpha_dropout", "native_dropout", "scaled_dot_product_attention", "lstm", "gru",
-    "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
+    "dropout", "alpha_dropout", "rrelu", "feature_dropout", "feature_alpha_dropout", "native_dropout", "scaled_dot_product_attention", "lstm",
+    "gru", "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
 })
 _TRAINING = frozenset({"training", "train", "use_input_stats"})  # statistics are written where these hold, whatever the schema says
 _STATISTICS = frozenset({"batch_norm", "instance_norm"})
-_HIDDEN = re.compile(r"_backward|^_(cuda|test|foreach|fused_(?!rms)|sparse|nested|amp|mkldnn|cudnn|miopen|mps|philox)|^(cudnn|miopen|mkldnn|mps|sparse|"
-                     r"quantized|fbgemm|record|sym)_|generator|from_file|resize|rename|print|save")
+_HIDDEN = re.compile(r"_backward|^_(cuda|test|foreach|fused_(?!rms)|sparse|nested|amp|mkldnn|cudnn|miopen|mps|philox)"
+                     r"|^(cudnn|miopen|mkldnn|mps|sparse|quantized|fbgemm|record|sym)_|from_file|resize|rename|print|save")
 
 
 def refusal(operator: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a program says about its steps, against its graph: sources that exist, operands that are there and as large as their kernel reads."""
+"""What a program says of its steps, against its graph: sources that exist, operands that are there and as large as kernels expect."""
 
 from ..errors import ContractError, VerificationError
 from ..ir.candidate import StepSource
