@@ -70,6 +70,12 @@ template <class Vector> struct Gemv {
     }
   }
 
+  __device__ __forceinline__ void finish(int row, int lane, const float (&sums)[streams], const float (&aux)[2]) const {
+    const int output = row + lane;
+    if (lane >= Plan::rows || output >= row_end) return;
+    operands.out[output] = result_of(sums, aux, lane);
+  }
+
   __device__ __forceinline__ void run(Shared shared, int row_begin) {
     const int lane = threadIdx.x % ac::warp_size;
     const int warp = threadIdx.x / ac::warp_size;
@@ -100,10 +106,7 @@ template <class Vector> struct Gemv {
       }
       sum_lanes(sums);
       if constexpr (Plan::warps_per_row > 1) combine(shared.partials, tile % 2, group, member, lane, sums);
-      if (member == 0) {
-        const int output = row + lane;
-        if (lane < Plan::rows && output < row_end) operands.out[output] = result_of(sums, aux, lane);
-      }
+      if (member == 0) finish(row, lane, sums, aux);
       row = next_tile_row;
       load_aux(operands, row, row_end, lane, aux);
     }

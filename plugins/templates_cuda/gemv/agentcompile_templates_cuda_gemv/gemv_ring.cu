@@ -21,7 +21,7 @@ constexpr int stage_rows = Plan::warps * Plan::rows;  // output rows per stage
 constexpr int slot_elements = stage_rows * Plan::pair * Plan::columns;
 constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vectors per lane and row of a stage
 static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
-using Ring = ac::Ring<Element, Plan::stages, slot_elements>;
+using Ring = ac::Ring<Element, Plan::stages>;
 
 // Distance between two rows of a slot: whole rows lie as in memory, column slices behind each other.
 __device__ __forceinline__ int slot_pitch(int k) { return k <= Plan::columns ? k : Plan::columns; }
@@ -52,14 +52,17 @@ __device__ __forceinline__ void issue(const Operands& operands, Element* slot, a
 }
 
 __device__ __forceinline__ void produce(const Operands& operands, Ring ring, RowRange range, int lane) {
-  ac::RingProducer<Plan::stages, Plan::in_flight> producer;
+  Ring::Position next;
+  Ring::Position lagging;
+  int issued = 0;
   for (int row = range.begin; row < range.end; row += stage_rows) {
     const int count = min(stage_rows, range.end - row);
     for (int column = 0; column < operands.k; column += Plan::columns) {
-      producer.acquire(ring);
-      issue(operands, ring.slot(producer.next), ring.full + producer.next.slot, row, count, column,
+      ring.acquire<Plan::in_flight>(next, lagging, issued);
+      issue(operands, ring.slots + next.slot * slot_elements, ring.full + next.slot, row, count, column,
             min(Plan::columns, operands.k - column), lane);
-      producer.advance();
+      next.advance();
+      ++issued;
     }
   }
   ac::grid_dependency_wait();
@@ -109,7 +112,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
     float sums[streams] = {};
     for (int column = 0; column < operands.k; column += Plan::columns) {
       ring.wait_full(current);
-      const Element* slot_rows = ring.slot(current) + warp * Plan::rows * pitch;
+      const Element* slot_rows = ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch;
       if (row + Plan::rows <= range.end) {
         consume<true>(slot_rows, staged + column, pitch, operands.k - column, Plan::rows, lane, sums);
       } else {

@@ -20,11 +20,11 @@ template <int Slots> struct RingPosition {
   }
 };
 
-template <class T, int Slots, int SlotElements> struct Ring {
+template <class T, int Slots> struct Ring {
   using Position = RingPosition<Slots>;
-  T* slots;          // Slots * SlotElements, aligned to 16 bytes, in shared memory
-  Mbarrier* full;    // Slots, in shared memory
-  Mbarrier* empty;   // Slots, in shared memory
+  T* slots;         // in shared memory, aligned to 16 bytes; all slots have one size
+  Mbarrier* full;   // Slots, in shared memory
+  Mbarrier* empty;  // Slots, in shared memory
 
   // By one thread, before a barrier of the block.
   __device__ __forceinline__ void init(int consumer_warps) const {
@@ -35,36 +35,25 @@ template <class T, int Slots, int SlotElements> struct Ring {
     mbarrier_init_fence();
   }
 
-  __device__ __forceinline__ T* slot(const Position& position) const { return slots + position.slot * SlotElements; }
-
   // A consumer: the slot's bytes are there.
   __device__ __forceinline__ void wait_full(const Position& position) const { mbarrier_wait(full + position.slot, position.parity); }
 
   // One lane of each consumer warp: its warp reads the slot no more.
   __device__ __forceinline__ void release(const Position& position) const { mbarrier_arrive(empty + position.slot); }
-};
 
-// The producer's walk: at most InFlight slots are on their way at a time, because requests queued deeper only delay others.
-template <int Slots, int InFlight> struct RingProducer {
-  static_assert(InFlight <= Slots, "no more slots in flight than the ring has");
-  RingPosition<Slots> lagging;  // the slot filled InFlight slots ago
-  RingPosition<Slots> next;     // the slot to fill
-  int issued = 0;
-
-  // Waits until `next` may be filled.
-  template <class Ring> __device__ __forceinline__ void acquire(const Ring& ring) {
+  // The producer, before it fills slot `next` for the `issued`-th time: at most InFlight slots are on their way, because
+  // requests queued deeper only delay others, and the consumers are done with what the slot held. `lagging`: the slot filled
+  // InFlight slots ago, which moves on here.
+  template <int InFlight>
+  __device__ __forceinline__ void acquire(const Position& next, Position& lagging, int issued) const {
+    static_assert(InFlight <= Slots, "no more slots in flight than the ring has");
     if constexpr (InFlight < Slots) {
       if (issued >= InFlight) {
-        ring.wait_full(lagging);
+        wait_full(lagging);
         lagging.advance();
       }
     }
-    if (issued >= Slots) mbarrier_wait(ring.empty + next.slot, next.parity ^ 1u);
-  }
-
-  __device__ __forceinline__ void advance() {
-    next.advance();
-    ++issued;
+    if (issued >= Slots) mbarrier_wait(empty + next.slot, next.parity ^ 1u);
   }
 };
 
