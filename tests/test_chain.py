@@ -196,13 +196,8 @@ def test_the_worker_is_asked_once_with_the_kernels_and_its_answer_is_used_again(
     def call(function: str, argument: object, **_: object) -> object:
         assert function == "agentcompile_core.worker.judge:judge"
         asked.append(serial.structure(json.loads(json.dumps(argument)), ChainQuestion))
-<<<<<<< HEAD
-        answered = ChainAnswer(selections=asked[-1].selections, us=9.0, first_us=9.5, framework_us=12.0, tried=0, accepted=0)
-        return serial.unstructure(answered)
-=======
         answer = ChainAnswer(selections=asked[-1].selections, us=9.0, first_us=9.5, framework_us=12.0, tried=0, accepted=0)
         return json.loads(serial.dumps(answer))
->>>>>>> h8
 
     ctx = evolve(ctx, backend=doubles.FakeBackend(), store=Store(None), worker=SimpleNamespace(call=call))
     first, answer = chain.run(graphs.graphs[0], plans, selections, evolve(evidence, kernels=made), ctx)

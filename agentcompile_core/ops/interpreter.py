@@ -1,14 +1,8 @@
 """Runs a Graph, or some of its nodes, with torch: the fallback of every step, and the oracle.
 
 Operators are looked up once, only in ``torch.ops`` aten, prims and agentcompile, and only those of the closed list in
-<<<<<<< HEAD
 ``allowed``, so a stored Graph cannot name anything else. ``compile_nodes`` resolves everything that does not change
-between runs; a ``Prepared`` may be captured in a
-CUDA graph.
-=======
-``allowed``, so a stored Graph cannot name anything else. ``prepare`` resolves everything that does not change between
-runs; a ``Prepared`` may be captured in a CUDA graph.
->>>>>>> h5
+between runs; a ``Prepared`` may be captured in a CUDA graph.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

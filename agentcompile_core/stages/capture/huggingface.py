@@ -13,11 +13,7 @@ import huggingface_hub
 import torch
 import transformers
 from torch import nn
-<<<<<<< HEAD
-from transformers.utils import hub
-=======
 from transformers.utils.hub import cached_file
->>>>>>> h5
 
 from ...errors import UsageError, bounded
 from ...plugin.interfaces import LoadedModel
@@ -152,11 +148,7 @@ def _with_weights(config: Any, source: str, name: str, dtype: torch.dtype | None
 
 
 def _check_remote_index(source: str, offline: bool) -> None:
-<<<<<<< HEAD
-    found = hub.cached_file(source, INDEX, local_files_only=offline, _raise_exceptions_for_missing_entries=False,
-=======
     found = cached_file(source, INDEX, local_files_only=offline, _raise_exceptions_for_missing_entries=False,
->>>>>>> h5
                                            _raise_exceptions_for_connection_errors=False)
     if found is not None:
         check_index(Path(found))
