@@ -64,8 +64,8 @@ _PRIMS = frozenset("""
     transpose trunc var view_of where xor_sum
 """.split())  # noqa: SIM905
 _RANDOM = frozenset({  # draw nothing where they are not training, which ``unfit`` demands
-    "dropout", "alpha_dropout", "rrelu", "feature_dropout", "feature_alpha_dropout", "native_dropout", "scaled_dot_product_attention", "lstm",
-    "gru", "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
+    "dropout", "alpha_dropout", "rrelu", "feature_dropout", "feature_alpha_dropout", "native_dropout", "scaled_dot_product_attention",
+    "lstm", "gru", "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
 })
 _TRAINING = frozenset({"training", "train", "use_input_stats"})  # statistics are written where these hold, whatever the schema says
