@@ -85,14 +85,15 @@ def refusal(operator: Any) -> str:
     if namespace == "prims":
         known = name in _PRIMS
     else:
-        known = name in _NAMES or name in _WRITES or _tagged(operator, name) or (name.endswith("_") and _is_pure_twin(name[:-1]))
+        known = name in _NAMES or name in _WRITES or _tagged(torch.ops.aten, name) or (name.endswith("_") and _is_pure_twin(name[:-1]))
     return _form(operator, name) if known else "is not among the operators that a graph may call"
 
 
-def _tagged(operator: Any, name: str) -> bool:
-    tags = operator.tags
-    fine = torch.Tag.core in tags or torch.Tag.pointwise in tags
-    return fine and _HIDDEN.search(name) is None
+def _tagged(namespace: Any, name: str) -> bool:
+    """Whether torch calls any overload of that name a core or a pointwise operator (it tags few overloads of some)."""
+    packet = getattr(namespace, name, None)
+    tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags] if packet is not None else []
+    return (torch.Tag.core in tags or torch.Tag.pointwise in tags) and _HIDDEN.search(name) is None
 
 
 def _is_pure_twin(name: str) -> bool:
