@@ -64,8 +64,8 @@ _PRIMS = frozenset("""
     transpose trunc var view_of where xor_sum
 """.split())  # noqa: SIM905
 _RANDOM = frozenset({  # draw nothing where they are not training, which ``unfit`` demands
-    "dropout", "alpha_dropout", "rrelu", "feature_dropout", "feature_alpha_dropout", "native_dropout", "scaled_dot_product_attention", "lstm",
-    "gru", "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
+    "dropout", "alpha_dropout", "rrelu", "feature_dropout", "feature_alpha_dropout", "native_dropout", "scaled_dot_product_attention",
+    "lstm", "gru", "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
 })
 _TRAINING = frozenset({"training", "train", "use_input_stats"})  # statistics are written where these hold, whatever the schema says
@@ -85,14 +85,15 @@ def refusal(operator: Any) -> str:
     if namespace == "prims":
         known = name in _PRIMS
     else:
-        known = name in _NAMES or name in _WRITES or _tagged(operator, name) or (name.endswith("_") and _is_pure_twin(name[:-1]))
+        known = name in _NAMES or name in _WRITES or _tagged(torch.ops.aten, name) or (name.endswith("_") and _is_pure_twin(name[:-1]))
     return _form(operator, name) if known else "is not among the operators that a graph may call"
 
 
-def _tagged(operator: Any, name: str) -> bool:
-    tags = operator.tags
-    fine = torch.Tag.core in tags or torch.Tag.pointwise in tags
-    return fine and _HIDDEN.search(name) is None
+def _tagged(namespace: Any, name: str) -> bool:
+    """Whether torch calls any overload of that name a core or a pointwise operator (it tags few overloads of some)."""
+    packet = getattr(namespace, name, None)
+    tags = [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags] if packet is not None else []
+    return (torch.Tag.core in tags or torch.Tag.pointwise in tags) and _HIDDEN.search(name) is None
 
 
 def _is_pure_twin(name: str) -> bool:
