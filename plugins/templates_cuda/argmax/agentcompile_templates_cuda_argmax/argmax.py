@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source
+from agentcompile_cuda_kit import c_type, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     ARGMAX,
     Access,
     DType,
     Feature,
-    KernelArgument,
     Launch,
     Match,
     Parameter,
@@ -74,7 +73,7 @@ class ArgmaxFamily(TemplateFamily):
             pointer("ws_values", Role.WORKSPACE, DType.F32, Access.READ_WRITE),
             pointer("ws_indices", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
             pointer("counter", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
-            *(_state(match, name) if advance else null(name) for name in STATES),
+            *(operand_pointer(match, name) if advance else null(name) for name in STATES),
             i32("history_length", match.need("history").spec.numel if advance else 0),
         )
         launch = Launch(entry="argmax_kernel", grid=(blocks, 1, 1), block=(schedule.integer("threads"), 1, 1), pdl=pdl,
@@ -88,8 +87,3 @@ class ArgmaxFamily(TemplateFamily):
             workspaces=(Workspace(name="ws_values", nbytes=4 * blocks), Workspace(name="ws_indices", nbytes=4 * blocks),
                         Workspace(name="counter", nbytes=4, zeroed=True)),
         )
-
-
-def _state(match: Match, name: str) -> KernelArgument:
-    operand = match.need(name)
-    return pointer(name, operand.role, operand.spec.dtype, operand.access)

@@ -139,6 +139,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ bool last;
   __shared__ ac::ClusterParts<Plan::cluster, group, head_dim> parts;
 
+  const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
+                          kv_heads, capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
   if constexpr (Plan::cluster > 0) ac::cluster_arrive_relaxed();
   const int lane = threadIdx.x % lanes;
@@ -256,7 +258,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     running.store(warp_outputs[warp], warp_states[warp], lane);
   }
 
-  const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
-                          kv_heads, capacity, scale, norm_eps, window, softcap};
   merge(operands, kv_head, span.active, Buffers{warp_outputs, warp_states, parts, &last});
 }

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source
+from agentcompile_cuda_kit import c_type, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     ATTENTION,
@@ -23,7 +23,6 @@ from agentcompile_core.plugin_api import (
     Workspace,
     f32,
     i32,
-    null,
     pointer,
 )
 
@@ -147,9 +146,9 @@ def _depth(shape: Shape, schedule: Schedule) -> int:
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
     return (
-        *(_pointer(match, name) for name in OPERANDS),
-        _pointer(match, "position"),
-        _pointer(match, "sinks"),
+        *(operand_pointer(match, name) for name in OPERANDS),
+        operand_pointer(match, "position"),
+        operand_pointer(match, "sinks"),
         pointer("out", Role.OUTPUT, shape.dtype, Access.WRITE),
         pointer("workspace", Role.WORKSPACE, DType.F32, Access.READ_WRITE),
         pointer("counters", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
@@ -160,8 +159,3 @@ def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
         i32("window", match.integer("window", 0)),
         f32("softcap", match.number("softcap", 0.0)),
     )
-
-
-def _pointer(match: Match, name: str) -> KernelArgument:
-    operand = match.operand(name)
-    return null(name) if operand is None else pointer(name, operand.role, operand.spec.dtype, operand.access)

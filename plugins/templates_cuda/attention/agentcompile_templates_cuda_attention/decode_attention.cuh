@@ -1,3 +1,7 @@
+// What both decode attention kernels share: operands, the shared memory of the merge, and the end of a block.
+//
+// Layouts: q, out [kv_heads * group * D]; k, v [kv_heads * D]; caches [capacity, kv_heads, D]; cos, sin [rotary_dim];
+// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads).
 #pragma once
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
@@ -8,10 +12,11 @@ namespace {
 using T = Plan::T;
 constexpr int head_dim = Plan::head_dim;
 constexpr int group = Plan::group;    // query heads per KV head
-constexpr int unroll = Plan::unroll;  // tiles of the path's own unit in flight
+constexpr int unroll = Plan::unroll;  // positions (lanes) or 16-position steps (tensor) in flight
 constexpr int warps = Plan::threads / ac::warp_size;
 constexpr float log2_e = 1.4426950408889634f;
 
+// Absent operands are null.
 struct Operands {
   const T* q;
   const T* k;
@@ -42,28 +47,6 @@ struct Buffers {
   ac::ClusterParts<Plan::cluster, group, head_dim>& parts;
   bool* last;
 };
-
-// The rows of this block's KV head in the caches: row i begins at keys + i * pitch.
-struct Cache {
-  T* keys;
-  T* values;
-  long long pitch;
-};
-
-// Which part of the work a block has.
-struct Block {
-  int split;
-  int splits;
-  int kv_head;
-};
-
-__device__ __forceinline__ Cache cache_of(const Operands& operands, const Block& block) {
-  Cache cache;
-  cache.pitch = static_cast<long long>(operands.kv_heads) * head_dim;
-  cache.keys = operands.k_cache + block.kv_head * head_dim;
-  cache.values = operands.v_cache + block.kv_head * head_dim;
-  return cache;
-}
 
 // The end of a block: merges the warps, then the splits, and writes this KV head's outputs.
 __device__ __forceinline__ void merge(const Operands& operands, int kv_head, int active, const Buffers& buffers) {

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, elementwise_struct, make_source
+from agentcompile_cuda_kit import c_type, elementwise_struct, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     ELEMENTWISE,
     Access,
     DType,
     Feature,
-    KernelArgument,
     Launch,
     Match,
     Operand,
@@ -24,7 +23,6 @@ from agentcompile_core.plugin_api import (
     TemplateFamily,
     i32,
     i64,
-    null,
     pointer,
 )
 
@@ -73,7 +71,7 @@ class ElementwiseFamily(TemplateFamily):
                       for j in range(MOST_INPUTS)}
         launch = Launch(
             entry="elementwise_kernel", grid=(-(-count // (threads * step)), 1, 1), block=(threads, 1, 1), pdl=pdl,
-            arguments=(*(_argument(inputs, j) for j in range(MOST_INPUTS)),
+            arguments=(*(operand_pointer(match, f"in{j}") for j in range(MOST_INPUTS)),
                        pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i64("count", count),
                        i32("columns", match.integer("columns", count))),
         )
@@ -91,9 +89,3 @@ def _inputs(match: Match) -> tuple[Operand, ...]:
     found = [match.operand(f"in{j}") for j in range(MOST_INPUTS)]
     present = tuple(operand for operand in found if operand is not None)
     return present if found[: len(present)] == list(present) else ()
-
-
-def _argument(inputs: tuple[Operand, ...], j: int) -> KernelArgument:
-    if j >= len(inputs):
-        return null(f"in{j}")
-    return pointer(f"in{j}", inputs[j].role, inputs[j].spec.dtype)

@@ -3,25 +3,22 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source
+from agentcompile_cuda_kit import c_type, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     GATHER,
-    Access,
     DType,
     Feature,
     Launch,
     Match,
     Parameter,
     Reject,
-    Role,
     Schedule,
     ScheduleSpace,
     StepSource,
     Target,
     TemplateFamily,
     i32,
-    pointer,
 )
 
 TEMPLATE = Path(__file__).with_name("gather.cu")
@@ -56,13 +53,12 @@ class GatherFamily(TemplateFamily):
         """One launch, no workspace."""
         threads = schedule.integer("threads")
         rows, columns = match.integer("rows"), match.integer("columns")
-        ids, table, out = (match.need(name) for name in ("ids", "table", "out"))
-        vector = 16 // table.spec.dtype.bytes
+        dtype = match.need("table").spec.dtype
+        vector = 16 // dtype.bytes
         pdl = target.has_bulk_copy
         launch = Launch(
             entry="gather_kernel", grid=(-(-columns // (threads * vector)), rows, 1), block=(threads, 1, 1), pdl=pdl,
-            arguments=(pointer("ids", ids.role, ids.spec.dtype), pointer("table", table.role, table.spec.dtype),
-                       pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i32("rows", rows), i32("columns", columns)),
+            arguments=(*(operand_pointer(match, name) for name in ("ids", "table", "out")), i32("rows", rows), i32("columns", columns)),
         )
-        return make_source(TEMPLATE, plan={"T": c_type(table.spec.dtype), "threads": threads, "pdl": pdl},
+        return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": threads, "pdl": pdl},
                            launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl)

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, epilogue_struct, make_source
+from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     LINEAR,
@@ -27,7 +27,6 @@ from agentcompile_core.plugin_api import (
     TemplateFamily,
     f32,
     i32,
-    null,
     pointer,
 )
 
@@ -141,15 +140,10 @@ def _aux_count(match: Match) -> int:
 
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
-    operands = [_argument(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
+    operands = [operand_pointer(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
     out = match.need("out")
     return (*operands, pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i32("n", shape.n), i32("k", shape.k),
             f32("norm_eps", match.number("norm_eps", 0.0)))
-
-
-def _argument(match: Match, name: str) -> KernelArgument:
-    operand = match.operand(name)
-    return null(name) if operand is None else pointer(name, operand.role, operand.spec.dtype, Access.READ)
 
 
 def _operand_problem(match: Match) -> str:

@@ -177,3 +177,21 @@ def test_functors_compute_their_expressions(tmp_path):
     values = dict(zip(("acc0", "acc1", "aux0", "aux1"), (*acc, *aux)))
     for expression, text in zip(expressions, printed, strict=True):
         assert float(text) == pytest.approx(evaluate(expression, values), rel=1e-5), expression
+
+
+def test_headers_beside_the_template_travel_with_the_source(tmp_path):
+    (tmp_path / "a.cu").write_text(TEMPLATE.replace('#include "plan.cuh"', '#include <agentcompile/ptx.cuh>\n#include "first.cuh"'))
+    (tmp_path / "first.cuh").write_text('#include "plan.cuh"\n#include "second.cuh"\nusing Value = Plan::T;\n')
+    (tmp_path / "second.cuh").write_text('#pragma once\n#include "first.cuh"\n')
+    arguments = {"plan": {"T": "float", "threads": 32}, "launches": [launch()]}
+    made = make_source(tmp_path / "a.cu", **arguments)
+    assert [name for name, _ in made.headers] == ["plan.cuh", "first.cuh", "second.cuh"]
+    assert f"using Value = Plan_{made.digest}::T;" in dict(made.headers)["first.cuh"]
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("a.cu", "first.cuh", "second.cuh"):
+        (other / name).write_text((tmp_path / name).read_text() + "\n" * (name == "second.cuh"))
+    assert make_source(other / "a.cu", **arguments).digest != made.digest
+    (other / "b.cu").write_text('#include "absent.cuh"\n' + TEMPLATE)
+    with pytest.raises(ContractError, match=r'b.cu includes "absent.cuh", which is not beside it'):
+        make_source(other / "b.cu", **arguments)

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source
+from agentcompile_cuda_kit import c_type, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     NORM,
-    Access,
     DType,
     Feature,
-    KernelArgument,
     Launch,
     Match,
     Parameter,
@@ -22,8 +20,6 @@ from agentcompile_core.plugin_api import (
     TemplateFamily,
     f32,
     i32,
-    null,
-    pointer,
 )
 
 TEMPLATE = Path(__file__).with_name("norm.cu")
@@ -74,7 +70,7 @@ class NormFamily(TemplateFamily):
         rows_per_block = threads // WARP // warps_per_row
         launch = Launch(
             entry="norm_kernel", grid=(-(-rows // rows_per_block), 1, 1), block=(threads, 1, 1), pdl=pdl,
-            arguments=(*(_argument(match, name) for name in ("x", "weight", "bias", "residual", "out", "residual_out")),
+            arguments=(*(operand_pointer(match, name) for name in ("x", "weight", "bias", "residual", "out", "residual_out")),
                        i32("rows", rows), i32("columns", columns), f32("eps", match.number("norm_eps"))),
         )
         return make_source(
@@ -96,11 +92,3 @@ def _ordered(match: Match) -> list[tuple[int, int]]:
 
 def _vectors(match: Match, warps_per_row: int) -> int:
     return -(-match.integer("columns") * match.need("x").spec.dtype.bytes // (16 * WARP * warps_per_row))
-
-
-def _argument(match: Match, name: str) -> KernelArgument:
-    operand = match.operand(name)
-    if operand is None:
-        return null(name)
-    access = Access.WRITE if name in ("out", "residual_out") else Access.READ
-    return pointer(name, operand.role, operand.spec.dtype, access)

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source
+from agentcompile_cuda_kit import c_type, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     ROPE,
-    Access,
     DType,
     Feature,
-    KernelArgument,
     Launch,
     Match,
     Parameter,
@@ -21,7 +19,6 @@ from agentcompile_core.plugin_api import (
     Target,
     TemplateFamily,
     i32,
-    pointer,
 )
 
 TEMPLATE = Path(__file__).with_name("rope.cu")
@@ -64,8 +61,8 @@ class RopeFamily(TemplateFamily):
         pdl = target.has_bulk_copy
         launch = Launch(
             entry="rope_kernel", grid=(-(-heads * head_dim // threads), 1, 1), block=(threads, 1, 1), pdl=pdl,
-            arguments=(_argument(match, "x"), _argument(match, "cos"), _argument(match, "sin"),
-                       _argument(match, "out", Access.WRITE), i32("heads", heads), i32("head_dim", head_dim),
+            arguments=(operand_pointer(match, "x"), operand_pointer(match, "cos"), operand_pointer(match, "sin"),
+                       operand_pointer(match, "out"), i32("heads", heads), i32("head_dim", head_dim),
                        i32("rotary_dim", match.integer("rotary_dim"))),
         )
         return make_source(
@@ -76,8 +73,3 @@ class RopeFamily(TemplateFamily):
             features=[Feature.GRIDDEPCONTROL] * pdl,
             reduction_depth=2,
         )
-
-
-def _argument(match: Match, name: str, access: Access = Access.READ) -> KernelArgument:
-    operand = match.need(name)
-    return pointer(name, operand.role, operand.spec.dtype, access)

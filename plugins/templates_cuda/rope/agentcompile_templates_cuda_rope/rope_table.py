@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source
+from agentcompile_cuda_kit import c_type, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     ROPE_TABLE,
-    Access,
     DType,
     Feature,
-    KernelArgument,
     Launch,
     Match,
     Parameter,
@@ -22,7 +20,6 @@ from agentcompile_core.plugin_api import (
     TemplateFamily,
     f32,
     i32,
-    pointer,
 )
 
 TEMPLATE = Path(__file__).with_name("rope_table.cu")
@@ -61,14 +58,9 @@ class RopeTableFamily(TemplateFamily):
         pdl = target.has_bulk_copy
         launch = Launch(
             entry="rope_table_kernel", grid=(-(-half // threads), 1, 1), block=(threads, 1, 1), pdl=pdl,
-            arguments=(_argument(match, "position"), _argument(match, "inv_freq"), _argument(match, "cos", Access.WRITE),
-                       _argument(match, "sin", Access.WRITE), i32("half", half),
+            arguments=(operand_pointer(match, "position"), operand_pointer(match, "inv_freq"), operand_pointer(match, "cos"),
+                       operand_pointer(match, "sin"), i32("half", half),
                        f32("attention_scaling", match.number("attention_scaling", 1.0))),
         )
         return make_source(TEMPLATE, plan={"T": c_type(match.need("cos").spec.dtype), "threads": threads, "pdl": pdl}, launches=(launch,),
                            features=[Feature.GRIDDEPCONTROL] * pdl)
-
-
-def _argument(match: Match, name: str, access: Access = Access.READ) -> KernelArgument:
-    operand = match.need(name)
-    return pointer(name, operand.role, operand.spec.dtype, access)

@@ -155,13 +155,6 @@ void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long l
   barrier->in_flight.push_back(copy);
 }
 
-void bulk_prefetch(const void* global, unsigned bytes) {
-  RuntimeScope scope;
-  if (bytes % 16 || reinterpret_cast<uintptr_t>(global) % 16)
-    return fail("bulk prefetch: address and size must be multiples of 16 bytes");
-  check_access(global, bytes, {Access::read}, __builtin_return_address(0));
-}
-
 bool land_one_copy() {
   std::vector<Mbarrier*> candidates;
   for (auto& [address, barrier] : block.mbarriers)

@@ -47,7 +47,6 @@ void mbarrier_init_fence();
 void mbarrier_arrive(unsigned long long* barrier, unsigned expected_bytes);
 void mbarrier_wait(unsigned long long* barrier, unsigned parity);
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
-void bulk_prefetch(const void* global, unsigned bytes);
 
 // --- thread-block clusters (clusters.cpp) ---
 unsigned cluster_rank();

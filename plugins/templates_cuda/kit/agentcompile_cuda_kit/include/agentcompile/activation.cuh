@@ -5,11 +5,9 @@
 
 namespace ac {
 
-__device__ __forceinline__ float identity(float x) { return x; }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
-__device__ __forceinline__ float relu_squared(float x) { return relu(x) * relu(x); }
 __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
 
 // torch.nn.functional.gelu(x): 0.5 x (1 + erf(x / sqrt 2)).
@@ -20,11 +18,5 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   const float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
   return 0.5f * x * (1.0f + tanhf(inner));
 }
-
-// HuggingFace's quick_gelu: x sigmoid(1.702 x).
-__device__ __forceinline__ float quick_gelu(float x) { return x * sigmoid(1.702f * x); }
-
-// torch.nn.functional.softplus with beta 1 and threshold 20.
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 }  // namespace ac

@@ -47,8 +47,6 @@ inline void bulk_copy_to_shared(void* shared, const void* global, unsigned bytes
 inline void bulk_copy_to_shared_evict_first(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
   ::emu::bulk_copy(shared, global, bytes, barrier);
 }
-inline void bulk_prefetch_l2(const void* global, unsigned bytes) { ::emu::bulk_prefetch(global, bytes); }
-inline void async_proxy_fence() {}
 
 inline void named_barrier_sync(int id, int threads) { ::emu::named_barrier_sync(id, threads); }
 
@@ -191,18 +189,6 @@ __device__ __forceinline__ void bulk_copy_to_shared_evict_first(void* shared, co
       : "memory");
 #else
   __trap();
-#endif
-}
-// Asks for `bytes` (a multiple of 16) to be brought into L2. A hint: nothing waits for it, and older GPUs ignore it.
-__device__ __forceinline__ void bulk_prefetch_l2(const void* global, unsigned bytes) {
-#if AC_HAS_BULK_COPY
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-#endif
-}
-// Makes ordinary accesses to shared memory before it visible to bulk copies issued after it.
-__device__ __forceinline__ void async_proxy_fence() {
-#if AC_HAS_BULK_COPY
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

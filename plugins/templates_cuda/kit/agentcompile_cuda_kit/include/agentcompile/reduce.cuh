@@ -45,19 +45,6 @@ __device__ __forceinline__ float block_sum(float value, float* scratch, int warp
   return total;
 }
 
-template <int Warps, class Barrier = BlockBarrier>
-__device__ __forceinline__ float block_max(float value, float* scratch, int warp, int lane, Barrier barrier = {}) {
-  value = warp_max(value);
-  if constexpr (Warps == 1) return value;
-  if (lane == 0) scratch[warp] = value;
-  barrier();
-  float largest = scratch[0];
-#pragma unroll
-  for (int other = 1; other < Warps; ++other) largest = fmaxf(largest, scratch[other]);
-  barrier();
-  return largest;
-}
-
 // (value, index) reduction for argmax: the largest value, the smallest index among equals; NaN counts as the maximum, as
 // in torch. The order is total, so any reduction tree gives the same answer.
 struct ValueIndex {
