@@ -25,7 +25,7 @@ _NAMES = {
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
     "ir.source_check": "argument_values check_source",
-    "ir.target": "PRESETS Target nearest_preset preset",
+    "ir.target": "Target",
     "ir.verdict": "Case Check InputFamily Outcome Trial Verdict",
     "ops.growth": "Growth express grow has_one_rounding is_pointwise translate",
     "ops.names": "operator",

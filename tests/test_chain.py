@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from agentcompile_cuda_kit.targets import preset
 
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
@@ -11,7 +12,6 @@ from agentcompile_core.ir import serial
 from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ir.record import Measurement, TuningRecord
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.make_program import make_program

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpac
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.ir.search_log import Reason, Seen, Untried, tried
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.discovery import load_catalog

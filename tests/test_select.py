@@ -1,6 +1,7 @@
 """Lower, validate and select over doubles: only evidence selects, what is known is not measured again, every no has a reason."""
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 
 from agentcompile_core.configuration import Config
@@ -13,7 +14,6 @@ from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, Schedule
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.ir.selection import Basis
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.events import CandidateFinished, Event
 from agentcompile_core.stages import lower, select, validate

@@ -11,27 +11,25 @@ from attrs import evolve
 from .. import pipeline
 from ..configuration import Config
 from ..context import Context
-from ..errors import StageName, UsageError
+from ..errors import UsageError
 from ..installation import install
 from ..ir.bundle import Bundle
 from ..ir.graph import DType, GraphSet, Workload
-from ..ir.target import Target, preset
 from ..pipeline import Compilation
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
 from ..plugin.events import Captured, ModelLoaded, Observer, Warned, WorkloadChosen, silent
-from ..plugin.interfaces import Backend, LoadedModel
+from ..plugin.interfaces import LoadedModel
 from ..runtime import bundle_reader, calls, generation
 from ..runtime.framework_session import EagerModule, EagerSession
 from ..runtime.module_session import ModuleSession
 from ..stages import emit
 from ..store import Store, default_root
 from ..version import __version__
-from . import arguments
+from . import arguments, hardware
 
-DEFAULT_TARGET = "h200"
 DEFAULT_CONTEXT = 8192
-RUN_ON = ("auto", "framework", "emulation")
+RUN_ON = ("auto", "framework")
 
 
 class CompiledModel:
@@ -133,14 +131,14 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
         catalog: the plugins to use; by default every installed one.
         store: where kernels and timings are kept; by default the user's cache folder, ``Store(None)`` for nowhere.
         report: an observer of events (``agentcompile_core.plugin.events``): called with each as it happens.
-        run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
-            ``nothing`` (the result can be saved, not run).
+        run_on: ``auto`` (kernels where they were measured, the framework elsewhere), ``framework``, the name of an installed
+            backend (such as ``emulation``: kernels on the CPU, slow), or ``nothing`` (the result can be saved, not run).
 
     Options, all by name:
         dtype: ``float16``, ``bfloat16`` or ``float32``; default: the model's own.
         max_context: positions of the KV cache; default: min(the model's limit, 8192).
-        target: a preset name; default: the GPU here, else h200.
-        device: ``cuda`` or ``cpu``; default: cuda where there is one.
+        target: the name of an installed target; default: the hardware here, else the installed one of highest preference.
+        device: a torch device type that an installed backend uses, or cpu; default: the target's where it is here, else cpu.
         meta: True captures without weights (nothing can be run, everything else works).
         random_weights: seed of random weights for a folder or an identifier.
         example_inputs: for a live plain module: a tuple of its arguments, or a dict of them by name.
@@ -156,9 +154,8 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     config = arguments.configuration(config, chosen)
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
-    _check_run_on(run_on, *RUN_ON, "nothing")
-    device = _device(config.device or None)
-    ctx = _context(catalog, config, config.target or None, store, device, report)
+    _check_run_on(run_on, *RUN_ON, "nothing", *(b.name for b in catalog.backends.values()))
+    ctx, device = _context(catalog, config, hardware.choose(config, catalog), store, report)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
     wanted = {"dtype": asked.get("dtype"), "device": device, "meta": bool(asked.get("meta")), **rest}
@@ -199,11 +196,10 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     arguments.check_known(options, catalog)
     chosen, options = arguments.split(options, arguments.FIELDS)
     config = arguments.configuration(config, chosen)
-    _check_run_on(run_on, *RUN_ON)
+    _check_run_on(run_on, *RUN_ON, *(b.name for b in catalog.backends.values()))
     installed = bundle_reader.read(Path(folder))
-    device = _device(config.device or None)
-    ctx = _context(catalog, config, installed.manifest.target.name, Store(None), device, report)
-    reason = bundle_reader.runnable(installed, _live_target(ctx) if device == "cuda" else None)
+    ctx, device = _context(catalog, config, hardware.choose(config, catalog, installed.manifest.target), Store(None), report)
+    reason = bundle_reader.runnable(installed, hardware.live(ctx.target, device, catalog))
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     bundle_reader.check_model(installed, describe(loaded).digest, loaded.name)
@@ -219,45 +215,13 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
                          notes=tuple(dict.fromkeys((*loaded.notes, *reasons, *notes))), context=ctx)
 
 
-def _context(catalog: Catalog, config: Config, target: str | None, store: Store | None, device: str, report: Observer) -> Context:
+def _context(catalog: Catalog, config: Config, found: hardware.Hardware, store: Store | None, report: Observer) -> tuple[Context, str]:
     arguments.check_choices(config, catalog)
-    catalog = catalog.for_one_run(report)
-    ctx = Context(catalog=catalog, target=preset(target or DEFAULT_TARGET), config=config, store=store or Store(default_root()))
+    ctx = Context(catalog=catalog.for_one_run(report), target=found.target, config=config, store=store or Store(default_root()),
+                  backend=found.backend)
     for warning in ctx.store.warnings:
         ctx.emit(Warned(message=warning))
-    live = _live_target(ctx) if device == "cuda" else None
-    if live is not None and target is None:
-        ctx.target = live
-    ctx.backend = _validation_backend(ctx, device)
-    return ctx
-
-
-def _validation_backend(ctx: Context, device: str) -> Backend | None:
-    if ctx.config.backend:
-        return ctx.catalog.find("agentcompile_backends", ctx.config.backend)
-    wanted = "cuda" if device == "cuda" else "emulation"
-    backend = next((b for b in ctx.catalog.backends.values() if b.name == wanted), None)
-    if backend is None:
-        return None
-    answer = ctx.catalog.guard(backend.available, stage=StageName.LOAD, plugin=backend.name, subject="available")
-    return backend if answer is True else None
-
-
-def _live_target(ctx: Context) -> Target | None:
-    backend = next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None)
-    if backend is not None:
-        return ctx.catalog.guard(backend.live_target, stage=StageName.LOAD, plugin=backend.name, subject="live target")
-    return None
-
-
-def _device(device: str | None) -> str:
-    import torch
-
-    if device not in (None, "cuda", "cpu"):
-        raise UsageError(f"unknown device {device!r}; allowed: cuda, cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("a CUDA device was asked for and there is none here; use --device cpu, or run where there is a GPU")
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return ctx, found.device
 
 
 def _source(what: object) -> str:

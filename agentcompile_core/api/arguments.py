@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from ..configuration import Config
+from ..configuration import Config, defaults
 from ..errors import UsageError
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
@@ -88,7 +88,7 @@ def check_choices(config: Config, catalog: Catalog) -> None:
     """
     catalog.find("agentcompile_advisors", config.advisor)
     for name in config.validators:
-        if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
+        if not any(v.name == name for v in catalog.validators.values()) and name not in defaults.VALIDATORS:
             catalog.find("agentcompile_validators", name)
     if config.backend:
         catalog.find("agentcompile_backends", config.backend)

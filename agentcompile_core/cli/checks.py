@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..api import arguments
+from attrs import evolve
+
+from ..api import arguments, hardware
 from ..configuration import Config
 from ..errors import UsageError
-from ..ir.target import preset
 from ..plugin.discovery import load_catalog
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -22,10 +23,10 @@ def config_of(options: argparse.Namespace) -> Config:
     """
     config = arguments.configuration(None, {"advisor": options.advisor, "validators": options.validators, "budget_s": options.budget_s,
                                             "budget_plans": options.budget_plans, "rounds": options.rounds})
-    arguments.check_choices(config, load_catalog())
+    catalog = load_catalog()
+    arguments.check_choices(config, catalog)
     arguments.check_context(options.context)
-    if options.target is not None:
-        preset(options.target)
+    hardware.choose(evolve(config, target=options.target or "", device=options.device or ""), catalog)
     return config
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..configuration import defaults
 from ..version import __version__
 
 EPILOG = """examples:
@@ -78,7 +79,8 @@ def _generate(sub: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from standard input")
     prompt.add_argument("--prompt-file", metavar="FILE", help="read the text to continue from this file (UTF-8)")
     sub.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="new tokens at most (default: 128)")
-    sub.add_argument("--run-on", choices=("auto", "framework", "emulation"), default="auto", help="where steps run (default: auto)")
+    sub.add_argument("--run-on", default="auto", metavar="WHERE",
+                     help="where steps run: auto, framework, or a backend by name (default: auto)")
     _sampling(sub.add_argument_group("choosing tokens", "by default as the model's generation_config says, which is mostly greedy"))
     _model_arguments(sub)
 
@@ -115,14 +117,15 @@ def _completion(sub: argparse.ArgumentParser) -> None:
 def _model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="element type (default: the model's own)")
     sub.add_argument("--context", type=int, metavar="TOKENS", help="positions of KV cache (default: the model's limit, at most 8192)")
-    sub.add_argument("--device", choices=("cuda", "cpu"), help="where to run (default: cuda where there is one)")
-    sub.add_argument("--target", metavar="NAME", help="GPU to compile for (default: the one here, else h200)")
+    sub.add_argument("--device", metavar="TYPE", help="where to run: cpu, or an installed backend's device (default: what is here)")
+    sub.add_argument("--target", metavar="NAME", help="hardware to compile for (default: what is here, else the preferred one)")
     sub.add_argument("--advisor", default="heuristic", metavar="NAME", help="who advises on the space (default: heuristic)")
     sub.add_argument("--budget-s", type=float, default=90.0, metavar="S",
                      help="seconds for building, checking and timing candidates (default: 90)")
     sub.add_argument("--budget-plans", type=int, default=400, metavar="N", help="candidates to evaluate at most (default: 400)")
     sub.add_argument("--rounds", type=int, default=2, metavar="N", help="rounds of advice and evaluation (default: 2)")
-    sub.add_argument("--validators", default="numerics", metavar="NAMES", help="validators by name, comma separated (default: numerics)")
+    sub.add_argument("--validators", default=",".join(defaults.VALIDATORS), metavar="NAMES",
+                     help=f"validators by name, comma separated (default: {','.join(defaults.VALIDATORS)})")
     sub.add_argument("--log", metavar="FILE", help="append one JSON line per evaluated candidate (default: none)")
     sub.add_argument("--random-weights", action="store_true", help="random weights, seed 0, instead of the model's own")
     sub.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of kernels and timings")

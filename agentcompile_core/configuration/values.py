@@ -10,6 +10,7 @@ import attrs
 from attrs import Factory, frozen
 
 from ..errors import UsageError
+from . import defaults
 
 Scalar = bool | int | float | str
 Sections = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # plugin or offer name, then its settings by name
@@ -34,7 +35,7 @@ class Config:
     """
 
     advisor: str = "heuristic"
-    validators: tuple[str, ...] = ("numerics",)
+    validators: tuple[str, ...] = defaults.VALIDATORS
     target: str = ""  # empty: the hardware here, else the default of ``api``
     device: str = ""  # empty: an accelerator where there is one, else cpu
     backend: str = ""  # empty: the one that serves the target, else an emulator of its language

@@ -8,7 +8,7 @@ roles come from the match, so a source cannot declare an activation to be a weig
 from collections.abc import Mapping
 
 from ..errors import ContractError
-from .candidate import ArgumentKind, Feature, KernelArgument, Launch, StepSource
+from .candidate import ArgumentKind, KernelArgument, Launch, StepSource
 from .region import Access, Match, Role
 from .target import Target
 
@@ -16,7 +16,6 @@ MAX_THREADS = 1024
 MAX_BLOCK = (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_CLUSTER = 8
-_NEEDS_SM_90 = (Feature.BULK_COPY, Feature.MBARRIER, Feature.CLUSTER, Feature.WGMMA)
 _I32 = range(-(2**31), 2**31)
 _I64 = range(-(2**63), 2**63)
 
@@ -70,9 +69,9 @@ def check_source(match: Match, source: StepSource, target: Target | None = None)
     if unwritten:
         raise ContractError(f"{_about(match, source)}: no launch writes output {', '.join(unwritten)}")
     if target is not None:
-        lacking = [f.value for f in source.features if f in _NEEDS_SM_90 and target.capability < 90]
+        lacking = [feature for feature in source.features if not target.has(feature)]
         if lacking:
-            raise ContractError(f"{_about(match, source)}: uses {', '.join(lacking)}, which {target.arch} lacks")
+            raise ContractError(f"{_about(match, source)}: uses {', '.join(lacking)}, which {target.name} ({target.arch}) lacks")
 
 
 def _about(match: Match, source: StepSource) -> str:

@@ -10,6 +10,7 @@ import pluggy
 from attrs import frozen
 
 from ..errors import Cause, ContractError, Failure, StageName
+from ..ir.target import Target
 from . import hookspecs
 from .catalog import EVENTS, NAME, OFFERS, Catalog, PluginInfo, T, log
 from .interfaces import Offer, RegionRule
@@ -132,7 +133,7 @@ class _Loader:
             raise
         return name
 
-    def _admit(self, hook: str, kind: type[Offer], item: Any, plugin: str) -> str:
+    def _admit(self, hook: str, kind: type[Offer] | type[Target], item: Any, plugin: str) -> str:
         if not isinstance(item, kind):
             raise ContractError(f"expected {kind.__name__}, got {type(item).__name__}")
         name = getattr(item, "name", None)

@@ -6,9 +6,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from ..configuration import defaults
 from ..errors import Reject
 from ..ir.advice import Advice, Question
-from ..ir.candidate import Feature, Kernel, Launch, StepSource
+from ..ir.candidate import Kernel, Launch, StepSource
 from ..ir.graph import Graph, GraphSet, KVSpec, Workload
 from ..ir.plan import Origin, Schedule, ScheduleSpace
 from ..ir.region import Match
@@ -26,10 +27,14 @@ if TYPE_CHECKING:  # heavy; nothing here is structured by cattrs
 
 
 class Offer(ABC):
-    """Base of everything a plugin offers: a lower_snake_case name and an integer version that is part of every cache key."""
+    """Base of everything a plugin offers: a lower_snake_case name and an integer version that is part of every cache key.
+
+    ``preference``: where several could serve and nobody is named, the highest is taken; the core's own have -1.
+    """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    preference: ClassVar[int] = 0
 
 
 class RegionRule(Offer):
@@ -49,7 +54,14 @@ class RegionRule(Offer):
 
 
 class TemplateFamily(Offer):
-    """Kernels that differ only in a schedule, generated from a template in some language. Every method is pure."""
+    """Kernels that differ only in a schedule, generated from a template in some language. Every method is pure.
+
+    It is asked for targets that run its ``language`` and have all capabilities of ``features`` only; what single sources
+    need beyond that, they declare.
+    """
+
+    language: ClassVar[str] = defaults.LANGUAGE
+    features: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
@@ -189,8 +201,8 @@ class Backend(Offer):
     """A kind of hardware: how sources are built, launched and timed on it. Holds loaded modules; one object per process."""
 
     device: ClassVar[str]  # torch device type its operands live on
-    languages: ClassVar[tuple[str, ...]] = ("cuda",)
-    features: ClassVar[tuple[Feature, ...]] = ()
+    languages: ClassVar[tuple[str, ...]] = (defaults.LANGUAGE,)
+    features: ClassVar[tuple[str, ...]] = ()
     clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
     emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
     window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead

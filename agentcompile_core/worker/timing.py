@@ -132,7 +132,7 @@ def in_rotation(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
 
 def floor_us(trial: Trial) -> float:
     """The time that the bytes of the match need at the device's bandwidth."""
-    return trial.match.bytes_moved / (trial.target.memory_gbps * 1e3)
+    return trial.target.floor_us(trial.match.bytes_moved)
 
 
 def _time(backend: Backend, run: Callable[[int], None], copies: int, floor: float, good_enough_us: float) -> Measurement | Reject:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from agentcompile_cuda_kit import include_dir
+from agentcompile_cuda_kit.targets import nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
     Backend,
@@ -22,14 +23,13 @@ from agentcompile_core.plugin_api import (
     Resources,
     StepSource,
     Target,
-    nearest_preset,
 )
 
 from . import extension, headers, launching, ptxas
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
 
-_HOPPER = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.CLUSTER)
+OLDEST = 80
 
 
 class CudaBackend(Backend):
@@ -73,9 +73,12 @@ class CudaBackend(Backend):
         compiler = self._compiler
         if isinstance(compiler, Reject):
             return compiler
-        if target.capability < 80:
+        number = sm_number(target.arch)
+        if not number:
+            return Reject(f"{target.name} has the architecture {target.arch}; this backend builds for sm_80 and newer")
+        if number < OLDEST:
             return Reject(f"{target.arch} is older than sm_80, the oldest architecture that is supported")
-        if target.capability not in compiler.capabilities():
+        if number not in compiler.capabilities():
             known = ", ".join(f"sm_{n}" for n in compiler.capabilities())
             return Reject(f"{compiler.version()} cannot build for {target.arch}; it knows {known}")
         return True
@@ -163,9 +166,7 @@ class CudaBackend(Backend):
     def _check_source(self, source: StepSource, target: Target) -> None:
         if source.language not in self.languages:
             raise BuildError(f"language {source.language!r} is not built by the cuda backend; allowed: cuda")
-        missing = [f.value for f in source.features if f in _HOPPER] if target.capability < 90 else []
-        if Feature.WGMMA in source.features and target.arch != "sm_90a":
-            missing.append(Feature.WGMMA.value)
+        missing = [feature for feature in source.features if not target.has(feature)]
         if missing:
             raise BuildError(f"{target.arch} has no {', '.join(missing)}, which the source declares to use")
 

@@ -58,7 +58,7 @@ class GatherFamily(TemplateFamily):
         rows, columns = match.integer("rows"), match.integer("columns")
         ids, table, out = (match.need(name) for name in ("ids", "table", "out"))
         vector = 16 // table.spec.dtype.bytes
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         launch = Launch(
             entry="gather_kernel", grid=(-(-columns // (threads * vector)), rows, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(pointer("ids", ids.role, ids.spec.dtype), pointer("table", table.role, table.spec.dtype),

@@ -2,6 +2,7 @@
 
 import attrs
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.validator import EmulationValidator
 
@@ -20,7 +21,6 @@ from agentcompile_core.plugin_api import (
     Value,
     ValueKind,
     i32,
-    preset,
 )
 from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.executables import Executables

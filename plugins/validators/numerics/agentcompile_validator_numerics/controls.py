@@ -1,7 +1,8 @@
 """Known good and known bad trials: one tiny kernel whose last argument plants a defect, so that one build serves all."""
 
+from agentcompile_cuda_kit.targets import PRESETS
+
 from agentcompile_core.plugin_api import (
-    PRESETS,
     Access,
     Case,
     DType,
