@@ -155,8 +155,8 @@ def _try(call: BoundCall, match: Match, device: str) -> None:
 
     with torch.no_grad():
         call.run(**{o.name: torch.zeros(o.spec.shape, dtype=getattr(torch, o.spec.dtype.value), device=device) for o in match.operands})
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        torch.accelerator.synchronize()
 
 
 def _why_framework(device: str, run_on: str, missing: bool, ctx: Context) -> str:

@@ -142,8 +142,8 @@ class Session:
             for name in sorted(self._programs):
                 observer(Preparing(graph=name))
                 self._step(name)
-            if self.device == "cuda":
-                torch.cuda.empty_cache()  # what warm-ups used and no request needs
+            if self.device != "cpu":
+                torch.accelerator.empty_cache()  # what warm-ups used and no request needs
 
     def generate(
         self,
@@ -278,20 +278,20 @@ class Session:
         import torch
 
         landed = torch.zeros(count, dtype=torch.int64, pin_memory=True)
-        events: list[torch.cuda.Event] = []
+        events: list[torch.Event] = []
         for i in range(count + LAG):
             if i < count:
                 if i:
                     self._step("decode")()
                 landed[i : i + 1].copy_(self.ids[0], non_blocking=True)
-                events.append(torch.cuda.Event())
+                events.append(torch.Event(device=self.device))
                 events[-1].record()
             if i >= LAG and i - LAG < count:
                 events[i - LAG].synchronize()
                 token = int(landed[i - LAG])
                 yield token
                 if token in eos:
-                    torch.cuda.current_stream().synchronize()
+                    torch.accelerator.current_stream().synchronize()
                     return
 
     def _picked(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:

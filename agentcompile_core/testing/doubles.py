@@ -226,7 +226,7 @@ class SimpleValidator(Validator):
         """Every trial."""
         return True
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
         """None."""
         return (), ()
 
@@ -249,7 +249,7 @@ class BrokenValidator(SimpleValidator):
 
     name = "broken"
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
         """One good and one bad trial."""
         return (fake_trial("honest"),), (fake_trial("wrong"),)
 

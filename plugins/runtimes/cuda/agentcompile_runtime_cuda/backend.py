@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from agentcompile_cuda_kit import include_dir
+from agentcompile_cuda_kit import control, include_dir
 from agentcompile_cuda_kit.targets import nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
@@ -43,6 +43,9 @@ class CudaBackend(Backend):
     device = "cuda"
     languages = ("cuda",)
     features = tuple(Feature)
+    captures = True
+    environment = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING",
+                   "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
     deadlines_s = MappingProxyType({"build": 60.0, "check": 15.0, "time": 15.0})  # a hang must not use up the budget
     suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({"cuda": ".cu"})
     binary_suffix = ".cubin"
@@ -100,6 +103,48 @@ class CudaBackend(Backend):
         includes = headers.cuda_includes()
         version = headers.headers_version(includes[0]) if includes and compiler.version().startswith("nvrtc") else "its own"
         return f"{compiler.version()}, headers {version}, {' '.join(FLAGS)}"
+
+    def stream(self) -> int:
+        """The CUstream of torch's current stream."""
+        import torch
+
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def is_lost(self) -> bool:
+        """Whether the CUDA context of this process is broken."""
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return False
+        try:
+            torch.cuda.synchronize()
+            torch.ones(8, device="cuda").sum().item()
+        except Exception:
+            return True
+        return False
+
+    def identity(self) -> str:
+        """Device, driver and torch, whose allocator and libraries take part in every timing."""
+        import torch
+
+        driver_version = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+        return f"{torch.cuda.get_device_name()} driver {driver_version} torch {torch.__version__}" if torch.cuda.is_available() else "cuda"
+
+    def control(self, defect: str) -> StepSource:
+        """The CUDA control."""
+        return control(defect)
+
+    def time_from_host(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
+        """By CUDA events around launches from the host."""
+        from .timing import time_eagerly
+
+        return time_eagerly(run, repetitions, runs_per_repetition)
 
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""

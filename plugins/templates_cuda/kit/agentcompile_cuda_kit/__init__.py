@@ -3,11 +3,13 @@
 No plugin: nothing here is offered to the core. Families import ``make_source`` and the functors, backends ``include_dir``.
 """
 
+from .controls import control
 from .device_library import digest, include_dir
 from .functors import CUDA, elementwise_struct, epilogue_struct
 from .render import c_type, entries_of, make_source, plan_struct
 
 __version__ = "0.1.0"
 __all__ = [
-    "CUDA", "c_type", "digest", "elementwise_struct", "entries_of", "epilogue_struct", "include_dir", "make_source", "plan_struct",
+    "CUDA", "c_type", "control", "digest", "elementwise_struct", "entries_of", "epilogue_struct",
+    "include_dir", "make_source", "plan_struct",
 ]

@@ -70,6 +70,10 @@ class EmulationBackend(Backend):
             return "none"
         return f"{find_toolchain().version}, emulator {runtime_digest()[:12]}"
 
+    def control(self, defect: str) -> StepSource:
+        """The CUDA control."""
+        return cuda_kit.control(defect)
+
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""
         return (cuda_kit.include_dir(),)

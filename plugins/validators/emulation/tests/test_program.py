@@ -26,7 +26,7 @@ from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.weights import WeightStore
 
-TRIAL = EmulationValidator().controls()[0][0]
+TRIAL = EmulationValidator().controls(EmulationBackend())[0][0]
 
 
 def source_for(count: int):

@@ -37,7 +37,7 @@ def inputs_of(trial):
     return Execution(trial, EmulationBackend(), None).inputs(trial.cases[0], "cpu")
 
 
-GOOD, BAD = EmulationValidator().controls()
+GOOD, BAD = EmulationValidator().controls(EmulationBackend())
 
 
 def test_plugin_offers_backend_and_validator_through_the_loader():
