@@ -52,7 +52,8 @@ class Context:
         from .worker import Worker
 
         if self.worker is None:
-            self.worker = Worker(deadlines_s=dict(self.backend.deadlines_s) if self.backend is not None else {})
+            named = tuple(name for backend in self.catalog.backends.values() for name in backend.environment)
+            self.worker = Worker(deadlines_s=dict(self.backend.deadlines_s) if self.backend is not None else {}, environment=named)
         return self.worker
 
     def close(self) -> None:

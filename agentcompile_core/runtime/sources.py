@@ -30,6 +30,9 @@ def source_of(step: Step, match: Match, catalog: "Catalog", target: Target) -> S
         raise ContractError(f"{step.implementation} lowered to {source.language}; {target.name} runs {', '.join(target.languages)}; "
                             "a family names the language of its sources")
     check_source(match, source, target)
+    backend = catalog.backend_of(target)
+    if backend is not None:
+        backend.check(source, target)
     return source
 
 

@@ -175,6 +175,9 @@ class TemplateFamilyConformance:
         _demand(isinstance(source, StepSource), f"{match.id}: lower() returned {type(source).__name__}, not StepSource")
         try:
             check_source(match, source, target)
+            own = _catalog().backend_of(target)
+            if own is not None:
+                own.check(source, target)
         except ContractError as exc:
             raise AssertionError(f"{match.id} [{schedule}]: {exc}") from exc
         return source

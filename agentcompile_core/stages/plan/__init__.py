@@ -49,7 +49,8 @@ def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:
             origin = _origin(server)
             if origin not in allowed:
                 continue
-            found = unfit(server, ctx.target) or _ask(name, server, match, ctx)
+            wrong = unfit(server, ctx.target)
+            found = wrong if wrong is not None else _ask(name, server, match, ctx)
             if isinstance(found, Reject):
                 rejects.append((match.id, name, found.reason))
             elif isinstance(found, str):

@@ -53,7 +53,7 @@ class AcmeBackend(ac.Backend):
         """The accelerator, which every machine with a C compiler has."""
         return ACME_ONE if self.available() else None
 
-    @functools.cache
+    @functools.cache  # noqa: B019
     def compiler(self) -> str:
         """The compiler's version line and our flags."""
         return f"{ac.run_guarded(['cc', '--version'], deadline_s=60.0).stdout.splitlines()[0]} {' '.join(FLAGS)}"
@@ -76,7 +76,7 @@ class AcmeBackend(ac.Backend):
         return ac.Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary, build_s=time.monotonic() - began,
                       sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler())
 
-    @functools.cache
+    @functools.cache  # noqa: B019
     def load(self, kernel: ac.Kernel) -> ctypes.CDLL:
         """The library in this process; its file is gone once it is mapped."""
         with tempfile.NamedTemporaryFile(suffix=self.binary_suffix) as file:

@@ -76,8 +76,7 @@ class LinearInC(InC):
         n, k, lanes = (*(match.integer(name) for name in "nk"), schedule.integer("lanes"))
         names = {f"acc{p}": f"acc{p}" for p in range(match.integer("pair", 1))}
         names |= {o.name: f"{o.name}[i]" for o in match.operands if o.name.startswith("aux")}
-        return self.source(match, names, {"N": n, "K": k, "PAIR": (len(names) > 1 and "acc1" in names and 2) or 1, "LANES": lanes},
-                           depth=-(-k // lanes) + lanes)
+        return self.source(match, names, {"N": n, "K": k, "PAIR": match.integer("pair", 1), "LANES": lanes}, depth=-(-k // lanes) + lanes)
 
 
 class ElementwiseInC(InC):
@@ -88,6 +87,6 @@ class ElementwiseInC(InC):
     def lower(self, match: ac.Match, schedule: ac.Schedule, target: ac.Target) -> ac.StepSource:
         """One loop."""
         index = {"full": "i", "row": f"i % {match.integer('columns')}", "scalar": "0"}
-        inputs = [o.name for o in match.operands if o.role is not ac.Role.OUTPUT]
-        names = {name: f"{name}[{index[match.text(f'broadcast{j}', 'full')]}]" for j, name in enumerate(inputs)}
+        inputs = enumerate(o.name for o in match.operands if o.role is not ac.Role.OUTPUT)
+        names = {name: f"{name}[{index[match.text(f'broadcast{j}', 'full')]}]" for j, name in inputs}
         return self.source(match, names, {"COUNT": match.integer("count")}, depth=max(1, len(match.epilogue.operations)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from agentcompile_cuda_kit import control, include_dir
+from agentcompile_cuda_kit import check_launches, control, include_dir
 from agentcompile_cuda_kit.targets import nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
@@ -145,6 +145,10 @@ class CudaBackend(Backend):
         from .timing import time_eagerly
 
         return time_eagerly(run, repetitions, runs_per_repetition)
+
+    def check(self, source: StepSource, target: Target) -> None:
+        """Refuse launches that no CUDA device takes."""
+        check_launches(source)
 
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""

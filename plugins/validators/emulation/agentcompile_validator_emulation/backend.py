@@ -74,6 +74,10 @@ class EmulationBackend(Backend):
         """The CUDA control."""
         return cuda_kit.control(defect)
 
+    def check(self, source: StepSource, target: Target) -> None:
+        """Refuse launches that no CUDA device takes."""
+        cuda_kit.check_launches(source)
+
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""
         return (cuda_kit.include_dir(),)
