@@ -54,7 +54,8 @@ class Context:
 
         if self.worker is None:
             deadlines_s = dict(self.backend.deadlines_s) if self.backend is not None else {}
-            self.worker = Worker(deadlines_s=deadlines_s, settings=settings.document(self.catalog))
+            named = tuple(name for backend in self.catalog.backends.values() for name in backend.environment)
+            self.worker = Worker(deadlines_s=deadlines_s, settings=settings.document(self.catalog), environment=named)
         return self.worker
 
     def close(self) -> None:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
         ValueKind as ValueKind, Workload as Workload,
     )
     from .ir.kind_names import (
-        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, GATHER as GATHER, LINEAR as LINEAR, NORM as NORM,
-        ROPE as ROPE, ROPE_TABLE as ROPE_TABLE,
+        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, GATHER as GATHER, LINEAR as LINEAR,
+        NORM as NORM, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE,
     )
     from .ir.plan import (
-        Origin as Origin, Parameter as Parameter, Schedule as Schedule, ScheduleSpace as ScheduleSpace, Step as Step,
-        StepSpace as StepSpace,
+        Cover as Cover, Fusion as Fusion, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
+        Schedule as Schedule, ScheduleSpace as ScheduleSpace, Step as Step, StepSpace as StepSpace,
     )
     from .ir.record import Measurement as Measurement, TuningRecord as TuningRecord
     from .ir.region import (
@@ -47,11 +47,13 @@ if TYPE_CHECKING:
         Role as Role, Scalar as Scalar, SemanticLabel as SemanticLabel,
     )
     from .ir.source_check import argument_values as argument_values, check_source as check_source
-    from .ir.target import PRESETS as PRESETS, Target as Target, nearest_preset as nearest_preset, preset as preset
-    from .ir.verdict import Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict
+    from .ir.target import NO_TARGET as NO_TARGET, Target as Target
+    from .ir.verdict import (
+        Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict,
+    )
     from .ops.growth import (
-        Growth as Growth, express as express, grow as grow, has_one_rounding as has_one_rounding, is_pointwise as is_pointwise,
-        translate as translate,
+        Growth as Growth, express as express, grow as grow, has_one_rounding as has_one_rounding,
+        is_pointwise as is_pointwise, translate as translate,
     )
     from .ops.names import operator as operator
     from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
@@ -62,6 +64,10 @@ if TYPE_CHECKING:
     from .plugin.advice_json import (
         answer_schema as answer_schema, question_json as question_json, question_key as question_key,
         read_answer as read_answer,
+    )
+    from .plugin.controls import (
+        CONTROL_DEFECTS as CONTROL_DEFECTS, CONTROL_DIGEST as CONTROL_DIGEST, CONTROL_ENTRY as CONTROL_ENTRY,
+        control_source as control_source, control_trials as control_trials,
     )
     from .plugin.events import (
         AdviceGiven as AdviceGiven, CandidateFinished as CandidateFinished, Captured as Captured,
@@ -78,19 +84,19 @@ if TYPE_CHECKING:
         TrialResult as TrialResult, TrialRun as TrialRun, Validator as Validator,
     )
     from .plugin.match_kind import (
-        AttributeKind as AttributeKind, MatchKind as MatchKind, OperandKind as OperandKind, READS as READS, WEIGHTS as WEIGHTS,
-        position_edges as position_edges,
+        AttributeKind as AttributeKind, MatchKind as MatchKind, OperandKind as OperandKind, READS as READS,
+        WEIGHTS as WEIGHTS, position_edges as position_edges,
     )
     from .plugin.running import (
         KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece, RunnableProgram as RunnableProgram,
         SessionState as SessionState,
     )
+    from .plugin.secrets import holds_secret as holds_secret, scrubbed as scrubbed
     from .processes.environment import child_environment as child_environment
     from .processes.toolchain import GuardedServer as GuardedServer, run_guarded as run_guarded, serve as serve
     from .runtime.graph_capture import composed as composed, settle_generator as settle_generator
     from .runtime.program import Program as Program, Segment as Segment
     from .store import default_root as default_root
-    from .ir import kind_names as kind_names, serial as serial
     # isort: on
 
 # The module of each name, below agentcompile_core. A test holds this equal to the imports above.
@@ -108,7 +114,7 @@ _NAMES = {
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
     "ir.source_check": "argument_values check_source",
-    "ir.target": "PRESETS Target nearest_preset preset",
+    "ir.target": "NO_TARGET Target",
     "ir.verdict": "Case Check InputFamily Outcome Trial Verdict",
     "ops.growth": "Growth express grow has_one_rounding is_pointwise translate",
     "ops.names": "operator",
@@ -116,6 +122,7 @@ _NAMES = {
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
     "ops.schema": "argument canonical",
     "plugin.advice_json": "answer_schema question_json question_key read_answer",
+    "plugin.controls": "CONTROL_DEFECTS CONTROL_DIGEST CONTROL_ENTRY control_source control_trials",
     "plugin.events": (
         "AdviceGiven CandidateFinished Captured ChainProgress Event FailureRecorded ModelLoaded NotStored Preparing "
         "RegionSelected SearchStarted Skipped StageFinished StageStarted StoreMiss Warned WinnerRefused WorkloadChosen"

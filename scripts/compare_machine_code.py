@@ -103,7 +103,7 @@ def measure(families: Sequence[str], points: int) -> Figures:
     """Machine code by "family match target schedule", as digests and counts."""
     from agentcompile_runtime_cuda.backend import CudaBackend
 
-    from agentcompile_core.plugin_api import preset
+    from agentcompile_cuda_kit.targets import preset
 
     backend = CudaBackend()
 

@@ -1,6 +1,7 @@
 """A small world to advise on: one region, three toy families, an advisor that says what it is told to."""
 
 
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from agentcompile_rules_transformers.testing import Draft
 
@@ -12,7 +13,6 @@ from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ir.graph import DType
 from agentcompile_core.ir.plan import Parameter, RegionPlan, Schedule, ScheduleSpace, Step
 from agentcompile_core.ir.record import TuningRecord
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.interfaces import Advisor, TemplateFamily

@@ -2,6 +2,7 @@
 
 import agentcompile_rules_transformers as rules
 import pytest
+from agentcompile_cuda_kit.targets import preset
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from agentcompile_core.ir.graph import (
     map_refs,
 )
 from agentcompile_core.ir.region import Access, Analysis, Match, Operand, Role, SemanticLabel
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.interfaces import RegionRule

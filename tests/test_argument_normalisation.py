@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from attrs import evolve
 from hypothesis import given, settings
@@ -18,7 +19,6 @@ from agentcompile_core.ir.expression import Expression, PointwiseKind
 from agentcompile_core.ir.graph import DType as D
 from agentcompile_core.ir.graph import Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, Workload
 from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ops.interpreter import compile_nodes, operator_of
 from agentcompile_core.ops.reference import oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement, in_float64

@@ -229,11 +229,12 @@ def test_bundle_for_another_model(cli, tiny_bundle: Path, tmp_path: Path) -> Non
 
 
 def test_bundle_of_another_architecture(tiny_bundle: Path) -> None:
+    from agentcompile_cuda_kit.targets import preset
+
     from agentcompile_core.errors import UsageError
-    from agentcompile_core.ir.target import preset
     from agentcompile_core.runtime import bundle_reader
 
-    with pytest.raises(UsageError, match=r"built for sm_90 \(h200\), this GPU is sm_80 \(a100\); compile for this GPU"):
+    with pytest.raises(UsageError, match=r"built for sm_90 \(h200\), the hardware here is sm_80 \(a100\); compile for this one"):
         bundle_reader.runnable(bundle_reader.read(tiny_bundle), preset("a100"))
 
 

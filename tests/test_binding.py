@@ -1,6 +1,7 @@
 """Argument values and the core's check of what a source declares."""
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 
 from agentcompile_core.errors import ContractError
@@ -8,7 +9,6 @@ from agentcompile_core.ir.candidate import Feature, KernelArgument, StepSource, 
 from agentcompile_core.ir.graph import DType
 from agentcompile_core.ir.region import Access, Role
 from agentcompile_core.ir.source_check import argument_values, check_source
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.testing.doubles import fake_match, fake_source
 
 MATCH, _ = fake_match()
@@ -62,9 +62,7 @@ def test_a_second_launch_may_read_the_output():
     (with_arguments(OUT, evolve(null("x"), role=Role.INPUT)), "is null but has the role input"),
     (with_arguments(OUT, workspaces=(Workspace(name="w", nbytes=0),)), "workspace w has 0 bytes"),
     (with_arguments(OUT, workspaces=(Workspace(name="out", nbytes=8),)), "workspace names must be unique"),
-    (with_launch(block=(2048, 1, 1)), "1024 threads"),
-    (with_launch(block=(32, 32, 2)), "1024 threads"),
-    (with_launch(grid=(1, 70000, 1)), "grid"),
+    (with_launch(block=(0, 1, 1)), "block"),
     (with_launch(grid=(0, 1, 1)), "grid"),
     (with_launch(shared_bytes=300 << 10), "h200 allows"),
     (with_launch(cluster=3, grid=(4, 1, 1)), "cluster of 3"),
@@ -78,5 +76,5 @@ def test_each_breach_is_refused_with_what_was_seen(source: StepSource, message: 
 def test_features_of_hopper_are_refused_on_older_targets():
     source = evolve(GOOD, features=(Feature.BULK_COPY,))
     check_source(MATCH, source, H200)
-    with pytest.raises(ContractError, match="bulk_copy, which sm_80 lacks"):
+    with pytest.raises(ContractError, match=r"bulk_copy, which a100 \(sm_80\) lacks"):
         check_source(MATCH, source, PRESETS["a100"])

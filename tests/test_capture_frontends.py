@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from safetensors.torch import load_file, save_file
 
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
 from agentcompile_core.stages import capture

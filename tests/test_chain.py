@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from agentcompile_cuda_kit.targets import preset
 from attrs import evolve
 
 from agentcompile_core.configuration import Config
@@ -15,7 +16,6 @@ from agentcompile_core.ir.candidate import Candidate, Kernel, Resources
 from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.record import Measurement, TuningRecord
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.make_program import make_program

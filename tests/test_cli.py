@@ -60,7 +60,7 @@ def test_generate_streams_the_text_of_the_bundle(cli, tiny_bundle: Path) -> None
     assert code == 0, err
     assert out.startswith(PROMPT)
     assert len(out.strip()) > len(PROMPT)
-    assert "note: no CUDA device here: every step runs on the framework's operators" in err
+    assert "note: no h200 here: every step runs on the framework's operators" in err
 
 
 def test_generate_finds_the_model_of_the_bundle(cli, tiny_bundle: Path) -> None:

@@ -7,6 +7,7 @@ buffer planning, side-by-side outputs and aliases are checked together, without 
 import agentcompile_rules_transformers as rules
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from attrs import evolve
 
 from agentcompile_core.configuration import Config
@@ -14,7 +15,6 @@ from agentcompile_core.context import Context
 from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, ValueKind, Workload
 from agentcompile_core.ir.plan import Origin, Schedule, ScheduleSpace, Step
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.interfaces import Implementation

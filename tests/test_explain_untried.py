@@ -8,6 +8,7 @@ from typing import Any
 
 import agentcompile_rules_transformers
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpac
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region, RegionSummary
 from agentcompile_core.ir.search_log import Reason, Seen, Untried, tried
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.discovery import load_catalog

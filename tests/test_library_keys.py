@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.plugin.include_folders import folders_digest, included_files
 from agentcompile_core.store import keys
 from agentcompile_core.testing.doubles import FakeBackend, fake_source

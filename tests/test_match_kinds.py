@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers import KINDS, agentcompile_region_rules
 from agentcompile_rules_transformers import testing as cases
 from attrs import evolve
@@ -23,7 +24,6 @@ from agentcompile_core.ir.graph import DType, TensorSpec, Workload
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, Schedule, Step
 from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Case, InputFamily, Outcome, Trial
 from agentcompile_core.plugin.advice_json import answer_schema, question_json, read_answer
 from agentcompile_core.plugin.discovery import load_catalog

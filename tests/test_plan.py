@@ -2,6 +2,7 @@
 
 import agentcompile_rules_transformers as rules
 import pytest
+from agentcompile_cuda_kit.targets import preset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, TensorSpec, Value, ValueKind, Workload
 from agentcompile_core.ir.plan import MAX_COVERS, Fusion, Origin, Parameter, PlanSpace, Schedule, ScheduleSpace
 from agentcompile_core.ir.region import Match, SemanticLabel
-from agentcompile_core.ir.target import preset
 from agentcompile_core.ops.aliasing import is_alias
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.plugin.catalog import Catalog

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import PRESETS
 
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.ir.region import Role
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.reference import compare, oracle
 from agentcompile_core.plugin.discovery import load_catalog

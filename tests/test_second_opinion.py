@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers import testing as cases
 from agentcompile_rules_transformers.kinds import KINDS
 from attrs import evolve
@@ -21,7 +22,6 @@ from agentcompile_core.ir.expression import Expression, Operation, PointwiseKind
 from agentcompile_core.ir.graph import DType, Graph
 from agentcompile_core.ir.plan import Origin, Step
 from agentcompile_core.ir.region import Match
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Trial
 from agentcompile_core.ops.reference import Bounded, oracle
 from agentcompile_core.ops.reference.calls import Call

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 
 from agentcompile_core.configuration import Config
@@ -17,7 +18,6 @@ from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, RegionPl
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region, RegionSummary
 from agentcompile_core.ir.selection import Basis, Selection
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.events import CandidateFinished, Event, RegionSelected
 from agentcompile_core.stages import lower, select, validate

@@ -85,7 +85,7 @@ def test_without_another_plugin(store: Store, complete: Any, expected: list[int]
     if name == "numerics":
         assert families_of(model) == set(), "without a numerics validator nothing generated is selected"
     if name == "flashkv":
-        assert any("agentcompile-runtime-flashkv is not installed" in note for note in model.notes)
+        assert any("no plugin for KV caches is installed" in note for note in model.notes)
 
 
 def test_the_core_alone(store: Store, expected: list[int]) -> None:

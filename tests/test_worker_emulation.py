@@ -1,13 +1,13 @@
 """Generated kernels under the emulation backend, judged by the numerics validator: families, validator and worker together."""
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ir.plan import Origin, Step
 from agentcompile_core.ir.region import Access, Match, Operand, Role, SemanticLabel
-from agentcompile_core.ir.target import PRESETS
 from agentcompile_core.ir.verdict import Outcome, Trial
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.validate.input_cases import cases_for

@@ -22,14 +22,14 @@ from ..plugin.interfaces import LoadedModel
 from ..runtime import bundle_reader
 from ..store import Store
 from ..version import __version__
-from . import arguments
+from . import arguments, hardware
 from .model import CompiledModel, Parts
-from .setting_up import context, device_of, live_target
+from .setting_up import context
 
 __all__ = ["CompiledModel", "compile", "load"]
 
 DEFAULT_CONTEXT = 8192
-RUN_ON = ("auto", "framework", "emulation")
+RUN_ON = ("auto", "framework")
 
 
 def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
@@ -44,14 +44,14 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
         catalog: the plugins to use; by default every installed one.
         store: where kernels and timings are kept; by default where ``config.cache`` says, ``Store(None)`` for nowhere.
         report: an observer of events (``agentcompile_core.plugin.events``): called with each as it happens.
-        run_on: ``auto`` (kernels on a GPU, the framework elsewhere), ``framework``, ``emulation`` (kernels on the CPU, slow), or
-            ``nothing`` (the result can be saved, not run).
+        run_on: ``auto`` (kernels where they were measured, the framework elsewhere), ``framework``, the name of an installed
+            backend (such as ``emulation``: kernels on the CPU, slow), or ``nothing`` (the result can be saved, not run).
 
     Options, all by name:
         dtype: ``float16``, ``bfloat16`` or ``float32``; default: the model's own.
         max_context: positions of the KV cache; default: min(the model's limit, 8192).
-        target: a preset name; default: the GPU here, else h200.
-        device: ``cuda`` or ``cpu``; default: cuda where there is one.
+        target: the name of an installed target; default: the hardware here, else the installed one of highest preference.
+        device: a torch device type that an installed backend uses, or cpu; default: the target's where it is here, else cpu.
         meta: True captures without weights (nothing can be run, everything else works).
         random_weights: seed of random weights for a folder or an identifier.
         example_inputs: for a live plain module: a tuple of its arguments, or a dict of them by name.
@@ -67,11 +67,11 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     config, unused = arguments.chosen(config, chosen, catalog)
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
-    _check_run_on(run_on, *RUN_ON, "nothing")
-    device = device_of(config)
-    ctx = context(catalog, config, config.target or None, store, device, report)
+    _check_run_on(run_on, *RUN_ON, "nothing", *(b.name for b in catalog.backends.values()))
+    found = hardware.choose(config, catalog)
+    ctx = context(catalog, config, found, store, report)
     try:
-        loaded, compilation, bundle = _compiled(what, workload, ctx, {**asked, **rest, "device": device})
+        loaded, compilation, bundle = _compiled(what, workload, ctx, {**asked, **rest, "device": found.device})
     finally:
         ctx.close()  # before anything is installed: the worker's memory of the device is the session's
     graphs = compilation.graphs
@@ -80,7 +80,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
                                    notes=(*unused, *loaded.notes, *graphs.notes)))
     runnable = install.Runnable(graphs=graphs, programs=compilation.programs, kernels=compilation.kernels,
                                 provisional=compilation.provisional)
-    session, notes = install.install(loaded, runnable, device, run_on, ctx)
+    session, notes = install.install(loaded, runnable, found.device, run_on, ctx)
     return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation, context=ctx,
                                notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
 
@@ -119,11 +119,11 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     arguments.check_known(options, catalog)
     chosen, options = arguments.split(options, arguments.FIELDS)
     config, unused = arguments.chosen(config, chosen, catalog)
-    _check_run_on(run_on, *RUN_ON)
+    _check_run_on(run_on, *RUN_ON, *(b.name for b in catalog.backends.values()))
     installed = bundle_reader.read(Path(folder))
-    device = device_of(config)
-    ctx = context(catalog, config, installed.manifest.target.name, store, device, report)
-    reason = bundle_reader.runnable(installed, live_target(ctx) if device == "cuda" else None)
+    found = hardware.choose(config, catalog, installed.manifest.target)
+    ctx, device = context(catalog, config, found, store, report), found.device
+    reason = bundle_reader.runnable(installed, hardware.live(ctx.target, device, catalog))
     frontend = pipeline.frontend_for(model, ctx)
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     bundle_reader.check_model(installed, describe(loaded).digest, loaded.name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ..configuration import Config, Effective, resolve
+from ..configuration import Config, Effective, defaults, resolve
 from ..configuration.layers import ARGUMENT, DEFAULT, SECTION
 from ..configuration.values import NAMES, check_limits
 from ..errors import UsageError
@@ -118,7 +118,7 @@ def check_choices(config: Config, catalog: Catalog, origin: Callable[[str], str]
         catalog.find("agentcompile_advisors", config.advisor)
     with _naming(origin("validators")):
         for name in config.validators:
-            if not any(v.name == name for v in catalog.validators.values()) and name != "numerics":
+            if not any(v.name == name for v in catalog.validators.values()) and name not in defaults.VALIDATORS:
                 catalog.find("agentcompile_validators", name)
     with _naming(origin("backend")):
         if config.backend:

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..api import arguments
+from ..api import arguments, hardware
 from ..configuration import Config
 from ..errors import UsageError
-from ..ir.target import preset
 from ..plugin.discovery import load_catalog
 
 FLAGS = ("advisor", "validators", "target", "device", "budget_s", "budget_plans", "rounds", "trust_kernels")
@@ -25,8 +24,7 @@ def config_of(options: argparse.Namespace) -> Config:
     effective, notes = arguments.resolved({name: getattr(options, name, None) for name in FLAGS}, catalog)
     arguments.check_choices(effective.config, catalog, effective.origin)
     arguments.check_context(options.context)
-    if effective.config.target:
-        preset(effective.config.target)
+    hardware.choose(effective.config, catalog)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return effective.config

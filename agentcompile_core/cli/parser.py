@@ -86,7 +86,8 @@ def _generate(sub: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from standard input")
     prompt.add_argument("--prompt-file", metavar="FILE", help="read the text to continue from this file (UTF-8)")
     sub.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="new tokens at most (default: 128)")
-    sub.add_argument("--run-on", choices=("auto", "framework", "emulation"), default="auto", help="where steps run (default: auto)")
+    sub.add_argument("--run-on", default="auto", metavar="WHERE",
+                     help="where steps run: auto, framework, or a backend by name (default: auto)")
     sub.add_argument("--trust-kernels", action="store_true", default=None,
                      help="run kernels of the bundle that were not built here, as they are (default: the framework in their place)")
     _sampling(sub.add_argument_group("choosing tokens", "by default as the model's generation_config says, which is mostly greedy"))
@@ -125,8 +126,10 @@ def _completion(sub: argparse.ArgumentParser) -> None:
 def _model_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="element type (default: the model's own)")
     sub.add_argument("--context", type=int, metavar="TOKENS", help="positions of KV cache (default: the model's limit, at most 8192)")
-    sub.add_argument("--device", choices=("cuda", "cpu"), help=f"where to run ({_default('device', 'cuda where there is one')})")
-    sub.add_argument("--target", metavar="NAME", help=f"GPU to compile for ({_default('target', 'the one here, else h200')})")
+    sub.add_argument("--device", metavar="TYPE",
+                     help=f"where to run: cpu, or an installed backend's device ({_default('device', 'what is here')})")
+    sub.add_argument("--target", metavar="NAME",
+                     help=f"hardware to compile for ({_default('target', 'what is here, else the preferred one')})")
     sub.add_argument("--advisor", metavar="NAME", help=f"who advises on the space ({_default('advisor')})")
     sub.add_argument("--budget-s", type=float, metavar="S",
                      help=f"seconds of the whole search: advice, building, checking, timing, chain ({_default('budget_s')})")

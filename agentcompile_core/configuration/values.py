@@ -11,6 +11,7 @@ import attrs
 from attrs import Factory, field, frozen
 
 from ..errors import UsageError
+from . import defaults
 
 Scalar = bool | int | float | str
 Sections = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # plugin or offer name, then its settings by name
@@ -56,8 +57,8 @@ class Config:
     """
 
     advisor: str = _of("heuristic", "who advises on the order of the search")
-    validators: tuple[str, ...] = _of(("numerics",), "who checks candidates, and who checks winners")
-    target: str = _of("", "hardware to compile for; empty: what is here, else h200")
+    validators: tuple[str, ...] = _of(defaults.VALIDATORS, "who checks candidates, and who checks winners")
+    target: str = _of("", "hardware to compile for; empty: what is here, else the preferred one of what is installed")
     device: str = _of("", "torch device to run on; empty: an accelerator where there is one, else cpu")
     backend: str = _of("", "what builds and launches kernels; empty: the one that serves the target, else an emulator of its language")
     kv_cache: str = _of("", "runtime that allocates the KV cache; empty: the best one installed")

@@ -49,8 +49,6 @@ def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | No
 
 
 def builder(ctx: Context) -> Backend | None:
-    """The backend that builds for the target: ``cuda`` where it can, else the one candidates are validated on."""
-    for backend in ctx.catalog.backends.values():
-        if backend.name == "cuda" and backend.can_build(ctx.target):
-            return backend
-    return ctx.backend
+    """The backend that builds for the target: its own where that can, else the one candidates are validated on."""
+    own = ctx.catalog.backend_of(ctx.target)
+    return own if own is not None and own.can_build(ctx.target) else ctx.backend

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -13,6 +14,7 @@ from ..ir.region import Match
 from ..ir.target import Target
 from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
+from ..runtime.built_in import CORES_OWN
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.framework_session import EagerModule, EagerSession
 from ..runtime.make_program import without_steps
@@ -23,6 +25,7 @@ from ..runtime.weights import WeightStore
 from . import program_check, trust
 from .building import build_one
 
+R = TypeVar("R", KVCacheRuntime, DecodeRuntime)
 AnySession = Session | EagerSession | ModuleSession | EagerModule
 Programs = dict[str, Program]
 
@@ -84,23 +87,34 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
         what = evolve(what, programs=trusted.programs, kernels=trusted.kernels, made_for=None)
         kernels: Mapping[str, Kernel] = trusted.kernels
     else:
-        kernels = _emulated(what.programs, backend, ctx) if backend is not None and run_on == "emulation" else what.kernels
+        kernels = _built_by(backend, what, ctx) if backend is not None and run_on != "auto" else what.kernels
     missing = [p for p in what.programs.values() if any(s.digest not in kernels for s in p.sources)]
     if backend is not None and not missing:
         return with_calls(what.programs, Executables(device=device, backend=backend, kernels=kernels), ctx, notes)
     if _has_steps(what.programs):
-        why = _why_framework(run_on, device, what.provisional, backend, bool(missing))
+        why = _why_framework(device, run_on, bool(missing), ctx)
         notes.append(f"every step runs on the framework's operators: {why}")
     return {name: framework_program(p.graph) for name, p in what.programs.items()}, Executables(device=device)
 
 
 def _backend(what: Runnable, device: str, run_on: str, ctx: Context) -> Backend | None:
-    if run_on == "emulation":
-        backend: Backend = ctx.catalog.find("agentcompile_backends", "emulation")
-        return backend
-    if run_on == "auto" and device == "cuda" and not what.provisional:
-        return next((b for b in ctx.catalog.backends.values() if b.name == "cuda"), None)
-    return None
+    """Who launches the kernels: the backend that measured them, or the one that is named."""
+    if run_on == "framework" or (run_on == "auto" and what.provisional):
+        return None
+    if run_on == "auto":
+        measured_on = _measured_on(what, ctx)
+        return measured_on if measured_on is not None and measured_on.device == device else None
+    backend: Backend = ctx.catalog.find("agentcompile_backends", run_on)
+    if backend.device != device:
+        raise UsageError(f"the backend {run_on} runs on the device {backend.device}, not on {device}; use --device {backend.device}")
+    return backend
+
+
+def _measured_on(what: Runnable, ctx: Context) -> Backend | None:
+    names = {kernel.backend for kernel in what.kernels.values()}
+    if len(names) == 1:
+        return next((b for b in ctx.catalog.backends.values() if b.name in names), None)
+    return None if names else ctx.catalog.backend_of(ctx.target)
 
 
 def with_calls(programs: Programs, executables: Executables, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:
@@ -155,51 +169,56 @@ def _try(call: BoundCall, match: Match, device: str) -> None:
 
     with torch.no_grad():
         call.run(**{o.name: zeros(o.spec, device) for o in match.operands})
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        torch.accelerator.synchronize()
 
 
-def _why_framework(run_on: str, device: str, provisional: bool, backend: Backend | None, missing: bool) -> str:
+def _why_framework(device: str, run_on: str, missing: bool, ctx: Context) -> str:
+    own, target = ctx.catalog.backend_of(ctx.target), ctx.target
     if run_on == "framework":
         return "asked for"
-    if device != "cuda":
-        return "no CUDA device here"
-    if backend is None and not provisional:
-        return "the cuda backend is not installed (agentcompile-runtime-cuda)"
+    if own is None:
+        return f"the backend {target.backend} of {target.name} is not installed" if target.backend else "no hardware target is installed"
+    if own.device != device:
+        return f"no {target.name} here"
     return "a kernel is missing" if missing else "the kernels were validated by emulation only and never measured"
 
 
-def _emulated(programs: dict[str, Program], backend: Backend, ctx: Context) -> dict[str, Kernel]:
-    sources = {s.digest: s for p in programs.values() for s in p.sources}
-    built = {digest: build_one(source, backend, ctx) for digest, source in sources.items()}
+def _built_by(backend: Backend, what: Runnable, ctx: Context) -> dict[str, Kernel]:
+    """Kernels of every source by ``backend``: those that it built already, the others built now."""
+    sources = {s.digest: s for p in what.programs.values() for s in p.sources}
+    ready = {digest: kernel for digest, kernel in what.kernels.items() if kernel.backend == backend.name}
+    built = {digest: ready.get(digest) or build_one(source, backend, ctx) for digest, source in sources.items()}
     return {digest: kernel for digest, kernel in built.items() if kernel is not None}
 
 
 def _kv_runtime(ctx: Context, notes: list[str]) -> KVCacheRuntime:
+    found = sorted((r for r in ctx.catalog.runtimes.values() if isinstance(r, KVCacheRuntime)), key=lambda r: -r.preference)
     wanted = ctx.config.kv_cache
-    names = (wanted,) if wanted else ("flashkv", "plain")
-    for runtime in ctx.catalog.runtimes.values():
-        if isinstance(runtime, KVCacheRuntime) and runtime.name == names[0]:
-            return runtime
     if wanted:
-        ctx.catalog.find("agentcompile_runtimes", wanted)
-        raise UsageError(f"runtime {wanted!r} is no KV cache runtime")
-    notes.append("KV cache: the core's own (agentcompile-runtime-flashkv is not installed)")
-    return next(r for r in ctx.catalog.runtimes.values() if isinstance(r, KVCacheRuntime) and r.name == "plain")
+        return _called(wanted, found, "KV cache")
+    if found[0].preference <= CORES_OWN:
+        notes.append("KV cache: the core's own (no plugin for KV caches is installed)")
+    return found[0]
+
+
+def _called(wanted: str, found: list[R], what: str) -> R:
+    named = [runtime for runtime in found if runtime.name == wanted]
+    if not named:
+        raise UsageError(f"unknown {what} runtime {wanted!r}; installed: {', '.join(sorted(r.name for r in found))}")
+    return named[0]
 
 
 def _decode_runtime(ctx: Context, device: str, notes: list[str]) -> DecodeRuntime:
+    found = sorted((r for r in ctx.catalog.runtimes.values() if isinstance(r, DecodeRuntime)), key=lambda r: -r.preference)
     wanted = ctx.config.decode
-    found = {r.name: r for r in ctx.catalog.runtimes.values() if isinstance(r, DecodeRuntime)}
     if wanted:
-        if wanted not in found:
-            raise UsageError(f"unknown decode runtime {wanted!r}; installed: {', '.join(sorted(found))}")
-        answer = found[wanted].available(device)
+        runtime = _called(wanted, found, "decode")
+        answer = runtime.available(device)
         if isinstance(answer, Reject):
             raise UsageError(f"decode runtime {wanted!r} cannot run here: {answer.reason}")
-        return found[wanted]
-    if device == "cuda":
-        if "cudagraph" in found and found["cudagraph"].available(device):
-            return found["cudagraph"]
-        notes.append("decode: a Python loop (agentcompile-runtime-cudagraph is not installed)")
-    return found["python_loop"]
+        return runtime
+    best = next(r for r in found if r.available(device))
+    if best.preference <= CORES_OWN and device != "cpu":
+        notes.append("decode: a Python loop (no installed decode runtime works on this device)")
+    return best

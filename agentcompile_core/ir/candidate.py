@@ -5,13 +5,15 @@ import hashlib
 
 from attrs import field, frozen
 
+from ..configuration import defaults
 from .graph import DType
 from .plan import Step
 from .region import Access, Role
+from .words import words
 
 
-class Feature(enum.Enum):
-    """Device features that a source uses; a backend builds it only if it has them all."""
+class Feature(enum.StrEnum):
+    """The core's words for what hardware can do and a source may use. Any other lower_snake_case word is a capability too."""
 
     BULK_COPY = "bulk_copy"
     MBARRIER = "mbarrier"
@@ -20,6 +22,7 @@ class Feature(enum.Enum):
     WGMMA = "wgmma"
     CLUSTER = "cluster"
     ATOMICS = "atomics"
+    BF16 = "bf16"
 
 
 class ArgumentKind(enum.Enum):
@@ -103,16 +106,16 @@ class StepSource:
     """The text of a step and how to launch it.
 
     ``code`` includes its ``headers`` (name, text) and ``<agentcompile/...>`` from the backend's include folders.
-    ``digest`` names the emitted entries; ``reduction_depth`` is the d of the error budget (longest chain of roundings
-    of one accumulator: per-thread length plus log2 of the threads that combine); 0 where nobody knows it, which charges
-    every reduction in full, as for the framework.
+    ``features`` are the capabilities that a target must have for it. ``digest`` names the emitted entries;
+    ``reduction_depth`` is the d of the error budget (longest chain of roundings of one accumulator: per-thread length plus
+    log2 of the threads that combine); 0 where nobody knows it, which charges every reduction in full, as for the framework.
     """
 
-    language: str = "cuda"
+    language: str = defaults.LANGUAGE
     digest: str
     code: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # file names and texts
-    features: tuple[Feature, ...] = ()
+    features: tuple[str, ...] = field(default=(), converter=words)
     launches: tuple[Launch, ...]  # run one after the other
     workspaces: tuple[Workspace, ...] = ()
     reduction_depth: int = 1

@@ -8,15 +8,10 @@ roles come from the match, so a source cannot declare an activation to be a weig
 from collections.abc import Mapping
 
 from ..errors import ContractError
-from .candidate import ArgumentKind, Feature, KernelArgument, Launch, StepSource
+from .candidate import ArgumentKind, KernelArgument, Launch, StepSource
 from .region import Access, Match, Role
 from .target import Target
 
-MAX_THREADS = 1024
-MAX_BLOCK = (1024, 1024, 64)
-MAX_GRID = (2**31 - 1, 65535, 65535)
-MAX_CLUSTER = 8
-_NEEDS_SM_90 = (Feature.BULK_COPY, Feature.MBARRIER, Feature.CLUSTER, Feature.WGMMA)
 _I32 = range(-(2**31), 2**31)
 _I64 = range(-(2**63), 2**63)
 
@@ -45,6 +40,8 @@ def _value(argument: KernelArgument, addresses: Mapping[str, int]) -> int | floa
 def check_source(match: Match, source: StepSource, target: Target | None = None) -> None:
     """Check the declared arguments of ``source`` against ``match``, and its launches against the limits of ``target``.
 
+    What limits the backend of the target has beyond that, it checks itself (``Backend.check``).
+
     Every pointer is null, a declared workspace, or an operand of the match with its role and dtype and no more access
     than the operand grants (an output may be read once a launch has written it). Every OUTPUT operand is written.
 
@@ -70,9 +67,9 @@ def check_source(match: Match, source: StepSource, target: Target | None = None)
     if unwritten:
         raise ContractError(f"{_about(match, source)}: no launch writes output {', '.join(unwritten)}")
     if target is not None:
-        lacking = [f.value for f in source.features if f in _NEEDS_SM_90 and target.capability < 90]
+        lacking = [feature for feature in source.features if not target.has(feature)]
         if lacking:
-            raise ContractError(f"{_about(match, source)}: uses {', '.join(lacking)}, which {target.arch} lacks")
+            raise ContractError(f"{_about(match, source)}: uses {', '.join(lacking)}, which {target.name} ({target.arch}) lacks")
 
 
 def _about(match: Match, source: StepSource) -> str:
@@ -123,13 +120,11 @@ def _check_launch(match: Match, source: StepSource, launch: Launch, target: Targ
     where = f"{_about(match, source)}: launch {launch.entry}"
     if source.digest not in launch.entry:
         raise ContractError(f"{where}: the entry's name must carry the digest, so that two schedules can live in one binary")
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if threads > MAX_THREADS or any(not 1 <= n <= limit for n, limit in zip(launch.block, MAX_BLOCK, strict=True)):
-        raise ContractError(f"{where}: block {launch.block}; at most {MAX_BLOCK} and {MAX_THREADS} threads")
-    if any(not 1 <= n <= limit for n, limit in zip(launch.grid, MAX_GRID, strict=True)):
-        raise ContractError(f"{where}: grid {launch.grid}; each from 1 to {MAX_GRID}")
-    if not 1 <= launch.cluster <= MAX_CLUSTER or launch.grid[0] % launch.cluster:
-        raise ContractError(f"{where}: cluster of {launch.cluster} blocks; from 1 to {MAX_CLUSTER}, dividing the grid {launch.grid}")
-    limit = target.shared_bytes_per_block if target else None
-    if launch.shared_bytes < 0 or (limit is not None and launch.shared_bytes > limit):
+    for what, extents in (("block", launch.block), ("grid", launch.grid)):
+        if any(n < 1 for n in extents):
+            raise ContractError(f"{where}: {what} {extents}; each from 1 on")
+    if launch.cluster < 1 or launch.grid[0] % launch.cluster:
+        raise ContractError(f"{where}: cluster of {launch.cluster} blocks; it must divide the grid {launch.grid}")
+    limit = target.shared_bytes_per_block if target else 0
+    if launch.shared_bytes < 0 or (limit and launch.shared_bytes > limit):
         raise ContractError(f"{where}: {launch.shared_bytes} bytes of shared memory; {target and target.name} allows {limit}")

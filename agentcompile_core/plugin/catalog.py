@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from attrs import Factory, define, evolve, frozen
 
 from ..errors import AgentCompileError, Cause, ContractError, Failure, StageName, UsageError, last_frames
+from ..ir.target import Target
 from .events import Event, FailureRecorded, Observer, hook_of, silent
 from .failures import Failures
 from .interfaces import Advisor, Backend, Frontend, Implementation, Offer, RegionRule, RuntimeIntegration, TemplateFamily, Validator
@@ -16,7 +17,7 @@ from .match_kind import MatchKind
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-OFFERS: dict[str, type[Offer]] = {
+OFFERS: dict[str, type[Offer] | type[Target]] = {
     "agentcompile_frontends": Frontend,
     "agentcompile_region_rules": RegionRule,
     "agentcompile_template_families": TemplateFamily,
@@ -25,6 +26,7 @@ OFFERS: dict[str, type[Offer]] = {
     "agentcompile_validators": Validator,
     "agentcompile_runtimes": RuntimeIntegration,
     "agentcompile_backends": Backend,
+    "agentcompile_targets": Target,
 }
 EVENTS = ("agentcompile_stage_finished", "agentcompile_candidate_finished", "agentcompile_failed")
 
@@ -98,6 +100,15 @@ class Catalog:
     def backends(self) -> dict[str, Backend]:
         """Backends by qualified name."""
         return self.offers["agentcompile_backends"]
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """Targets by qualified name."""
+        return self.offers["agentcompile_targets"]
+
+    def backend_of(self, target: Target) -> Backend | None:
+        """The installed backend that ``target`` names; the first one where several plugins offer that name."""
+        return next((b for b in self.backends.values() if b.name == target.backend), None)
 
     @property
     def kinds(self) -> dict[str, MatchKind]:

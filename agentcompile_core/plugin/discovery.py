@@ -10,6 +10,7 @@ import pluggy
 from attrs import frozen
 
 from ..errors import Cause, ContractError, Failure, StageName
+from ..ir.target import Target
 from . import hookspecs
 from .catalog import EVENTS, NAME, OFFERS, Catalog, PluginInfo, T, log
 from .interfaces import Offer, RegionRule
@@ -133,7 +134,7 @@ class _Loader:
             raise
         return name
 
-    def _admit(self, hook: str, kind: type[Offer], item: Any, plugin: str) -> str:
+    def _admit(self, hook: str, kind: type[Offer] | type[Target], item: Any, plugin: str) -> str:
         if not isinstance(item, kind):
             raise ContractError(f"expected {kind.__name__}, got {type(item).__name__}")
         name = getattr(item, "name", None)
@@ -141,7 +142,8 @@ class _Loader:
             raise ContractError(f"bad name {name!r}; use lower_snake_case")
         if type(item.version) is not int or item.version < 1:
             raise ContractError(f"bad version {item.version!r} of {item.name}; use an int from 1")
-        check_class(item)
+        if isinstance(item, Offer):
+            check_class(item)
         shelf = self.catalog.offers[hook]
         qualified = f"{plugin}/{item.name}"
         if qualified in shelf:

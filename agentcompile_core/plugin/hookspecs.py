@@ -13,6 +13,7 @@ import pluggy
 if TYPE_CHECKING:
     from ..errors import Failure
     from ..ir.record import TuningRecord
+    from ..ir.target import Target
     from .interfaces import Advisor, Backend, Frontend, Implementation, RegionRule, RuntimeIntegration, TemplateFamily, Validator
 
 PROJECT = "agentcompile"
@@ -68,6 +69,12 @@ def agentcompile_runtimes() -> "Iterable[RuntimeIntegration]":
 @hookspec
 def agentcompile_backends() -> "Iterable[Backend]":
     """Return backends: kinds of hardware that build, launch and time sources."""
+    raise AssertionError("a specification is never called")
+
+
+@hookspec
+def agentcompile_targets() -> "Iterable[Target]":
+    """Return targets: the hardware by name, its limits and capabilities, and the backend that serves it."""
     raise AssertionError("a specification is never called")
 
 

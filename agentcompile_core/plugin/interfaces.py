@@ -1,55 +1,28 @@
 """Every class that a plugin subclasses. Objects are stateless unless their docstring says otherwise; arguments are frozen."""
 
-import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from ..configuration import defaults
 from ..errors import Reject
 from ..ir.advice import Advice, Question
-from ..ir.candidate import Feature, Kernel, Launch, StepSource
+from ..ir.candidate import StepSource
 from ..ir.graph import Graph, GraphSet, KVSpec, Workload
 from ..ir.plan import Origin, Schedule, ScheduleSpace
 from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial, Verdict
-from .include_folders import folders_digest
+from .backend import Backend as Backend
 from .match_kind import MatchKind
-from .running import KVState, ProgramParts, RunnableProgram, SessionState
+from .offer import Offer as Offer
+from .running import KVState, RunnableProgram, SessionState
 
 if TYPE_CHECKING:  # heavy; nothing here is structured by cattrs
     import torch
 
     from ..ops.reference import Bounded
-
-
-
-class Offer(ABC):
-    """Base of everything a plugin offers: a lower_snake_case name and an integer version that is part of every cache key.
-
-    ``settings_class``: a frozen attrs class with a default for every field, which a section ``[plugin.<name>]`` of a configuration
-    file sets. Fields are of type bool, int, float, str or Path, ``| None``, or tuples of one of them; metadata: ``doc`` (a clause for
-    ``agentcompile config``), ``user_only`` (a project's file may not set it: what sends data elsewhere, writes files or
-    runs programs), ``variable`` (an environment variable of the plugin's own that sets it too). Keys are no settings.
-    """
-
-    name: ClassVar[str]  # lower_snake_case, unique in its plugin
-    version: ClassVar[int] = 1  # raise it when the same input gives another output
-    settings_class: ClassVar[type | None] = None
-    settings: Any = None  # of settings_class; its defaults until ``configure``
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Give the class the defaults of its settings."""
-        super().__init_subclass__(**keywords)
-        if "settings_class" in cls.__dict__ and "settings" not in cls.__dict__ and cls.settings_class is not None:
-            with contextlib.suppress(TypeError):  # a setting without a default: refused with its name when the plugin is loaded
-                cls.settings = cls.settings_class()
-
-    def configure(self, settings: Any) -> None:
-        """Take the settings of one run, in the worker too. Called on a copy of this object (``copy.copy``), before anything else."""
-        self.settings = settings
 
 
 class RegionRule(Offer):
@@ -69,7 +42,14 @@ class RegionRule(Offer):
 
 
 class TemplateFamily(Offer):
-    """Kernels that differ only in a schedule, generated from a template in some language. Every method is pure."""
+    """Kernels that differ only in a schedule, generated from a template in some language. Every method is pure.
+
+    It is asked for targets that run its ``language`` and have all capabilities of ``features`` only; what single sources
+    need beyond that, they declare.
+    """
+
+    language: ClassVar[str] = defaults.LANGUAGE
+    features: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
@@ -161,8 +141,8 @@ class Validator(Offer):
         """Whether this validator has anything to say of ``trial``."""
 
     @abstractmethod
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-        """Known good and known bad trials: a validator that misjudges one of them is broken."""
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """Known good and known bad trials for ``backend``: a validator that misjudges one of them is broken."""
 
     @abstractmethod
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
@@ -202,75 +182,6 @@ class LoadedModel:
     def has_weights(self) -> bool:
         """Whether the parameters hold data."""
         return all(not p.is_meta for p in self.module.parameters())
-
-
-class Backend(Offer):
-    """A kind of hardware: how sources are built, launched and timed on it. Holds loaded modules; one object per process."""
-
-    device: ClassVar[str]  # torch device type its operands live on
-    languages: ClassVar[tuple[str, ...]] = ("cuda",)  # of the sources that it builds
-    features: ClassVar[tuple[Feature, ...]] = ()
-    clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
-    emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
-    window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead
-    largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
-    deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ
-    suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of source files by language, where it is not the language's name
-    binary_suffix: ClassVar[str] = ".bin"  # of binaries in bundles
-
-    @abstractmethod
-    def available(self) -> Literal[True] | Reject:
-        """Whether kernels can be launched here (building may work regardless)."""
-
-    @abstractmethod
-    def can_build(self, target: Target) -> Literal[True] | Reject:
-        """Whether sources can be built here for ``target``."""
-
-    @abstractmethod
-    def live_target(self) -> Target | None:
-        """The device of this machine rounded to its preset, or None."""
-
-    @abstractmethod
-    def compiler(self) -> str:
-        """Name and version of the compiler; part of every cache key."""
-
-    def include_dirs(self) -> tuple[Path, ...]:
-        """Folders that every source may include from besides its own headers; their files are part of a bundle."""
-        return ()
-
-    def library_digest(self, language: str) -> str:
-        """Digest of what a source of ``language`` includes besides its own headers; part of the key of all evidence.
-
-        By default over the files below ``include_dirs()``; empty for a language that this backend does not build.
-        """
-        return folders_digest(self.include_dirs()) if language in self.languages else ""
-
-    def suffix(self, language: str) -> str:
-        """How the name of a source file of ``language`` ends, such as ``.cpp``; by default ``.<language>``."""
-        return self.suffixes.get(language, f".{language}")
-
-    @abstractmethod
-    def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
-        """Compile ``source``. Raises BuildError."""
-
-    @abstractmethod
-    def load(self, kernel: Kernel) -> Any:
-        """Load a binary into this process and return a handle for ``launch``; loading twice returns the same handle."""
-
-    @abstractmethod
-    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
-        """Resolve one launch with its argument values (addresses, scalars) into ``run(stream)``, cheap to call repeatedly."""
-
-    @abstractmethod
-    def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
-        """Microseconds per run of each repetition, by device events around a captured graph where there is one; or why not."""
-
-    def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
-        """What a bundle offers to users without AgentCompile: content by path below the bundle's ``extension`` folder.
-
-        ``programs`` by graph name; ``kernels`` by digest of their source, those of other backends too. Pure; by default nothing.
-        """
-        return {}
 
 
 class RuntimeIntegration(Offer):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from .environment import child_environment
@@ -27,13 +28,14 @@ class ChildEnded(Exception):
 class Child:
     """A started ``agentcompile_core.worker``, which is told the ``settings`` of its plugins first. Not thread-safe."""
 
-    def __init__(self, catalog: str, builders: int, memory_bytes: int, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, catalog: str, builders: int, memory_bytes: int, settings: dict[str, Any] | None = None,
+                 environment: Iterable[str] = ()) -> None:
         command = [sys.executable, "-m", "agentcompile_core.worker", "--catalog", catalog, "--builders", str(builders)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         self._memory_bytes = memory_bytes
         # A session of its own: Ctrl-C in the terminal reaches the parent only, and one kill reaches all its children.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-                                         env=child_environment(), start_new_session=True)
+                                         env=child_environment(environment), start_new_session=True)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._output = self._process.stdout
         self._selector = selectors.DefaultSelector()

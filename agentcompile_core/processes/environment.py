@@ -1,6 +1,7 @@
 """What guarded children get of the environment: what torch, accelerators and compilers need, and no credentials of any service."""
 
 import os
+from collections.abc import Iterable
 
 # The child's whole environment: what torch, CUDA and compilers need. No credentials of any service.
 PASSED = (
@@ -15,6 +16,6 @@ PASSED = (
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
-def child_environment() -> dict[str, str]:
-    """The variables that the child gets: those of ``PASSED`` that are set."""
-    return {name: os.environ[name] for name in PASSED if name in os.environ and not any(word in name for word in _SECRET)}
+def child_environment(more: Iterable[str] = ()) -> dict[str, str]:
+    """The variables that the child gets: those of ``PASSED``, and ``more`` (what installed backends name), that are set; no secrets."""
+    return {name: os.environ[name] for name in (*PASSED, *more) if name in os.environ and not any(word in name for word in _SECRET)}

@@ -103,8 +103,8 @@ def _timed(call: Callable[[], Any]) -> float:
 def _synchronize() -> None:
     import torch
 
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def _framework(compiled: Any, ids: "torch.Tensor", length: int, name: str) -> Callable[[int], Any]:

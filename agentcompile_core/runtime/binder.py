@@ -135,8 +135,6 @@ class _Binder:
         return tuple(v for _, values in segment.operands for v in values)
 
     def _kernel(self, segment: Segment, chained: bool) -> Callable[[], None]:
-        import torch
-
         source = self.sources[segment.source]
         backend, kernels = self.executables.backend, self.executables.kernels
         if backend is None or source.digest not in kernels:
@@ -148,10 +146,10 @@ class _Binder:
         for launch in source.launches:
             launches.append(self._launch(handle, launch, addresses, chained))
             chained = True
-        on_cpu, current = self.device == "cpu", torch.cuda.current_stream
+        current = backend.stream
 
         def run() -> None:
-            stream = 0 if on_cpu else current().cuda_stream
+            stream = current()
             for launch in launches:
                 launch(stream)
 

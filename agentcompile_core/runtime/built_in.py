@@ -10,6 +10,8 @@ from ..plugin.hookspecs import hookimpl
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, RuntimeIntegration
 from ..plugin.running import KVState, RunnableProgram, SessionState
 
+CORES_OWN = -1  # preference: any plugin's runtime is taken before
+
 
 class PlainKVState:
     """K and V of every layer, [1, capacity, kv_heads, head_dim] each, zero at the start."""
@@ -33,6 +35,7 @@ class PlainKVCache(KVCacheRuntime):
     """Preallocated K and V without any further service."""
 
     name = "plain"
+    preference = CORES_OWN
 
     def allocate(self, kv: KVSpec, device: str) -> KVState:
         """Allocate zeroed tensors."""
@@ -43,6 +46,7 @@ class PythonLoop(DecodeRuntime):
     """Runs every step from Python: works everywhere, launch bound on a GPU."""
 
     name = "python_loop"
+    preference = CORES_OWN
 
     def available(self, device: str) -> Literal[True] | Reject:
         """Always."""

@@ -173,14 +173,14 @@ def runnable(installed: Installed, live: Target | None) -> str:
     """Why the bundle's kernels cannot run on this machine's device (empty: they can).
 
     Raises:
-        UsageError: there is a GPU, but of another architecture than the bundle's.
+        UsageError: the hardware here is of another architecture than the bundle's.
     """
-    if live is None:
-        return "no CUDA device here: every step runs on the framework's operators"
     made_for = installed.manifest.target
-    if live.capability != made_for.capability:
-        raise UsageError(f"the bundle was built for {made_for.arch} ({made_for.name}), this GPU is {live.arch} ({live.name}); "
-                         "compile for this GPU")
+    if live is None:
+        return f"no {made_for.name} here: every step runs on the framework's operators"
+    if live.arch != made_for.arch:
+        raise UsageError(f"the bundle was built for {made_for.arch} ({made_for.name}), the hardware here is {live.arch} ({live.name}); "
+                         "compile for this one")
     if installed.manifest.provisional:
         return "the bundle's kernels were validated by emulation only and never measured: every step runs on the framework's operators"
     return ""

@@ -144,8 +144,8 @@ class Session:
             for name in sorted(self._programs):
                 observer(Preparing(graph=name))
                 self._step(name)
-            if self.device == "cuda":
-                torch.cuda.empty_cache()  # what warm-ups used and no request needs
+            if self.device != "cpu":
+                torch.accelerator.empty_cache()  # what warm-ups used and no request needs
 
     def generate(
         self,

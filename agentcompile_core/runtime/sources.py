@@ -28,7 +28,13 @@ def source_of(step: Step, match: Match, catalog: "Catalog", target: Target) -> S
     source = family.lower(match, step.schedule, target)
     if not isinstance(source, StepSource):
         raise ContractError(f"{step.implementation} lowered to {type(source).__name__}, not StepSource")
+    if source.language not in target.languages:
+        raise ContractError(f"{step.implementation} lowered to {source.language}; {target.name} runs {', '.join(target.languages)}; "
+                            "a family names the language of its sources")
     check_source(match, source, target)
+    backend = catalog.backend_of(target)
+    if backend is not None:
+        backend.check(source, target)
     return source
 
 

@@ -75,15 +75,15 @@ class WeightStore:
 
         wanted = [g for g in dict.fromkeys(groups) if len(g) > 1 and g not in self._groups]
         grouped = {name for g in wanted for name in g} | set(self._group_of)
-        if wanted and self.device == "cuda":
+        if wanted and self.device != "cpu":
             self._pack([n for n, t in self._tensors.items() if n not in grouped and t.numel() * t.element_size() < SMALL_BYTES])
         for names in wanted:
             self._concatenate(names)
         for name, tensor in self._tensors.items():
             if tensor.numel() and (tensor.data_ptr() % VECTOR_BYTES or not tensor.is_contiguous()) and name not in self._group_of:
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
-        if wanted and self.device == "cuda":
-            torch.cuda.empty_cache()
+        if wanted and self.device != "cpu":
+            torch.accelerator.empty_cache()
 
     def _pack(self, names: list[str]) -> None:
         """Move parameters behind each other into one allocation; tied ones stay tied."""

@@ -27,16 +27,7 @@ def environment(backend: Backend, validators: Versions = ()) -> str:
     That is: backend, compiler, what sources may include, device, driver, torch, validators and core, each with its version.
     """
     tools = (backend.name, backend.version, backend.compiler(), libraries_digest(backend), *identity(backend))
-    return serial.digest(*tools, _device(backend), validators, __version__, length=32)
-
-
-def _device(backend: Backend) -> str:
-    if backend.device != "cuda":
-        return backend.device
-    import torch
-
-    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
-    return f"{torch.cuda.get_device_name()} driver {driver} torch {torch.__version__}" if torch.cuda.is_available() else "cuda"
+    return serial.digest(*tools, backend.identity(), validators, __version__, length=32)
 
 
 def kernel_key(source: StepSource, target: Target, backend: Backend) -> str:

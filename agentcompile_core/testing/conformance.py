@@ -18,6 +18,7 @@ from typing import ClassVar
 import pytest
 from attrs import evolve
 
+from ..configuration import defaults
 from ..errors import BuildError, ContractError, Reject
 from ..ir import serial
 from ..ir.candidate import StepSource
@@ -25,11 +26,12 @@ from ..ir.graph import Graph
 from ..ir.plan import Origin, Schedule, ScheduleSpace, Step
 from ..ir.region import Match
 from ..ir.source_check import check_source
-from ..ir.target import PRESETS, Target
+from ..ir.target import Target
 from ..ir.verdict import Trial
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
 from ..plugin.interfaces import Backend, TemplateFamily
+from ..stages.plan import unfit
 from ..stages.validate.input_cases import cases_for
 from ..worker import Evaluation, Job, Worker
 from .demands import SHORTEST_REASON, demand_identity, sampled, space_of
@@ -47,7 +49,7 @@ class TemplateFamilyConformance:
     family: ClassVar[TemplateFamily]
     cases: ClassVar[Sequence[tuple[Match, Graph]]]
     rejected: ClassVar[Sequence[tuple[Match, Graph]]] = ()
-    targets: ClassVar[Sequence[Target]] = (PRESETS["h200"],)
+    targets: ClassVar[Sequence[Target]] = ()  # empty: the installed one of the family's language that is preferred
     samples: ClassVar[int] = 3
 
     # ---- static
@@ -60,12 +62,12 @@ class TemplateFamilyConformance:
     def test_accepts_and_explains(self) -> None:
         """It answers True for its cases, and a Reject with a reason for the others and for kinds it has never heard of."""
         for match, _ in self.cases:
-            for target in self.targets:
+            for target in self._targets():
                 answer = self.family.accepts(match, target)
                 _demand(answer is True, f"{match.id} on {target.name}: accepts() returned {answer!r}, expected True")
         strange = evolve(self.cases[0][0], kind=UNKNOWN_KIND)
         for match in (*(match for match, _ in self.rejected), strange):
-            for target in self.targets:
+            for target in self._targets():
                 answer = self.family.accepts(match, target)
                 _demand(isinstance(answer, Reject), f"{match.id} on {target.name}: accepts() returned {answer!r}, expected a Reject")
                 reason = getattr(answer, "reason", "")
@@ -110,19 +112,19 @@ class TemplateFamilyConformance:
     # ---- run
 
     def test_emulated_results(self) -> None:
-        """Results are right on the CPU: error budget, bounds, races, poison, guard bands, untouched inputs."""
-        self._run_on("cpu")
+        """Results are right under emulation: error budget, bounds, races, poison, guard bands, untouched inputs."""
+        self._run(emulated=True)
 
     def test_device_results(self) -> None:
-        """Results are right on the GPU of this machine."""
-        self._run_on("cuda")
+        """Results are right on the hardware of this machine."""
+        self._run(emulated=False)
 
-    def _run_on(self, device: str) -> None:
-        backend = _launcher(device)
+    def _run(self, emulated: bool) -> None:
+        backend = _launcher(self.family.language, emulated)
         live = backend.live_target()
         jobs = []
         for match, graph in self.cases:
-            for target in (live,) if live else self.targets[:1]:
+            for target in (live,) if live else self._targets()[:1]:
                 for schedule in self._sampled(match, target):
                     jobs.append(self._job(match, graph, schedule, target, backend))
         jobs = [job for job in jobs if not _lacking(job.trial.source, backend)]
@@ -137,16 +139,24 @@ class TemplateFamilyConformance:
         kind = _catalog().kinds.get(match.kind)
         _demand(kind is not None, f"{match.id}: no installed region rule offers the kind {match.kind}; install the rule that does")
         assert kind is not None
-        cases = cases_for(match, kind, self.family.name, emulated=backend.device == "cpu")
+        cases = cases_for(match, kind, self.family.name, emulated=backend.emulated)
         trial = Trial(match=match, graph=graph, source=self._source(match, schedule, target), target=target, cases=cases)
         step = Step(match_id=match.id, implementation=f"conformance/{self.family.name}", origin=Origin.GENERATED, schedule=schedule)
         return Job(trial=trial, step=step, backend=backend.name, validators=_validators(backend), time=False)
 
     # ---- what the family says, checked on the way
 
+    def _targets(self) -> Sequence[Target]:
+        if self.targets:
+            return self.targets
+        fitting = [t for t in _catalog().targets.values() if unfit(self.family, t) is None]
+        if not fitting:
+            pytest.skip(f"no installed target runs {self.family.language}; install a backend for it, or name targets in this class")
+        return (max(fitting, key=lambda t: t.preference),)
+
     def _pairs(self) -> Iterator[tuple[Match, Target]]:
         for match, _ in self.cases:
-            for target in self.targets:
+            for target in self._targets():
                 yield match, target
 
     def _space(self, match: Match, target: Target) -> ScheduleSpace:
@@ -157,6 +167,9 @@ class TemplateFamilyConformance:
         _demand(isinstance(source, StepSource), f"{match.id}: lower() returned {type(source).__name__}, not StepSource")
         try:
             check_source(match, source, target)
+            own = _catalog().backend_of(target)
+            if own is not None:
+                own.check(source, target)
         except ContractError as exc:
             raise AssertionError(f"{match.id} [{schedule}]: {exc}") from exc
         return source
@@ -186,7 +199,7 @@ def _worker() -> Worker:
 def _builder(source: StepSource, target: Target) -> Backend:
     """The backend that compiles for real hardware, else the emulator; skips the test if neither can build the source."""
     reasons = []
-    for backend in sorted(_catalog().backends.values(), key=lambda b: (b.device == "cpu", b.name)):
+    for backend in sorted(_catalog().backends.values(), key=lambda b: (b.emulated, b.name)):
         lacking = _lacking(source, backend)
         answer = Reject(f"has no {lacking}") if lacking else backend.can_build(target)
         if answer is True:
@@ -198,24 +211,25 @@ def _builder(source: StepSource, target: Target) -> Backend:
 def _lacking(source: StepSource, backend: Backend) -> str:
     """What ``source`` needs and ``backend`` does not have: its language, device features."""
     languages = () if source.language in backend.languages else (source.language,)
-    return ", ".join((*languages, *(f.value for f in source.features if f not in backend.features)))
+    return ", ".join((*languages, *(f for f in source.features if f not in backend.features)))
 
 
-def _launcher(device: str) -> Backend:
+def _launcher(language: str, emulated: bool) -> Backend:
     reasons = []
     for backend in _catalog().backends.values():
-        if backend.device == device:
+        if backend.emulated == emulated and language in backend.languages:
             answer = backend.available()
             if answer is True:
                 return backend
             reasons.append(f"{backend.name}: {answer.reason}")
-    what = {"cpu": "emulates kernels (agentcompile-validator-emulation)", "cuda": "runs CUDA kernels (agentcompile-runtime-cuda)"}[device]
+    what = f"emulates {language} kernels" if emulated else f"runs {language} kernels on hardware"
     pytest.skip(f"no backend that {what} works here ({'; '.join(reasons) or 'none is installed'})")
 
 
 def _validators(backend: Backend) -> tuple[str, ...]:
-    """``numerics``, and on the CPU the validator of the emulator's own plugin; skips the test where there is no numerics."""
+    """The default validators, and the one that has the name of the backend, such as the emulator's own; skips without the first."""
     names = {validator.name for validator in _catalog().validators.values()}
-    if "numerics" not in names:
-        pytest.skip("nothing can judge results: install agentcompile-validator-numerics")
-    return tuple(name for name in ("numerics", "emulation") if name in names and (name == "numerics" or backend.device == "cpu"))
+    missing = [name for name in defaults.VALIDATORS if name not in names]
+    if missing:
+        pytest.skip(f"nothing can judge results: install the validator {missing[0]}")
+    return (*defaults.VALIDATORS, *([backend.name] if backend.name in names else []))

@@ -18,12 +18,13 @@ from ..ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, Va
 from ..ir.plan import Parameter, Schedule, ScheduleSpace
 from ..ir.record import Measurement
 from ..ir.region import Access, Match, Operand, Role, SemanticLabel
-from ..ir.target import PRESETS, Target
+from ..ir.target import Target
 from ..ir.verdict import Case, Check, InputFamily, Outcome, Trial, Verdict
 from ..ops.reference import compare
 from ..plugin.catalog import OFFERS, Catalog
 from ..plugin.interfaces import Backend, RegionRule, TemplateFamily, TrialRun, Validator
 from ..plugin.match_kind import AttributeKind, MatchKind, OperandKind
+from .targets import FAKE
 
 BEHAVIOURS = {
     "honest": "adds",
@@ -73,8 +74,8 @@ class FakeBackend(Backend):
         return True
 
     def live_target(self) -> Target | None:
-        """The H200 preset, so that timings count."""
-        return PRESETS["h200"]
+        """A made-up one, so that timings count."""
+        return FAKE
 
     def compiler(self) -> str:
         """A constant."""
@@ -214,7 +215,7 @@ def fake_trial(behaviour: str, us: float = 5.0, count: int = 100) -> Trial:
     """A trial of the fake addition."""
     match, graph = fake_match(count)
     cases = (Case(family=InputFamily.NORMAL, seed=1), Case(family=InputFamily.INTEGERS, seed=2))
-    return Trial(match=match, graph=graph, source=fake_source(behaviour, us, count), target=PRESETS["h200"], cases=cases)
+    return Trial(match=match, graph=graph, source=fake_source(behaviour, us, count), target=FAKE, cases=cases)
 
 
 class SimpleValidator(Validator):
@@ -226,7 +227,7 @@ class SimpleValidator(Validator):
         """Every trial."""
         return True
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
         """None."""
         return (), ()
 
@@ -249,7 +250,7 @@ class BrokenValidator(SimpleValidator):
 
     name = "broken"
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
         """One good and one bad trial."""
         return (fake_trial("honest"),), (fake_trial("wrong"),)
 

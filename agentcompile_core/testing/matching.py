@@ -3,10 +3,10 @@
 from ..errors import UsageError
 from ..ir.graph import Graph
 from ..ir.region import Match, Role
-from ..ir.target import PRESETS
 from ..ops.dependency import dependencies
 from ..plugin.interfaces import RegionRule
 from ..stages.analyze.checking import completed, kind_problem, normalized, problem
+from .targets import FAKE
 
 
 def matched(rule: RegionRule, graph: Graph) -> tuple[Match, Graph]:
@@ -17,7 +17,7 @@ def matched(rule: RegionRule, graph: Graph) -> tuple[Match, Graph]:
     """
     deps, kinds = dependencies(graph), {kind.name: kind for kind in rule.kinds}
     usable, reasons = [], {}
-    for found in rule.find(graph, PRESETS["h200"]):
+    for found in rule.find(graph, FAKE):
         match = normalized(found, deps, f"tried/{rule.name}")
         kind = kinds.get(match.kind)
         unkind = kind_problem(match, kind) if kind is not None else f"rule {rule.name} offers no kind {match.kind}"

@@ -51,9 +51,9 @@ class Worker:
     """
 
     def __init__(self, *, catalog: str = CATALOG, deadlines_s: dict[str, float] | None = None, memory_bytes: int = 48 << 30,
-                 builders: int = 0, settings: dict[str, Any] | None = None) -> None:
+                 builders: int = 0, settings: dict[str, Any] | None = None, environment: tuple[str, ...] = ()) -> None:
         self.restarts = 0
-        self._catalog, self._memory_bytes, self._settings = catalog, memory_bytes, settings
+        self._catalog, self._memory_bytes, self._settings, self._environment = catalog, memory_bytes, settings, environment
         self._builders = builders or min(MAX_BUILDERS, os.cpu_count() or 1)
         self._deadlines_s = {**DEADLINES_S, **(deadlines_s or {})}
         self._child: Child | None = None
@@ -62,7 +62,7 @@ class Worker:
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
         if self._child is None and self._starting is None:
-            self._starting = Child(self._catalog, self._builders, self._memory_bytes, self._settings)
+            self._starting = Child(self._catalog, self._builders, self._memory_bytes, self._settings, self._environment)
 
     def __enter__(self) -> "Worker":
         return self
@@ -125,7 +125,7 @@ class Worker:
         if self._child is not None:
             return self._child
         for attempt in range(MAX_STARTS_WITHOUT_RESULT):
-            child = self._starting or Child(self._catalog, self._builders, self._memory_bytes, self._settings)
+            child = self._starting or Child(self._catalog, self._builders, self._memory_bytes, self._settings, self._environment)
             self._starting = None
             try:
                 message = child.receive(START_S)

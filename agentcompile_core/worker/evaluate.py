@@ -29,12 +29,14 @@ class WorkerState:
         self.oracles = Oracles()
         self._controls: dict[tuple[str, str], str] = {}
         self._baselines: dict[str, Measurement | Reject] = {}
+        self.used: Backend | None = None  # the backend that served last
         self._clocks: dict[str, tuple[float, ...] | Reject] = {}
 
     def backend(self, name: str) -> Backend:
         """The backend called ``name``."""
         found = self.catalog.find("agentcompile_backends", name)
         assert isinstance(found, Backend)
+        self.used = found
         return found
 
     def build(self, job: Job) -> Kernel | Evaluation | None:
@@ -85,7 +87,7 @@ class WorkerState:
         except AgentCompileError as exc:
             return evolve(done, failure=Cause.CONTRACT, message=str(exc)[:2000])
         except Exception as exc:
-            return evolve(done, failure=cause_of(exc), message=f"{type(exc).__name__}: {exc}"[:2000])
+            return evolve(done, failure=cause_of(exc, execution.backend), message=f"{type(exc).__name__}: {exc}"[:2000])
 
     def _verdict(self, name: str, execution: Execution, phase: Callable[[str], None]) -> Verdict:
         validator = self.catalog.find("agentcompile_validators", name)
@@ -107,7 +109,7 @@ class WorkerState:
         key = (name, execution.backend.name)
         if key not in self._controls:
             self._controls[key] = ""
-            good, bad = validator.controls()
+            good, bad = validator.controls(execution.backend)
             kernels: dict[str, Kernel] = {}  # trials often differ in an argument only
             for trial, expected in (*((t, True) for t in good), *((t, False) for t in bad)):
                 why = self._control(validator, trial, execution, expected, kernels)
@@ -201,8 +203,11 @@ def _build_cause(message: str) -> Cause:
     return Cause.REGISTERS if "too many registers" in text else Cause.COMPILE
 
 
-def cause_of(exc: BaseException) -> Cause:
-    """The class of an exception that running a kernel raised."""
+def cause_of(exc: BaseException, backend: Backend | None = None) -> Cause:
+    """The class of an exception that running a kernel raised: as its backend says, else by its text."""
+    said = backend.cause_of(exc) if backend is not None else None
+    if said is not None:
+        return said
     text = str(exc).lower()
     if "misaligned" in text:
         return Cause.MISALIGNED
@@ -215,16 +220,3 @@ def cause_of(exc: BaseException) -> Cause:
     if "too many resources" in text or "out of resources" in text:
         return Cause.REGISTERS
     return Cause.EXCEPTION
-
-
-def context_is_lost(backend: Backend | None) -> bool:
-    """Whether the device context of this process is broken (every later call would fail)."""
-    if backend is None or backend.device != "cuda" or not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize()
-        torch.ones(8, device="cuda").sum().item()
-    except Exception:
-        return True
-    return False
-

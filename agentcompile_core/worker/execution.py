@@ -217,13 +217,12 @@ class Execution:
         return run
 
     def stream(self) -> int:
-        """The current stream, 0 on the CPU."""
-        return int(torch.cuda.current_stream().cuda_stream) if self.device == "cuda" else 0
+        """The current stream, 0 where there are none."""
+        return self.backend.stream()
 
     def synchronize(self) -> None:
         """Wait for the device; raises what a kernel did wrong."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        self.backend.synchronize()
 
 
 def _called(bound: BoundCall, operands: dict[str, Tensor]) -> Callable[[int], None]:

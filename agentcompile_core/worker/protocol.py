@@ -9,6 +9,7 @@ beside a result says that the child's device context is broken and the child mus
 
 from attrs import field, frozen
 
+from ..configuration import defaults
 from ..errors import Cause
 from ..ir.candidate import Kernel
 from ..ir.plan import Step
@@ -30,7 +31,7 @@ class Job:
     trial: Trial
     step: Step
     backend: str
-    validators: tuple[str, ...] = ("numerics",)
+    validators: tuple[str, ...] = defaults.VALIDATORS
     kernel: Kernel | None = None
     time: bool = True
     baseline: bool = False

@@ -21,7 +21,7 @@ from ..errors import Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..plugin.settings import from_document
-from .evaluate import WorkerState, cause_of, context_is_lost
+from .evaluate import WorkerState, cause_of
 from .protocol import CATALOG, Evaluation, Job
 
 _PR_SET_PDEATHSIG = 1
@@ -92,7 +92,7 @@ class Server:
             return
         self._phase(number, "load")
         evaluation = self.session.evaluate(job, kernel, lambda phase: self._phase(number, phase))
-        lost = context_is_lost(self.session.backend(job.backend)) if evaluation.failure else False
+        lost = self.session.backend(job.backend).is_lost() if evaluation.failure else False
         self._answer(number, evolve(evaluation, kernel=None), lost)
 
     def _phase(self, number: int, phase: str) -> None:
@@ -112,10 +112,10 @@ class Server:
             result = function(params["argument"], self.session, lambda phase: self._phase(number, phase))
             self.channel.send({"id": number, "result": result, "lost": False})
         except Exception as exc:
-            backend = next((b for b in self.session.catalog.backends.values() if b.device == "cuda"), None)
-            error = {"cause": cause_of(exc).value, "message": f"{type(exc).__name__}: {exc}"[:2000]}
+            backend = self.session.used
+            error = {"cause": cause_of(exc, backend).value, "message": f"{type(exc).__name__}: {exc}"[:2000]}
             sys.stderr.write(traceback.format_exc(limit=-6))
-            self.channel.send({"id": number, "error": error, "lost": context_is_lost(backend)})
+            self.channel.send({"id": number, "error": error, "lost": backend is not None and backend.is_lost()})
 
 
 def main() -> None:

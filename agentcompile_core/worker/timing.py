@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Callable
 
-import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
@@ -87,8 +86,8 @@ def time_kernel(execution: Execution, turn: Rotation, good_enough_us: float = 0.
     What no CUDA graph may hold is timed as it will run, launch by launch from the host.
     """
     runs = [execution.prepared(buffers) for buffers in turn.copies]
-    if not execution.capturable and execution.device == "cuda":
-        return _time_eagerly(in_rotation(runs), len(runs), floor_us(execution.trial))
+    if not execution.capturable and execution.backend.captures:
+        return _time_eagerly(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial))
     return _time(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial), good_enough_us)
 
 
@@ -101,8 +100,8 @@ def time_framework(trial: Trial, backend: Backend, turn: Rotation) -> Measuremen
         bound.append(prepared.bind(values))
     runs = [_ignoring_the_stream(run) for run in bound]
     measured = _time(backend, in_rotation(runs), len(runs), floor_us(trial), 0.0)
-    if isinstance(measured, Reject) and backend.device == "cuda":
-        return _time_eagerly(in_rotation(runs), len(runs), floor_us(trial))
+    if isinstance(measured, Reject) and backend.captures:
+        return _time_eagerly(backend, in_rotation(runs), len(runs), floor_us(trial))
     return measured
 
 
@@ -132,7 +131,7 @@ def in_rotation(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
 
 def floor_us(trial: Trial) -> float:
     """The time that the bytes of the match need at the device's bandwidth."""
-    return trial.match.bytes_moved / (trial.target.memory_gbps * 1e3)
+    return trial.target.floor_us(trial.match.bytes_moved)
 
 
 def _time(backend: Backend, run: Callable[[int], None], copies: int, floor: float, good_enough_us: float) -> Measurement | Reject:
@@ -148,20 +147,10 @@ def _time(backend: Backend, run: Callable[[int], None], copies: int, floor: floa
     return times if isinstance(times, Reject) else summarize(times, floor)
 
 
-def _time_eagerly(run: Callable[[int], None], copies: int, floor: float) -> Measurement | Reject:
-    """By events around launches from the host, for operators that cannot be captured; includes what the host costs."""
-    per_repetition = math.ceil(RUNS / copies) * copies
-    times = []
-    for repetition in range(SCREENING + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(per_repetition):
-            run(0)
-        end.record()
-        torch.cuda.synchronize()
-        if repetition >= 2:
-            times.append(start.elapsed_time(end) * 1e3 / per_repetition)
-    return summarize(tuple(times), floor)
+def _time_eagerly(backend: Backend, run: Callable[[int], None], copies: int, floor: float) -> Measurement | Reject:
+    """Launched from the host, for what cannot be captured; includes what the host costs. Two repetitions warm up."""
+    times = backend.time_from_host(run, repetitions=SCREENING + 2, runs_per_repetition=math.ceil(RUNS / copies) * copies)
+    return summarize(times[2:], floor)
 
 
 def summarize(times: tuple[float, ...], floor: float) -> Measurement | Reject:

@@ -6,6 +6,7 @@ from ...context import Context
 from ...errors import Cause, ContractError, Reject, StageName, bounded
 from ...ir.plan import MAX_POINTS, Origin, PlanSpace, RegionPlan, ScheduleSpace, StepSpace
 from ...ir.region import Analysis, Match, Region
+from ...ir.target import Target
 from ...plugin.interfaces import Implementation, TemplateFamily
 from .covers import covers
 
@@ -51,7 +52,8 @@ def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:
             origin = _origin(server)
             if origin not in allowed:
                 continue
-            found = _ask(name, server, match, ctx)
+            wrong = unfit(server, ctx.target)
+            found = wrong if wrong is not None else _ask(name, server, match, ctx)
             if isinstance(found, Reject):
                 rejects.append((match.id, name, found.reason))
             elif isinstance(found, str):
@@ -67,6 +69,16 @@ def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:
 def _servers(ctx: Context) -> Iterator[tuple[str, Server]]:
     yield from sorted(ctx.catalog.template_families.items())
     yield from sorted(ctx.catalog.implementations.items())
+
+
+def unfit(server: Server, target: Target) -> Reject | None:
+    """Why nothing of a family may reach what builds for ``target``: another language, or a capability that is not there."""
+    if isinstance(server, Implementation):
+        return None
+    if server.language not in target.languages:
+        return Reject(f"its kernels are written in {server.language}; {target.name} runs {', '.join(target.languages) or 'no kernels'}")
+    lacking = [feature for feature in server.features if not target.has(feature)]
+    return Reject(f"it needs {', '.join(lacking)}, which {target.name} lacks") if lacking else None
 
 
 def _origin(server: Server) -> Origin:

@@ -63,12 +63,11 @@ def covers(graph: Graph, matches: Sequence[Match], target: Target, most: int = M
 
 def _problem(graph: Graph, matches: Sequence[Match], target: Target) -> _Problem:
     deps = dependencies(graph)
-    bytes_per_us = target.memory_gbps * 1e3
     work = deps.mask(node.name for node in graph.nodes if not is_alias(graph, node))
-    framework = [FRAMEWORK_US + bytes_of(node, graph) / bytes_per_us if work >> i & 1 else 0.0 for i, node in enumerate(graph.nodes)]
+    framework = [FRAMEWORK_US + target.floor_us(bytes_of(node, graph)) if work >> i & 1 else 0.0 for i, node in enumerate(graph.nodes)]
     return _Problem(
         deps=deps, matches=tuple(matches), masks=tuple(deps.mask(match.nodes) for match in matches), work=work,
-        costs_us=tuple(STEP_US + match.bytes_moved / bytes_per_us for match in matches), framework_us=tuple(framework),
+        costs_us=tuple(STEP_US + target.floor_us(match.bytes_moved) for match in matches), framework_us=tuple(framework),
     )
 
 

@@ -53,7 +53,7 @@ class WarpRows(TemplateFamily):
         rows, columns = match.integer("rows"), match.integer("columns")
         ids, table, out = (match.need(name) for name in ("ids", "table", "out"))
         warps, part = schedule.integer("warps"), 32 * schedule.integer("vectors") * 16 // table.spec.dtype.bytes
-        pdl = target.has_bulk_copy  # from sm_90 on, a kernel may start before the one before it has ended
+        pdl = target.has(Feature.GRIDDEPCONTROL)  # a kernel may start before the one before it has ended
         launch = Launch(
             entry="warp_rows_kernel", grid=(-(-columns // (warps * part)), rows, 1), block=(32 * warps, 1, 1), pdl=pdl,
             arguments=(pointer("ids", ids.role, ids.spec.dtype), pointer("table", table.role, table.spec.dtype),

@@ -27,7 +27,7 @@ CALL_DEADLINE_S = 60.0
 
 def possible(ctx: Context) -> bool:
     """Whether there is a device on which a chain can be timed."""
-    return ctx.backend is not None and ctx.backend.device == "cuda"
+    return ctx.backend is not None and ctx.backend.captures
 
 
 def run(

@@ -14,6 +14,7 @@ from pathlib import Path
 import agentcompile_advisor_litellm
 import pytest
 from agentcompile_advisor_litellm import MODEL, RECORD, LiteLLMAdvisor, Settings
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers.testing import gated_case
 from attrs import evolve
 
@@ -23,7 +24,6 @@ from agentcompile_core.ir.plan import Cover, Fusion, PlanSpace, RegionPlan
 from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin_api import (
-    PRESETS,
     Advice,
     AdviceGiven,
     DType,

@@ -6,11 +6,11 @@ from agentcompile_rules_transformers import agentcompile_region_rules
 
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.plugin_api import GraphKind, Role, SemanticLabel, Symbol, ValueKind, preset
+from agentcompile_core.plugin_api import GraphKind, Role, SemanticLabel, Symbol, ValueKind
 from agentcompile_core.plugin_api import PointwiseKind as K
 from agentcompile_core.stages.analyze.checking import problem
+from agentcompile_core.testing.targets import FAKE
 
-H200 = preset("h200")
 MODELS = {
     "qwen3": {},
     "llama": {"qk_norm": False},
@@ -24,7 +24,7 @@ MODELS = {
 
 
 def find(graph):
-    return [match for rule in agentcompile_region_rules() for match in rule.find(graph, H200)]
+    return [match for rule in agentcompile_region_rules() for match in rule.find(graph, FAKE)]
 
 
 def of_kind(matches, kind, label=None):

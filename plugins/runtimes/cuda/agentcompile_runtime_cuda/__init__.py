@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from agentcompile_core.plugin_api import Backend, hookimpl
+from agentcompile_core.plugin_api import Backend, Target, hookimpl
 
 
 @hookimpl
@@ -11,3 +11,11 @@ def agentcompile_backends() -> Iterable[Backend]:
     from .backend import CudaBackend
 
     return [CudaBackend()]
+
+
+@hookimpl
+def agentcompile_targets() -> Iterable[Target]:
+    """The NVIDIA GPUs that are known by name."""
+    from agentcompile_cuda_kit.targets import PRESETS
+
+    return PRESETS.values()

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from agentcompile_cuda_kit import include_dir
+from agentcompile_cuda_kit import check_launches, control, include_dir
+from agentcompile_cuda_kit.targets import nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
     Backend,
@@ -22,14 +23,13 @@ from agentcompile_core.plugin_api import (
     Resources,
     StepSource,
     Target,
-    nearest_preset,
 )
 
 from . import extension, headers, launching, ptxas
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
 
-_HOPPER = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.CLUSTER)
+OLDEST = 80
 
 
 class CudaBackend(Backend):
@@ -43,6 +43,9 @@ class CudaBackend(Backend):
     device = "cuda"
     languages = ("cuda",)
     features = tuple(Feature)
+    captures = True
+    environment = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING",
+                   "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
     deadlines_s = MappingProxyType({"build": 60.0, "check": 15.0, "time": 15.0})  # a hang must not use up the budget
     suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({"cuda": ".cu"})
     binary_suffix = ".cubin"
@@ -73,9 +76,12 @@ class CudaBackend(Backend):
         compiler = self._compiler
         if isinstance(compiler, Reject):
             return compiler
-        if target.capability < 80:
+        number = sm_number(target.arch)
+        if not number:
+            return Reject(f"{target.name} has the architecture {target.arch}; this backend builds for sm_80 and newer")
+        if number < OLDEST:
             return Reject(f"{target.arch} is older than sm_80, the oldest architecture that is supported")
-        if target.capability not in compiler.capabilities():
+        if number not in compiler.capabilities():
             known = ", ".join(f"sm_{n}" for n in compiler.capabilities())
             return Reject(f"{compiler.version()} cannot build for {target.arch}; it knows {known}")
         return True
@@ -97,6 +103,52 @@ class CudaBackend(Backend):
         includes = headers.cuda_includes()
         version = headers.headers_version(includes[0]) if includes and compiler.version().startswith("nvrtc") else "its own"
         return f"{compiler.version()}, headers {version}, {' '.join(FLAGS)}"
+
+    def stream(self) -> int:
+        """The CUstream of torch's current stream."""
+        import torch
+
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def is_lost(self) -> bool:
+        """Whether the CUDA context of this process is broken."""
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return False
+        try:
+            torch.cuda.synchronize()
+            torch.ones(8, device="cuda").sum().item()
+        except Exception:
+            return True
+        return False
+
+    def identity(self) -> str:
+        """Device, driver and torch, whose allocator and libraries take part in every timing."""
+        import torch
+
+        driver_version = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+        return f"{torch.cuda.get_device_name()} driver {driver_version} torch {torch.__version__}" if torch.cuda.is_available() else "cuda"
+
+    def control(self, defect: str) -> StepSource:
+        """The CUDA control."""
+        return control(defect)
+
+    def time_from_host(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
+        """By CUDA events around launches from the host."""
+        from .timing import time_eagerly
+
+        return time_eagerly(run, repetitions, runs_per_repetition)
+
+    def check(self, source: StepSource, target: Target) -> None:
+        """Refuse launches that no CUDA device takes."""
+        check_launches(source)
 
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""
@@ -163,9 +215,7 @@ class CudaBackend(Backend):
     def _check_source(self, source: StepSource, target: Target) -> None:
         if source.language not in self.languages:
             raise BuildError(f"language {source.language!r} is not built by the cuda backend; allowed: cuda")
-        missing = [f.value for f in source.features if f in _HOPPER] if target.capability < 90 else []
-        if Feature.WGMMA in source.features and target.arch != "sm_90a":
-            missing.append(Feature.WGMMA.value)
+        missing = [feature for feature in source.features if not target.has(feature)]
         if missing:
             raise BuildError(f"{target.arch} has no {', '.join(missing)}, which the source declares to use")
 

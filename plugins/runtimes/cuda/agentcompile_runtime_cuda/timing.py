@@ -67,3 +67,19 @@ def _captured(run: Callable[[int], None], runs: int, stream: "torch.cuda.Stream"
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works
         graph.capture_end()
     return graph
+
+
+def time_eagerly(run: Callable[[int], None], repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
+    """Microseconds per run by events around launches on the current stream; includes what the host costs."""
+    import torch
+
+    times = []
+    for _ in range(repetitions):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(runs_per_repetition):
+            run(0)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / runs_per_repetition)
+    return tuple(times)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit import include_dir
+from agentcompile_cuda_kit.targets import PRESETS, capabilities, preset
 from agentcompile_runtime_cuda import compilers, headers
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import ceiling_source, read_ceiling_gbps
 from attrs import evolve
 
-from agentcompile_core.plugin_api import PRESETS, BuildError, Feature, Launch, Reject, StepSource, Target, preset
+from agentcompile_core.plugin_api import BuildError, Feature, Launch, Reject, StepSource, Target
 
 pytestmark = pytest.mark.compile
 
@@ -148,7 +149,7 @@ def test_an_architecture_that_no_compiler_knows_is_rejected(backend: CudaBackend
 
 
 def test_architecture_specific_variants_build(backend: CudaBackend) -> None:
-    variant: Target = evolve(preset("h100"), arch="sm_90a")
+    variant: Target = evolve(preset("h100"), arch="sm_90a", capabilities=capabilities("sm_90a"))
     assert backend.can_build(variant) is True
     assert backend.build(source(features=(Feature.WGMMA,)), variant).arch == "sm_90a"
 

@@ -58,6 +58,7 @@ class CudaGraphRuntime(DecodeRuntime):
 
     name = "cudagraph"
     version = 1
+    preference = 10
 
     def __init__(self, capture: Capture | None = None) -> None:
         self._capture = capture or CudaCapture()

@@ -16,6 +16,7 @@ class FlashKVRuntime(KVCacheRuntime):
 
     name = "flashkv"
     version = 1
+    preference = 10
 
     def allocate(self, kv: KVSpec, device: str) -> KVState:
         """Allocate K and V of all layers, zeroed; raises UsageError where they do not fit the device's free memory."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_vendor import VendorAttention, VendorLinear, agentcompile_implementations
 from attrs import evolve
 from hypothesis import given, settings
@@ -22,7 +23,6 @@ from agentcompile_core.plugin_api import (
     Schedule,
     SemanticLabel,
     TensorSpec,
-    preset,
 )
 
 H200 = preset("h200")

@@ -65,7 +65,7 @@ class ArgmaxFamily(TemplateFamily):
         """One launch; workspaces for the blocks' results and the arrival counter."""
         advance, blocks = match.flag("advance"), schedule.integer("blocks")
         logits = match.need("logits")
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         arguments = (
             pointer("logits", logits.role, logits.spec.dtype),
             pointer("token", Role.OUTPUT, DType.I64, Access.WRITE),

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_argmax import ArgmaxFamily
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import ARGMAX, Access, DType, Match, Role, Schedule, SemanticLabel, preset
+from agentcompile_core.plugin_api import ARGMAX, Access, DType, Match, Role, Schedule, SemanticLabel
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES

@@ -70,7 +70,7 @@ class AttentionFamily(TemplateFamily):
         splits, warps = schedule.integer("splits"), schedule.integer("warps")
         cluster = splits if schedule["merge"] == "cluster" else 0
         sinks = match.operand("sinks")
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "rotary_dim": _rotary_dim(match), "group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,

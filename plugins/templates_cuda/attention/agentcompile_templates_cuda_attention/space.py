@@ -4,7 +4,7 @@ from itertools import islice, product, zip_longest
 
 from attrs import frozen
 
-from agentcompile_core.plugin_api import DType, Match, Parameter, Schedule, ScheduleSpace, Target
+from agentcompile_core.plugin_api import DType, Feature, Match, Parameter, Schedule, ScheduleSpace, Target
 
 WARP = 32
 STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel
@@ -91,7 +91,7 @@ def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge:
 
 def _with_merges(shape: Shape, target: Target, choices: list[tuple[str, int, int, int]]) -> list[Schedule]:
     """Every choice with every way to split and merge that fits, those that come early in both lists first."""
-    early_kv = EARLY_KV if target.has_bulk_copy else (False,)
+    early_kv = EARLY_KV if target.has(Feature.GRIDDEPCONTROL) else (False,)
     ranked: list[tuple[int, Schedule]] = []
     for rank, (splits, merge) in enumerate(_merges(shape, target)):
         for place, (path, warps, lanes, unroll) in enumerate(choices):
@@ -108,7 +108,7 @@ def _merges(shape: Shape, target: Target) -> list[tuple[int, str]]:
     blocks = min(target.sm_count // shape.kv_heads, -(-shape.capacity // 32))
     even = 1 << max(0, blocks.bit_length() - 1)
     through_memory = [(splits, "global") for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
-    clusters = [(splits, "cluster") for splits in CLUSTERS] if target.capability >= 90 else []
+    clusters = [(splits, "cluster") for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
     return [merge for pair in zip_longest(through_memory, clusters) for merge in pair if merge is not None]
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_attention import AttentionFamily
 from agentcompile_templates_cuda_attention.space import schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Schedule, preset
+from agentcompile_core.plugin_api import DType, Schedule
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder

@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_attention import AttentionFamily
 from agentcompile_templates_cuda_attention.space import STATIC_SHARED_BYTES
 
-from agentcompile_core.plugin_api import DType, Feature, check_source, preset
+from agentcompile_core.plugin_api import DType, Feature, check_source
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder

@@ -65,7 +65,7 @@ class ElementwiseFamily(TemplateFamily):
         """One launch, no workspace."""
         threads, step, count = schedule.integer("threads"), schedule.integer("step"), match.integer("count")
         inputs, out = _inputs(match), match.need("out")
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         types = {f"A{j}": c_type((inputs[j] if j < len(inputs) else out).spec.dtype) for j in range(MOST_INPUTS)}
         broadcasts = {f"broadcast_{j}": BROADCASTS[match.text(f"broadcast{j}", "full")] if j < len(inputs) else ABSENT
                       for j in range(MOST_INPUTS)}

@@ -55,7 +55,7 @@ class GatherFamily(TemplateFamily):
         rows, columns = match.integer("rows"), match.integer("columns")
         dtype = match.need("table").spec.dtype
         vector = 16 // dtype.bytes
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         launch = Launch(
             entry="gather_kernel", grid=(-(-columns // (threads * vector)), rows, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(*(operand_pointer(match, name) for name in ("ids", "table", "out")), i32("rows", rows), i32("columns", columns)),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from agentcompile_core.plugin_api import (
     Role,
     Schedule,
     SemanticLabel,
-    preset,
 )
 
 pytest.importorskip("agentcompile_validator_emulation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentcompile_core.plugin_api import Schedule, Target
+from agentcompile_core.plugin_api import Feature, Schedule, Target
 
 from .shape import SHARED_RESERVED_PER_BLOCK, VECTOR_BYTES, WARP_SIZE, Shape, ceil_div
 
@@ -72,7 +72,7 @@ def promised_blocks(shape: Shape, schedule: Schedule, target: Target) -> int:
     by_registers = blocks_by_registers(shape, schedule, target)
     block_bytes = direct_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES + SHARED_RESERVED_PER_BLOCK
     by_shared = target.shared_bytes_per_sm // block_bytes
-    wanted = schedule.integer("blocks_per_sm") * (2 if target.has_bulk_copy else 1)
+    wanted = schedule.integer("blocks_per_sm") * (2 if target.has(Feature.GRIDDEPCONTROL) else 1)
     return max(1, min(wanted, by_registers, by_shared, target.threads_per_sm // threads))
 
 
@@ -116,5 +116,5 @@ def _badness(shape: Shape, schedule: Schedule, target: Target) -> float:
     badness += 3.0 * shape.row_waste(blocks, groups * schedule.integer("rows"))
     badness += 2.0 * (1.0 - shape.k / padded_columns(shape, schedule))
     badness += 0.0 if warps == 8 else 0.3
-    grid_limit = 2 if target.has_bulk_copy else 4  # under programmatic dependent launch few blocks win
+    grid_limit = 2 if target.has(Feature.GRIDDEPCONTROL) else 4  # under programmatic dependent launch few blocks win
     return badness + 0.3 * abs(math.log2(asked / grid_limit)) - 0.01 * schedule.integer("unroll")

@@ -82,7 +82,7 @@ class GemvFamily(TemplateFamily):
         ring = schedule["path"] == "ring"
         plan = _ring_plan(shape, schedule) if ring else _direct_plan(shape, schedule, target)
         element = match.need("weight").spec.dtype
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         constants = {
             "pdl": pdl, **plan, "pair": shape.pair, "norm": NORMS[match.text("norm", "none")],
             "k": shape.k if schedule["specialize_k"] else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentcompile_core.plugin_api import Schedule, Target
+from agentcompile_core.plugin_api import Feature, Schedule, Target
 
 from .shape import SHARED_RESERVED_PER_BLOCK, WARP_SIZE, Shape, ceil_div
 
@@ -18,7 +18,7 @@ STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, round
 
 def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     """All legal ring schedules, best guess first; empty where the target or the row length rules the ring out."""
-    if not target.has_bulk_copy or not shape.vectorized:
+    if not target.has(Feature.BULK_COPY) or not shape.vectorized:
         return ()
     found = [schedule for schedule in _enumerate(shape) if is_legal(shape, schedule, target)]
     return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))

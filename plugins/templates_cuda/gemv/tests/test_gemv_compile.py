@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit import include_dir
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
 
-from agentcompile_core.plugin_api import DType, StepSource, Target, preset
+from agentcompile_core.plugin_api import DType, Feature, StepSource, Target
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match
@@ -83,7 +84,7 @@ def _target(arch: str) -> Target:
 def test_every_architecture_compiles_both_paths_without_spills(arch: str, tmp_path: Path) -> None:
     target = _target(arch)
     cases = [(QKV, DIRECT), (linear_match(64, 512, dtype=DType.BF16, norm="layer"), DIRECT)]
-    if target.has_bulk_copy:
+    if target.has(Feature.BULK_COPY):
         cases += [(GATE, RING), (DOWN, ring_schedule(rows=2, columns=512, stages=2, in_flight=1, blocks_per_sm=2))]
     for match, schedule in cases:
         source = FAMILY.lower(match, schedule, target)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
@@ -15,7 +16,7 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Expression, Operation, PointwiseKind, Schedule, preset
+from agentcompile_core.plugin_api import DType, Expression, Operation, PointwiseKind, Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from emulated_gemv import check, draw, run, run_source

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_templates_cuda_gemv import GemvFamily
 from attrs import evolve
 
-from agentcompile_core.plugin_api import PRESETS, DType, Expression, Feature, Match, preset
+from agentcompile_core.plugin_api import DType, Expression, Feature, Match
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match

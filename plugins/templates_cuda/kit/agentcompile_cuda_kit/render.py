@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import evolve
 
-from agentcompile_core.plugin_api import ContractError, DType, Feature, Launch, StepSource, Workspace, rename, source_digest
+from agentcompile_core.plugin_api import ContractError, DType, Launch, StepSource, Workspace, rename, source_digest
 
 from .functors import INCLUDES, literal
 
@@ -54,7 +54,7 @@ def make_source(
     plan: Mapping[str, Value],
     launches: Sequence[Launch],
     epilogue: str = "",
-    features: Iterable[Feature] = (),
+    features: Iterable[str] = (),
     workspaces: Iterable[Workspace] = (),
     reduction_depth: int = 1,
 ) -> StepSource:
@@ -81,7 +81,7 @@ def make_source(
         digest=digest,
         code=rename(text, renamed, digest),
         headers=tuple((name, rename(part, renamed, digest)) for name, part in ((HEADER_NAME, header), *own)),
-        features=tuple(sorted(set(features), key=lambda f: f.value)),
+        features=tuple(sorted(set(features))),
         launches=tuple(evolve(launch, entry=f"{launch.entry}_{digest}") for launch in launches),
         workspaces=tuple(workspaces),
         reduction_depth=reduction_depth,

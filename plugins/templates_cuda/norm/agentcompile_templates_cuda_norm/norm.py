@@ -66,7 +66,7 @@ class NormFamily(TemplateFamily):
         rows, columns = match.integer("rows"), match.integer("columns")
         vectors = _vectors(match, warps_per_row)
         dtype = match.need("x").spec.dtype
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         rows_per_block = threads // WARP // warps_per_row
         launch = Launch(
             entry="norm_kernel", grid=(-(-rows // rows_per_block), 1, 1), block=(threads, 1, 1), pdl=pdl,

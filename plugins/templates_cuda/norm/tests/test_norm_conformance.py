@@ -1,9 +1,10 @@
 """The kit of the core, applied to this family."""
 
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import gather_case, norm_case
 from agentcompile_templates_cuda_norm import NormFamily
 
-from agentcompile_core.plugin_api import DType, preset
+from agentcompile_core.plugin_api import DType
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 

@@ -58,7 +58,7 @@ class RopeFamily(TemplateFamily):
         """One launch, no workspace."""
         threads = schedule.integer("threads")
         heads, head_dim = match.integer("heads"), match.integer("head_dim")
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         launch = Launch(
             entry="rope_kernel", grid=(-(-heads * head_dim // threads), 1, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(operand_pointer(match, "x"), operand_pointer(match, "cos"), operand_pointer(match, "sin"),

@@ -55,7 +55,7 @@ class RopeTableFamily(TemplateFamily):
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch, no workspace."""
         threads, half = schedule.integer("threads"), match.integer("half")
-        pdl = target.has_bulk_copy
+        pdl = target.has(Feature.GRIDDEPCONTROL)
         launch = Launch(
             entry="rope_table_kernel", grid=(-(-half // threads), 1, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(operand_pointer(match, "position"), operand_pointer(match, "inv_freq"), operand_pointer(match, "cos"),

@@ -1,9 +1,10 @@
 """The kit of the core, applied to these families."""
 
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import norm_case, rope_case, rope_table_case
 from agentcompile_templates_cuda_rope import RopeFamily, RopeTableFamily
 
-from agentcompile_core.plugin_api import DType, preset
+from agentcompile_core.plugin_api import DType
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 

@@ -55,7 +55,9 @@ class EmulationBackend(Backend):
         return True
 
     def can_build(self, target: Target) -> Literal[True] | Reject:
-        """The same for every target: emulated kernels know no architecture."""
+        """True for every target of CUDA kernels: emulated ones know no architecture."""
+        if not set(self.languages) & set(target.languages):
+            return Reject(f"{target.name} runs {', '.join(target.languages) or 'nothing'}; the emulation backend runs CUDA kernels")
         return self.available()
 
     def live_target(self) -> Target | None:
@@ -67,6 +69,14 @@ class EmulationBackend(Backend):
         if isinstance(self.available(), Reject):
             return "none"
         return f"{find_toolchain().version}, emulator {runtime_digest()[:12]}"
+
+    def control(self, defect: str) -> StepSource:
+        """The CUDA control."""
+        return cuda_kit.control(defect)
+
+    def check(self, source: StepSource, target: Target) -> None:
+        """Refuse launches that no CUDA device takes."""
+        cuda_kit.check_launches(source)
 
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""
@@ -128,7 +138,7 @@ def check_emulated(source: StepSource) -> None:
     """Raises BuildError where the emulator lacks a language or feature that ``source`` declares."""
     if source.language != "cuda":
         raise BuildError(f"language {source.language!r} is not built by the emulation backend; allowed: cuda")
-    missing = [feature.value for feature in source.features if feature not in FEATURES]
+    missing = [feature for feature in source.features if feature not in FEATURES]
     if missing:
         raise BuildError(f"the emulator has no {', '.join(missing)}; such a source is validated on a GPU only")
 

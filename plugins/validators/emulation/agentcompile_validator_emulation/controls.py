@@ -1,5 +1,7 @@
 """Known good and known bad trials of the validator: out = 2 * in, turned around in blocks by way of shared memory and back."""
 
+from agentcompile_cuda_kit.targets import preset
+
 from agentcompile_core.plugin_api import (
     ELEMENTWISE,
     Access,
@@ -23,7 +25,6 @@ from agentcompile_core.plugin_api import (
     ValueKind,
     i32,
     pointer,
-    preset,
 )
 
 COUNT, THREADS = 1000, 128

@@ -5,7 +5,20 @@ from typing import Any
 from attrs import field, frozen
 from attrs.validators import gt
 
-from agentcompile_core.plugin_api import BuildError, Case, Cause, Check, Outcome, Role, Trial, TrialRun, UsageError, Validator, Verdict
+from agentcompile_core.plugin_api import (
+    Backend,
+    BuildError,
+    Case,
+    Cause,
+    Check,
+    Outcome,
+    Role,
+    Trial,
+    TrialRun,
+    UsageError,
+    Validator,
+    Verdict,
+)
 
 from .backend import FEATURES
 from .checking import run_checked
@@ -51,7 +64,7 @@ class EmulationValidator(Validator):
             return False
         return True
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
         """A kernel without a mistake, and the same kernel with a barrier missing, an index too far, and no dependency wait."""
         return control_trials()
 

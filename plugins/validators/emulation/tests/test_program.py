@@ -2,6 +2,7 @@
 
 import attrs
 import torch
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.validator import EmulationValidator
 
@@ -20,13 +21,12 @@ from agentcompile_core.plugin_api import (
     Value,
     ValueKind,
     i32,
-    preset,
 )
 from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.weights import WeightStore
 
-TRIAL = EmulationValidator().controls()[0][0]
+TRIAL = EmulationValidator().controls(EmulationBackend())[0][0]
 
 
 def source_for(count: int):

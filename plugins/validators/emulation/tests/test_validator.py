@@ -5,6 +5,7 @@ import ctypes
 import attrs
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_validator_emulation import backend as backend_module
 from agentcompile_validator_emulation import toolchain
 from agentcompile_validator_emulation.backend import EmulationBackend
@@ -13,7 +14,6 @@ from agentcompile_validator_emulation.validator import EmulationValidator
 
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import (
-    PRESETS,
     BuildError,
     Cause,
     Feature,
@@ -23,7 +23,6 @@ from agentcompile_core.plugin_api import (
     UsageError,
     argument_values,
     check_source,
-    preset,
 )
 from agentcompile_core.worker.execution import Execution
 
@@ -38,7 +37,7 @@ def inputs_of(trial):
     return Execution(trial, EmulationBackend(), None).inputs(trial.cases[0], "cpu")
 
 
-GOOD, BAD = EmulationValidator().controls()
+GOOD, BAD = EmulationValidator().controls(EmulationBackend())
 
 
 def test_plugin_offers_backend_and_validator_through_the_loader():

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from agentcompile_core.plugin_api import Case, Cause, Check, Outcome, Trial, TrialResult, TrialRun, Validator, Verdict, compare
+from agentcompile_core.plugin_api import Backend, Case, Cause, Check, Outcome, Trial, TrialResult, TrialRun, Validator, Verdict, compare
 
-from .controls import control_trials
+from .controls import trials_for
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,9 @@ class NumericsValidator(Validator):
         """Every trial of a step."""
         return trial.kind == "step"
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
         """A correct kernel, and that kernel with each of its planted defects."""
-        return control_trials()
+        return trials_for(backend)
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
         """Judge all cases of ``trial``."""

@@ -4,10 +4,10 @@ import ctypes
 
 import pytest
 from agentcompile_validator_numerics import NumericsValidator, agentcompile_validators
-from agentcompile_validator_numerics.controls import DEFECTS, control_trials
+from agentcompile_validator_numerics.controls import trials_for
 from attrs import evolve
 
-from agentcompile_core.plugin_api import Cause, Origin, Outcome, Schedule, Step
+from agentcompile_core.plugin_api import CONTROL_DEFECTS, Cause, Origin, Outcome, Schedule, Step, control_source
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import WorkerState
@@ -16,6 +16,9 @@ from agentcompile_core.worker.execution import Execution
 
 class ControlBackend(doubles.FakeBackend):
     """Runs the control kernel in Python: the same arithmetic and the same defects."""
+
+    def control(self, defect):
+        return control_source("the text of the control", defect, language="cuda")
 
     def prepare(self, handle, launch, arguments, pdl):
         if "control_kernel" not in launch.entry:
@@ -58,7 +61,7 @@ def judge(trial):
 
 
 def test_the_good_control_passes_with_its_errors_on_record():
-    (good,), _ = control_trials()
+    (good,), _ = trials_for(ControlBackend())
     verdict = judge(good)
     assert verdict.outcome is Outcome.PASS
     assert [c.name.split()[0] for c in verdict.checks] == ["normal", "integers"]
@@ -67,11 +70,11 @@ def test_the_good_control_passes_with_its_errors_on_record():
     assert verdict.checks[1].max_abs == 0.0
 
 
-@pytest.mark.parametrize("index", range(len(DEFECTS)), ids=DEFECTS)
+@pytest.mark.parametrize("index", range(len(CONTROL_DEFECTS)), ids=CONTROL_DEFECTS)
 def test_each_planted_defect_is_refused_for_its_own_reason(index: int):
-    _, bad = control_trials()
+    _, bad = trials_for(ControlBackend())
     verdict = judge(bad[index])
-    cause, message = EXPECTED[DEFECTS[index]]
+    cause, message = EXPECTED[CONTROL_DEFECTS[index]]
     assert verdict.outcome is Outcome.FAIL
     assert verdict.cause is cause
     assert message in verdict.message
@@ -92,7 +95,7 @@ def test_results_that_depend_on_the_run_are_refused():
 
             return restless
 
-    (good,), _ = control_trials()
+    (good,), _ = trials_for(ControlBackend())
     trial = evolve(good, cases=good.cases[:1])
     backend = Restless()
     verdict = NumericsValidator().check(trial, Execution(trial, backend, backend.load(backend.build(trial.source, trial.target))))
@@ -101,7 +104,7 @@ def test_results_that_depend_on_the_run_are_refused():
 
 
 def test_a_trial_without_cases_does_not_pass():
-    (good,), _ = control_trials()
+    (good,), _ = trials_for(ControlBackend())
     assert judge(evolve(good, cases=())).outcome is Outcome.FAIL
 
 

@@ -1,0 +1,4 @@
+"""The only names of plugins and languages that the core holds: what is meant where nobody says anything else."""
+
+LANGUAGE = "cuda"  # of sources and families that do not name theirs
+VALIDATORS = ("numerics",)

@@ -1,0 +1,128 @@
+"""What a kind of hardware is to the core. Defaults are those of a processor: no streams, launches end before they return."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from ..configuration import defaults
+from ..errors import Cause, Reject
+from ..ir.candidate import Kernel, Launch, StepSource
+from ..ir.target import Target
+from .include_folders import folders_digest
+from .offer import Offer
+from .running import ProgramParts
+
+
+class Backend(Offer):
+    """A kind of hardware: how sources are built, launched and timed on it. Holds loaded modules; one object per process."""
+
+    device: ClassVar[str]  # torch device type its operands live on
+    languages: ClassVar[tuple[str, ...]] = (defaults.LANGUAGE,)  # of the sources that it builds
+    features: ClassVar[tuple[str, ...]] = ()
+    captures: ClassVar[bool] = False  # whether ``time`` captures: what cannot be captured, and the whole step, is timed apart
+    environment: ClassVar[tuple[str, ...]] = ()  # variables that its driver and compilers read; children get no others
+    clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
+    emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
+    window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead
+    largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
+    deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ
+    suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of source files by language, where it is not the language's name
+    binary_suffix: ClassVar[str] = ".bin"  # of binaries in bundles
+
+    @abstractmethod
+    def available(self) -> Literal[True] | Reject:
+        """Whether kernels can be launched here (building may work regardless)."""
+
+    @abstractmethod
+    def can_build(self, target: Target) -> Literal[True] | Reject:
+        """Whether sources can be built here for ``target``."""
+
+    @abstractmethod
+    def live_target(self) -> Target | None:
+        """The device of this machine rounded to its preset, or None."""
+
+    @abstractmethod
+    def compiler(self) -> str:
+        """Name and version of the compiler; part of every cache key."""
+
+    def include_dirs(self) -> tuple[Path, ...]:
+        """Folders that every source may include from besides its own headers; their files are part of a bundle."""
+        return ()
+
+    def library_digest(self, language: str) -> str:
+        """Digest of what a source of ``language`` includes besides its own headers; part of the key of all evidence.
+
+        By default over the files below ``include_dirs()``; empty for a language that this backend does not build.
+        """
+        return folders_digest(self.include_dirs()) if language in self.languages else ""
+
+    def suffix(self, language: str) -> str:
+        """How the name of a source file of ``language`` ends, such as ``.cpp``; by default ``.<language>``."""
+        return self.suffixes.get(language, f".{language}")
+
+    @abstractmethod
+    def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+        """Compile ``source``. Raises BuildError."""
+
+    @abstractmethod
+    def load(self, kernel: Kernel) -> Any:
+        """Load a binary into this process and return a handle for ``launch``; loading twice returns the same handle."""
+
+    @abstractmethod
+    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+        """Resolve one launch with its argument values (addresses, scalars) into ``run(stream)``, cheap to call repeatedly."""
+
+    @abstractmethod
+    def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
+        """Microseconds per run of each repetition, by device events around a captured graph where there is one; or why not."""
+
+    def stream(self) -> int:
+        """The handle of torch's current stream, as ``run`` takes it; 0 where there are no streams."""
+        return 0
+
+    def synchronize(self) -> None:
+        """Wait until everything that was launched has ended; raises what a kernel did wrong."""
+
+    def time_from_host(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
+        """Microseconds per run as the host sees them, launches included: for what ``time`` cannot capture."""
+        times = []
+        for _ in range(repetitions):
+            self.synchronize()
+            began = time.perf_counter()
+            for _ in range(runs_per_repetition):
+                run(self.stream())
+            self.synchronize()
+            times.append((time.perf_counter() - began) * 1e6 / runs_per_repetition)
+        return tuple(times)
+
+    def is_lost(self) -> bool:
+        """Whether a kernel broke the device for this process, so that every later call would fail."""
+        return False
+
+    def cause_of(self, exc: BaseException) -> Cause | None:
+        """The class of what running a kernel raised; None: as its text says."""
+        return None
+
+    def identity(self) -> str:
+        """The device and its driver, with versions: what was found out on another one does not hold here."""
+        return self.device
+
+    def check(self, source: StepSource, target: Target) -> None:
+        """Refuse launches beyond the limits of this kind of hardware. Raises ContractError."""
+
+    def control(self, defect: str) -> StepSource | None:
+        """The source of the standard control (``plugin.controls``) with ``defect`` planted, empty: the right one; None: there is none.
+
+        Without it no validator that needs a control can show that it works here, so nothing passes.
+        """
+        return None
+
+    def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
+        """What a bundle offers to users without AgentCompile: content by path below the bundle's ``extension`` folder.
+
+        ``programs`` by graph name; ``kernels`` by digest of their source, those of other backends too. Pure; by default nothing.
+        """
+        return {}
