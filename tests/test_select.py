@@ -17,6 +17,7 @@ from agentcompile_core.ir.graph import Graph, Node, Ref
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, PlanSpace, RegionPlan, Schedule, Step
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.region import Instance, Region, RegionSummary
+from agentcompile_core.ir.search_log import Reason
 from agentcompile_core.ir.selection import Basis, Selection
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.events import CandidateFinished, Event, RegionSelected
@@ -229,6 +230,18 @@ def test_without_a_clock_one_pass_is_enough_and_provisional(worker: Worker):
     assert selection.steps[0].step == step("honest", 7.0)
     assert "never used on a GPU" in selection.steps[0].reason
     assert len(records) <= 5
+
+
+def test_what_earlier_rounds_settled_is_what_they_hand_in_and_not_what_the_store_holds(worker: Worker):
+    made = context(worker)
+    made.backend = made.catalog.backends["doubles/no_time"]
+    records = validated(made, (plan(step("honest", 7.0)),))
+    second = plan(step("honest", 9.0))
+    later = (evolve(second, record=evolve(second.record, round=1)),)
+    found = validate.run(lower.run(later, made), later, 60.0, made, records)
+    assert found.records == () and [u.reason for u in found.untried] == [Reason.SETTLED]
+    other = (evolve(later[0], steps=(step("honest", 11.0),)),)
+    assert [r.step for r in validated(made, other)] == [step("honest", 11.0)], "nothing was handed in, so nothing is settled"
 
 
 def test_without_a_backend_nothing_is_selected():
