@@ -101,9 +101,8 @@ def _report(before: Figures, after: Figures) -> int:
 
 def measure(families: Sequence[str], points: int) -> Figures:
     """Machine code by "family match target schedule", as digests and counts."""
-    from agentcompile_runtime_cuda.backend import CudaBackend
-
     from agentcompile_cuda_kit.targets import preset
+    from agentcompile_runtime_cuda.backend import CudaBackend
 
     backend = CudaBackend()
 

@@ -210,7 +210,7 @@ class Vague(SimpleValidator):
 
 
 class Controlled(SimpleValidator):
-    def controls(self):
+    def controls(self, backend):
         return (fake_trial("honest"),), (fake_trial("wrong"), fake_trial("unwritten"))
 
 

@@ -3,32 +3,22 @@
 import torch
 
 from agentcompile_core.plugin_api import (
-    Access,
+    NO_TARGET,
+    Backend,
     Case,
     Cause,
     Check,
-    DType,
-    Launch,
+    ContractError,
     Outcome,
-    Role,
-    StepSource,
     Trial,
     TrialRun,
     Validator,
     Verdict,
+    control_trials,
     hookimpl,
-    i32,
-    pointer,
 )
-from agentcompile_core.testing.doubles import fake_trial
 
 RUNS = 8  # of each case
-CONTROL = """
-extern "C" __global__ void steady_control_{number}(const float* in0, const float* in1, float* out, int count) {{
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < count) out[i] = in0[i] + in1[i]{defect};
-}}
-"""
 
 
 class SteadyValidator(Validator):
@@ -41,9 +31,13 @@ class SteadyValidator(Validator):
         """Every step."""
         return trial.kind == "step"
 
-    def controls(self) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-        """An addition, and one that adds what was in its output before."""
-        return (control(0, ""),), (control(1, " + out[i] * 0.25f"),)
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """The backend's own addition, and the one that leaves its last element as it was."""
+        right, unwritten = backend.control(""), backend.control("unwritten element")
+        if right is None or unwritten is None:
+            raise ContractError(f"the backend {backend.name} offers no control kernels, so nothing shows that steady works on it")
+        good, bad = control_trials((right, unwritten), NO_TARGET)  # judged for the target of the candidates
+        return (good,), (bad,)
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
         """Judge the first and the last case."""
@@ -72,16 +66,6 @@ def unsteady(case: Case, run: TrialRun) -> str:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor: NaN equals NaN, and -0 differs from 0."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def control(number: int, defect: str) -> Trial:
-    """The addition of two vectors as a trial; its match, graph and cases are those of the core's own tests."""
-    trial, count = fake_trial("honest"), 100
-    arguments = (pointer("in0", Role.INPUT, DType.F32), pointer("in1", Role.INPUT, DType.F32),
-                 pointer("out", Role.OUTPUT, DType.F32, Access.WRITE), i32("count", count))
-    launch = Launch(entry=f"steady_control_{number}", grid=(1, 1, 1), block=(128, 1, 1), arguments=arguments)
-    source = StepSource(digest=f"57ead7{number:06d}", code=CONTROL.format(number=number, defect=defect), launches=(launch,))
-    return Trial(match=trial.match, graph=trial.graph, source=source, target=trial.target, cases=trial.cases)
 
 
 @hookimpl

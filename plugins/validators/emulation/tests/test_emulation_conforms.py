@@ -7,7 +7,7 @@ from attrs import evolve
 from agentcompile_core.testing.backend_conformance import BackendConformance
 from agentcompile_core.testing.validator_conformance import ValidatorConformance
 
-GOOD, BAD = EmulationValidator().controls()
+GOOD, BAD = EmulationValidator().controls(EmulationBackend())
 
 
 class TestValidator(ValidatorConformance):
