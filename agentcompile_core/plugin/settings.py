@@ -172,7 +172,8 @@ def rows(effective: Effective, catalog: "Catalog") -> list[Setting]:
 
 
 def _places(catalog: "Catalog", *, all_offers: bool = False) -> list[_Place]:
-    places = [_Place(hook=hook, qualified=name, offer=offer) for hook, shelf in catalog.offers.items() for name, offer in shelf.items()]
+    places = [_Place(hook=hook, qualified=name, offer=offer) for hook, shelf in catalog.offers.items()
+              for name, offer in shelf.items() if isinstance(offer, Offer)]  # a target is a value, without settings
     return [place for place in places if all_offers or place.offer.settings_class is not None]
 
 
