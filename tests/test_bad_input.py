@@ -40,8 +40,7 @@ def test_empty_folder(cli, tmp_path: Path) -> None:
 
 
 def test_unknown_identifier_without_a_network(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentcompile_cuda_kit.targets import preset
-from agentcompile_core.stages.capture import huggingface
+    from agentcompile_core.stages.capture import huggingface
 
     monkeypatch.setattr(huggingface, "_reachable", lambda: False)
     refused(cli("compile", "no-such-owner/no-such-model", *QUICK), "no-such-owner/no-such-model", "check the name or the network")
@@ -230,8 +229,10 @@ def test_bundle_for_another_model(cli, tiny_bundle: Path, tmp_path: Path) -> Non
 
 
 def test_bundle_of_another_architecture(tiny_bundle: Path) -> None:
+    from agentcompile_cuda_kit.targets import preset
+
     from agentcompile_core.errors import UsageError
-        from agentcompile_core.runtime import bundle_reader
+    from agentcompile_core.runtime import bundle_reader
 
     with pytest.raises(UsageError, match=r"built for sm_90 \(h200\), the hardware here is sm_80 \(a100\); compile for this one"):
         bundle_reader.runnable(bundle_reader.read(tiny_bundle), preset("a100"))
