@@ -149,7 +149,8 @@ def test_gpu_where_there_is_none(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(cli("compile", TINY, "--device", "cuda", *QUICK[2:]), "CUDA device", "there is none", "--device cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    refused(cli("compile", TINY, "--device", "cuda", *QUICK[2:]), "device cuda", "there is none", "--device cpu")
 
 
 @pytest.mark.parametrize("option", [("--budget-s", -1), ("--budget-plans", 0), ("--rounds", 0)])

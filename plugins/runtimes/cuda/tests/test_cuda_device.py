@@ -137,3 +137,15 @@ def test_work_that_cannot_be_captured_is_rejected_and_the_device_stays_usable(ba
 
 def test_the_read_ceiling_is_near_the_datasheet(target: Target) -> None:
     assert 0.5 * target.memory_gbps < read_ceiling_gbps() < 1.02 * target.memory_gbps
+
+
+def test_the_backend_waits_times_and_identifies_itself(backend: CudaBackend) -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        assert backend.stream() == side.cuda_stream
+    buffer = torch.zeros(1 << 20, device="cuda")
+    times = backend.time_from_host(lambda stream: buffer.add_(1.0), repetitions=3, runs_per_repetition=5)
+    assert len(times) == 3 and all(0.0 < t < 1e5 for t in times)
+    backend.synchronize()
+    assert float(buffer[0]) == 15.0 and not backend.is_lost()
+    assert torch.cuda.get_device_name() in backend.identity() and torch.__version__ in backend.identity()
