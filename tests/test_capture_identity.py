@@ -52,7 +52,7 @@ def compiled(what: object, store: Store, **options: Any) -> api.CompiledModel:
 
 
 def served(module: nn.Module, store: Store, x: torch.Tensor = X) -> torch.Tensor:
-    return compiled(module, store, example_inputs=(x,))(x)[0]
+    return compiled(module, store, example_inputs=(x,))(x)
 
 
 def of(module: nn.Module) -> str:
