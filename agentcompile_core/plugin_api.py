@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from .runtime.graph_capture import composed as composed, settle_generator as settle_generator
     from .runtime.program import Program as Program, Segment as Segment
     from .store import default_root as default_root
+    from .ir import kind_names as kind_names, serial as serial
     # isort: on
 
 # The module of each name, below agentcompile_core. A test holds this equal to the imports above.

@@ -103,7 +103,7 @@ def compare(old: str, new: str, model: str, tokens: int, pairs: int) -> dict[str
     mean = statistics.mean(ratios)
     return {"model": model, "workload": f"128/{tokens}", "old_ms": statistics.median(a for a, _ in samples),
             "new_ms": statistics.median(b for _, b in samples), "ratio": mean, "upper": mean + half, "lower": mean - half, "pairs": pairs,
-            "no_slower": mean + half <= NO_SLOWER, "notes": sides[1].facts["notes"]}
+            "no_slower": mean + half <= NO_SLOWER, "old_notes": sides[0].facts["notes"], "new_notes": sides[1].facts["notes"]}
 
 
 def main() -> int:

@@ -314,7 +314,7 @@ class Mixed(nn.Module):
 
 def test_compiled_modules_compute_what_torch_computes() -> None:
     x = torch.randn(1, 1, 64)
-    catalog = load_catalog(only=("transformers_rules", "elementwise", "emulation", "numerics"), strict=True)
+    catalog = load_catalog(only=("transformers_rules", "cuda", "elementwise", "emulation", "numerics"), strict=True)
     model = ac.compile(Mixed(), example_inputs=(x,), device="cpu", target="h200", catalog=catalog, store=Store(None), run_on="emulation",
                        config=Config(budget_plans=6, rounds=1, budget_s=60.0))
     out = model(x)

@@ -102,9 +102,9 @@ def test_safetensors_are_read(folder: Path) -> None:
 
 
 def test_default_workload(folder: Path) -> None:
-    assert default_workload(load(folder, meta=True)) == Workload(dtype=DType.F16, max_context=128)
+    assert default_workload(load(folder, meta=True).module) == Workload(dtype=DType.F16, max_context=128)
     (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 131072}))
-    assert default_workload(load(folder, meta=True)).max_context == 8192
+    assert default_workload(load(folder, meta=True).module).max_context == 8192
 
 
 def break_file(folder: Path, change: str) -> None:

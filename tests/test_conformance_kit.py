@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from agentcompile_cuda_kit import make_source
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers.testing import (
     argmax_case,
     attention_case,
@@ -293,7 +294,8 @@ class SpillingBackend:
 
 
 def test_spills_are_refused_and_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = type("Catalog", (), {"backends": {"x/spilling": SpillingBackend()}, "validators": {}})()
+    offered = {"backends": {"x/spilling": SpillingBackend()}, "validators": {}, "targets": {"cuda/h200": PRESETS["h200"]}}
+    catalog = type("Catalog", (), offered)()
     monkeypatch.setattr(conformance, "_catalog", lambda: catalog)
     with pytest.raises(AssertionError, match="spills 16 bytes of registers on sm_90"):
         kit(Adds()).test_sampled_schedules_build()

@@ -55,7 +55,7 @@ def test_its_candidates_appear_in_explain(installed: Path, tmp_path: Path) -> No
     pytest.importorskip("agentcompile_validator_numerics")
     bundle = tmp_path / "tiny.bundle"
     # Beside the family that the project ships for the same matches, and little else, so that the budget is enough.
-    few = "acme_gather,transformers_rules,elementwise,numerics,emulation"
+    few = "acme_gather,transformers_rules,cuda,elementwise,numerics,emulation"
     model = str(ROOT / "examples" / "tiny_model")
     agentcompile(installed, "compile", model, "--out", str(bundle), "--no-cache", *BUDGET, AGENTCOMPILE_PLUGINS=few)
     candidates = agentcompile(installed, "explain", str(bundle))["candidates"]

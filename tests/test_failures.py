@@ -80,7 +80,7 @@ def broken() -> tuple[Any, list[Event], list[Failure]]:
     offers = plugin(agentcompile_template_families=RaisingFamily(), agentcompile_region_rules=RaisingRule(),
                     agentcompile_advisors=RaisingAdvisor())
     extra = [("acme", offers), ("listener", SimpleNamespace(agentcompile_failed=agentcompile_failed))]
-    catalog = load_catalog(only=("norm",), extra=extra, strict=False)
+    catalog = load_catalog(only=("norm", "transformers_rules", "cuda"), extra=extra, strict=False)
     compiled = ac.compile(str(TINY), dtype="float32", device="cpu", run_on="nothing", meta=True, max_context=64, catalog=catalog,
                           store=Store(None), report=events.append, config=Config(advisor="raising", budget_s=5.0, budget_plans=1))
     assert not catalog.failures, "the failures of a compilation are its own, not the catalog's"

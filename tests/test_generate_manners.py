@@ -168,7 +168,7 @@ def test_random_weights_are_announced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "words"), [
     ({"advisr": "x"}, "unknown option 'advisr'; did you mean advisor"), ({"advisor": "oracle"}, "unknown advisor 'oracle'"),
     ({"validators": "numerics,hope"}, "unknown validator 'hope'"), ({"kv_cache": "paper"}, "unknown KV cache runtime 'paper'"),
-    ({"decode": "paper"}, "unknown decode runtime 'paper'"), ({"origins": ["generatd"]}, "did you mean generated"),
+    ({"decode": "paper"}, "unknown decode runtime 'paper'"), ({"origins": ["generatd"]}, "unknown origin 'generatd'; allowed: generated"),
     ({"budget_s": -1}, "budget_s is -1"), ({"rounds": 1.5}, "rounds is 1.5"), ({"dtype": "int4"}, "unknown dtype 'int4'"),
     ({"max_context": 1}, "context of 1"), ({"max_context": "9"}, "context of '9'"), ({"target": "gtx280"}, "gtx280"),
     ({"device": "tpu"}, "unknown device 'tpu'"), ({"run_on": "moon"}, "cannot run on 'moon'"), ({"backend": "abacus"}, "abacus"),

@@ -46,14 +46,14 @@ def _survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(what: Callable[[Question], Any], budget_s: float = 60.0) -> tuple[Any, Any, Does, float]:
     """The plan of one round, its context, the advisor, and the seconds that it took."""
-    ctx, regions, summaries, spaces, says = world(budget_s=budget_s)
+    ctx, plans, says = world(budget_s=budget_s)
     subject = Does(what)
     place = next(key for key, value in ctx.catalog.advisors.items() if value is says)
     ctx.catalog.advisors[place] = subject
     ctx.catalog.strict = False
-    before, began = serial.dumps(list(spaces)), time.monotonic()
-    ordered = advise.run(regions, summaries, spaces, (), 0, ctx)
-    assert serial.dumps(list(spaces)) == before, "what an advisor does to its question stays in its copy"
+    before, began = serial.dumps(list(plans)), time.monotonic()
+    ordered = advise.run(plans, (), 0, ctx)
+    assert serial.dumps(list(plans)) == before, "what an advisor does to its question stays in its copy"
     return ordered, ctx, subject, time.monotonic() - began
 
 

@@ -50,7 +50,7 @@ from agentcompile_core.worker import judge
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
-PLUGINS = ("vendor", "acme", "emulation", "numerics", "transformers_rules")
+PLUGINS = ("vendor", "acme", "emulation", "numerics", "transformers_rules", "cuda")
 COMMON = {"dtype": "float32", "device": "cpu"}
 
 
@@ -70,7 +70,7 @@ class Installation:
         (self.folder / "acme_settings").write_text("\n".join(f"{k}={v}" for k, v in settings.items()))
         sys.modules.pop("acme_doubles", None)
         importlib.invalidate_caches()
-        return load_catalog(only=(*plugins, "emulation", "numerics", "transformers_rules"), strict=False)
+        return load_catalog(only=(*plugins, "emulation", "numerics", "transformers_rules", "cuda"), strict=False)
 
 
 @pytest.fixture(scope="module")

@@ -326,17 +326,18 @@ def test_a_kind_that_counts_nonsense_costs_its_matches_and_not_the_run(method, a
     ("aten.linear.default", ((2, 8), (5, 8)), (2, 5), 2 * 2 * 5 * 8, -1),
     ("aten.addmm.default", ((5,), (2, 8), (8, 5)), (2, 5), 2 * 2 * 5 * 8 + 10, -1),
     ("aten.bmm.default", ((3, 2, 8), (3, 8, 5)), (3, 2, 5), 2 * 30 * 8, -1),
-    ("aten.convolution.default", ((1, 3, 8, 8), (4, 3, 3, 3)), (1, 4, 6, 6), 2 * 144 * 27, -3),
-    ("aten.sum.dim_IntList", ((4, 6), (0,)), (6,), 24, -2),
+    ("aten.convolution.default", ((1, 3, 8, 8), (4, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+     (1, 4, 6, 6), 2 * 144 * 27, -3),
+    ("aten.sum.dim_IntList", ((4, 6), [0]), (6,), 24, -2),
     ("aten.cumsum.default", ((4, 6), 1), (4, 6), 24, -1),
     ("aten.tanh.default", ((4, 6),), (4, 6), 24, 0),
-    ("aten.flip.default", ((4, 6),), (4, 6), 0, 0),
-    ("acme.whatever.default", ((4, 6), (4, 6)), (4, 6), 24, 0),
+    ("aten.flip.default", ((4, 6), [0]), (4, 6), 0, 0),
+    ("aten.atan2.default", ((4, 6), (4, 6)), (4, 6), 24, 0),
 ])
 def test_work_is_counted_from_the_operators(op, given, result, flops, axis):
     draft = cases.Draft()
-    tensors = all(isinstance(s, tuple) for s in given) and "sum" not in op
-    args = tuple(draft.given(f"x{i}", s, DType.F32) if tensors or not i else s for i, s in enumerate(given))
+    literal = {i: tuple(s) if isinstance(s, list) else s for i, s in enumerate(given) if not isinstance(s, tuple)}
+    args = tuple(literal[i] if i in literal else draft.given(f"x{i}", s, DType.F32) for i, s in enumerate(given))
     graph = draft.graph(draft.one(op, args, result, DType.F32))
     match = Match(kind="some", label="some", nodes=(graph.nodes[0].name,), operands=())
     kind = plain_kind("some")
@@ -416,7 +417,7 @@ def test_a_synthetic_step_asks_the_kinds(decode_graphs):
 def test_the_core_names_no_kind_outside_the_list_of_names():
     words = "|".join(value.upper() for name, value in vars(kind_names).items() if name.isupper())
     pattern = re.compile(rf"\bkind\s*(?:==|!=|in)\s*\(?(?:kinds?\.|kind_names\.)?(?:{words})\b|kind_names import")
-    core = list((ROOT / "agentcompile_core").rglob("*.py"))
+    core = [p for p in (ROOT / "agentcompile_core").rglob("*.py") if p.name != "plugin_api.py"]  # which hands the names on
     assert len(core) > 100 and [str(p) for p in core if pattern.search(p.read_text())] == []
 
 

@@ -124,7 +124,7 @@ def misread(call: Call) -> tuple[Bounded, ...]:
 
 @pytest.fixture(scope="module")
 def session() -> WorkerState:
-    return WorkerState(load_catalog(only=("emulation", "numerics", "elementwise"), strict=True))
+    return WorkerState(load_catalog(only=("emulation", "numerics", "elementwise", "transformers_rules"), strict=True))
 
 
 def judged(session: WorkerState, monkeypatch: pytest.MonkeyPatch) -> Evaluation:

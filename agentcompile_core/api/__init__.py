@@ -33,7 +33,7 @@ RUN_ON = ("auto", "framework")
 
 
 def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
-            store: Store | None = None, report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
+            store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
 
     Args:
@@ -61,7 +61,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     Raises:
         UsageError: what was asked cannot be; the message says what is allowed. Nothing is loaded before the names are checked.
     """
-    catalog = catalog or load_catalog()
+    run_on, catalog = options.pop("run_on", "auto"), catalog or load_catalog()
     arguments.check_known(options, catalog)
     chosen, asked, rest = arguments.split(options, arguments.FIELDS, arguments.COMPILE)
     config, unused = arguments.chosen(config, chosen, catalog)
@@ -103,7 +103,7 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
 
 
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
-         store: Store | None = None, report: Observer = silent, run_on: str = "auto", **options: Any) -> CompiledModel:
+         store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
 
     ``store`` is as for ``compile``. ``options`` are the fields of Config (``trust_kernels=True`` runs kernels that were not built
@@ -115,7 +115,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     from ..stages.capture.comparison import difference
     from ..stages.capture.describe import describe
 
-    catalog = catalog or load_catalog()
+    run_on, catalog = options.pop("run_on", "auto"), catalog or load_catalog()
     arguments.check_known(options, catalog)
     chosen, options = arguments.split(options, arguments.FIELDS)
     config, unused = arguments.chosen(config, chosen, catalog)

@@ -104,7 +104,7 @@ def _is_pure_twin(name: str) -> bool:
 def _form(operator: Any, name: str) -> str:
     """The same question to the schema: tensors out, at most the first operand written, no random numbers, no metadata changed."""
     schema, tags = operator._schema, operator.tags
-    if torch.Tag.inplace_view in tags:
+    if torch.Tag.inplace_view in tags and name != "detach_":  # export detaches the constants that it lifts; their form stays
         return "changes the form of a tensor in place"
     if not schema.returns or any("Tensor" not in str(one.type) for one in schema.returns):
         return "returns something else than tensors"

@@ -32,9 +32,13 @@ def canonical(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> t
         UsageError: they do not fit its signature.
     """
     try:
-        bound = inspect.signature(module.forward).bind(*args, **keywords)
+        signature = inspect.signature(module.forward)
+    except ValueError:  # of what is written in C
+        return args, keywords
+    try:
+        bound = signature.bind(*args, **keywords)
     except TypeError as exc:
-        raise UsageError(f"{type(module).__name__} cannot be called so: {exc}; its forward is {inspect.signature(module.forward)}") from exc
+        raise UsageError(f"{type(module).__name__} cannot be called so: {exc}; its forward is {signature}") from exc
     bound.apply_defaults()
     return bound.args, bound.kwargs
 

@@ -128,7 +128,7 @@ class _OnDevice(FakeBackend):
     """Callables need of a backend only to know where their operands live."""
 
     name = "on_device"
-    device = "cuda"
+    device = str(torch.accelerator.current_accelerator() or "cpu")
 
 
 class _Watch(TorchDispatchMode):
