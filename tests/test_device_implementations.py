@@ -1,6 +1,7 @@
 """On a GPU: implementations are timed, judged in the captured chain, captured or cut out of the graph, and give HuggingFace's tokens."""
 
 import importlib
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (info / "entry_points.txt").write_text("[agentcompile.v1]\nacme = acme_doubles\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("AGENTCOMPILE_PLUGINS", ",".join(PLUGINS))
         sys.modules.pop("acme_doubles", None)
         importlib.invalidate_caches()

@@ -5,6 +5,7 @@ Origins are restricted to those of the implementations, so that no clock and no 
 
 import importlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -78,7 +79,7 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("acme")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("AGENTCOMPILE_PLUGINS", ",".join(PLUGINS))
         yield Installation(folder)
     sys.modules.pop("acme_doubles", None)

@@ -67,7 +67,7 @@ class Config:
     budget_s: float = _of(150.0, "seconds of the whole search: advice, building, checking, timing, chain", positive=True)
     budget_plans: int = _of(400, "candidates to evaluate at most", positive=True)
     rounds: int = _of(2, "rounds of advice and evaluation", positive=True)
-    margin: float = _of(0.01, "share of its time by which a candidate must beat its baseline, beyond the noise; negative: may lose", least=-1)
+    margin: float = _of(0.01, "share of its time by which a candidate must beat its baseline beyond the noise; below 0: may lose", least=-1)
     seed: int = _of(0, "seed of the inputs that candidates are checked with")
     trust_kernels: bool = _of(False, "run kernels of bundles that nobody here built, as they are")
     cache: CacheLimits = Factory(CacheLimits)
