@@ -16,7 +16,7 @@ CANARY = "sk-canary-0f-th3-c0mmand-l1ne"
 ANSWER = {"label": "gather", "order": ["elementwise/gather", "cublas/cublas"], "cover_order": [0], "hints": [], "risks": ["misaligned"],
           "diagnoses": []}
 # Families, and no backend: nothing is built, which keeps this short.
-PLUGINS = ("litellm", "replay", "random", "transformers_rules", "elementwise", "norm")
+PLUGINS = ("litellm", "replay", "random", "transformers_rules", "cuda", "elementwise", "norm")
 
 for package in ("litellm", "agentcompile_advisor_litellm", "agentcompile_advisor_replay", "agentcompile_advisor_random"):
     if importlib.util.find_spec(package) is None:

@@ -69,7 +69,7 @@ class Calls(nn.Module):
 
 
 def file_result(path: Path, store: Store) -> torch.Tensor:
-    return compiled(path, store)(X)[0]
+    return compiled(path, store)(X)
 
 
 def test_files_of_equal_parameters_are_not_confused(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_bundle_loads_for_its_own_module_and_no_other(tmp_path: Path) -> None:
     made = compiled(module, Store(None), example_inputs=(X,))
     folder = made.save(tmp_path / "bundle")
     loaded = api.load(folder, module, device="cpu", catalog=CATALOG, example_inputs=(X,))
-    assert torch.equal(loaded(X)[0], module(X))
+    assert torch.equal(loaded(X), module(X))
     with pytest.raises(UsageError, match="pass the model it was compiled for"):
         api.load(folder, other, device="cpu", catalog=CATALOG, example_inputs=(X,))
 
@@ -298,7 +298,7 @@ def test_a_bundle_of_a_file_loads_for_that_file(tmp_path: Path) -> None:
     path.write_text(FILE.format(top="", result="torch.relu(x) * self.scale"))
     folder = compiled(path, Store(None)).save(tmp_path / "bundle")
     loaded = api.load(folder, path, device="cpu", catalog=CATALOG)
-    assert torch.equal(loaded(X)[0], X.relu() * 2)
+    assert torch.equal(loaded(X), X.relu() * 2)
     path.write_text(FILE.format(top="", result="torch.tanh(x) * self.scale"))
     with pytest.raises(UsageError, match="pass the model it was compiled for"):
         api.load(folder, path, device="cpu", catalog=CATALOG)

@@ -287,6 +287,9 @@ class SpillingBackend:
 
     available = property(lambda self: lambda: self.answer)
 
+    def check(self, source, target):
+        pass
+
     def build(self, source, target, deadline_s=120.0):
         if self.answer is not True:
             raise BuildError("unable")
@@ -294,7 +297,8 @@ class SpillingBackend:
 
 
 def test_spills_are_refused_and_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = {"backends": {"x/spilling": SpillingBackend()}, "validators": {}, "targets": {"cuda/h200": PRESETS["h200"]}}
+    offered = {"backends": {"x/spilling": SpillingBackend()}, "validators": {}, "targets": {"cuda/h200": PRESETS["h200"]},
+               "backend_of": lambda self, target: next(iter(self.backends.values()))}
     catalog = type("Catalog", (), offered)()
     monkeypatch.setattr(conformance, "_catalog", lambda: catalog)
     with pytest.raises(AssertionError, match="spills 16 bytes of registers on sm_90"):
