@@ -308,7 +308,7 @@ def test_spills_are_refused_and_missing_tools_are_named(monkeypatch: pytest.Monk
         kit(Adds()).test_sampled_schedules_build()
     with pytest.raises(pytest.skip.Exception, match=r"runs cuda kernels on hardware works here \(spilling: no compiler"):
         kit(Adds()).test_device_results()
-    with pytest.raises(pytest.skip.Exception, match="agentcompile-validator-emulation"):
+    with pytest.raises(pytest.skip.Exception, match="no backend that emulates cuda kernels works here"):
         kit(Adds()).test_emulated_results()
 
 
