@@ -8,6 +8,7 @@ HAVE_TORCH := $(shell $(PYTHON) -c "import torch, transformers" 2>/dev/null && e
 TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
+JOBS ?= 2
 
 .PHONY: demo test lint setup wheels results reference docs clean
 
@@ -21,7 +22,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	AGENTCOMPILE_STRICT=1 $(BIN)/python -m pytest $(TESTS) -q -p no:cacheprovider
+	AGENTCOMPILE_STRICT=1 $(BIN)/python -m pytest $(TESTS) -q -p no:cacheprovider -n $(JOBS) --dist loadfile
 
 lint: setup
 	$(BIN)/python -m ruff check .

@@ -183,17 +183,17 @@ def _attention() -> Iterator[tuple[str, Any]]:
 
     from agentcompile_core.plugin_api import DType
 
-    layer = {"heads": 16, "kv_heads": 8, "head_dim": 128, "capacity": 8192}
-    qwen = attention_case(**layer, rope=True, qk_norm="rms")[0]
+    layer = {"heads": (16, 8), "head_dim": 128, "capacity": 8192}
+    qwen = attention_case(**layer, rope="rms")[0]
     yield "qwen", qwen
-    yield "rotary_only", attention_case(heads=32, kv_heads=8, head_dim=64, capacity=4096, rope=True)[0]
+    yield "rotary_only", attention_case(heads=(32, 8), head_dim=64, capacity=4096, rope="none")[0]
     yield "plain_bf16", attention_case(**layer, dtype=DType.BF16)[0]
-    yield "one_plus_bf16", attention_case(**layer, rope=True, qk_norm="rms_one_plus", dtype=DType.BF16)[0]
-    yield "window_softcap", attention_case(heads=8, kv_heads=4, head_dim=256, capacity=4096, rope=True, window=1024, softcap=50.0)[0]
-    yield "f32", attention_case(heads=4, kv_heads=4, head_dim=64, capacity=512, rope=True, qk_norm="rms", dtype=DType.F32)[0]
-    yield "heads_of_80", attention_case(heads=12, kv_heads=4, head_dim=80, capacity=2048, rope=True)[0]
-    yield "group_of_eight", attention_case(heads=32, kv_heads=4, head_dim=128, capacity=2048, rope=True)[0]
-    yield "sinks", _with_sinks(attention_case(heads=16, kv_heads=4, head_dim=64, capacity=2048, rope=True, window=128)[0])
+    yield "one_plus_bf16", attention_case(**layer, rope="rms_one_plus", dtype=DType.BF16)[0]
+    yield "window_softcap", attention_case(heads=(8, 4), head_dim=256, capacity=4096, rope="none", window=1024, softcap=50.0)[0]
+    yield "f32", attention_case(heads=(4, 4), head_dim=64, capacity=512, rope="rms", dtype=DType.F32)[0]
+    yield "heads_of_80", attention_case(heads=(12, 4), head_dim=80, capacity=2048, rope="none")[0]
+    yield "group_of_eight", attention_case(heads=(32, 4), head_dim=128, capacity=2048, rope="none")[0]
+    yield "sinks", _with_sinks(attention_case(heads=(16, 4), head_dim=64, capacity=2048, rope="none", window=128)[0])
     yield "partly_rotated", _partly_rotated(qwen, 64)
 
 

@@ -15,6 +15,7 @@ TOOLS = (
     "pytest>=8",
     "hypothesis>=6.100",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
     "pybind11>=2.12",
     "ruff>=0.9",
     "mypy>=1.14",

@@ -318,7 +318,7 @@ def test_cases_are_what_the_rules_make_of_a_model() -> None:
         "linear": linear_case(n=8, k=16, norm="rms", bias=True, activation="silu", residual=True), "siblings": linear_case(n=(8, 4), k=16),
         "gated": gated_case(n=8, k=16, norm="rms"), "elementwise": elementwise_case(columns=8), "rope": rope_case(heads=2, head_dim=8),
         "rope_table": rope_table_case(half=4), "argmax": argmax_case(n=9, advance=True),
-        "attention": attention_case(heads=4, kv_heads=2, head_dim=8, capacity=16, rope=True, qk_norm="rms"),
+        "attention": attention_case(heads=(4, 2), head_dim=8, capacity=16, rope="rms"),
     }
     for match, graph in pairs.values():
         assert {node.name for node in graph.nodes} == set(match.nodes)

@@ -76,8 +76,8 @@ class TestArgmax(Shipped):
 
 class TestAttention(Shipped):
     qualified, rejected = "attention/attention", (LOOKUP,)
-    cases = (attention_case(heads=4, kv_heads=2, head_dim=64, capacity=128, rope=True, qk_norm="rms"),
-             attention_case(heads=2, kv_heads=2, head_dim=32, capacity=64, window=16, dtype=DType.F32))
+    cases = (attention_case(heads=(4, 2), head_dim=64, capacity=128, rope="rms"),
+             attention_case(heads=(2, 2), head_dim=32, capacity=64, window=16, dtype=DType.F32))
 
 
 def test_no_shipped_family_is_left_out() -> None:

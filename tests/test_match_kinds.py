@@ -245,7 +245,7 @@ CORE = {
     "norm": cases.norm_case(columns=64, residual=True), "gather": cases.gather_case(columns=8, vocabulary=9, rows=2),
     "elementwise": cases.elementwise_case(columns=16), "rope": cases.rope_case(heads=2, head_dim=16),
     "table": cases.rope_table_case(half=8),
-    "attention": cases.attention_case(heads=4, kv_heads=2, head_dim=16, capacity=64, rope=True, qk_norm="rms", window=16),
+    "attention": cases.attention_case(heads=(4, 2), head_dim=16, capacity=64, rope="rms", window=16),
     "argmax": cases.argmax_case(n=33, advance=True),
 }
 BY_NAME = {kind.name: kind for kind in KINDS}

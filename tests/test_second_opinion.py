@@ -47,9 +47,9 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "elementwise": lambda d: cases.elementwise_case(columns=40, rows=2, operators=("silu", "mul", "sub", "div", "tanh"), dtype=d),
     "rope": lambda d: cases.rope_case(heads=3, head_dim=16, rotary_dim=8, dtype=d),
     "rope table": lambda d: cases.rope_table_case(half=8, dtype=d),
-    "attention": lambda d: cases.attention_case(heads=4, kv_heads=2, head_dim=16, capacity=48, dtype=d),
-    "attention with all": lambda d: cases.attention_case(heads=4, kv_heads=2, head_dim=16, capacity=48, window=5, softcap=20.0, rope=True,
-                                                         qk_norm="rms", dtype=d),
+    "attention": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, dtype=d),
+    "attention with all": lambda d: cases.attention_case(
+        heads=(4, 2), head_dim=16, capacity=48, window=5, softcap=20.0, rope="rms", dtype=d),
     "argmax": lambda d: cases.argmax_case(n=50, advance=True, dtype=d),
 }
 

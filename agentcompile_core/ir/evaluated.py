@@ -31,6 +31,14 @@ class Evaluated:
         found = self._sources.get((record.signature, record.step))
         return found if found is not None and found.digest == record.source_digest else None
 
+    def place(self, record: TuningRecord) -> int:
+        """Where the candidate of a record stands in this run's order; the store remembers records in the order of other runs."""
+        return self._places.get((record.signature, record.step), len(self._places))
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, Step], int]:
+        return {place: index for index, place in enumerate(dict.fromkeys((c.signature, c.step) for c in self.candidates))}
+
     @cached_property
     def _sources(self) -> dict[tuple[str, Step], StepSource]:
         return {(c.signature, c.step): c.source for c in self.candidates}

@@ -1,6 +1,7 @@
 """Error rule of the operator ``agentcompile::attention``: append K and V, then attend causally."""
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
@@ -18,27 +19,37 @@ def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
     return Bounded(value, error)
 
 
-def attention(
-    q: Bounded, keys: Bounded, values: Bounded, position: int, scale: float, window: int, softcap: float,
-    sinks: Bounded | None, dtype: DType, depth: int,
-) -> Bounded:
-    """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D].
+@frozen(kw_only=True)
+class Attending:
+    """What an attention call says beside its tensors. ``window`` counts the query itself, 0: none; ``softcap`` 0: none.
 
-    Flash kernels may round the probabilities to the element type before they multiply V, hence ``dtype``.
+    Flash kernels may round the probabilities to the element type before they multiply V, hence ``dtype``; ``depth`` is that
+    of the error budget.
     """
+
+    position: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    dtype: DType
+    depth: int
+
+
+def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None, how: Attending) -> Bounded:
+    """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D]."""
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
-    live = min(position + count, keys.value.shape[1])
+    live = min(how.position + count, keys.value.shape[1])
     k, ek, v, ev = (t[0, :live].transpose(0, 1).unsqueeze(1) for t in (keys.value, keys.error, values.value, values.error))
     x, ex = (t.reshape(kv_heads, heads // kv_heads, count, dim) for t in (q.value, q.error))
-    scores, bound = _scores(x, ex, k, ek, scale, depth)
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap  # slope at most 1
-        bound = bound + 16.0 * U32 * softcap
-    scores = scores.masked_fill(~_mask(live, count, position, window, q.value.device), float("-inf"))
+    scores, bound = _scores(x, ex, k, ek, how.scale, how.depth)
+    if how.softcap:
+        scores = torch.tanh(scores / how.softcap) * how.softcap  # slope at most 1
+        bound = bound + 16.0 * U32 * how.softcap
+    scores = scores.masked_fill(~_mask(live, count, how.position, how.window, q.value.device), float("-inf"))
     probabilities = _probabilities(scores, sinks, kv_heads)
     out = probabilities @ v
-    error = _output_error(probabilities, out, bound, v, ev, dtype, depth)
+    error = _output_error(probabilities, out, bound, v, ev, how.dtype, how.depth)
     shape = (1, heads, count, v.shape[-1])
     return Bounded(out.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
 

@@ -11,7 +11,7 @@ import torch
 from ...errors import AgentCompileError
 from ..dtypes import torch_dtype
 from . import pointwise, reductions
-from .attention import append, attention
+from .attention import Attending, append, attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
 
@@ -225,8 +225,9 @@ def _attention(call: Call) -> tuple[Bounded, ...]:
     call.env[k_name] = keys = append(call.bounded("k_cache"), k, start)
     call.env[v_name] = values = append(call.bounded("v_cache"), v, start)
     depth = call.depth if call.depth > 0 else max(q.value.shape[-1], start + q.value.shape[2])
-    return (attention(q, keys, values, start, float(call["scale"]), int(call["window"]), float(call["softcap"]),
-                      call["sinks"], call.dtype, depth),)
+    how = Attending(position=start, scale=float(call["scale"]), window=int(call["window"]), softcap=float(call["softcap"]),
+                    dtype=call.dtype, depth=depth)
+    return (attention(q, keys, values, call["sinks"], how),)
 
 
 def _argmax(call: Call) -> tuple[Bounded, ...]:

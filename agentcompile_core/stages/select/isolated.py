@@ -53,7 +53,7 @@ def best_alone(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, ta
 def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx: Context, taken: Taken) -> Selection:
     region = plan.region
     margin = ctx.config.margin if taken is Taken.FASTER else None
-    choices = {match.id: _choose(match.id, records, margin) for match in region.matches}
+    choices = {match.id: _choose(match.id, records, found, margin) for match in region.matches}
     wanted = [cover for cover in plan.space.covers if cover.matches]
     if not wanted:
         return fallback(region.signature, region.name, "the planner found no cover with a kernel")
@@ -77,7 +77,7 @@ def _worth(cover: Cover, choices: Mapping[str, _Choice], region: Region) -> tupl
     return sum(c.saves_us for c in taken), sum(len(region.match_by_id[c.match_id].nodes) for c in taken)
 
 
-def _choose(match_id: str, records: list[TuningRecord], margin: float | None) -> _Choice:
+def _choose(match_id: str, records: list[TuningRecord], found: Evaluated, margin: float | None) -> _Choice:
     mine = [r for r in records if r.step.match_id == match_id and r.step.implementation != FRAMEWORK]
     baseline = next((r.measurement for r in records if r.step.match_id == match_id and r.step.implementation == FRAMEWORK), None)
     if not mine:
@@ -87,7 +87,7 @@ def _choose(match_id: str, records: list[TuningRecord], margin: float | None) ->
         return _by_time(match_id, timed[0], baseline, margin)
     passed = [r for r in mine if r.verdict is not None and r.verdict.outcome is Outcome.PROVISIONAL and r.failure is None]
     if passed:
-        first = min(passed, key=lambda r: r.order)
+        first = min(passed, key=found.place)  # as on an empty cache, where nothing behind the first that passes is tried
         return _Choice(match_id=match_id, record=first, basis=Basis.PROVISIONAL,
                        reason=f"validated but not measured ({first.message or 'no clock'}); never used on a GPU before it is")
     return _Choice(match_id=match_id, reason=_why_all_failed(mine))
@@ -103,8 +103,9 @@ def _by_time(match_id: str, best: TuningRecord, baseline: Measurement | None, ma
     if margin is not None and (us + best.measurement.spread_us) * (1.0 + margin) >= low:
         return _Choice(match_id=match_id, baseline=baseline,
                        reason=f"its best kernel takes {us:.2f} us, the framework {baseline.us:.2f} us: not faster beyond noise and margin")
+    saved_us = baseline.us - us * (1.0 + min(margin or 0.0, 0.0))  # what a margin below 0 lets pass costs its cover nothing
     share = f"{best.measurement.share_of_floor:.0%} of the memory roofline"
-    return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, saves_us=baseline.us - us,
+    return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, saves_us=saved_us,
                    reason=f"{us:.2f} us against {baseline.us:.2f} us of the framework, {share}")
 
 

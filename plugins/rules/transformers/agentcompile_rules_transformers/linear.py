@@ -1,9 +1,9 @@
 """Linear layers of one token: alone, with norm, bias, residual or activation, as Q/K/V siblings, as gate/up pair."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentcompile_core.plugin_api import (
     KERNEL_TYPES,
@@ -49,6 +49,22 @@ class Linear:
     def out(self) -> str:
         """The value it makes."""
         return self.node.outputs[0]
+
+
+@frozen(kw_only=True)
+class Product:
+    """Linear layers over one input and what happens to their results: a match, but for what is before it.
+
+    ``expression`` makes ``out`` of ``pair`` accumulators per result (None: they are the result) and the operands ``aux``.
+    """
+
+    group: Sequence[Linear]
+    nodes: tuple[str, ...]
+    out: Operand
+    aux: Sequence[Operand] = ()
+    pair: int = 1
+    expression: Expression | None = None
+    label: SemanticLabel
 
 
 class LinearRule(RegionRule):
@@ -117,7 +133,7 @@ def _single(view: RegionView, linear: Linear) -> Iterator[Match]:
         external = growth.external if growth else ()
         out = view.write("out", growth.output if growth else linear.out)
         aux = [view.read(f"aux{i}", value) for i, value in enumerate([*bias, *external])]
-        yield from _with_norm(view, [linear], nodes, out, aux, 1, expression, SemanticLabel.GEMV)
+        yield from _with_norm(view, Product(group=[linear], nodes=nodes, out=out, aux=aux, expression=expression, label=SemanticLabel.GEMV))
 
 
 def _pair(view: RegionView, one: Linear, other: Linear) -> Iterator[Match]:
@@ -130,8 +146,8 @@ def _pair(view: RegionView, one: Linear, other: Linear) -> Iterator[Match]:
                        fits=lambda value: view.graph.spec(value).numel == gate.n):
         aux = [view.read(f"aux{i}", value) for i, value in enumerate([*biases, *growth.external])]
         expression = _with_biases(growth.expression, [True, True] if biases else [])
-        yield from _with_norm(view, [gate, up], (*inside, *growth.nodes), view.write("out", growth.output), aux, 2, expression,
-                              SemanticLabel.GATED_MLP)
+        yield from _with_norm(view, Product(group=[gate, up], nodes=(*inside, *growth.nodes), out=view.write("out", growth.output),
+                                            aux=aux, pair=2, expression=expression, label=SemanticLabel.GATED_MLP))
 
 
 def _split(view: RegionView, linear: Linear) -> Iterator[Match]:
@@ -143,14 +159,15 @@ def _split(view: RegionView, linear: Linear) -> Iterator[Match]:
     nodes = (linear.node.name, *cuts)
     label = SemanticLabel.QKV_PROJECTION if all(_leads_to_attention(view, part) for part in parts) else SemanticLabel.GEMV
     aux = [view.read("aux0", linear.bias)] if linear.bias else []
-    yield from _with_norm(view, [linear], nodes, view.write("out", *parts), aux, 1, _bias_expression() if aux else None, label)
+    yield from _with_norm(view, Product(group=[linear], nodes=nodes, out=view.write("out", *parts), aux=aux,
+                                        expression=_bias_expression() if aux else None, label=label))
     if linear.bias or len(parts) != 2 or view.graph.spec(parts[0]).numel != view.graph.spec(parts[1]).numel:
         return
     for growth in grow(view, {parts[0]: "acc0", parts[1]: "acc1"}, frozenset(nodes), prefix="aux", limit=MOST_AUX,
                        fits=lambda value: view.graph.spec(value).numel * 2 == linear.n):
         aux = [view.read(f"aux{i}", value) for i, value in enumerate(growth.external)]
-        yield from _with_norm(view, [linear], (*nodes, *growth.nodes), view.write("out", growth.output), aux, 2, growth.expression,
-                              SemanticLabel.GATED_MLP)
+        yield from _with_norm(view, Product(group=[linear], nodes=(*nodes, *growth.nodes), out=view.write("out", growth.output),
+                                            aux=aux, pair=2, expression=growth.expression, label=SemanticLabel.GATED_MLP))
 
 
 def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
@@ -161,36 +178,34 @@ def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
     aux = [view.read("aux0", *biases)] if biases else []
     out = view.write("out", *(linear.out for linear in group))
     nodes = tuple(linear.node.name for linear in group)
-    yield from _with_norm(view, group, nodes, out, aux, 1, _bias_expression() if biases else None, label)
+    yield from _with_norm(view, Product(group=group, nodes=nodes, out=out, aux=aux, expression=_bias_expression() if biases else None,
+                                        label=label))
 
 
-def _with_norm(view: RegionView, group: list[Linear], nodes: tuple[str, ...], out: Operand, aux: list[Operand], pair: int,
-               expression: Expression | None, label: SemanticLabel) -> Iterator[Match]:
+def _with_norm(view: RegionView, product: Product) -> Iterator[Match]:
     """The match as it is and, where nothing else reads the norm before it, with that norm as its prologue."""
-    x = group[0].x
-    yield _match(view, group, nodes, view.read("x", x), (), None, out, aux, pair, expression, label)
-    source, views = view.back(x, set(nodes))
+    first = product.group[0]
+    yield _match(view, product, view.read("x", first.x))
+    source, views = view.back(first.x, set(product.nodes))
     producer = view.producer(source)
     norm = norm_of(view, producer) if producer is not None else None
-    if norm is None or not norm.weight or norm.rows != 1 or not view.only_used_by(source, {*nodes, *views}):
+    if norm is None or not norm.weight or norm.rows != 1 or not view.only_used_by(source, {*product.nodes, *views}):
         return
-    if view.graph.spec(norm.weight).dtype is not view.graph.spec(group[0].weight).dtype:
+    if view.graph.spec(norm.weight).dtype is not view.graph.spec(first.weight).dtype:
         return
-    parameters = [view.read("norm_weight", norm.weight)] + ([view.read("norm_bias", norm.bias)] if norm.bias else [])
-    fused = SemanticLabel.NORM_GEMV if label == SemanticLabel.GEMV else label
-    yield _match(view, group, (norm.node.name, *views, *nodes), view.read("x", norm.x), tuple(parameters), norm, out, aux, pair,
-                 expression, fused)
+    fused = SemanticLabel.NORM_GEMV if product.label == SemanticLabel.GEMV else product.label
+    yield _match(view, evolve(product, nodes=(norm.node.name, *views, *product.nodes), label=fused), view.read("x", norm.x), norm)
 
 
-def _match(view: RegionView, group: list[Linear], nodes: tuple[str, ...], x: Operand, parameters: tuple[Operand, ...],
-           norm: NormNode | None, out: Operand, aux: list[Operand], pair: int, expression: Expression | None,
-           label: SemanticLabel) -> Match:
-    n = sum(linear.n for linear in group) // pair
-    weight = view.read("weight", *(linear.weight for linear in group))
-    attributes = (("n", n), ("k", group[0].k), ("pair", pair), ("norm", norm.kind if norm else "none"),
-                  ("norm_eps", norm.eps if norm else 0.0))
-    return Match(kind=LINEAR, label=label, nodes=view.deps.members(view.deps.mask(nodes)),
-                 operands=(x, weight, *parameters, *aux, out), attributes=attributes, epilogue=expression)
+def _match(view: RegionView, product: Product, x: Operand, norm: NormNode | None = None) -> Match:
+    weight = view.read("weight", *(linear.weight for linear in product.group))
+    parameters = []
+    if norm is not None:
+        parameters = [view.read("norm_weight", norm.weight)] + ([view.read("norm_bias", norm.bias)] if norm.bias else [])
+    attributes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", product.group[0].k), ("pair", product.pair),
+                  ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0))
+    return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),
+                 operands=(x, weight, *parameters, *product.aux, product.out), attributes=attributes, epilogue=product.expression)
 
 
 def _bias_expression() -> Expression:

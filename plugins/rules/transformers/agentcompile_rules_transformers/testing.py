@@ -164,15 +164,17 @@ def rope_table_case(*, half: int, dtype: DType = DType.F16) -> Pair:
     return matched(RopeTableRule(), draft.graph(*draft.call("agentcompile.rotary_embedding.default", arguments, shape, shape, dtype=dtype)))
 
 
-def attention_case(*, heads: int, kv_heads: int, head_dim: int, capacity: int, window: int = 0, softcap: float = 0.0,
-                   rope: bool = False, qk_norm: str = "none", dtype: DType = DType.F16) -> Pair:
-    """Decode attention that appends K and V first; ``qk_norm`` (``rms``) needs ``rope``."""
+def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, window: int = 0, softcap: float = 0.0,
+                   rope: str = "", dtype: DType = DType.F16) -> Pair:
+    """Decode attention that appends K and V first, with ``heads`` of Q and of K and V.
+
+    ``rope``: empty, ``none`` (rotated as they are), or the norm of Q and K that is fused with it (``rms``, ``rms_one_plus``).
+    """
     draft = Draft()
-    if qk_norm != "none" and not rope:
-        raise UsageError("qk_norm is fused with rope only; set rope=True")
+    (q_heads, kv_heads), qk_norm = heads, rope or "none"
     table = tuple(draft.given(name, (1, 1, head_dim), dtype) for name in ("cos", "sin")) if rope else ()
     sides = []
-    for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+    for name, count in (("q", q_heads), ("k", kv_heads), ("v", kv_heads)):
         side = draft.given(name, (1, 1, count, head_dim), dtype)
         if qk_norm != "none" and name != "v":
             side = draft.norm(f"{name}_norm", side, qk_norm, (1, 1, count, head_dim), dtype)
@@ -183,7 +185,7 @@ def attention_case(*, heads: int, kv_heads: int, head_dim: int, capacity: int, w
     caches = [draft.given(name, (1, capacity, kv_heads, head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
     position = draft.given("position", (1,), DType.I64)
     arguments = (*sides, *caches, position, head_dim**-0.5, window, softcap)
-    out = draft.call("agentcompile.attention.default", arguments, (1, 1, heads, head_dim), dtype=dtype, mutates=("k_cache", "v_cache"))
+    out = draft.call("agentcompile.attention.default", arguments, (1, 1, q_heads, head_dim), dtype=dtype, mutates=("k_cache", "v_cache"))
     return matched(AttentionRule(), draft.graph(*out))
 
 

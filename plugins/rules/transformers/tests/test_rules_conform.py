@@ -28,8 +28,8 @@ class TestLinear(RegionRuleConformance):
 
 class TestAttention(RegionRuleConformance):
     rule, unserved = RULES["attention"], (LOOKUP, NORM)
-    graphs = (attention_case(heads=4, kv_heads=2, head_dim=16, capacity=64, rope=True, qk_norm="rms")[1],
-              attention_case(heads=2, kv_heads=2, head_dim=8, capacity=40, window=8, dtype=DType.F32)[1])
+    graphs = (attention_case(heads=(4, 2), head_dim=16, capacity=64, rope="rms")[1],
+              attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32)[1])
 
 
 class TestNorm(RegionRuleConformance):

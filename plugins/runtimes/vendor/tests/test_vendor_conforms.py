@@ -15,6 +15,6 @@ class TestLinear(ImplementationConformance):
 
 class TestAttention(ImplementationConformance):
     implementation = VendorAttention()
-    cases = (attention_case(heads=4, kv_heads=2, head_dim=16, capacity=64),
-             attention_case(heads=2, kv_heads=2, head_dim=8, capacity=40, window=8, dtype=DType.F32))
-    rejected = (linear_case(n=8, k=16), attention_case(heads=2, kv_heads=2, head_dim=8, capacity=40, rope=True))
+    cases = (attention_case(heads=(4, 2), head_dim=16, capacity=64),
+             attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32))
+    rejected = (linear_case(n=8, k=16), attention_case(heads=(2, 2), head_dim=8, capacity=40, rope="none"))

@@ -10,9 +10,9 @@ from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 class TestAttention(TemplateFamilyConformance):
     family = AttentionFamily()
-    cases = (attention_case(heads=4, kv_heads=2, head_dim=64, capacity=160, rope=True, qk_norm="rms"),
-             attention_case(heads=4, kv_heads=1, head_dim=32, capacity=96, window=40, softcap=5.0, dtype=DType.BF16),
-             attention_case(heads=2, kv_heads=2, head_dim=128, capacity=64, rope=True, dtype=DType.F32))
-    rejected = (norm_case(columns=64), attention_case(heads=2, kv_heads=2, head_dim=12, capacity=64))
+    cases = (attention_case(heads=(4, 2), head_dim=64, capacity=160, rope="rms"),
+             attention_case(heads=(4, 1), head_dim=32, capacity=96, window=40, softcap=5.0, dtype=DType.BF16),
+             attention_case(heads=(2, 2), head_dim=128, capacity=64, rope="none", dtype=DType.F32))
+    rejected = (norm_case(columns=64), attention_case(heads=(2, 2), head_dim=12, capacity=64))
     targets = (preset("h200"), preset("a100"))
     samples = 2

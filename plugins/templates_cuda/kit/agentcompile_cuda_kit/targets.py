@@ -23,8 +23,10 @@ def capabilities(arch: str) -> tuple[str, ...]:
     return (*found, Feature.WGMMA) if arch == "sm_90a" else tuple(found)
 
 
-def _preset(name: str, arch: str, sms: int, l2_mb: int, sm_kb: int, block_kb: int, gb: int, gbps: float,
+def _preset(name: str, arch: str, sms: int, l2_mb: int, shared_kb: tuple[int, int], memory: tuple[int, float],
             threads: int = 2048) -> Target:
+    """``shared_kb``: KiB of shared memory per SM and per block; ``memory``: GiB and GB/s; ``threads`` per SM."""
+    (sm_kb, block_kb), (gb, gbps) = shared_kb, memory
     return Target(name=name, arch=arch, backend="cuda", languages=("cuda",), capabilities=capabilities(arch), lanes=WARP, sm_count=sms,
                   l2_bytes=l2_mb << 20, shared_bytes_per_sm=sm_kb << 10, shared_bytes_per_block=block_kb << 10, registers_per_sm=65536,
                   memory_bytes=gb << 30, memory_gbps=gbps, threads_per_sm=threads, preference=10 if name == _DEFAULT else 0)
@@ -32,13 +34,13 @@ def _preset(name: str, arch: str, sms: int, l2_mb: int, sm_kb: int, block_kb: in
 
 # Figures: CUDA C++ programming guide (compute capabilities) and NVIDIA datasheets; L2 of the H200 as its driver reports.
 PRESETS: dict[str, Target] = {t.name: t for t in (
-    _preset("h200", "sm_90", 132, 60, 228, 227, 141, 4800.0),
-    _preset("h100", "sm_90", 132, 50, 228, 227, 80, 3350.0),
-    _preset("a100", "sm_80", 108, 40, 164, 163, 80, 2039.0),
-    _preset("rtx3090", "sm_86", 82, 6, 100, 99, 24, 936.0, 1536),
-    _preset("rtx4090", "sm_89", 128, 72, 100, 99, 24, 1008.0, 1536),
-    _preset("b200", "sm_100", 148, 126, 228, 227, 180, 8000.0),
-    _preset("rtx5090", "sm_120", 170, 96, 100, 99, 32, 1792.0, 1536),
+    _preset("h200", "sm_90", 132, 60, (228, 227), (141, 4800.0)),
+    _preset("h100", "sm_90", 132, 50, (228, 227), (80, 3350.0)),
+    _preset("a100", "sm_80", 108, 40, (164, 163), (80, 2039.0)),
+    _preset("rtx3090", "sm_86", 82, 6, (100, 99), (24, 936.0), 1536),
+    _preset("rtx4090", "sm_89", 128, 72, (100, 99), (24, 1008.0), 1536),
+    _preset("b200", "sm_100", 148, 126, (228, 227), (180, 8000.0)),
+    _preset("rtx5090", "sm_120", 170, 96, (100, 99), (32, 1792.0), 1536),
 )}
 
 

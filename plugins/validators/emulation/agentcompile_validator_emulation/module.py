@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from attrs import field, frozen
 
@@ -120,24 +121,33 @@ def _stacks(threads: int) -> ctypes.c_void_p:
 _KEPT: list[mmap.mmap] = []
 
 
+class LaunchShape(NamedTuple):
+    """Blocks, threads, blocks per cluster and dynamic shared memory of one launch."""
+
+    grid: Sequence[int]
+    block: Sequence[int]
+    cluster: int
+    dynamic_shared_bytes: int
+
+
 class PreparedLaunch:
     """One launch with its argument values; call it as often as wanted. Keeps every C structure it points to alive."""
 
-    def __init__(self, module: "EmulatedModule", entry: str, grid: Sequence[int], block: Sequence[int],
-                 arguments: Sequence[Buffer | Scalar], dynamic_shared_bytes: int, options: LaunchOptions,
-                 cluster: int) -> None:
+    def __init__(self, module: "EmulatedModule", entry: str, shape: "LaunchShape", arguments: Sequence[Buffer | Scalar],
+                 options: LaunchOptions) -> None:
         self._module = module
         buffers = [argument for argument in arguments if isinstance(argument, Buffer)]
         self._values = [ctypes.c_void_p(a.address or None) if isinstance(a, Buffer) else a for a in arguments]
         pointers = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values]
         self._array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
         live = [b for b in buffers if b.address]
-        stacks = MAX_THREADS if math.prod(block) * cluster <= MAX_THREADS else MAX_THREADS * MAX_CLUSTER
+        stacks = MAX_THREADS if math.prod(shape.block) * shape.cluster <= MAX_THREADS else MAX_THREADS * MAX_CLUSTER
         self._specs = (_BufferSpec * max(1, len(live)))(*[
             _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain)) for b in live])
         self._request = _LaunchRequest(
-            entry=entry.encode(), grid=(ctypes.c_uint * 3)(*_three(grid)), block=(ctypes.c_uint * 3)(*_three(block)),
-            dynamic_shared_bytes=dynamic_shared_bytes, arguments=self._array, buffers=self._specs, cluster=cluster, buffer_count=len(live),
+            entry=entry.encode(), grid=(ctypes.c_uint * 3)(*_three(shape.grid)), block=(ctypes.c_uint * 3)(*_three(shape.block)),
+            dynamic_shared_bytes=shape.dynamic_shared_bytes, arguments=self._array, buffers=self._specs, cluster=shape.cluster,
+            buffer_count=len(live),
             lane_order=int(options.order), warp_skewed=options.warp_skewed, lazy_copies=options.lazy_copies,
             checks=module.checked, programmatic_launch=options.programmatic_launch,
             preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s,
@@ -177,7 +187,7 @@ class EmulatedModule:
         """
         if not 1 <= cluster <= MAX_CLUSTER:
             raise UsageError(f"clusters of {cluster} blocks; use 1 to {MAX_CLUSTER}")
-        return PreparedLaunch(self, entry, grid, block, arguments, dynamic_shared_bytes, options, cluster)
+        return PreparedLaunch(self, entry, LaunchShape(grid, block, cluster, dynamic_shared_bytes), arguments, options)
 
     def launch(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
                dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> None:
