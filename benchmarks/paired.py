@@ -30,10 +30,11 @@ class Side:
 
     def __init__(self, site: str, model: str, tokens: int) -> None:
         folder = tempfile.mkdtemp()
-        path = os.pathsep.join((site, os.environ.get("PYTHONPATH", "")))
+        path = os.pathsep.join((str(Path(site).resolve()), os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, "PYTHONPATH": path, "AGENTCOMPILE_CACHE_DIR": folder, "AGENTCOMPILE_CONFIG": ""}
-        command = [sys.executable, __file__, "--child", str(harness.CONFIGS / model), str(tokens)]
-        self._child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, str(Path(__file__).resolve()), "--child", str(harness.CONFIGS / model), str(tokens)]
+        self._child = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       text=True)  # in a folder of its own: workers are modules, looked up where their parent stands first
         self.facts = self._answer()
 
     def _answer(self) -> dict[str, Any]:

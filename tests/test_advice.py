@@ -1,10 +1,9 @@
 """Advice is never authority: whatever an advisor says, only steps of the space are tried, and the diversity set always is."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from advice_cases import MATCHES, PLAN, QUESTION, SPACE, USED, asked, check_plan, in_space, record_of, steps_of, world
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,6 @@ from agentcompile_core.ir.region import SemanticLabel
 from agentcompile_core.plugin.events import AdviceGiven
 from agentcompile_core.stages import advise
 from agentcompile_core.stages.advise.advice_check import MAX_ITEMS, screen
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from advice_cases import MATCHES, PLAN, QUESTION, SPACE, USED, asked, check_plan, in_space, record_of, steps_of, world
 
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

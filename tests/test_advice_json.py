@@ -1,10 +1,9 @@
 """Advice as JSON: the strict reader, the schema, what a question says and what it keeps to itself."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from advice_cases import MATCHES, PLAN, QUESTION, SPACE, asked, check_plan, record_of
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,6 @@ from agentcompile_core.ir.region import SemanticLabel
 from agentcompile_core.plugin.advice_json import MAX_BYTES, answer_schema, match_names, question_json, question_key, read_answer
 from agentcompile_core.stages import advise
 from agentcompile_core.stages.advise.advice_check import screen
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from advice_cases import MATCHES, PLAN, QUESTION, SPACE, asked, check_plan, record_of
 
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -1,77 +1,24 @@
 """Analyze: where regions are cut, which are equal, which matches the core refuses, what summaries say."""
 
-import agentcompile_rules_transformers as rules
 import pytest
-from agentcompile_cuda_kit.targets import preset
+from analyze_cases import chain, context, graph_set, relu, renamed
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.configuration import Config
-from agentcompile_core.context import Context
-from agentcompile_core.errors import AgentCompileError, Cause
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import (
     DType,
-    Graph,
-    GraphKind,
-    GraphSet,
-    ModelInfo,
-    Node,
     Ref,
     TensorSpec,
-    Value,
     ValueKind,
-    Workload,
     map_refs,
 )
-from agentcompile_core.ir.region import Access, Analysis, Match, Operand, Role, SemanticLabel
+from agentcompile_core.ir.region import Analysis, SemanticLabel
 from agentcompile_core.ops.dependency import dependencies
-from agentcompile_core.plugin.catalog import Catalog
-from agentcompile_core.plugin.interfaces import RegionRule
-from agentcompile_core.plugin.match_kind import MatchKind, OperandKind
 from agentcompile_core.stages import analyze
 from agentcompile_core.stages.analyze.boundaries import boundary_reason, layer_indices, partition
-from agentcompile_core.stages.analyze.checking import problem
 from agentcompile_core.stages.analyze.merging import canonical, merge
-
-SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
-
-
-def context(*extra, strict=True):
-    catalog = Catalog(strict=strict)
-    for rule in (*rules.agentcompile_region_rules(), *extra):
-        catalog.region_rules[f"test/{rule.name}"] = rule
-    return Context(catalog=catalog, target=preset("h200"), config=Config(), store=None)
-
-
-def graph_set(*graphs):
-    model = ModelInfo(name="m", model_type="m", config_json="{}", digest="0", parameter_bytes=0)
-    return GraphSet(model=model, workload=Workload(dtype=DType.F32, max_context=16), graphs=graphs)
-
-
-def renamed(graph, salt):
-    """The same graph under other names of values, nodes and modules."""
-    values = {v.name: f"{salt}{i}" for i, v in enumerate(graph.values)}
-    nodes = [evolve(n, name=f"{salt}_n{i}", module=f"{salt}.{n.module}", args=tuple(map_refs(a, values) for a in n.args),
-                    kwargs=tuple((k, map_refs(a, values)) for k, a in n.kwargs), outputs=tuple(values[o] for o in n.outputs),
-                    mutates=tuple(values[m] for m in n.mutates)) for i, n in enumerate(graph.nodes)]
-    return evolve(graph, name=salt, values=tuple(evolve(v, name=values[v.name], source=salt) for v in graph.values), nodes=tuple(nodes),
-                  inputs=tuple(values[i] for i in graph.inputs), outputs=tuple(values[o] for o in graph.outputs)).verify()
-
-
-def chain(*nodes, outputs=("c",), given=("x",), spec=SPEC):
-    """A graph from (name, op, kind, inputs, outputs) rows over vectors of four."""
-    made = [Node(name=name, op=op, kind=kind, args=tuple(Ref(i) for i in ins), outputs=outs, **extra)
-            for name, op, kind, ins, outs, extra in nodes]
-    values = [Value(name=g, spec=spec, kind=ValueKind.INPUT) for g in given]
-    values += [Value(name=out, spec=spec) for node in made for out in node.outputs]
-    return Graph(name="g", kind=GraphKind.FORWARD, values=tuple(values), nodes=tuple(made), inputs=given, outputs=outputs).verify()
-
-
-def relu(name, source, out, **extra):
-    return (name, "aten.relu.default", "relu", (source,), (out,), extra)
-
 
 # ---- regions
 
@@ -236,117 +183,6 @@ def test_effects_order_what_data_does_not():
     rows = [relu("reads", "s", "a"), ("writes", "aten.relu_.default", "relu", ("s",), ("b",), {"mutates": ("s",)}), relu("again", "s", "c")]
     deps = dependencies(chain(*rows, given=("s",)))
     assert [deps.members(mask) for mask in deps.before] == [(), ("reads",), ("writes",)]
-
-
-# ---- matches
-
-
-LOOSE = MatchKind(name="loose", doc="anything", labels=(SemanticLabel.ELEMENTWISE,), operands=(
-    OperandKind("in", repeated=True), OperandKind("w", optional=True), OperandKind("out", (Role.OUTPUT,), optional=True)))
-
-
-class Proposing(RegionRule):
-    """A rule that proposes what it is told to."""
-
-    name = "proposing"
-    kinds = (LOOSE, evolve(LOOSE, name="acme_fused"))
-
-    def __init__(self, *matches):
-        self.matches = matches
-
-    def find(self, graph, target):
-        return self.matches
-
-
-class Raising(RegionRule):
-    name = "raising"
-
-    def find(self, graph, target):
-        yield from ()
-        raise RuntimeError("broken rule")
-
-
-def operand(name, role, *values):
-    access = Access.WRITE if role is Role.OUTPUT else Access.READ
-    return Operand(name=name, role=role, access=access, values=values, spec=SPEC)
-
-
-def match(nodes, *operands, kind="loose"):
-    return Match(kind=kind, label=SemanticLabel.ELEMENTWISE, nodes=nodes, operands=operands)
-
-
-DIAMOND = chain(relu("n0", "x", "a"), relu("n1", "a", "b"), ("n2", "aten.add.Tensor", "add", ("a", "b"), ("c",), {}))
-IN, OUT = operand("in0", Role.INPUT, "x"), operand("out", Role.OUTPUT, "c")
-
-
-@pytest.mark.parametrize(("proposal", "reason"), [
-    (match(("n0", "n2"), IN, operand("in1", Role.INPUT, "b"), OUT), "not convex"),
-    (match(("n0",), IN), "hides 'a'"),
-    (match(("n0", "n1", "n2"), OUT), "reads 'x'"),
-    (match(("n0", "n1", "n2"), IN, operand("out", Role.OUTPUT, "x")), "not produced"),
-    (match(("n0", "n1", "n2"), IN, operand("in1", Role.INPUT, "b"), OUT), "produced inside"),
-    (match(("n0", "n1", "n2"), operand("w", Role.WEIGHT, "x"), OUT), "changes while the program runs"),
-    (match(("n0", "n1", "n2"), IN, operand("w", Role.INPUT, "nothing"), OUT), "no value of the region"),
-])
-def test_untrue_matches_are_refused(proposal, reason):
-    assert reason in problem(proposal, DIAMOND, dependencies(DIAMOND))
-    ctx = context(Proposing(proposal), strict=False)
-    (analysis,) = analyze.run(graph_set(DIAMOND), ctx)
-    assert proposal.nodes not in [m.nodes for r in analysis.regions for m in r.matches if m.rule == "test/proposing"]
-    (failure,) = ctx.catalog.failures
-    assert failure.cause is Cause.CONTRACT and failure.plugin == "test/proposing" and reason in failure.message
-
-
-def test_a_true_match_is_kept_with_its_rule_and_in_graph_order():
-    proposal = match(("n2", "n0", "n1"), IN, OUT, kind="acme_fused")
-    (analysis,) = analyze.run(graph_set(DIAMOND), context(Proposing(proposal)))
-    (kept,) = [m for m in analysis.regions[0].matches if m.kind == "acme_fused"]
-    assert kept.nodes == ("n0", "n1", "n2") and kept.rule == "test/proposing" and kept.id == "acme_fused:n0+3:n2"
-
-
-def test_undeclared_writes_of_a_match_are_refused():
-    graph = chain(("n0", "aten.relu_.default", "relu", ("x",), ("c",), {"mutates": ("x",)}))
-    assert "state operand" in problem(match(("n0",), IN, OUT), graph, dependencies(graph))
-
-
-@pytest.mark.parametrize("proposal", [
-    "not a match", match((), IN, OUT), match(("absent",), IN, OUT), match(("n0", "n1", "n2"), IN, OUT, kind="linear")])
-def test_nonsense_from_a_rule_is_a_failure_and_the_run_goes_on(proposal):
-    ctx = context(Proposing(proposal), strict=False)
-    (analysis,) = analyze.run(graph_set(DIAMOND), ctx)
-    assert len(ctx.catalog.failures) == 1 and analysis.regions[0].matches
-
-
-def test_a_raising_rule_is_a_failure_and_the_run_goes_on(decode_graphs):
-    _, graph = decode_graphs.transformer(layers=1)
-    ctx = context(Raising(), strict=False)
-    (analysis,) = analyze.run(graph_set(graph), ctx)
-    assert {f.plugin for f in ctx.catalog.failures} == {"test/raising"} and "broken rule" in ctx.catalog.failures[0].message
-    assert analysis == analyze.run(graph_set(graph), context())[0]
-    with pytest.raises((RuntimeError, AgentCompileError)):
-        analyze.run(graph_set(graph), context(Raising(), strict=True))
-
-
-def test_rules_are_asked_once_per_merged_region(decode_graphs):
-    asked = []
-
-    class Counting(RegionRule):
-        name = "counting"
-
-        def find(self, graph, target):
-            asked.append(graph.name)
-            return ()
-
-    _, graph = decode_graphs.transformer(layers=3)
-    analyze.run(graph_set(graph), context(Counting()))
-    assert asked == ["prologue", "layer", "head"]
-
-
-def test_decode_is_preferred_and_prefill_ignored(decode_graphs):
-    _, graph = decode_graphs.transformer(layers=1)
-    prefill = evolve(graph, name="prefill", kind=GraphKind.PREFILL)
-    assert [a.graph for a in analyze.run(graph_set(prefill, graph), context())] == ["decode"]
-    assert analyze.run(graph_set(prefill), context()) == ()
 
 
 # ---- summaries

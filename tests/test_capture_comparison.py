@@ -1,12 +1,12 @@
 """A graph that computes something else than its module is never served: it is made anew, or the framework runs."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
+from capture_models import SIZES, WORKLOAD, tiny
 from torch import nn
 
 from agentcompile_core import api
@@ -18,9 +18,6 @@ from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
-
-sys.path.insert(0, str(Path(__file__).parent))
-from capture_models import SIZES, WORKLOAD, tiny
 
 CATALOG = load_catalog(only=())
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)

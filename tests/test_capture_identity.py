@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from capture_models import SIZES, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -21,9 +22,6 @@ from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.stages.capture.describe import describe
 from agentcompile_core.stages.capture.identity import identity
 from agentcompile_core.store import Store
-
-sys.path.insert(0, str(Path(__file__).parent))
-from capture_models import SIZES, tiny
 
 CATALOG = load_catalog(only=())
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)

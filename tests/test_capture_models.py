@@ -1,19 +1,16 @@
 """Every architecture either is captured and then speaks exactly as HuggingFace does, or says in one sentence why not."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from capture_models import GPT, SIZES, TOKENS, WINDOWED, WORKLOAD, generate, greedy, tiny, without
 
 from agentcompile_core.ir.graph import DType, GraphKind, ValueKind, Workload
 from agentcompile_core.ops.schema import argument
 from agentcompile_core.stages.capture.language_model import capture_language_model
-
-sys.path.insert(0, str(Path(__file__).parent))
-from capture_models import GPT, SIZES, TOKENS, WINDOWED, WORKLOAD, generate, greedy, tiny, without
 
 PROMPT = torch.tensor([[3, 17, 90, 4, 55, 21, 8, 100, 63, 2, 41]])
 CAPTURED = {

@@ -1,12 +1,11 @@
 """Each pass keeps results bitwise, finds what it should, and leaves alone what only looks like it."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from capture_models import GPT, SIZES, WINDOWED, chunk, tiny, without
 from torch import Tensor, nn
 
 from agentcompile_core.ir import serial
@@ -18,9 +17,6 @@ from agentcompile_core.stages.capture.importer import import_program, layer_of
 from agentcompile_core.stages.capture.language_model import kv_spec
 from agentcompile_core.stages.capture.normalize import PASSES, collapse_rms_norm, collapse_rope, drop_noise, normalize
 from agentcompile_core.stages.capture.rewrite import eliminate_dead_code
-
-sys.path.insert(0, str(Path(__file__).parent))
-from capture_models import GPT, SIZES, WINDOWED, chunk, tiny, without
 
 
 def forward_graph(module: nn.Module, *inputs: Any) -> Graph:

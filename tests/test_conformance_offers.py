@@ -1,15 +1,14 @@
 """The kits for advisors, implementations and backends: planted defects are refused for their reason, good offers pass."""
 
 import itertools
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from agentcompile_rules_transformers.testing import linear_case, norm_case
 from attrs import evolve
+from planted import refused
 
 from agentcompile_core.errors import BuildError, Reject
 from agentcompile_core.ir.advice import Advice, Hint
@@ -21,9 +20,6 @@ from agentcompile_core.testing.advisor_conformance import AdvisorConformance
 from agentcompile_core.testing.backend_conformance import BackendConformance
 from agentcompile_core.testing.doubles import FakeBackend, NoTimeBackend, fake_source, fake_trial
 from agentcompile_core.testing.implementation_conformance import ImplementationConformance
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from planted import refused
 
 # ---- advisors
 

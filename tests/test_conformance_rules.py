@@ -1,14 +1,13 @@
 """The kits for rules and validators: planted defects are refused for their reason, good offers pass."""
 
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from agentcompile_rules_transformers.testing import Draft
 from attrs import evolve
+from planted import refused
 
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.graph import DType, Graph
@@ -21,9 +20,6 @@ from agentcompile_core.plugin.match_kind import AttributeKind, MatchKind, Operan
 from agentcompile_core.testing.doubles import PickyValidator, SimpleValidator, fake_trial
 from agentcompile_core.testing.rule_conformance import RegionRuleConformance
 from agentcompile_core.testing.validator_conformance import ValidatorConformance
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from planted import refused
 
 # ---- rules
 

@@ -1,21 +1,17 @@
 """A model that is not captured generates what HuggingFace generates, because HuggingFace's own loop runs."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from capture_models import GPT, SIZES, TOKENS, tiny
 
 import agentcompile_core as ac
 from agentcompile_core.api import CompiledModel
 from agentcompile_core.errors import UsageError
 from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.store import Store
-
-sys.path.insert(0, str(Path(__file__).parent))
-from capture_models import GPT, SIZES, TOKENS, tiny
 
 NEW = 16
 PROMPT = torch.tensor([[5, 17, 99, 3, 42]])

@@ -1,13 +1,12 @@
 """Advisors that hang, loop, raise, lie or change what they are given: each costs its deadline and nothing else."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from advice_cases import QUESTION, asked, world
 from attrs import evolve
 
 from agentcompile_core.errors import Cause
@@ -17,9 +16,6 @@ from agentcompile_core.plugin.interfaces import Advisor
 from agentcompile_core.plugin.secrets import holds_secret, scrubbed, secret_values
 from agentcompile_core.stages import advise
 from agentcompile_core.stages.advise import asking
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from advice_cases import QUESTION, asked, world
 
 CANARY = "sk-canary-5up3rs3cr3t"
 

@@ -10,23 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core import api
-from agentcompile_core.configuration import Config, files
-from agentcompile_core.context import Context
 from agentcompile_core.errors import UsageError
-from agentcompile_core.installation import trust
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import MANIFEST
 from agentcompile_core.ops.allowed import refusal
 from agentcompile_core.ops.interpreter import operator_of
-from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime import bundle_reader
-from agentcompile_core.store import Store
-from agentcompile_core.testing.doubles import FakeBackend
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 PARTS = ("graphs.json", "programs.json", "selections.json", "records.json")
@@ -215,6 +208,7 @@ def test_an_honest_bundle_is_read_after_all_that(folder: Path, honest: Documents
 
 # ---- generated tampering
 
+
 JUNK = st.sampled_from([None, True, -1, 0, 1, 7, 10**15, 2**63, 1.5, "", "x", "../x", "/etc/passwd", "aten.from_file.default",
                         "aten.mul.Tensor", [], {}, [1], {"ref": "nowhere"}, {"symbol": "dtype", "name": "float64"}, "\0"])
 FEW = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -279,79 +273,6 @@ def test_a_model_file_is_announced_before_it_is_executed(cli, tmp_path: Path) ->
     for what in (path, tmp_path):
         code, _, err = cli("compile", what, "--device", "cpu")
         assert code == 2 and err.index(f"{path} is executed") < err.index("now")
-
-
-# ---- kernels
-
-
-class Emulation(FakeBackend):
-    name = "emulation"
-
-
-def decided(tiny_bundle: Path, change: Callable[[Any], Any] = lambda source: source, store: Store | None = None,
-            trusting: bool = False) -> tuple[trust.Trusted, FakeBackend, Context]:
-    """What is decided about the bundle's kernels, every source of its decode program changed, with a backend that builds anything."""
-    installed = bundle_reader.read(tiny_bundle)
-    target = installed.manifest.target
-    ctx = Context(catalog=load_catalog(strict=False), target=target, config=Config(trust_kernels=trusting), store=store or Store(None))
-    backend = Emulation()
-    program = installed.programs["decode"]
-    made = {s.key: change(s) for s in program.sources}
-    segments = tuple(evolve(s, source=made[s.source].key) if s.source else s for s in program.segments)
-    programs = {"decode": evolve(program, sources=tuple(made.values()), segments=segments)}
-    return trust.decide(programs, installed.kernels, target, backend, ctx), backend, ctx
-
-
-def steps(found: trust.Trusted) -> int:
-    return sum(1 for s in found.programs["decode"].segments if s.source)
-
-
-def with_text(source: Any) -> Any:
-    return evolve(source, code=source.code + "\n// another line\n")
-
-
-def with_launch(source: Any) -> Any:
-    first = source.launches[0]
-    return evolve(source, launches=(evolve(first, grid=(first.grid[0] + 1, *first.grid[1:])), *source.launches[1:]))
-
-
-def test_what_installed_families_make_is_built_again(tiny_bundle: Path) -> None:
-    found, _, _ = decided(tiny_bundle)
-    count = len(bundle_reader.read(tiny_bundle).programs["decode"].sources)
-    assert steps(found) > 0 and found.notes == (f"{count} kernels of the bundle not known to this machine's cache: made again from the "
-                                                "installed families",)
-    assert all(kernel.backend == "emulation" for kernel in found.kernels.values())
-
-
-@pytest.mark.parametrize("change", [with_text, with_launch])
-def test_what_nobody_here_makes_runs_only_by_the_users_word(tiny_bundle: Path, change: Callable[[Any], Any]) -> None:
-    refused, _, _ = decided(tiny_bundle, change)
-    assert steps(refused) == 0 and refused.kernels == {} and len(refused.notes) == 1 and "--trust-kernels" in refused.notes[0]
-    refused.programs["decode"].verify()
-    accepted, _, _ = decided(tiny_bundle, change, trusting=True)
-    assert steps(accepted) > 0 and "run all the same (--trust-kernels)" in accepted.notes[0]
-
-
-def test_a_binary_is_known_for_exactly_the_source_it_was_built_from(tiny_bundle: Path, tmp_path: Path) -> None:
-    installed = bundle_reader.read(tiny_bundle)
-    for change in (with_text, with_launch):
-        store = Store(tmp_path / change.__name__)
-        for source in installed.programs["decode"].sources:
-            store.put_known(installed.kernels[source.digest].sha256, change(source))
-            assert not store.knows(installed.kernels[source.digest].sha256, source)
-            assert not store.knows("0" * 64, change(source))
-        known, _, _ = decided(tiny_bundle, change, Store(tmp_path / change.__name__))
-        assert steps(known) > 0 and known.notes == ()
-        other, _, _ = decided(tiny_bundle, with_text if change is with_launch else with_launch, Store(tmp_path / change.__name__))
-        assert steps(other) == 0
-
-
-def test_only_the_user_may_trust_kernels(tmp_path: Path) -> None:
-    path = tmp_path / "agentcompile.toml"
-    path.write_text("trust_kernels = true\n")
-    with pytest.raises(UsageError, match="trust_kernels"):
-        files.read(path, of_project=True)
-    assert files.read(path, of_project=False).values == {"trust_kernels": True} and Config().trust_kernels is False
 
 
 def test_documents_of_the_bundle_round_trip(honest: Documents) -> None:
