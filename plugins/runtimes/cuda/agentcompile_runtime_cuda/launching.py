@@ -8,7 +8,6 @@ from agentcompile_core.plugin_api import ArgumentKind, ContractError, KernelArgu
 
 from . import driver as cu
 
-STATIC_SHARED_LIMIT = 48 << 10  # more dynamic shared memory than this must be asked for
 PORTABLE_CLUSTER = 8
 _TYPES: dict[ArgumentKind, Callable[[int], object]] = {
     ArgumentKind.POINTER: ctypes.c_uint64,
@@ -35,8 +34,9 @@ class LoadedKernel:
         if entry not in self._functions:
             self._functions[entry] = self.driver.function(self._module, entry)
         function = self._functions[entry]
-        # Only ever raised: two launches of one entry may want different sizes.
-        if launch.shared_bytes > max(STATIC_SHARED_LIMIT, self._shared.get(entry, 0)):
+        # Asked for at any size, since 48 KB hold what the kernel declares itself too. Only ever raised: two launches of one
+        # entry may want different sizes.
+        if launch.shared_bytes > self._shared.get(entry, 0):
             self.driver.set_attribute(function, cu.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
             self._shared[entry] = launch.shared_bytes
         if launch.cluster > PORTABLE_CLUSTER:
