@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from .plugin.secrets import holds_secret as holds_secret, scrubbed as scrubbed
     from .processes.environment import child_environment as child_environment
     from .processes.toolchain import GuardedServer as GuardedServer, run_guarded as run_guarded, serve as serve
-    from .runtime.graph_capture import composed as composed, settle_generator as settle_generator
+    from .runtime.graph_capture import record_program as record_program
     from .runtime.program import Program as Program, Segment as Segment
     from .store import default_root as default_root
     from .ir import kind_names as kind_names, serial as serial
@@ -138,7 +138,7 @@ _NAMES = {
     "plugin.secrets": "holds_secret scrubbed",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
-    "runtime.graph_capture": "composed settle_generator",
+    "runtime.graph_capture": "record_program",
     "runtime.program": "Program Segment",
     "store": "default_root",
 }

@@ -22,7 +22,7 @@ class Backend(Offer):
     device: ClassVar[str]  # torch device type its operands live on
     languages: ClassVar[tuple[str, ...]] = (defaults.LANGUAGE,)  # of the sources that it builds
     features: ClassVar[tuple[str, ...]] = ()
-    captures: ClassVar[bool] = False  # whether ``time`` captures: what cannot be captured, and the whole step, is timed apart
+    captures: ClassVar[bool] = False  # whether ``capture`` records and ``time`` times what it recorded; then captured chains judge
     environment: ClassVar[tuple[str, ...]] = ()  # variables that its driver and compilers read; children get no others
     clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
     emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
@@ -72,7 +72,7 @@ class Backend(Offer):
         """Load a binary into this process and return a handle for ``launch``; loading twice returns the same handle."""
 
     @abstractmethod
-    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+    def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """Resolve one launch with its argument values (addresses, scalars) into ``run(stream)``, cheap to call repeatedly."""
 
     @abstractmethod
@@ -85,6 +85,16 @@ class Backend(Offer):
 
     def synchronize(self) -> None:
         """Wait until everything that was launched has ended; raises what a kernel did wrong."""
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1, owner: object = None) -> "Callable[[], None] | Reject":
+        """Record ``runs`` runs and return what replays them on the current stream, or why they cannot be recorded.
+
+        The one way in which anything is captured: what is timed, what a chain is judged by, and what serves. ``run`` enqueues on
+        the current stream; ``warm_ups`` calls of it come first, and what they raise passes. Recordings of one ``owner`` share a
+        stream and memory, so they are replayed one after another, and live as long as what was returned. Without an owner a
+        recording shares nothing: one that is measured and dropped. After a Reject the device is usable. By default there is no way.
+        """
+        return Reject(f"the backend {self.name} records no graphs")
 
     def time_from_host(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
         """Microseconds per run as the host sees them, launches included: for what ``time`` cannot capture."""

@@ -68,7 +68,7 @@ class Implementation(Offer):
     """Hand-written or third-party code for a match: a callable instead of generated source.
 
     It is validated, timed and judged like a kernel, and bundled by its qualified name, version and schedule: raise ``version``
-    whenever what it computes or its schedules change. ``capturable``: whether a CUDA graph may hold it. One that asks the
+    whenever what it computes or its schedules change. ``capturable``: whether a captured graph may hold it. One that asks the
     device for anything (a length, a shape) or that allocates outside of torch is not; captured programs are cut there.
     """
 
@@ -201,9 +201,10 @@ class KVCacheRuntime(RuntimeIntegration):
 
 
 class DecodeRuntime(RuntimeIntegration):
-    """Runs decode steps."""
+    """Runs decode steps. ``needs_capture``: it is asked only where a backend captures on the device (``SessionState.capture``)."""
 
     role = "decode"
+    needs_capture: ClassVar[bool] = False
 
     @abstractmethod
     def available(self, device: str) -> Literal[True] | Reject:

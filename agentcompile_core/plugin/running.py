@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import Reject
 from ..ir.candidate import StepSource
 from ..ir.graph import Graph
 
@@ -73,9 +74,7 @@ class ProgramParts(Protocol):
 
 
 class SessionState(Protocol):
-    """What changes while a session serves: token, position and history (int64, on the device) and the KV cache.
-
-    """
+    """What changes while a session serves: token, position and history (int64, on the device) and the KV cache."""
 
     ids: "torch.Tensor"
     position: "torch.Tensor"
@@ -88,3 +87,6 @@ class SessionState(Protocol):
     @property
     def kv(self) -> KVState:
         """The KV cache."""
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> "Callable[[], None] | Reject":
+        """As ``Backend.capture`` of the backend that owns the device, this session being the owner."""

@@ -157,7 +157,7 @@ class _Binder:
 
     def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
         assert self.executables.backend is not None
-        return self.executables.backend.prepare(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
+        return self.executables.backend.prepare_launch(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
 
     def _workspaces(self, source: StepSource) -> dict[str, int]:
         import torch

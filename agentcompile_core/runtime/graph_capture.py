@@ -1,41 +1,47 @@
-"""What every user of CUDA graph capture needs: programs in pieces, and torch's state after a capture that failed."""
+"""How a program is recorded, the same for everybody who does: in pieces, where no graph may hold some of it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Protocol
 
-from ..plugin.running import RunnablePiece
+from ..errors import Reject
+from ..plugin.running import RunnableProgram
 
 
-def composed(pieces: Iterable[RunnablePiece], capture: Callable[[Callable[[], None]], Callable[[], None]]) -> Callable[[], None]:
-    """Capture what can be captured, leave the rest as it is; the result runs all of it in order.
+class Capture(Protocol):
+    """``Backend.capture`` for one owner."""
 
-    ``capture`` gets the ``run`` of a piece that has been warmed up and returns what replays it. The pieces that are not
-    captured run from Python at every call, between the graphs on their two sides, and not while those are captured.
+    def __call__(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
+        """Record ``runs`` runs behind ``warm_ups`` calls; returns what replays them."""
+
+
+def record_program(bound: RunnableProgram, capture: Capture, *, warm_ups: int, runs: int = 1) -> Callable[[], None] | Reject:
+    """Capture what can be captured, leave the rest as it is; the result makes ``runs`` runs of all of it, in order.
+
+    The pieces that are not captured run from Python at every call, between the graphs on their two sides, and not while those
+    are captured. A Reject is that of the first piece that should be capturable and is not.
     """
-    parts = tuple(capture(piece.run) if piece.capturable else piece.run for piece in pieces)
-    if len(parts) == 1:
+    pieces = bound.pieces()
+    if len(pieces) == 1 and pieces[0].capturable:
+        return capture(pieces[0].run, warm_ups=warm_ups, runs=runs)
+    for _ in range(warm_ups):  # the whole program, since a piece reads what the one before it has left
+        bound.run()
+    parts: list[Callable[[], None]] = []
+    for piece in pieces:
+        part = capture(piece.run) if piece.capturable else piece.run
+        if isinstance(part, Reject):
+            return part
+        parts.append(part)
+    return repeated(parts, runs)
+
+
+def repeated(parts: list[Callable[[], None]], runs: int) -> Callable[[], None]:
+    """What calls ``parts`` in order, ``runs`` times."""
+    if len(parts) == 1 and runs == 1:
         return parts[0]
 
     def run() -> None:
-        for part in parts:
-            part()
+        for _ in range(runs):
+            for part in parts:
+                part()
 
     return run
-
-
-def settle_generator() -> None:
-    """End the state of "being captured" in which a failed capture leaves torch's default generator.
-
-    torch ends it only when a capture succeeds; until then every random number on the device raises "Offset increment
-    outside graph capture". So an empty graph is captured.
-    """
-    import warnings
-
-    import torch
-
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with warnings.catch_warnings(), torch.cuda.stream(stream):
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-        graph.capture_begin(capture_error_mode="thread_local")
-        graph.capture_end()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ..errors import UsageError
+from ..errors import Reject, UsageError
 from ..ir.graph import Graph, GraphKind, GraphSet
 from ..ops.dtypes import zeros
 from ..plugin.events import Observer, Preparing, silent
@@ -135,6 +135,13 @@ class Session:
         if name not in self._steps:
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
+        """Record ``run`` with the backend that owns the device; all recordings of a session share one stream and its memory."""
+        backend = self._executables.backend
+        if backend is None:
+            return Reject(f"no installed backend captures on the device {self.device}")
+        return backend.capture(run, warm_ups=warm_ups, runs=runs, owner=self)
 
     def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""

@@ -94,7 +94,7 @@ class FakeBackend(Backend):
         """The text again."""
         return kernel.binary.decode()
 
-    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+    def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """A run that does what the text says."""
         behaviour = _word(handle, "behave", "honest")
         us = {"nan_time": float("nan"), "too_fast": 1e-9}.get(behaviour, float(_word(handle, "us", "5.0")))

@@ -203,7 +203,7 @@ class Execution:
         if self.bound is not None:
             return _called(self.bound, buffers.tensors())
         addresses = buffers.addresses
-        runs = [self.backend.prepare(self.handle, launch, argument_values(launch, addresses), launch.pdl)
+        runs = [self.backend.prepare_launch(self.handle, launch, argument_values(launch, addresses), launch.pdl)
                 for launch in self.trial.source.launches]
         if not runs:
             raise ContractError(f"source {self.trial.source.digest} has no launches")

@@ -8,12 +8,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
 
-from ..errors import AgentCompileError
+from ..errors import AgentCompileError, Reject
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..ir.graph import Graph, ValueKind
@@ -25,7 +26,7 @@ from ..plugin.interfaces import Backend
 from ..runtime.binder import bind
 from ..runtime.bound_program import BoundProgram
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
-from ..runtime.graph_capture import composed, settle_generator
+from ..runtime.graph_capture import record_program
 from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
@@ -83,42 +84,27 @@ def judge(argument: Any, state: Any, phase: Callable[[str], None]) -> Any:
         return serial.unstructure(_Chain(question, state.backend(question.backend), state.catalog, phase).sweep())
 
 
+class _NotCapturable(AgentCompileError):
+    """A variant of the step that the backend cannot record; the device is usable."""
+
+
 class _Captured:
     """One variant of the step as it will run: captured graphs, and from Python what no graph may hold. Keeps what they need alive."""
 
-    def __init__(self, bound: BoundProgram, reset: Callable[[], None]) -> None:
-        self._bound, self._reset = bound, reset
-        self._stream = torch.cuda.Stream()
-        self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            reset()
-            for _ in range(WARM_UPS):
-                bound.run()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        self._replay = composed(bound.pieces(), self._capture)
-        torch.cuda.synchronize()
-
-    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        # The outer context restores the current stream, which torch leaves switched where a capture fails.
-        with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            run()
-        self._graphs.append(graph)
-        return graph.replay
+    def __init__(self, bound: BoundProgram, backend: Backend, reset: Callable[[], None]) -> None:
+        self._bound, self._backend, self._reset = bound, backend, reset
+        reset()
+        replay = record_program(bound, partial(backend.capture, owner=self), warm_ups=WARM_UPS)
+        if isinstance(replay, Reject):
+            raise _NotCapturable(replay.reason)
+        self._replay = replay
+        backend.synchronize()
 
     def sample_us(self) -> float:
         """Microseconds per replay, over REPLAYS replays from the same position."""
         self._reset()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._replay()
-        start.record()
-        for _ in range(REPLAYS):
-            self._replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / REPLAYS
+        return self._backend.time_from_host(lambda stream: self._replay(), repetitions=1, runs_per_repetition=REPLAYS)[0]
 
 
 class _Chain:
@@ -147,7 +133,7 @@ class _Chain:
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
         self._bind_calls(program)
         executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
-        return _Captured(bind(program, self.weights, self.states, self.inputs, executables), self.reset)
+        return _Captured(bind(program, self.weights, self.states, self.inputs, executables), self.backend, self.reset)
 
     def _bind_calls(self, program: Program) -> None:
         for segment in program.segments:
@@ -185,7 +171,8 @@ class _Chain:
         try:
             framework = self._capture(framework_program(self.q.graph))
         except Exception:
-            settle_generator()
+            if self.backend.is_lost():
+                raise
             return 0.0  # what cannot be captured is no bar for what can
         return statistics.median(framework.sample_us() for _ in range(3))
 
@@ -197,7 +184,8 @@ class _Chain:
         except AgentCompileError:
             return None
         except Exception:  # an implementation may raise anything
-            settle_generator()  # raises where the device itself is broken, which ends this worker
+            if self.backend.is_lost():  # which ends this worker
+                raise
             return None
         quick = captured.sample_us() / best.sample_us()
         if quick > 1.01:

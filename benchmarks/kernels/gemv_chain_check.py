@@ -116,7 +116,7 @@ class Chain:
         source, handle = self.build(step[0], schedule)
         tensors, launch = self.operands(step), source.launches[0]
         values = [tensors[a.operand].data_ptr() if a.operand else a.value for a in launch.arguments]
-        return self.backend.prepare(handle, launch, values, pdl)
+        return self.backend.prepare_launch(handle, launch, values, pdl)
 
     def check(self, schedules: dict[str, Schedule]) -> dict[str, float]:
         """Largest error of each phase relative to the largest result, against torch in fp32."""

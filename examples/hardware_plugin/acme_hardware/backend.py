@@ -84,7 +84,7 @@ class AcmeBackend(ac.Backend):
             file.flush()
             return ctypes.CDLL(file.name)
 
-    def prepare(self, handle: Any, launch: ac.Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+    def prepare_launch(self, handle: Any, launch: ac.Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """``run(stream)`` calls the C function with the values; there is no stream."""
         function = getattr(handle, launch.entry)
         function.restype = None

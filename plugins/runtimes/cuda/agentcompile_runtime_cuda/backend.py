@@ -26,6 +26,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import extension, headers, launching, ptxas
+from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
 
@@ -54,6 +55,7 @@ class CudaBackend(Backend):
         self._preferred = compiler
         self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
         self._lock = threading.Lock()
+        self._captures = Captures()
 
     def available(self) -> Literal[True] | Reject:
         """True where torch sees a CUDA device and the driver can be called."""
@@ -188,8 +190,8 @@ class CudaBackend(Backend):
                 self._loaded[key] = launching.LoadedKernel(driver(), kernel.binary, kernel.sha256)
             return self._loaded[key]
 
-    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float],
-                pdl: bool) -> Callable[[int], None]:
+    def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float],
+                       pdl: bool) -> Callable[[int], None]:
         """``run(stream)`` enqueues the launch on a CUstream, eagerly or captured. ``pdl`` needs ``launch.pdl`` too.
 
         Addresses are not kept alive: whoever owns the tensors keeps them as long as ``run`` may be called.
@@ -202,7 +204,12 @@ class CudaBackend(Backend):
         from .timing import time_captured
 
         usable = self.available()
-        return usable if isinstance(usable, Reject) else time_captured(run, repetitions, runs_per_repetition)
+        return usable if isinstance(usable, Reject) else time_captured(run, repetitions, runs_per_repetition, self._captures)
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1, owner: object = None) -> Callable[[], None] | Reject:
+        """A CUDA graph; see ``capturing``."""
+        usable = self.available()
+        return usable if isinstance(usable, Reject) else self._captures(run, warm_ups=warm_ups, runs=runs, owner=owner)
 
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""

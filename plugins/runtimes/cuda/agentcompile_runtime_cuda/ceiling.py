@@ -49,7 +49,7 @@ def read_ceiling_gbps(repetitions: int = 9) -> float:
     for per_sm in BLOCKS_PER_SM:
         for threads in THREADS:
             launch = ceiling_source(per_sm * target.sm_count, threads, count).launches[0]
-            run = backend.prepare(handle, launch, (data.data_ptr(), sink.data_ptr(), count), False)
+            run = backend.prepare_launch(handle, launch, (data.data_ptr(), sink.data_ptr(), count), False)
             times = backend.time(run, repetitions=repetitions, runs_per_repetition=1)
             if isinstance(times, Reject):
                 raise UsageError(f"the read ceiling cannot be measured: {times.reason}")

@@ -1,21 +1,17 @@
 """The fixed timing protocol: a captured graph, warm-ups, CUDA events around each repetition, one synchronization."""
 
-import contextlib
-import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from agentcompile_core.plugin_api import Reject, settle_generator
+from agentcompile_core.plugin_api import Reject
 
-if TYPE_CHECKING:
-    import torch
+from .capturing import Captures, first_line, settle_generator
 
 WARM_UPS = 3
 HOST_US_PER_REPLAY = 40.0  # generous: the host must be ahead of the device when the first event is reached
 CLOCK_MHZ = 2000.0
 
 
-def time_captured(run: Callable[[int], None], repetitions: int, runs_per_repetition: int) -> tuple[float, ...] | Reject:
+def time_captured(run: Callable[[int], None], repetitions: int, runs_per_repetition: int, captures: Captures) -> tuple[float, ...] | Reject:
     """Microseconds per run of each repetition.
 
     ``run`` is called ``runs_per_repetition`` times during the capture: one that takes other weights at each call is
@@ -28,45 +24,25 @@ def time_captured(run: Callable[[int], None], repetitions: int, runs_per_repetit
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(stream):
-            run(stream.cuda_stream)  # lazy work of a first call may not happen inside a capture
-            stream.synchronize()
-            graph = _captured(run, runs_per_repetition, stream)
+        with torch.cuda.stream(stream):  # lazy work of a first call may not happen inside a capture
+            replay = captures(lambda: run(torch.cuda.current_stream().cuda_stream), warm_ups=1, runs=runs_per_repetition, owner=None)
     except RuntimeError as exc:
         settle_generator()  # raises where the device itself is broken: that is no matter of capturing
-        return Reject(f"cannot be captured into a CUDA graph: {str(exc).splitlines()[0]}")
+        return Reject(f"cannot be captured into a CUDA graph: {first_line(exc)}")
+    if isinstance(replay, Reject):
+        return replay
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)]
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
-            graph.replay()
+            replay()
         # Work that keeps the device busy while everything is enqueued, so that no repetition waits for the host.
         torch.cuda._sleep(int(CLOCK_MHZ * HOST_US_PER_REPLAY * (repetitions + 1)))
         for start, end in events:
             start.record(stream)
-            graph.replay()
+            replay()
             end.record(stream)
     stream.synchronize()
     return tuple(start.elapsed_time(end) * 1e3 / runs_per_repetition for start, end in events)
-
-
-def _captured(run: Callable[[int], None], runs: int, stream: "torch.cuda.Stream") -> "torch.cuda.CUDAGraph":
-    """Capture on the current stream. Not by ``torch.cuda.graph``: it empties the allocator's cache each time, and leaves
-    the current stream switched where the capture fails."""
-    import torch
-
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
-        for _ in range(runs):
-            run(stream.cuda_stream)
-    except BaseException:
-        with contextlib.suppress(RuntimeError):
-            graph.capture_end()
-        raise
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works
-        graph.capture_end()
-    return graph
 
 
 def time_eagerly(run: Callable[[int], None], repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:

@@ -72,7 +72,7 @@ def test_a_backend_with_a_device_is_available(backend: CudaBackend, target: Targ
 @pytest.mark.parametrize("pdl", [False, True])
 def test_a_kernel_computes(backend: CudaBackend, kernel: Kernel, tensors: tuple[torch.Tensor, torch.Tensor], pdl: bool) -> None:
     x, y = tensors
-    run = backend.prepare(backend.load(kernel), AXPY, values(x, y, 2.0), pdl)
+    run = backend.prepare_launch(backend.load(kernel), AXPY, values(x, y, 2.0), pdl)
     for _ in range(3):
         run(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def test_a_kernel_computes(backend: CudaBackend, kernel: Kernel, tensors: tuple[
 def test_a_kernel_is_captured_and_replayed(backend: CudaBackend, kernel: Kernel, pdl: bool,
                                            tensors: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = tensors
-    run = backend.prepare(backend.load(kernel), AXPY, values(x, y), pdl)
+    run = backend.prepare_launch(backend.load(kernel), AXPY, values(x, y), pdl)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(10):
@@ -104,7 +104,7 @@ def test_more_than_48_kb_of_shared_memory(backend: CudaBackend, kernel: Kernel,
     x, y = tensors
     for shared_bytes in (96 << 10, 8 << 10, 64 << 10):
         y.zero_()
-        backend.prepare(backend.load(kernel), through_shared(shared_bytes), values(x, y), False)(0)
+        backend.prepare_launch(backend.load(kernel), through_shared(shared_bytes), values(x, y), False)(0)
         torch.cuda.synchronize()
         assert torch.equal(y, x.flip(0))
 
@@ -119,7 +119,7 @@ def test_a_binary_for_another_architecture_is_an_error(backend: CudaBackend, tar
 
 def test_times_are_plausible_and_scale(backend: CudaBackend, kernel: Kernel, tensors: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = tensors
-    small = backend.prepare(backend.load(kernel), AXPY, values(x, y, 0.0), False)
+    small = backend.prepare_launch(backend.load(kernel), AXPY, values(x, y, 0.0), False)
     times = backend.time(small, repetitions=20, runs_per_repetition=50)
     assert not isinstance(times, Reject) and len(times) == 20 and all(0.3 < us < 50 for us in times)
     big = torch.zeros(1 << 28, device="cuda", dtype=torch.int64)

@@ -4,18 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from agentcompile_core.plugin_api import (
-    DecodeRuntime,
-    Reject,
-    RunnablePiece,
-    RunnableProgram,
-    SessionState,
-    UsageError,
-    VerificationError,
-    composed,
-)
-
-from .capture import Capture, CudaCapture, NotCapturable
+from agentcompile_core.plugin_api import DecodeRuntime, Reject, RunnableProgram, SessionState, UsageError, VerificationError, record_program
 
 log = logging.getLogger("agentcompile.runtime.cudagraph")
 WARM_UPS = 2
@@ -38,7 +27,7 @@ class GraphStep:
 
     @property
     def captured(self) -> bool:
-        """Whether a CUDA graph is replayed."""
+        """Whether a graph is replayed."""
         return not self.reason
 
     def __call__(self) -> None:
@@ -54,29 +43,21 @@ class GraphStep:
 
 
 class CudaGraphRuntime(DecodeRuntime):
-    """Captures each program once. Keeps one memory pool per session; everything else belongs to the steps it returns."""
+    """Captures each program once, as the backend of the device captures. Keeps nothing itself; graphs belong to the steps it returns."""
 
     name = "cudagraph"
     version = 1
     preference = 10
-
-    def __init__(self, capture: Capture | None = None) -> None:
-        self._capture = capture or CudaCapture()
+    needs_capture = True
 
     def available(self, device: str) -> Literal[True] | Reject:
-        """True for programs on a CUDA device that is there."""
-        import torch
-
-        if torch.device(device).type != "cuda":
-            return Reject(f"CUDA graphs need a program on a CUDA device, not on {device}")
-        if not torch.cuda.is_available():
-            return Reject("torch sees no CUDA device")
+        """True: it is asked where a backend captures on the device."""
         return True
 
     def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> GraphStep:
         """Capture ``steps`` runs of ``bound`` and return what replays them; the session's state stays as it was.
 
-        A segment that no CUDA graph may hold (``RunnableProgram.pieces``) splits it: what lies before and behind is captured,
+        A segment that no graph may hold (``RunnableProgram.pieces``) splits it: what lies before and behind is captured,
         the segment itself runs from Python. Where the rest cannot be captured either, the step runs all of it from Python
         and says why.
 
@@ -87,25 +68,15 @@ class CudaGraphRuntime(DecodeRuntime):
 
         if steps < 1:
             raise UsageError(f"{steps} steps in one graph; at least 1")
-        pieces = bound.pieces()
-        if not any(piece.capturable for piece in pieces):
+        if not any(piece.capturable for piece in bound.pieces()):
             return self._from_python(bound, session, steps, f"{', '.join(bound.uncapturable)} cannot be captured")
-        try:
-            with preserved(bound, session, WARM_UPS):
-                if len(pieces) == 1:
-                    replay = self._capture(bound.run, warm_ups=WARM_UPS, runs=steps, owner=session)
-                else:
-                    replay = _repeated(self._in_pieces(bound, pieces, session), steps)
-        except NotCapturable as exc:
-            return self._from_python(bound, session, steps, str(exc))
+        if bound.uncapturable:
+            log.info("graph %s is cut at %s", bound.graph.name, ", ".join(bound.uncapturable))
+        with preserved(bound, session, WARM_UPS):
+            replay = record_program(bound, session.capture, warm_ups=WARM_UPS, runs=steps)
+        if isinstance(replay, Reject):
+            return self._from_python(bound, session, steps, replay.reason)
         return GraphStep(bound.graph.name, session, replay, outside=bound.uncapturable)
-
-    def _in_pieces(self, bound: RunnableProgram, pieces: tuple[RunnablePiece, ...], session: SessionState) -> Callable[[], None]:
-        # The whole program is warmed up, since a piece reads what the one before it has left.
-        for _ in range(WARM_UPS):
-            bound.run()
-        log.info("graph %s is cut at %s", bound.graph.name, ", ".join(bound.uncapturable))
-        return composed(pieces, lambda run: self._capture(run, warm_ups=0, runs=1, owner=session))
 
     @staticmethod
     def _from_python(bound: RunnableProgram, session: SessionState, steps: int, reason: str) -> GraphStep:

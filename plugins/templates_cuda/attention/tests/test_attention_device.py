@@ -34,7 +34,7 @@ def _runner(source: StepSource) -> Callable[[dict[str, torch.Tensor]], None]:
     def run(tensors: dict[str, torch.Tensor]) -> None:
         for launch in source.launches:
             addresses = {name: tensor.data_ptr() for name, tensor in {**spaces, **tensors}.items()}
-            backend.prepare(handle, launch, argument_values(launch, addresses), False)(torch.cuda.current_stream().cuda_stream)
+            backend.prepare_launch(handle, launch, argument_values(launch, addresses), False)(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
         assert not spaces["counters"].any()
 

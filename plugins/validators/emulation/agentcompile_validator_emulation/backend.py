@@ -104,7 +104,7 @@ class EmulationBackend(Backend):
                 self._loaded[kernel.sha256] = EmulatedModule(self._library(kernel), checked=False)
             return self._loaded[kernel.sha256]
 
-    def prepare(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
+    def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """``run(stream)`` runs the launch to its end; the stream is ignored. Tensors must outlive ``run``."""
         values = [launch_argument(argument.kind, argument.name, value)
                   for argument, value in zip(launch.arguments, arguments, strict=True)]

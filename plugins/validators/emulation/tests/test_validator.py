@@ -95,7 +95,7 @@ def test_backend_builds_loads_and_computes(cache, tmp_path):
     tensors = {**inputs_of(trial), "out": torch.zeros(1000)}
     handle = EmulationBackend(tmp_path / "elsewhere").load(kernel)  # from the binary alone
     launch = trial.source.launches[0]
-    run = backend.prepare(handle, launch, argument_values(launch, {name: t.data_ptr() for name, t in tensors.items()}), pdl=True)
+    run = backend.prepare_launch(handle, launch, argument_values(launch, {name: t.data_ptr() for name, t in tensors.items()}), pdl=True)
     run(0)
     torch.testing.assert_close(tensors["out"], 2 * tensors["in0"], rtol=0, atol=0)
     tensors["in0"].neg_()

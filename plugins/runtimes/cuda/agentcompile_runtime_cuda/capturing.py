@@ -1,0 +1,113 @@
+"""The one way in which anything is captured into a CUDA graph: the session's programs, the chain's judge, what is timed."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from agentcompile_core.plugin_api import Reject
+
+if TYPE_CHECKING:
+    import torch
+
+    Place = tuple[tuple[int, int] | None, torch.cuda.Stream]  # a memory pool and the stream on which it is captured
+
+
+class Captures:
+    """Captures with torch. Graphs of one owner share a memory pool and a capture stream: they are replayed on one stream, one
+    after another, and what one leaves in its outputs is valid until another one runs."""
+
+    def __init__(self) -> None:
+        self._places: WeakKeyDictionary[object, Place] = WeakKeyDictionary()
+
+    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None] | Reject:
+        """See ``Backend.capture``. Warm-ups run on the capture stream, so that lazy set-up (cuBLAS workspaces) precedes the capture."""
+        import torch
+
+        pool, side = self._place(owner)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm_ups):
+                run()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        capturing = _passing(graph) if pool is None else _kept(graph, pool, side)
+        try:
+            # The outer context restores the current stream, which torch leaves switched where a capture fails.
+            with torch.cuda.stream(side), capturing:
+                for _ in range(runs):
+                    run()
+        except Exception as exc:
+            settle_generator()  # raises where the device itself is broken: that is no matter of capturing
+            if not isinstance(exc, RuntimeError):
+                raise
+            return Reject(f"cannot be captured into a CUDA graph: {first_line(exc)}")
+        torch.cuda.current_stream().wait_stream(side)
+        return graph.replay
+
+    def _place(self, owner: object) -> "Place":
+        import torch
+
+        if owner is None:
+            return None, torch.cuda.Stream()
+        if owner not in self._places:
+            self._places[owner] = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        return self._places[owner]
+
+
+@contextlib.contextmanager
+def _kept(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int]", stream: "torch.cuda.Stream") -> Iterator[None]:
+    """Capture what stays: from an allocator without cached blocks, into the owner's pool."""
+    import torch
+
+    _forget_workspaces()
+    # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        yield
+
+
+@contextlib.contextmanager
+def _passing(graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
+    """Capture what is timed and dropped. Not by ``torch.cuda.graph``: it empties the allocator's cache each time."""
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works
+        graph.capture_end()
+
+
+def settle_generator() -> None:
+    """End the state of "being captured" in which a failed capture leaves torch's default generator.
+
+    torch ends it only when a capture succeeds; until then every random number on the device raises "Offset increment
+    outside graph capture". So an empty graph is captured.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()), _passing(torch.cuda.CUDAGraph()):
+        pass
+
+
+def first_line(exc: BaseException) -> str:
+    """What was raised, in one line."""
+    return f"{type(exc).__name__}: {next(iter(str(exc).splitlines()), 'no message')}"
+
+
+def _forget_workspaces() -> None:
+    """Drop torch's cuBLAS workspaces, so that the capture allocates its own inside the graph's pool.
+
+    A workspace from outside would be freed by whoever clears them later (torch.compile's CUDA graphs do), and replays
+    would write to memory that is no longer theirs.
+    """
+    import torch
+
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
