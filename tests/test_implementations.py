@@ -38,7 +38,7 @@ from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.bound_program import Piece
 from agentcompile_core.runtime.executables import Executables
-from agentcompile_core.runtime.graph_capture import composed
+from agentcompile_core.runtime.graph_capture import record_program
 from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.runtime.weights import WeightStore
@@ -299,11 +299,11 @@ def test_pieces_run_in_order_and_only_capturable_ones_are_captured(capturable: l
     pieces = [piece(i) for i in range(len(capturable))]
     numbers = {p.run: i for i, p in enumerate(pieces)}
 
-    def capture(run: Callable[[], None]) -> Callable[[], None]:
+    def capture(run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None]:
         captured.append(numbers[run])
         return run
 
-    step = composed(pieces, capture)
+    step = record_program(SimpleNamespace(pieces=lambda: pieces), capture, warm_ups=0)
     assert captured == [i for i, yes in enumerate(capturable) if yes] and ran == []
     step()
     assert ran == [(i, "replayed" if yes else "run") for i, yes in enumerate(capturable)]

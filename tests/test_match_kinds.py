@@ -112,7 +112,7 @@ class Cumulative(doubles.FakeBackend):
 
     name = "cumulative"
 
-    def prepare(self, handle, launch, arguments, pdl):
+    def prepare_launch(self, handle, launch, arguments, pdl):
         x, factor, out = (doubles._floats(int(a), n) for a, n in zip(arguments, (ROWS * COLUMNS, COLUMNS, ROWS * COLUMNS), strict=True))
 
         def run(stream):

@@ -115,6 +115,33 @@ class FakeBackend(Backend):
         return tuple(us * (1.0 + 0.001 * (i % 3)) for i in range(repetitions))
 
 
+class ReplayingBackend(FakeBackend):
+    """Stands for a device that captures: it warms up, runs nothing while it captures, and makes the captured runs at each replay.
+
+    ``owners`` are those of its captures; with ``refuses`` nothing can be captured, for that reason.
+    """
+
+    captures = True
+
+    def __init__(self, refuses: str = "") -> None:
+        super().__init__()
+        self.refuses, self.owners = refuses, list[object]()
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1, owner: object = None) -> "Callable[[], None] | Reject":
+        """As said above."""
+        self.owners.append(owner)
+        for _ in range(warm_ups):
+            run()
+        if self.refuses:
+            return Reject(self.refuses)
+
+        def replay() -> None:
+            for _ in range(runs):
+                run()
+
+        return replay
+
+
 def _word(text: str, name: str, default: str) -> str:
     found = re.search(rf"\b{name}=(\S+)", text)
     return found.group(1) if found else default

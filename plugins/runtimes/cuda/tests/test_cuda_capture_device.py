@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agentcompile_runtime_cudagraph.capture import CudaCapture
+from agentcompile_runtime_cuda.backend import CudaBackend
 
 
 class Owner:
@@ -14,7 +14,7 @@ class Owner:
 def test_replays_own_their_workspaces() -> None:
     a, b = torch.randn(256, 512, device="cuda").half(), torch.randn(512, 384, device="cuda").half()
     out = torch.empty(256, 384, device="cuda", dtype=torch.half)
-    replay = CudaCapture()(lambda: torch.mm(a, b, out=out), warm_ups=2, runs=1, owner=Owner())
+    replay = CudaBackend().capture(lambda: torch.mm(a, b, out=out), warm_ups=2, owner=Owner())
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()

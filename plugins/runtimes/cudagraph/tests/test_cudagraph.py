@@ -1,7 +1,7 @@
 """The cudagraph runtime: state is preserved, replays are counted, what cannot be captured runs from Python and says so.
 
-Without a GPU, capturing is replaced by a function that does what CUDA does: it runs the warm-ups, runs nothing while it
-captures, and repeats the captured runs at each replay.
+Without a GPU, the backend is a double that does what CUDA does: it runs the warm-ups, runs nothing while it captures, and
+repeats the captured runs at each replay.
 """
 
 from collections.abc import Callable
@@ -10,46 +10,36 @@ from types import SimpleNamespace
 import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime, GraphStep, agentcompile_runtimes
-from agentcompile_runtime_cudagraph.capture import NotCapturable
 
-from agentcompile_core.plugin_api import Graph, GraphKind, Reject, UsageError, VerificationError
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin_api import Backend, Graph, GraphKind, Reject, UsageError, VerificationError
 from agentcompile_core.runtime.bound_program import Piece
+from agentcompile_core.testing.doubles import ReplayingBackend
 
 CAPACITY, LAYERS = 12, 2
 
 
-class FakeCapture:
-    """Stands for CUDA: see the head of this file."""
-
-    def __init__(self, error: str = "") -> None:
-        self.error = error
-        self.owners: list[object] = []
-
-    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
-        self.owners.append(owner)
-        for _ in range(warm_ups):
-            run()
-        if self.error:
-            raise NotCapturable(self.error)
-
-        def replay() -> None:
-            for _ in range(runs):
-                run()
-
-        return replay
+def cuda_backend() -> Backend:
+    """The installed backend of CUDA devices: asked for by name, since a runtime depends on no other plugin."""
+    backend: Backend = load_catalog(only=("cuda",)).find("agentcompile_backends", "cuda")
+    return backend
 
 
 class Session:
     """What the runtime uses of a session."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", refuses: str = "") -> None:
         shape = (1, CAPACITY, 1, 2)
+        self.backend = ReplayingBackend(refuses) if device == "cpu" else cuda_backend()
         self.generation = 0
         self.ids = torch.tensor([[7]], device=device)
         self.position = torch.tensor([3], device=device)
         self.history = torch.arange(CAPACITY + 1, device=device)
         self.kv = SimpleNamespace(capacity=CAPACITY, keys=tuple(torch.randn(shape, device=device) for _ in range(LAYERS)),
                                   values=tuple(torch.randn(shape, device=device) for _ in range(LAYERS)))
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
+        return self.backend.capture(run, warm_ups=warm_ups, runs=runs, owner=self)
 
     def state(self) -> list[torch.Tensor]:
         return [t.clone() for t in (self.ids, self.position, self.history, *self.kv.keys, *self.kv.values)]
@@ -110,7 +100,7 @@ def test_preparing_leaves_the_state_as_it_was(position: int) -> None:
     session = Session()
     session.position.fill_(position)
     bound, before = Bound(session), session.state()
-    step = CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    step = CudaGraphRuntime().prepare(bound, session)
     assert step.captured and bound.runs == 2
     assert_same(session.state(), before)
 
@@ -122,7 +112,7 @@ def test_preparing_a_prompt_chunk_leaves_state_and_inputs_as_they_were(tokens: i
     session.position.fill_(position)
     bound = Bound(session, GraphKind.PREFILL, tokens)
     before, inputs = session.state(), [t.clone() for t in bound.environment.values()]
-    CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    CudaGraphRuntime().prepare(bound, session)
     assert_same(session.state(), before)
     assert_same(list(bound.environment.values()), inputs)
 
@@ -130,7 +120,7 @@ def test_preparing_a_prompt_chunk_leaves_state_and_inputs_as_they_were(tokens: i
 def test_a_step_is_one_replay() -> None:
     session = Session()
     bound = Bound(session)
-    step = CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+    step = CudaGraphRuntime().prepare(bound, session)
     step()
     assert (bound.runs, int(session.position), int(session.ids)) == (3, 4, 8)
     assert float(session.kv.keys[0][0, 3, 0, 0]) == 99.0 != float(session.kv.keys[0][0, 4, 0, 0])
@@ -138,16 +128,16 @@ def test_a_step_is_one_replay() -> None:
 
 def test_several_steps_in_one_graph() -> None:
     session = Session()
-    step = CudaGraphRuntime(FakeCapture()).prepare(Bound(session), session, steps=4)
+    step = CudaGraphRuntime().prepare(Bound(session), session, steps=4)
     step()
     assert (int(session.position), int(session.ids)) == (7, 11)
     with pytest.raises(UsageError, match="0 steps in one graph; at least 1"):
-        CudaGraphRuntime(FakeCapture()).prepare(Bound(session), session, steps=0)
+        CudaGraphRuntime().prepare(Bound(session), session, steps=0)
 
 
 def test_replaying_after_the_buffers_moved_is_refused() -> None:
     session = Session()
-    step = CudaGraphRuntime(FakeCapture()).prepare(Bound(session), session)
+    step = CudaGraphRuntime().prepare(Bound(session), session)
     session.generation += 1
     with pytest.raises(VerificationError, match=r"captured for generation 0 .* at 1 now; prepare the program again"):
         step()
@@ -155,11 +145,10 @@ def test_replaying_after_the_buffers_moved_is_refused() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_capture_that_fails_runs_from_python_with_a_reason(caplog: pytest.LogCaptureFixture, steps: int) -> None:
-    session = Session()
+    session = Session(refuses="RuntimeError: not while capturing")
     bound, before = Bound(session), session.state()
     with caplog.at_level("WARNING"):
-        step = CudaGraphRuntime(FakeCapture("RuntimeError: not while capturing")).prepare(
-            bound, session, steps)
+        step = CudaGraphRuntime().prepare(bound, session, steps)
     assert not step.captured and step.reason == "RuntimeError: not while capturing"
     assert "decode runs from Python" in caplog.text
     assert_same(session.state(), before)
@@ -171,9 +160,8 @@ def test_segments_known_not_to_be_capturable_are_not_tried() -> None:
     session = Session()
     bound = Bound(session)
     bound.capturable = (False,)
-    capture = FakeCapture()
-    step = CudaGraphRuntime(capture).prepare(bound, session)
-    assert step.reason == "part 0 cannot be captured" and capture.owners == [] and bound.runs == 0
+    step = CudaGraphRuntime().prepare(bound, session)
+    assert step.reason == "part 0 cannot be captured" and session.backend.owners == [] and bound.runs == 0
     step()
     assert bound.runs == 1
 
@@ -182,10 +170,10 @@ def test_segments_known_not_to_be_capturable_are_not_tried() -> None:
 @pytest.mark.parametrize("capturable", [(True, False, True), (False, True), (True, False), (True, False, True, False, True)])
 def test_a_part_that_no_graph_may_hold_runs_between_two_graphs(capturable: tuple[bool, ...], steps: int) -> None:
     session, whole = Session(), Session()
-    bound, capture, before = Bound(session), FakeCapture(), session.state()
+    bound, before = Bound(session), session.state()
     bound.capturable = capturable
-    step = CudaGraphRuntime(capture).prepare(bound, session, steps)
-    assert len(capture.owners) == sum(capturable), "one graph per part that can be captured"
+    step = CudaGraphRuntime().prepare(bound, session, steps)
+    assert session.backend.owners == [session] * sum(capturable), "one graph per part that can be captured, all of one owner"
     assert step.captured and step.outside == bound.uncapturable
     assert_same(session.state(), before)
     step()
@@ -195,10 +183,10 @@ def test_a_part_that_no_graph_may_hold_runs_between_two_graphs(capturable: tuple
 
 
 def test_a_part_that_fails_to_be_captured_brings_everything_to_python() -> None:
-    session = Session()
+    session = Session(refuses="RuntimeError: not while capturing")
     bound, before = Bound(session), session.state()
     bound.capturable = (True, False, True)
-    step = CudaGraphRuntime(FakeCapture("RuntimeError: not while capturing")).prepare(bound, session)
+    step = CudaGraphRuntime().prepare(bound, session)
     assert not step.captured and step.outside == ()
     assert_same(session.state(), before)
     step()
@@ -211,16 +199,13 @@ def test_an_error_of_the_program_itself_is_not_hidden() -> None:
     bound.run = lambda: (_ for _ in ()).throw(RuntimeError("a defect"))  # type: ignore[method-assign]
     before = session.state()
     with pytest.raises(RuntimeError, match="a defect"):
-        CudaGraphRuntime(FakeCapture()).prepare(bound, session)
+        CudaGraphRuntime().prepare(bound, session)
     assert_same(session.state(), before)
 
 
-def test_a_cpu_program_is_rejected() -> None:
+def test_it_is_asked_only_where_a_backend_captures() -> None:
     (runtime,) = agentcompile_runtimes()
-    assert (runtime.name, runtime.role) == ("cudagraph", "decode")
-    answer = runtime.available("cpu")
-    assert isinstance(answer, Reject) and "not on cpu" in answer.reason
-    assert runtime.available("cuda") is True or not torch.cuda.is_available()
+    assert (runtime.name, runtime.role, runtime.needs_capture) == ("cudagraph", "decode", True)
 
 
 @pytest.mark.device

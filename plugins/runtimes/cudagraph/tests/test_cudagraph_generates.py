@@ -1,13 +1,11 @@
 """A whole model generates through captured graphs what HuggingFace generates, however late each graph is captured."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
-from agentcompile_runtime_cudagraph.capture import CudaCapture
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import DType, GraphSet, Workload
 from agentcompile_core.runtime.built_in import PlainKVCache
 from agentcompile_core.runtime.executables import Executables
@@ -15,17 +13,9 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages.capture.language_model import capture_language_model
+from agentcompile_core.testing.doubles import ReplayingBackend
 
 NEW = 6
-
-
-class Repeating:
-    """Without a GPU: warm up as CUDA does, then run from Python at each replay."""
-
-    def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None]:
-        for _ in range(warm_ups):
-            run()
-        return lambda: [run() for _ in range(runs)] and None
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +37,9 @@ def graphs(model: LlamaForCausalLM) -> GraphSet:
 def session(model: LlamaForCausalLM, graphs: GraphSet, device: str) -> Session:
     assert graphs.kv is not None
     programs = {g.name: framework_program(g) for g in graphs.graphs}
-    runtime = CudaGraphRuntime(Repeating() if device == "cpu" else CudaCapture())
-    return Session(graphs, programs, WeightStore(model.to(device), device), Executables(device=device),
-                   kv_state=PlainKVCache().allocate(graphs.kv, device), decode=runtime)
+    backend = ReplayingBackend() if device == "cpu" else load_catalog(only=("cuda",)).find("agentcompile_backends", "cuda")
+    return Session(graphs, programs, WeightStore(model.to(device), device), Executables(device=device, backend=backend),
+                   kv_state=PlainKVCache().allocate(graphs.kv, device), decode=CudaGraphRuntime())
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.device)]

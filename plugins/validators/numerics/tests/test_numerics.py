@@ -20,9 +20,9 @@ class ControlBackend(doubles.FakeBackend):
     def control(self, defect):
         return control_source("the text of the control", defect, language="cuda")
 
-    def prepare(self, handle, launch, arguments, pdl):
+    def prepare_launch(self, handle, launch, arguments, pdl):
         if "control_kernel" not in launch.entry:
-            return super().prepare(handle, launch, arguments, pdl)
+            return super().prepare_launch(handle, launch, arguments, pdl)
         a, b, out = ((ctypes.c_float * (arguments[4] + 1)).from_address(address) for address in arguments[:3])
         scratch = (ctypes.c_int * 16).from_address(arguments[3])
         count, defect = arguments[4:]
@@ -84,8 +84,8 @@ def test_results_that_depend_on_the_run_are_refused():
     class Restless(ControlBackend):
         calls = 0
 
-        def prepare(self, handle, launch, arguments, pdl):
-            run = super().prepare(handle, launch, arguments, pdl)
+        def prepare_launch(self, handle, launch, arguments, pdl):
+            run = super().prepare_launch(handle, launch, arguments, pdl)
             out = (ctypes.c_float * 4).from_address(arguments[2])
 
             def restless(stream: int) -> None:
