@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -70,7 +70,7 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
     if graphs.kv is None:
         return ModuleSession(graphs, programs["forward"], weights, executables)
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
-    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, device, notes))
+    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes))
     session.prepare(ctx.emit)
     return session
 
@@ -94,7 +94,8 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
     if _has_steps(what.programs):
         why = _why_framework(device, run_on, bool(missing), ctx)
         notes.append(f"every step runs on the framework's operators: {why}")
-    return {name: framework_program(p.graph) for name, p in what.programs.items()}, Executables(device=device)
+    programs = {name: framework_program(p.graph) for name, p in what.programs.items()}
+    return programs, Executables(device=device, backend=capturing(device, ctx))
 
 
 def _backend(what: Runnable, device: str, run_on: str, ctx: Context) -> Backend | None:
@@ -209,16 +210,33 @@ def _called(wanted: str, found: list[R], what: str) -> R:
     return named[0]
 
 
-def _decode_runtime(ctx: Context, device: str, notes: list[str]) -> DecodeRuntime:
+def capturing(device: str, ctx: Context) -> Backend | None:
+    """Who captures programs on ``device``: the backend of the run, else any that is here; None: nobody."""
+    for backend in (ctx.backend, *ctx.catalog.backends.values()):
+        if backend is not None and backend.captures and backend.device == device:
+            answer = ctx.catalog.guard(backend.available, stage=StageName.INSTALL, plugin=backend.name, subject="available")
+            if answer is True:
+                return backend
+    return None
+
+
+def _usable(runtime: DecodeRuntime, executables: Executables) -> Literal[True] | Reject:
+    backend, device = executables.backend, executables.device
+    if runtime.needs_capture and (backend is None or not backend.captures):
+        return Reject(f"it captures programs, and no backend that is installed and works here captures on the device {device}")
+    return runtime.available(device)
+
+
+def _decode_runtime(ctx: Context, executables: Executables, notes: list[str]) -> DecodeRuntime:
     found = sorted((r for r in ctx.catalog.runtimes.values() if isinstance(r, DecodeRuntime)), key=lambda r: -r.preference)
     wanted = ctx.config.decode
     if wanted:
         runtime = _called(wanted, found, "decode")
-        answer = runtime.available(device)
+        answer = _usable(runtime, executables)
         if isinstance(answer, Reject):
             raise UsageError(f"decode runtime {wanted!r} cannot run here: {answer.reason}")
         return runtime
-    best = next(r for r in found if r.available(device))
-    if best.preference <= CORES_OWN and device != "cpu":
+    best = next(r for r in found if _usable(r, executables))
+    if best.preference <= CORES_OWN and executables.device != "cpu":
         notes.append("decode: a Python loop (no installed decode runtime works on this device)")
     return best
