@@ -1,4 +1,4 @@
-"""AgentCompile: a model in, validated CUDA kernels and faster tokens out."""
+"""AgentCompile: a model in, validated kernels and faster tokens out."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,10 +1,13 @@
 """The core knows no backend: no name of one, no CUDA text for another, limits and environment as each backend says."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agentcompile_runtime_cuda.backend import CudaBackend
+from agentcompile_validator_emulation.backend import EmulationBackend
 from attrs import evolve
 
 from agentcompile_core.configuration import Config
@@ -15,6 +18,7 @@ from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.region import Region
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.processes import environment, toolchain
 from agentcompile_core.processes.environment import child_environment
 from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.stages import plan
@@ -25,8 +29,8 @@ from agentcompile_core.testing.targets import FAKE
 CORE = Path(__file__).parents[1] / "agentcompile_core"
 NAMES = {"emulation", "flashkv", "cudagraph", "numerics", "cuda"}
 DEFAULTS = CORE / "configuration" / "defaults.py"
-# Where torch's own CUDA functions take a device type, on paths that ask the framework and no backend.
-FRAMEWORK = {"generation.py", "huggingface.py", "comparison.py"}
+# Words of one vendor's hardware and tools: not even in a comment, since what a core says is what it assumes.
+VENDORS = re.compile(r"cuda|nvidia|nvrtc|nvcc|ptxas|cubin|\bsm_\d|rocm|\bhip\b|ascend|oneapi", re.IGNORECASE)
 C_TARGET = evolve(FAKE, name="c_machine", backend="c_backend", languages=("c",))
 
 
@@ -80,10 +84,21 @@ def literals(path: Path) -> set[str]:
 
 
 def test_no_module_of_the_core_names_a_backend_runtime_or_validator() -> None:
-    for path in CORE.rglob("*.py"):
-        if path != DEFAULTS and path.name not in FRAMEWORK:
-            assert not literals(path) & NAMES, path
+    modules = [path for path in CORE.rglob("*.py") if path != DEFAULTS]
+    assert len(modules) > 100
+    assert {str(path): found for path in modules if (found := literals(path) & NAMES)} == {}
+    assert {str(path): found for path in modules if (found := VENDORS.findall(path.read_text()))} == {}
+
+
+def test_the_default_list_in_the_configuration_holds_no_more_than_it_must() -> None:
     assert literals(DEFAULTS) & NAMES == {"cuda", "numerics"}
+    assert sorted(VENDORS.findall(DEFAULTS.read_text())) == ["cuda", "cuda"], "the default language, and how operators of one library begin"
+
+
+def test_children_get_no_variables_of_a_vendor_unless_a_backend_names_them() -> None:
+    assert not [name for name in (*environment.PASSED, *toolchain.PASSED) if VENDORS.search(name)]
+    assert {"CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"} <= set(CudaBackend.environment)
+    assert {"CUDA_HOME", "CUDA_PATH"} <= set(EmulationBackend.environment), "where its headers may be"
 
 
 @pytest.mark.parametrize(("target", "family"), [(FAKE, "both/fake_family"), (C_TARGET, "both/c_family")])

@@ -81,8 +81,8 @@ def test_a_lagging_look_gives_the_same_tokens_while_the_device_runs_ahead(count:
     zeros, waited = torch.zeros, []
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **options: zeros(*shape, **options))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: waited.append(1)))
+    monkeypatch.setattr(torch, "Event", lambda device: event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: SimpleNamespace(synchronize=lambda: waited.append(1)))
     device, made = Device(list(range(count))), list(range(count))
     found = list(token_stream(count, device.step, Lagging(device.ids, count, frozenset([eos]))))
     assert found == until(made, frozenset([eos]))

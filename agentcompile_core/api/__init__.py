@@ -68,7 +68,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
     _check_run_on(run_on, *RUN_ON, "nothing", *(b.name for b in catalog.backends.values()))
-    found = hardware.choose(config, catalog)
+    found = hardware.choose(config, catalog, run_on=run_on)
     ctx = context(catalog, config, found, store, report)
     try:
         loaded, compilation, bundle = _compiled(what, workload, ctx, {**asked, **rest, "device": found.device})
@@ -121,7 +121,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     config, unused = arguments.chosen(config, chosen, catalog)
     _check_run_on(run_on, *RUN_ON, *(b.name for b in catalog.backends.values()))
     installed = bundle_reader.read(Path(folder))
-    found = hardware.choose(config, catalog, installed.manifest.target)
+    found = hardware.choose(config, catalog, installed.manifest.target, run_on)
     ctx, device = context(catalog, config, found, store, report), found.device
     reason = bundle_reader.runnable(installed, hardware.live(ctx.target, device, catalog))
     frontend = pipeline.frontend_for(model, ctx)

@@ -5,6 +5,7 @@ from attrs import frozen
 from ..configuration import Config
 from ..errors import StageName, UsageError
 from ..ir.target import NO_TARGET, Target
+from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import Backend
 
@@ -20,17 +21,19 @@ class Hardware:
     device: str
 
 
-def choose(config: Config, catalog: Catalog, made_for: Target | None = None) -> Hardware:
+def choose(config: Config, catalog: Catalog, made_for: Target | None = None, run_on: str = "") -> Hardware:
     """Target, backend and device that the configuration names, or the best of what is installed and here.
 
     ``made_for`` is the target of a bundle. Without one, and without a name, the hardware here is the target; without that,
-    the installed target of the highest preference.
+    the installed target of the highest preference. ``run_on`` is where steps are to run: where that is a backend's name, the
+    device is that backend's, and it is the backend unless another one for the same device is named.
 
     Raises:
         UsageError: something that is named is not installed or not here; the message lists what is.
     """
+    catalog, _ = settings.configured(catalog, config)  # whether a backend is available may depend on its settings
     asked = made_for or _asked(config, catalog)
-    backend = catalog.find("agentcompile_backends", config.backend) if config.backend else None
+    backend = _named(config, run_on, asked, catalog)
     device = _device(config.device, asked, backend, catalog)
     target = asked or _live(backend, device, catalog) or _preferred(backend, catalog)
     if backend is None:
@@ -48,6 +51,26 @@ def _asked(config: Config, catalog: Catalog) -> Target | None:
     found = catalog.find("agentcompile_targets", config.target) if config.target else None
     assert found is None or isinstance(found, Target)
     return found
+
+
+def _named(config: Config, run_on: str, asked: Target | None, catalog: Catalog) -> Backend | None:
+    """The backend that the configuration or ``run_on`` names, if one of them does; the one that runs steps must be able to."""
+    backend = catalog.find("agentcompile_backends", config.backend) if config.backend else None
+    assert backend is None or isinstance(backend, Backend)
+    runner = next((b for qualified, b in catalog.backends.items() if run_on in (qualified, b.name)), None)
+    if runner is None:
+        return backend
+    answer = catalog.guard(runner.available, stage=StageName.LOAD, plugin=runner.name, subject="available")
+    if answer is not True:
+        raise UsageError(f"steps cannot run on {run_on!r}: {getattr(answer, 'reason', 'its plugin failed')}")
+    if asked is not None and not set(runner.languages) & set(asked.languages):
+        raise UsageError(f"{run_on!r} runs kernels in {', '.join(runner.languages)}; those for {asked.name} are in "
+                         f"{', '.join(asked.languages) or 'none'}")
+    for what, device in (("backend " + config.backend, backend.device if backend else ""), ("--device", config.device)):
+        if device and device != runner.device:
+            raise UsageError(f"steps are to run on {run_on!r}, which works on the device {runner.device}, and {what} means {device}; "
+                             "name one of them only")
+    return backend or runner
 
 
 def _device(asked: str, target: Target | None, backend: Backend | None, catalog: Catalog) -> str:

@@ -59,7 +59,7 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    made = argparse.ArgumentParser(prog="agentcompile", description="Compile HuggingFace and PyTorch models to validated CUDA kernels.",
+    made = argparse.ArgumentParser(prog="agentcompile", description="Compile HuggingFace and PyTorch models to validated kernels.",
                                    epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--version", action="version", version=f"agentcompile {__version__}", help="print the version and exit")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -2,3 +2,4 @@
 
 LANGUAGE = "cuda"  # of sources and families that do not name theirs
 VALIDATORS = ("numerics",)
+LIBRARIES = "cuda|cudnn|miopen|mkldnn|mps|fbgemm"  # how torch's operators of one device or library begin: no graph may call them

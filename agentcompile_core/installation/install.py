@@ -182,7 +182,7 @@ def _why_framework(device: str, run_on: str, missing: bool, ctx: Context) -> str
         return f"the backend {target.backend} of {target.name} is not installed" if target.backend else "no hardware target is installed"
     if own.device != device:
         return f"no {target.name} here"
-    return "a kernel is missing" if missing else "the kernels were validated by emulation only and never measured"
+    return "a kernel is missing" if missing else "the kernels were validated without their hardware and never measured"
 
 
 def _built_by(backend: Backend, what: Runnable, ctx: Context) -> dict[str, Kernel]:

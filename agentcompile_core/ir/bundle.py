@@ -48,7 +48,7 @@ class Manifest:
     target: Target
     kernels: tuple[KernelEntry, ...]
     files: tuple[FileEntry, ...]
-    provisional: bool = False  # validated by emulation only: never launched on a GPU
+    provisional: bool = False  # validated without its hardware: never launched on it unmeasured
     eager_reason: str = ""
     source: str = ""  # where the model was when it was compiled: a folder or an identifier; empty for a live one
 

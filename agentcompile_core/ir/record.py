@@ -10,7 +10,7 @@ from .verdict import Verdict
 
 @frozen(kw_only=True)
 class Measurement:
-    """Timings of one thing: median over ``repetitions`` of CUDA-event time per run, cold weights."""
+    """Timings of one thing: median over ``repetitions`` of time per run by events of the device, cold weights."""
 
     us: float  # microseconds per run, median
     spread_us: float  # half the distance between the 10th and the 90th percentile

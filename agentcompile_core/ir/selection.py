@@ -15,7 +15,7 @@ class Basis(enum.Enum):
 
     MEASURED = "measured"  # faster than the baseline beyond the noise
     CHAIN = "chain"  # judged inside the captured chain
-    PROVISIONAL = "provisional"  # validated by emulation only; never used on a GPU
+    PROVISIONAL = "provisional"  # validated without its hardware; never used on it unmeasured
     FALLBACK = "fallback"  # the framework's operators
 
 

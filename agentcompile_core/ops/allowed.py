@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..configuration import defaults
+
 _NAMES = frozenset("""
     _adaptive_avg_pool2d _adaptive_avg_pool3d _convolution _fft_c2c _fft_c2r _fft_r2c _fused_rms_norm _log_softmax
     _native_batch_norm_legit_no_training _prelu_kernel rrelu _reshape_alias _safe_softmax _scaled_dot_product_attention_math
@@ -70,8 +72,8 @@ _RANDOM = frozenset({  # draw nothing where they are not training, which ``unfit
 })
 _TRAINING = frozenset({"training", "train", "use_input_stats"})  # statistics are written where these hold, whatever the schema says
 _STATISTICS = frozenset({"batch_norm", "instance_norm"})
-_HIDDEN = re.compile(r"_backward|^_(cuda|test|foreach|fused_(?!rms)|sparse|nested|amp|mkldnn|cudnn|miopen|mps|philox)"
-                     r"|^(cudnn|miopen|mkldnn|mps|sparse|quantized|fbgemm|record|sym)_|from_file|resize|rename|print|save")
+_HIDDEN = re.compile(rf"_backward|^_({defaults.LIBRARIES}|test|foreach|fused_(?!rms)|sparse|nested|amp|philox)"
+                     rf"|^({defaults.LIBRARIES}|sparse|quantized|record|sym)_|from_file|resize|rename|print|save")
 
 
 def refusal(operator: Any) -> str:

@@ -2,7 +2,7 @@
 
 Operators are looked up once, only in ``torch.ops`` aten, prims and agentcompile, and only those of the closed list in
 ``allowed``, so a stored Graph cannot name anything else. ``compile_nodes`` resolves everything that does not change
-between runs; a ``Prepared`` may be captured in a CUDA graph.
+between runs; a ``Prepared`` may be captured in a graph of the device.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 Each has a reference body in plain torch, which is also the fallback on every device. Bodies compute in the precision
 that HuggingFace computes in, or in float64 where the operands are float64 (the oracle). Nothing here synchronizes
-with the host on CUDA, so every operator can be captured in a CUDA graph.
+with the host on an accelerator, so every operator can be captured in a graph of the device.
 """
 
 from collections.abc import Callable
@@ -151,7 +151,7 @@ def _attended(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
     rows = torch.arange(call.q.shape[2], device=call.q.device)
     if call.fresh:
         return call.k, call.v, rows
-    # The live length is a number of the host only on the CPU; on CUDA the mask covers the whole capacity.
+    # The live length is a number of the host only on the CPU; elsewhere the mask covers the whole capacity.
     capacity = call.k_cache.shape[1]
     live = min(int(call.position) + len(rows), capacity) if call.q.device.type == "cpu" else capacity
     return call.k_cache[:, :live].transpose(1, 2), call.v_cache[:, :live].transpose(1, 2), rows + call.position

@@ -132,7 +132,7 @@ class Catalog:
         return kinds[name]
 
     def find(self, hook: str, name: str) -> Any:
-        """The offer called ``name`` (short or qualified) of one hook.
+        """The offer called ``name`` (short or qualified) of one hook; equal values that several plugins offer are one.
 
         Raises:
             UsageError: none or several are called so; the message lists what is there.
@@ -141,13 +141,14 @@ class Catalog:
         if name in shelf:
             return shelf[name]
         found = [qualified for qualified, offer in shelf.items() if offer.name == name]
-        if len(found) == 1:
+        if found and all(shelf[one] == shelf[found[0]] for one in found):
             return shelf[found[0]]
         what = OFFERS[hook].__name__.lower()
         if found:
             raise UsageError(f"{what} {name!r} is offered by several plugins: {', '.join(found)}; name one of them in full")
-        known = ", ".join(sorted(offer.name for offer in shelf.values())) or "none"
-        raise UsageError(f"unknown {what} {name!r}; installed: {known}")
+        if not shelf:
+            raise UsageError(f"unknown {what} {name!r}; no installed plugin offers any (`agentcompile plugins` lists what is installed)")
+        raise UsageError(f"unknown {what} {name!r}; installed: {', '.join(sorted({offer.name for offer in shelf.values()}))}")
 
     def guard(self, call: Callable[[], T], *, stage: StageName, cause: Cause = Cause.EXCEPTION, plugin: str, subject: str,
               distribution: str = "") -> T | None:

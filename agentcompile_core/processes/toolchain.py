@@ -25,9 +25,8 @@ from ..errors import BuildError
 MEMORY_BYTES = 8 << 30
 MAX_LOG_BYTES = 1 << 20
 MAX_REPLY_BYTES = 1 << 30
-# What compilers need of the environment; everything else (keys of LLM services first of all) stays here.
-PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", "VIRTUAL_ENV",
-          "SYSTEMROOT")
+# What every compiler needs of the environment, besides what its backend hands on; all else (keys of LLM services first) stays here.
+PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT")
 _LENGTH = struct.Struct("<Q")
 
 

@@ -94,8 +94,8 @@ def explain_text(manifest: Manifest, selections: Iterable[Selection], records: I
     if manifest.eager_reason:
         parts.append(f"everything runs on the framework: {manifest.eager_reason}")
     if manifest.provisional:
-        parts.append("validated by emulation, not measured: these kernels are provisional and are not launched on a GPU before they are "
-                     "measured there")
+        parts.append("validated without their hardware, not measured: these kernels are provisional and are not launched on it before they "
+                     "are measured there")
     parts += [selection_text(s) for s in selections]
     parts.append("candidates evaluated\n" + candidates_text(records))
     parts.append("not tried\n" + untried_text(found.tried))
@@ -149,8 +149,8 @@ def compilation_text(compiled: Any, out: str | None) -> str:
     if compiled.compilation.failures:
         parts.append("failures recorded\n" + failures_text(compiled.compilation.failures))
     if compiled.compilation.provisional:
-        parts.append("no GPU here: kernels were built and validated by emulation; times, selection by speed and tokens per second need "
-                     "a GPU")
+        parts.append(f"no {context.target.name} here: kernels were built and validated without it; times, selection by speed and tokens "
+                     "per second need one")
     if out:
         parts.append(f"bundle: {out}")
     return "\n".join(parts)
@@ -180,16 +180,17 @@ def plugins_text(catalog: Catalog) -> str:
 def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
     """What this machine has; required things that are missing make `doctor` exit with 1."""
     facts = [_fact("python", platform.python_version(), True, required=True), _fact("agentcompile-core", __version__, True, required=True)]
-    for package, required in (("torch", True), ("transformers", True), ("safetensors", True), ("cuda-bindings", False), ("litellm", False),
+    for package, required in (("torch", True), ("transformers", True), ("safetensors", True), ("litellm", False),
                               ("flash-attn", False), ("pybind11", False), ("triton", False)):
         facts.append(_package(package, required))
-    facts.append(_gpu())
+    facts.append(_accelerator())
     compiler = shutil.which("g++")
-    facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for emulation and bundle extensions", bool(compiler)))
+    facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for backends that run on the CPU and for the extensions of bundles", bool(compiler)))
     for name, backend in catalog.backends.items():
         answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
-        seen = "kernels can be launched here" if answer is True else getattr(answer, "reason", "failed")
-        facts.append(_fact(f"backend {backend.name}", seen, answer is True))
+        seen = f"kernels can be launched here ({backend.identity()})" if answer is True else getattr(answer, "reason", "failed")
+        compiler = catalog.guard(backend.compiler, stage=_load_stage(), plugin=name, subject="compiler")
+        facts.append(_fact(f"backend {backend.name}", f"{seen}; compiler: {compiler or 'none'}", answer is True))
     broken = [p.name for p in catalog.plugins if p.state == "failed"]
     facts.append(_fact("plugins", f"{len(catalog.plugins)} found" + (f", failed: {', '.join(broken)}" if broken else ""), not broken))
     return facts
@@ -212,15 +213,13 @@ def _package(name: str, required: bool) -> dict[str, Any]:
         return _fact(name, "not installed", False, required)
 
 
-def _gpu() -> dict[str, Any]:
+def _accelerator() -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
-        return _fact("CUDA device", "torch is not installed", False)
-    import torch
+        return _fact("accelerator", "torch is not installed", False)
+    from ..runtime.device import described
 
-    if not torch.cuda.is_available():
-        return _fact("CUDA device", "none: kernels are built and emulated, speed cannot be measured", False)
-    p = torch.cuda.get_device_properties(0)
-    return _fact("CUDA device", f"{p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, {p.total_memory >> 30} GiB", True)
+    seen = described()
+    return _fact("accelerator", seen or "torch sees none: kernels are built and validated, their speed cannot be measured", bool(seen))
 
 
 def doctor_text(facts: Sequence[dict[str, Any]]) -> str:

@@ -108,7 +108,7 @@ def _synchronize() -> None:
 
 
 def _framework(compiled: Any, ids: "torch.Tensor", length: int, name: str) -> Callable[[int], Any]:
-    """transformers' own ``generate``: eager with its dynamic cache, or compiled with a static cache and CUDA graphs."""
+    """transformers' own ``generate``: eager with its dynamic cache, or compiled with a static cache and captured graphs."""
     import torch
 
     module = compiled.loaded.module

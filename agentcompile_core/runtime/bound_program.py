@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Piece:
     """One bound segment, or several neighbours of one kind: ``run`` enqueues it on the current stream.
 
-    ``capturable``: whether a CUDA graph may hold it; what may not runs from Python, between the graphs on its two sides.
+    ``capturable``: whether a captured graph may hold it; what may not runs from Python, between the graphs on its two sides.
     """
 
     run: Callable[[], None]
@@ -45,7 +45,7 @@ class BoundProgram:
 
     @property
     def uncapturable(self) -> tuple[str, ...]:
-        """Names of the segments that no CUDA graph may hold."""
+        """Names of the segments that no captured graph may hold."""
         return tuple(name for part in self._parts if not part.capturable for name in part.names)
 
     def pieces(self) -> tuple[Piece, ...]:

@@ -182,7 +182,7 @@ def runnable(installed: Installed, live: Target | None) -> str:
         raise UsageError(f"the bundle was built for {made_for.arch} ({made_for.name}), the hardware here is {live.arch} ({live.name}); "
                          "compile for this one")
     if installed.manifest.provisional:
-        return "the bundle's kernels were validated by emulation only and never measured: every step runs on the framework's operators"
+        return "the bundle's kernels were validated without their hardware and never measured: every step runs on the framework's operators"
     return ""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class BoundCall:
-    """What ``Implementation.bind`` returned, and whether a CUDA graph may hold it. ``run`` takes tensors by operand name."""
+    """What ``Implementation.bind`` returned, and whether a captured graph may hold it. ``run`` takes tensors by operand name."""
 
     run: Callable[..., None]
     capturable: bool = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ..errors import UsageError
+from .device import forked_rng
 from .sampling import Pick, seeded
 
 if TYPE_CHECKING:
@@ -242,10 +243,9 @@ def by_framework(module: Any, inputs: "torch.Tensor", count: int, keywords: Mapp
     """
     import torch
 
-    devices = [torch.cuda.current_device()] if inputs.device.type == "cuda" else []
     keywords = {k: v.to(inputs.device) if isinstance(v, torch.Tensor) else v for k, v in keywords.items() if k != "max_length"}
     try:
-        with torch.random.fork_rng(devices=devices, enabled=seed is not None):
+        with forked_rng([inputs.device], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             found = module.generate(inputs, max_new_tokens=count, streamer=streamer, **keywords)

@@ -1,4 +1,4 @@
-"""Where a program is cut because a CUDA graph cannot hold a part of it, and what must then keep its address."""
+"""Where a program is cut because a captured graph cannot hold a part of it, and what must then keep its address."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from .program import Segment
 
 
 def is_capturable(node: Node) -> bool:
-    """Whether a framework node can be part of a CUDA graph: its shapes do not depend on data, and it brings nothing to the host."""
+    """Whether a framework node can be part of a captured graph: its shapes do not depend on data, and it brings nothing to the host."""
     return operator(node)[0] not in DATA_DEPENDENT
 
 
@@ -33,12 +33,12 @@ def cut(graph: Graph, segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def runs_outside(graph: Graph, segment: Segment) -> bool:
-    """Whether a framework segment stays outside of CUDA graphs."""
+    """Whether a framework segment stays outside of captured graphs."""
     return segment.step is None and not all(is_capturable(graph.node_by_name[name]) for name in segment.nodes)
 
 
 def fixed_values(graph: Graph, segments: Sequence[Segment]) -> tuple[str, ...]:
-    """Values that framework segments outside of CUDA graphs make for others: a captured reader knows one address only."""
+    """Values that framework segments outside of captured graphs make for others: a captured reader knows one address only."""
     roots = alias_roots(graph)
     found = []
     for segment in segments:

@@ -15,6 +15,7 @@ from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
 from .binder import bind
 from .bound_program import BoundProgram
+from .device import release_cache
 from .executables import Executables
 from .generation import check_length, prompt_of
 from .program import Program
@@ -145,14 +146,11 @@ class Session:
 
     def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""
-        import torch
-
         with self._lock:
             for name in sorted(self._programs):
                 observer(Preparing(graph=name))
                 self._step(name)
-            if self.device != "cpu":
-                torch.accelerator.empty_cache()  # what warm-ups used and no request needs
+            release_cache()  # what warm-ups used and no request needs
 
     def generate(
         self,

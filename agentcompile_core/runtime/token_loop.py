@@ -10,7 +10,7 @@ from .sampling import Pick
 if TYPE_CHECKING:
     import torch
 
-LAG = 4  # decode steps enqueued ahead of the host's look at a token, on a GPU
+LAG = 4  # decode steps enqueued ahead of the host's look at a token, on an accelerator
 
 
 class Look(Protocol):
@@ -75,7 +75,7 @@ class Lagging:
         import torch
 
         self._landed[index : index + 1].copy_(self._ids[0], non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.Event(self._ids.device.type)
         event.record()
         self._waiting.append((index, event))
         if len(self._waiting) > LAG:
@@ -97,7 +97,7 @@ class Lagging:
 
         if token not in self._eos:
             return False
-        torch.cuda.current_stream().synchronize()
+        torch.accelerator.current_stream().synchronize()
         return True
 
 

@@ -37,7 +37,7 @@ ASKS_THE_DEVICE = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_s
 class ImplementationConformance:
     """Subclass as ``class Test...``: ``implementation``, ``cases`` it serves, cases ``rejected`` by it (a rule's package makes them).
 
-    ``samples`` schedules of each case are bound and run on CPU tensors, and on the GPU where there is one.
+    ``samples`` schedules of each case are bound and run on CPU tensors, and on the accelerator where there is one.
     """
 
     implementation: ClassVar[Implementation]
@@ -72,9 +72,9 @@ class ImplementationConformance:
         self._run_on(FakeBackend())
 
     def test_results_on_the_device(self) -> None:
-        """The same on the GPU of this machine."""
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device")
+        """The same on the accelerator of this machine."""
+        if not torch.accelerator.is_available():
+            pytest.skip("torch sees no accelerator")
         self._run_on(_OnDevice())
 
     def test_capturable_is_true_of_it(self) -> None:

@@ -127,7 +127,7 @@ class Execution:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may hold a run."""
+        """Whether a captured graph may hold a run."""
         return self.bound is None or self.bound.capturable
 
     @property

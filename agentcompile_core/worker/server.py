@@ -137,7 +137,7 @@ def main() -> None:
         channel.send({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(3) from exc
     gc.collect()
-    gc.freeze()  # captures of CUDA graphs collect garbage; what was imported never is any
+    gc.freeze()  # captures of graphs collect garbage; what was imported never is any
     server = Server(session, channel, options.builders)
     threading.Thread(target=server.read, name="reader", daemon=True).start()
     channel.send({"hello": os.getpid()})

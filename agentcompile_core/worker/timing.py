@@ -83,7 +83,7 @@ def roomy(trial: Trial, kind: MatchKind) -> Trial:
 def time_kernel(execution: Execution, turn: Rotation, good_enough_us: float = 0.0) -> Measurement | Reject:
     """Time the launches of an execution over the copies; a hopeless one only a few times.
 
-    What no CUDA graph may hold is timed as it will run, launch by launch from the host.
+    What no captured graph may hold is timed as it will run, launch by launch from the host.
     """
     runs = [execution.prepared(buffers) for buffers in turn.copies]
     if not execution.capturable and execution.backend.captures:

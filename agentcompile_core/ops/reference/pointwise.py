@@ -51,7 +51,7 @@ def unary(name: str, x: Bounded) -> Bounded:
     if name in _EXACT:
         return Bounded(value, error)
     scale = value.abs() if name in ("silu", "sigmoid", "exp", "rsqrt", "sqrt", "reciprocal") else x.value.abs() + value.abs()
-    # Where exp(-x) leaves float32, quotients flush to zero: CUDA's fast division from 2^126 on.
+    # Where exp(-x) leaves float32, quotients flush to zero: the fast division of some devices does from 2^126 on.
     flushed = FLUSHED * (1.0 + x.value.abs())
     return Bounded(value, error + (8.0 + 2.0 * x.value.abs().clamp_max(128.0)) * U32 * scale + flushed)
 

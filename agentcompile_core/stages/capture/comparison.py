@@ -20,11 +20,12 @@ from ...ops.dtypes import zeros
 from ...ops.interpreter import compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
+from ...runtime.device import forked_rng, free_bytes, release_cache
 from .comparison_run import GraphRun, plan, reference
 from .export import evaluating
 
 HALVES = (torch.float16, torch.bfloat16)
-WIDENED_BYTES = 1 << 30  # on the CPU; on a GPU half of what is free
+WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
 
 
@@ -56,8 +57,7 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
         return ""
     finally:
         del wide
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cache()
 
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -153,7 +153,8 @@ def _widened(module: nn.Module) -> nn.Module | None:
     """A copy in float32; None where memory does not allow one or the module does not copy."""
     wide_bytes = 4 * sum(t.numel() for t in module.parameters())
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
-    room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else WIDENED_BYTES
+    free = free_bytes(device)
+    room = WIDENED_BYTES if free is None else free // 2
     if wide_bytes > room:
         return None
     try:
@@ -165,9 +166,8 @@ def _widened(module: nn.Module) -> nn.Module | None:
 @contextmanager
 def _undisturbed(module: nn.Module) -> Iterator[None]:
     """Random state and buffers are afterwards what they were."""
-    devices = sorted({t.device.index or 0 for t in module.parameters() if t.device.type == "cuda"})
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(devices=devices):
+    with forked_rng({t.device for t in module.parameters()}):
         try:
             yield
         finally:

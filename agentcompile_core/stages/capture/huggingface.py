@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file
 
 from ...errors import UsageError, bounded
 from ...plugin.interfaces import LoadedModel
+from ...runtime.device import forked_rng
 from .checkpoint_check import INDEX, check_folder, check_index, cleaned, read_json
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,7 @@ def _from_config(config: Any, name: str, dtype: torch.dtype | None, device: str)
 
 
 def _random(config: Any, name: str, dtype: torch.dtype | None, device: str, seed: int) -> nn.Module:
-    devices = [torch.cuda.current_device()] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices):
+    with forked_rng([device]):
         torch.manual_seed(seed)
         return _from_config(config, name, dtype, device)
 

@@ -92,11 +92,16 @@ class Nvcc:
                 path.write_text(text, encoding="utf-8")
             command = [str(self._path), "-cubin", f"-arch={arch}", *FLAGS, f"-I{include_dir()}", f"-I{root}",
                        "-o", str(root / "step.cubin"), str(root / "step.cu")]
-            done = run_guarded(command, deadline_s=deadline_s)
+            done = run_guarded(command, deadline_s=deadline_s, extra_env=toolkit_environment())
             log = (done.stdout + done.stderr).replace(f"{root}/", "")
             if done.returncode != 0:
                 raise _build_error(log)
             return (root / "step.cubin").read_bytes(), log
+
+
+def toolkit_environment() -> dict[str, str]:
+    """Where the user says that a CUDA toolkit is, for a child process."""
+    return {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ}
 
 
 def choose(preferred: str = "") -> Compiler | Reject:
@@ -142,8 +147,8 @@ def _nvrtc_facts() -> tuple[tuple[int, int], tuple[int, ...]]:
 @functools.cache
 def _nvcc_facts(path: Path) -> tuple[str, tuple[int, ...]]:
     try:
-        version = run_guarded([str(path), "--version"], deadline_s=20)
-        archs = run_guarded([str(path), "--list-gpu-code"], deadline_s=20)
+        version = run_guarded([str(path), "--version"], deadline_s=20, extra_env=toolkit_environment())
+        archs = run_guarded([str(path), "--list-gpu-code"], deadline_s=20, extra_env=toolkit_environment())
     except BuildError:
         return "unknown", ()
     found = re.search(r"release (\d+\.\d+)", version.stdout)
@@ -152,7 +157,8 @@ def _nvcc_facts(path: Path) -> tuple[str, tuple[int, ...]]:
 
 def _server() -> GuardedServer:
     command = [sys.executable, "-m", "agentcompile_runtime_cuda.nvrtc_server"]
-    return GuardedServer(command, name="nvrtc", extra_env={"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)})
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return GuardedServer(command, name="nvrtc", extra_env={**toolkit_environment(), "PYTHONPATH": path})
 
 
 def _build_error(log: str) -> BuildError:

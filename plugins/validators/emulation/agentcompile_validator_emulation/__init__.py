@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from agentcompile_core.plugin_api import Backend, Validator, hookimpl
+from agentcompile_core.plugin_api import Backend, Target, Validator, hookimpl
 
 
 @hookimpl
@@ -11,6 +11,14 @@ def agentcompile_backends() -> Iterable[Backend]:
     from .backend import EmulationBackend
 
     return [EmulationBackend()]
+
+
+@hookimpl
+def agentcompile_targets() -> Iterable[Target]:
+    """The NVIDIA GPUs that are known by name: what is emulated, where the backend of the real ones is not installed."""
+    from agentcompile_cuda_kit.targets import PRESETS
+
+    return PRESETS.values()
 
 
 @hookimpl

@@ -12,16 +12,24 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import agentcompile_cuda_kit as cuda_kit
+from attrs import field, frozen
 
 from agentcompile_core.plugin_api import ArgumentKind, Backend, BuildError, Feature, Kernel, Launch, Reject, StepSource, Target, UsageError
 
 from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
 from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
-from .toolchain import find_toolchain
+from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
             Feature.CLUSTER)
 LAUNCH_DEADLINE_S = 120.0
+
+
+@frozen(kw_only=True)
+class Settings:
+    """``[plugin.emulation]``, as far as it is the backend's."""
+
+    compiler: str = field(default=GXX, metadata=COMPILER)
 
 
 class EmulationBackend(Backend):
@@ -40,6 +48,8 @@ class EmulationBackend(Backend):
     window = 2
     largest_match_bytes = 32 << 20
     suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({"cuda": ".cu"})
+    environment = ("CUDA_HOME", "CUDA_PATH")  # where the headers may be
+    settings_class = Settings
 
     def __init__(self, cache_folder: Path | None = None) -> None:
         self._cache_folder = cache_folder
@@ -49,7 +59,7 @@ class EmulationBackend(Backend):
     def available(self) -> Literal[True] | Reject:
         """True where g++ and the CUDA headers are found."""
         try:
-            find_toolchain()
+            find_toolchain(self.settings.compiler)
         except UsageError as exc:
             return Reject(str(exc))
         return True
@@ -68,7 +78,7 @@ class EmulationBackend(Backend):
         """The compiler's version line and the digest of the emulator's own source."""
         if isinstance(self.available(), Reject):
             return "none"
-        return f"{find_toolchain().version}, emulator {runtime_digest()[:12]}"
+        return f"{find_toolchain(self.settings.compiler).version}, emulator {runtime_digest()[:12]}"
 
     def control(self, defect: str) -> StepSource:
         """The CUDA control."""
@@ -90,7 +100,7 @@ class EmulationBackend(Backend):
         """
         check_emulated(source)
         start = time.monotonic()
-        library = build_source(source, Mode.PLAIN, self._cache_folder, deadline_s)
+        library = build_source(source, Mode.PLAIN, self._cache_folder, deadline_s, self.settings.compiler)
         binary = library.read_bytes()
         return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary, sha256=hashlib.sha256(binary).hexdigest(),
                       compiler=self.compiler(), build_s=time.monotonic() - start)
@@ -143,11 +153,13 @@ def check_emulated(source: StepSource) -> None:
         raise BuildError(f"the emulator has no {', '.join(missing)}; such a source is validated on a GPU only")
 
 
-def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = None, deadline_s: float = 120.0) -> Path:
+def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = None, deadline_s: float = 120.0,
+                 compiler: str = GXX) -> Path:
     """``engine.build`` of a StepSource with all its entries."""
     entries = tuple(dict.fromkeys(launch.entry for launch in source.launches))
     try:
-        return build(source.code, dict(source.headers), entries, mode, cache_folder=cache_folder, deadline_s=deadline_s)
+        return build(source.code, dict(source.headers), entries, mode, cache_folder=cache_folder, deadline_s=deadline_s,
+                     compiler=compiler)
     except UsageError as exc:
         raise BuildError(str(exc)) from exc
 

@@ -15,6 +15,7 @@ from agentcompile_core.plugin_api import ArgumentKind, KernelArgument, Launch, R
 from .backend import build_source, check_emulated
 from .engine import Mode
 from .module import Access, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .toolchain import GXX
 
 if TYPE_CHECKING:
     import torch
@@ -26,20 +27,21 @@ _ACCESS = {Touch.READ: Access.READ, Touch.WRITE: Access.WRITE, Touch.READ_WRITE:
 
 
 @lru_cache(maxsize=64)
-def checked_module(source: StepSource, cache_folder: Path | None = None) -> EmulatedModule:
+def checked_module(source: StepSource, cache_folder: Path | None = None, compiler: str = GXX) -> EmulatedModule:
     """The instrumented build of ``source``. Raises BuildError."""
     check_emulated(source)
-    return EmulatedModule(build_source(source, Mode.CHECKED, cache_folder), checked=True)
+    return EmulatedModule(build_source(source, Mode.CHECKED, cache_folder, compiler=compiler), checked=True)
 
 
 def run_checked(source: StepSource, tensors: "Mapping[str, torch.Tensor]", options: LaunchOptions | None = None,
-                cache_folder: Path | None = None) -> None:
+                cache_folder: Path | None = None, compiler: str = GXX) -> None:
     """Run ``source`` once in checked mode; outputs and states are written in place.
 
     Args:
         source: its launches run in order, each under the dependency rules if it declares ``pdl``.
         tensors: contiguous CPU tensors by operand name; workspaces are made here.
         options: thread order and copies; ``programmatic_launch`` is taken from each launch.
+        compiler: the g++ that builds it.
 
     Raises:
         EmulationError: a race, an access out of bounds or without the right, a barrier or dependency error, a hang.
@@ -48,7 +50,7 @@ def run_checked(source: StepSource, tensors: "Mapping[str, torch.Tensor]", optio
     """
     import torch
 
-    module = checked_module(source, cache_folder)
+    module = checked_module(source, cache_folder, compiler)
     fills = {w.name: 0 if w.zeroed else 0xFF for w in source.workspaces}
     workspaces = {w.name: torch.full((w.nbytes,), fills[w.name], dtype=torch.uint8) for w in source.workspaces}
     written = {w.name for w in source.workspaces if w.zeroed}

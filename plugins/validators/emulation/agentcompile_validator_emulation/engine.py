@@ -15,7 +15,7 @@ import agentcompile_cuda_kit as cuda_kit
 
 from agentcompile_core.plugin_api import BuildError, UsageError, default_root, run_guarded
 
-from .toolchain import Toolchain, find_toolchain
+from .toolchain import GXX, Toolchain, find_toolchain
 
 UNUSED_S = 30 * 24 * 3600.0
 RUNTIME_FOLDER = Path(__file__).parent / "src"
@@ -160,7 +160,7 @@ def _compile_unit(toolchain: Toolchain, flags: Sequence[str], folder: Path, shim
 
 
 def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: Mode = Mode.PLAIN, *,
-          cache_folder: Path | None = None, deadline_s: float = 120.0) -> Path:
+          cache_folder: Path | None = None, deadline_s: float = 120.0, compiler: str = GXX) -> Path:
     """Compile CUDA source for the CPU and return the shared library, from the cache if it was built before.
 
     ``headers`` maps names as the source includes them to their text; ``<agentcompile/...>`` is the device library.
@@ -171,7 +171,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
         UsageError: no toolchain, or names that cannot be.
     """
     _check_request(headers, entries)
-    toolchain = find_toolchain()
+    toolchain = find_toolchain(compiler)
     cache = (cache_folder or default_cache_folder()).absolute()
     prepare_cache(cache)
     flags = _kernel_flags(toolchain, mode)

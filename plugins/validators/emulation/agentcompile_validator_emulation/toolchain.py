@@ -6,10 +6,14 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
 from agentcompile_core.plugin_api import UsageError
+
+GXX = "g++"
+SETTING = "compiler of [plugin.emulation]"
 
 
 @frozen(kw_only=True)
@@ -64,18 +68,34 @@ def _processor_flags() -> tuple[str, ...]:
     return ("-mfma",) if platform.machine() == "x86_64" and " fma " in text else ()
 
 
+COMPILER: dict[str, Any] = {"doc": "the g++ that builds kernels for the CPU: a name on PATH or a path",
+                            "user_only": True, "variable": "AGENTCOMPILE_EMULATION_CXX"}
+
+
 @functools.cache
-def find_toolchain() -> Toolchain:
-    """Return the toolchain of this machine.
+def find_toolchain(compiler: str = GXX) -> Toolchain:
+    """Return the toolchain of this machine around ``compiler``, a name on PATH or a path (the setting of that name).
 
     Raises:
-        UsageError: there is no g++, or no CUDA headers, or this is not Linux.
+        UsageError: there is no such g++, or no CUDA headers, or this is not Linux.
     """
     if platform.system() != "Linux":
         raise UsageError(f"the emulator runs on Linux, this is {platform.system()}; use a Linux machine or container")
-    compiler = shutil.which(os.environ.get("AGENTCOMPILE_EMULATION_CXX", "g++"))
-    if compiler is None:
+    path = shutil.which(compiler)
+    if path is None and compiler == GXX:
         raise UsageError("the emulator needs g++ (12 or newer recommended), which is not on PATH; install the package g++")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
-    return Toolchain(compiler=compiler, version=(version.splitlines() or ["unknown"])[0], includes=_cuda_includes(),
-                     processor_flags=_processor_flags())
+    if path is None:
+        raise UsageError(f"{SETTING} is {compiler!r}, which is no program; name a g++ on PATH or by its path")
+    return Toolchain(compiler=path, version=_version(path), includes=_cuda_includes(), processor_flags=_processor_flags())
+
+
+def _version(path: str) -> str:
+    """The first line of what ``--version`` says; its flags and its sanitizers are GCC's, so another compiler is refused."""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise UsageError(f"{SETTING} is {path!r}, which does not run ({type(exc).__name__}); name a g++") from exc
+    first = (said.splitlines() or ["nothing"])[0]
+    if "Free Software Foundation" not in said:
+        raise UsageError(f"{SETTING} is {path!r}, which is no g++ (it calls itself {first!r}); name a g++")
+    return first

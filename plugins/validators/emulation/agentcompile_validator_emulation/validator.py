@@ -24,7 +24,7 @@ from .backend import FEATURES
 from .checking import run_checked
 from .controls import control_trials
 from .module import EmulationError, LaunchOptions, ThreadOrder
-from .toolchain import find_toolchain
+from .toolchain import COMPILER, GXX, find_toolchain
 
 MAX_BYTES = 24 << 20  # of all operands: about two seconds of checked execution
 ORDERS = (LaunchOptions(lazy_copies=True), LaunchOptions(order=ThreadOrder.RANDOM, warp_skewed=False, lazy_copies=True))
@@ -36,6 +36,7 @@ class Settings:
     """``[plugin.emulation]``, as far as it is the validator's."""
 
     max_bytes: int = field(default=MAX_BYTES, validator=gt(0), metadata={"doc": "bytes of all operands beyond which it has nothing to say"})
+    compiler: str = field(default=GXX, metadata=COMPILER)
 
 
 class EmulationValidator(Validator):
@@ -59,7 +60,7 @@ class EmulationValidator(Validator):
         if any(feature not in FEATURES for feature in source.features):
             return False
         try:
-            find_toolchain()
+            find_toolchain(self.settings.compiler)
         except UsageError:
             return False
         return True
@@ -75,7 +76,7 @@ class EmulationValidator(Validator):
         for case, options in zip(cases, ORDERS, strict=True):
             name = f"{options.order.name.lower()} {case.family} position {case.position}"
             try:
-                run_checked(trial.source, _operands(trial, case, run), options)
+                run_checked(trial.source, _operands(trial, case, run), options, compiler=self.settings.compiler)
             except EmulationError as exc:
                 checks.append(Check(name=name, outcome=Outcome.FAIL, detail=str(exc)))
                 return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=_cause(str(exc)), message=str(exc))

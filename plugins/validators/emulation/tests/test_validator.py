@@ -1,6 +1,7 @@
 """The plugin's two offers: what the validator refuses, and kernels run through the backend as the core runs them."""
 
 import ctypes
+import shutil
 
 import attrs
 import pytest
@@ -133,6 +134,36 @@ def test_missing_compiler_gives_one_sentence(monkeypatch):
     toolchain.find_toolchain.cache_clear()
     assert isinstance(answer, Reject)
     assert answer.reason == "the emulator needs g++ (12 or newer recommended), which is not on PATH; install the package g++"
+
+
+def configured(compiler: str) -> EmulationBackend:
+    backend = EmulationBackend()
+    backend.configure(attrs.evolve(backend.settings, compiler=compiler))
+    return backend
+
+
+def test_the_compiler_is_a_setting_and_what_is_no_gxx_is_refused_in_one_sentence(tmp_path):
+    answers = {}
+    for name, said in {"clang++": "clang version 18.1.3", "silent": "", "g++-42": None}.items():
+        path = tmp_path / name
+        if said is not None:
+            path.write_text(f"#!/bin/sh\necho '{said}'\n")
+            path.chmod(0o755)
+        answers[name] = configured(str(path)).available()
+    assert all(isinstance(answer, Reject) and answer.reason.startswith("compiler of [plugin.emulation] is '") for answer in answers.values())
+    assert "no g++ (it calls itself 'clang version 18.1.3'); name a g++" in answers["clang++"].reason
+    assert "which is no program; name a g++ on PATH or by its path" in answers["g++-42"].reason
+
+
+def test_kernels_are_built_by_the_compiler_that_is_set(tmp_path, cache):
+    wrapped = tmp_path / "my-g++"
+    wrapped.write_text(f'#!/bin/sh\necho used >> {tmp_path}/log\nexec {shutil.which("g++")} "$@"\n')
+    wrapped.chmod(0o755)
+    backend = EmulationBackend(tmp_path / "cache")
+    backend.configure(attrs.evolve(backend.settings, compiler=str(wrapped)))
+    assert backend.available() is True and backend.compiler() == EmulationBackend(cache).compiler(), "the same g++ under another name"
+    backend.build(GOOD[0].source, preset("h200"))
+    assert len((tmp_path / "log").read_text().splitlines()) > 2
 
 
 def test_missing_headers_give_one_sentence(monkeypatch, tmp_path):

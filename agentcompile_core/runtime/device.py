@@ -1,0 +1,50 @@
+"""torch's devices without their names: random state, memory and waiting, for whatever the framework runs on. The CPU is one of them."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+HOSTS = ("cpu", "meta")  # without random state, streams and memory of their own
+
+
+def forked_rng(devices: "Iterable[torch.device | str]", enabled: bool = True) -> AbstractContextManager[None]:
+    """A block that leaves torch's random state of the host and of ``devices`` (of one type, besides hosts) as it was."""
+    import torch
+
+    own = [d for d in map(torch.device, devices) if d.type not in HOSTS]
+    indices = sorted({torch.accelerator.current_device_index() if d.index is None else d.index for d in own})
+    return torch.random.fork_rng(devices=indices, enabled=enabled, device_type=own[0].type if own else "cpu")
+
+
+def release_cache() -> None:
+    """Give memory that torch holds and nothing uses back to the accelerator, where there is one."""
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
+def free_bytes(device: "torch.device") -> int | None:
+    """Bytes that are free on ``device``; None for the host, and where the device's module of torch cannot say."""
+    import torch
+
+    if device.type in HOSTS:
+        return None
+    ask: Any = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return int(ask(device)[0]) if ask is not None else None
+
+
+def described() -> str:
+    """Type, name and memory of the accelerator that torch would use; empty where there is none."""
+    import torch
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None:
+        return ""
+    ask: Any = getattr(torch.get_device_module(found), "get_device_properties", None)
+    facts = ask(torch.accelerator.current_device_index()) if ask is not None else None
+    memory = getattr(facts, "total_memory", 0)
+    return ", ".join([found.type, *([str(facts.name)] if hasattr(facts, "name") else []), *([f"{memory >> 30} GiB"] if memory else [])])
