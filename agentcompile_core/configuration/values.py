@@ -17,7 +17,8 @@ Scalar = bool | int | float | str
 Sections = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # plugin or offer name, then its settings by name
 
 
-ORIGINS = ("generated", "handwritten", "third_party")
+FRAMEWORK = "framework"
+ORIGINS = ("generated", "handwritten", "third_party", FRAMEWORK)
 
 
 def sections(given: Any) -> Sections:
@@ -63,7 +64,8 @@ class Config:
     backend: str = _of("", "what builds and launches kernels; empty: the one that serves the target, else an emulator of its language")
     kv_cache: str = _of("", "runtime that allocates the KV cache; empty: the best one installed")
     decode: str = _of("", "runtime of decode steps; empty: the best one installed that works on the device")
-    origins: tuple[str, ...] = _of(ORIGINS, "where steps may come from", choices=ORIGINS)
+    origins: tuple[str, ...] = _of(ORIGINS, "where steps may come from; without framework it takes only what nothing else can, whatever the times",
+                                   choices=ORIGINS)
     budget_s: float = _of(150.0, "seconds of the whole search: advice, building, checking, timing, chain", positive=True)
     budget_plans: int = _of(400, "candidates to evaluate at most", positive=True)
     rounds: int = _of(2, "rounds of advice and evaluation", positive=True)
@@ -72,6 +74,11 @@ class Config:
     trust_kernels: bool = _of(False, "run kernels of bundles that nobody here built, as they are")
     cache: CacheLimits = Factory(CacheLimits)
     plugins: Sections = field(default=(), converter=sections)
+
+    @property
+    def framework_competes(self) -> bool:
+        """Whether a step must be faster than the framework's operators; where they are no allowed origin, they only fill gaps."""
+        return FRAMEWORK in self.origins
 
     def settings(self, *names: str) -> dict[str, Any]:
         """The settings of the sections called ``names``, later names over earlier ones."""

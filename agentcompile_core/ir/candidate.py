@@ -151,7 +151,7 @@ class Kernel:
 
     digest: str  # of the StepSource
     backend: str
-    arch: str  # such as sm_90
+    arch: str  # the variant that its binary is for, as the target says it
     binary: bytes = field(repr=False)
     sha256: str  # of binary, in hex
     compiler: str  # name and version

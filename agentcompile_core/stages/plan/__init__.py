@@ -28,7 +28,7 @@ def run(analyses: tuple[Analysis, ...], ctx: Context) -> tuple[RegionPlan, ...]:
 
 
 def origins(ctx: Context) -> frozenset[Origin]:
-    """The origins that the configuration allows.
+    """The origins of what may be planned, as the configuration allows; the framework is never planned, it is what is left.
 
     Raises:
         UsageError: it names an unknown one.
@@ -39,7 +39,7 @@ def origins(ctx: Context) -> frozenset[Origin]:
     unknown = [name for name in ctx.config.origins if name not in known]
     if unknown:
         raise UsageError(f"unknown origin {unknown[0]!r}; known origins: {', '.join(known)}; set some of them as Config.origins")
-    return frozenset(known[name] for name in ctx.config.origins)
+    return frozenset(known[name] for name in ctx.config.origins) - {Origin.FRAMEWORK}
 
 
 def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:

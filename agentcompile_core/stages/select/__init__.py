@@ -28,8 +28,9 @@ class Selected:
 def run(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, graph: Graph | None = None) -> Selected:
     """Select a cover and its steps for every region. ``graph`` is the step whose chain judges them, where there is a device for it.
 
-    A measured step is taken if it beats its baseline by ``config.margin`` beyond both spreads. Where nothing could be
-    timed, the first validated step in planner order is taken, as provisional.
+    A measured step is taken if it beats its baseline by ``config.margin`` beyond both spreads; the fastest one in any case where
+    the framework is not among the allowed origins. Where nothing could be timed, the first validated step in planner
+    order is taken, as provisional.
     """
     selected = _by_chain(plans, found, ctx, graph) if graph is not None and chain.possible(ctx) else None
     if selected is None:
@@ -50,7 +51,8 @@ def _by_chain(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, gra
     judged, answer = chain.run(graph, plans, started, found, ctx)
     if answer is None:
         return None
-    if answer.framework_us and answer.us * (1 + ctx.config.margin) >= answer.framework_us:
+    slower = answer.us * (1 + ctx.config.margin) >= answer.framework_us
+    if ctx.config.framework_competes and answer.framework_us and slower:
         why = f"the whole step takes {answer.us:.1f} us with kernels and {answer.framework_us:.1f} us on the framework"
         judged = tuple(fallback(s.signature, s.region, why) for s in judged)
     return Selected(selections=judged, step_us=(answer.us, answer.framework_us))

@@ -52,12 +52,13 @@ def best_alone(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, ta
 
 def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx: Context, taken: Taken) -> Selection:
     region = plan.region
-    margin = ctx.config.margin if taken is Taken.FASTER else None
-    choices = {match.id: _choose(match.id, records, found, margin) for match in region.matches}
+    competes = ctx.config.framework_competes
+    margin = ctx.config.margin if taken is Taken.FASTER and competes else None
+    choices = {match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}
     wanted = [cover for cover in plan.space.covers if cover.matches]
     if not wanted:
         return fallback(region.signature, region.name, "the planner found no cover with a kernel")
-    cover = max(wanted, key=lambda c: (_worth(c, choices, region), -c.rank))
+    cover = max(wanted, key=lambda c: (_worth(c, choices, region, competes), -c.rank))
     steps, reasons = [], []
     for match_id in cover.matches:
         choice = choices[match_id]
@@ -71,20 +72,24 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     return _selection(region, cover, tuple(steps), tuple(reasons))
 
 
-def _worth(cover: Cover, choices: Mapping[str, _Choice], region: Region) -> tuple[float, int]:
-    """Microseconds saved; then nodes covered by validated steps, which decides where nothing was timed."""
+def _worth(cover: Cover, choices: Mapping[str, _Choice], region: Region, competes: bool) -> tuple[float, float]:
+    """Microseconds saved, then nodes covered by validated steps, which decides where nothing was timed.
+
+    The other way round where the framework does not compete: it then takes only what nothing else can.
+    """
     taken = [choices[m] for m in cover.matches if choices[m].record is not None]
-    return sum(c.saves_us for c in taken), sum(len(region.match_by_id[c.match_id].nodes) for c in taken)
+    saved_us, nodes = sum(c.saves_us for c in taken), float(sum(len(region.match_by_id[c.match_id].nodes) for c in taken))
+    return (saved_us, nodes) if competes else (nodes, saved_us)
 
 
-def _choose(match_id: str, records: list[TuningRecord], found: Evaluated, margin: float | None) -> _Choice:
+def _choose(match_id: str, records: list[TuningRecord], found: Evaluated, margin: float | None, competes: bool) -> _Choice:
     mine = [r for r in records if r.step.match_id == match_id and r.step.implementation != FRAMEWORK]
     baseline = next((r.measurement for r in records if r.step.match_id == match_id and r.step.implementation == FRAMEWORK), None)
     if not mine:
         return _Choice(match_id=match_id, reason="no candidate was evaluated (out of budget, or nothing could judge it)")
     timed = sorted((r for r in mine if r.usable), key=lambda r: (r.measurement.us, r.order))  # type: ignore[union-attr]
     if timed:
-        return _by_time(match_id, timed[0], baseline, margin)
+        return _by_time(match_id, timed[0], baseline, margin) if competes else _without_rival(match_id, timed[0], baseline)
     passed = [r for r in mine if r.verdict is not None and r.verdict.outcome is Outcome.PROVISIONAL and r.failure is None]
     if passed:
         first = min(passed, key=found.place)  # as on an empty cache, where nothing behind the first that passes is tried
@@ -107,6 +112,16 @@ def _by_time(match_id: str, best: TuningRecord, baseline: Measurement | None, ma
     share = f"{best.measurement.share_of_floor:.0%} of the memory roofline"
     return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, saves_us=saved_us,
                    reason=f"{us:.2f} us against {baseline.us:.2f} us of the framework, {share}")
+
+
+def _without_rival(match_id: str, best: TuningRecord, baseline: Measurement | None) -> _Choice:
+    """The fastest that is allowed, where the framework's operators are not."""
+    assert best.measurement is not None
+    us = best.measurement.us
+    against = f", the framework {baseline.us:.2f} us" if baseline is not None else ""
+    return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED,
+                   saves_us=(baseline.us if baseline is not None else 0.0) - us,
+                   reason=f"{us:.2f} us{against}, which is not among the allowed origins")
 
 
 def _why_all_failed(records: list[TuningRecord]) -> str:

@@ -141,7 +141,8 @@ def _outcome(step: SelectedStep, signature: str, answer: ChainAnswer, question: 
 def alternatives_of(
     regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context
 ) -> tuple[Alternative, ...]:
-    """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone.
+    """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone to a framework
+    that may take part.
 
     At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
     fastest alone. The steps with the largest share of the time come first.
@@ -161,7 +162,8 @@ def alternatives_of(
             mine.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
             group = [a for a in (_alternative(r, region, step.baseline, found, ctx) for r in _diverse(mine)) if a is not None]
-            if step.baseline is None or (step.measurement and step.measurement.us > step.baseline.us):
+            lost = step.baseline is None or bool(step.measurement and step.measurement.us > step.baseline.us)
+            if lost and ctx.config.framework_competes:
                 group.append(Alternative(signature=region.signature, match_id=step.step.match_id, selected=None))
             groups.append((-share, group))
     return tuple(a for _, group in sorted(groups, key=lambda item: item[0]) for a in group)
