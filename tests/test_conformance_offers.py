@@ -18,7 +18,7 @@ from agentcompile_core.plugin.interfaces import Advisor, Implementation
 from agentcompile_core.stages.advise.heuristic import HeuristicAdvisor
 from agentcompile_core.testing.advisor_conformance import AdvisorConformance
 from agentcompile_core.testing.backend_conformance import BackendConformance
-from agentcompile_core.testing.doubles import FakeBackend, NoTimeBackend, fake_source, fake_trial
+from agentcompile_core.testing.doubles import FakeBackend, NoTimeBackend, ReplayingBackend, fake_source, fake_trial
 from agentcompile_core.testing.implementation_conformance import ImplementationConformance
 
 # ---- advisors
@@ -271,10 +271,15 @@ def fails_late(self, source, target, deadline_s=120.0):
     (backend(build=builds_all), "test_a_broken_source_is_refused", "compiled a source that is broken"),
     (backend(build=fails_late), "test_a_broken_source_is_refused", "raised RuntimeError"),
     (backend(load=lambda self, kernel: object()), "test_loading_twice_gives_the_same_handle", "another handle"),
-    (backend(prepare=lambda self, *a: lambda stream: None), "test_launches_compute", "is nan"),
+    (backend(prepare_launch=lambda self, *a: lambda stream: None), "test_launches_compute", "is nan"),
     (backend(time=lambda self, run, **k: (1.0,)), "test_time_is_told_or_refused", "1 times for 3 repetitions"),
     (backend(time=lambda self, run, **k: (1.0, 0.0, 2.0)), "test_time_is_told_or_refused", "finite and above 0"),
     (backend(time=lambda self, run, **k: Reject("there is no clock")), "test_time_is_told_or_refused", "clock is True, but"),
+    (backend(capture=lambda self, run, **k: run), "test_what_is_captured_is_replayed", "captures is False, but capture\\(\\) returned"),
+    (backend(capture=lambda self, run, **k: Reject("no")), "test_what_is_captured_is_replayed", "says too little"),
+    (ReplayingBackend("there is no memory for it"), "test_what_is_captured_is_replayed", "refuses a kernel of the backend: there is no"),
+    (backend(ReplayingBackend, capture=lambda self, run, **k: lambda: None), "test_what_is_captured_is_replayed", "does not compute what"),
+    (backend(ReplayingBackend, is_lost=lambda self: True), "test_what_is_captured_is_replayed", "left the device unusable"),
     (backend(NoTimeBackend, time=FakeBackend.time), "test_time_is_told_or_refused", "clock is False, but"),
 ], ids=lambda value: "")
 def test_defects_of_backends_are_refused(planted: FakeBackend, test: str, reason: str) -> None:
@@ -283,6 +288,10 @@ def test_defects_of_backends_are_refused(planted: FakeBackend, test: str, reason
 
 class TestGoodBackend(GoodBackend):
     pass
+
+
+class TestBackendThatCaptures(GoodBackend):
+    backend = ReplayingBackend()
 
 
 class TestBackendWithoutClock(GoodBackend):

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
+
+from agentcompile_core.plugin_api import control_trials
+from agentcompile_core.testing.backend_conformance import BackendConformance
 
 ROOT = Path(__file__).parent.parent
 PLUGIN = ROOT / "examples" / "hardware_plugin"
@@ -19,7 +23,7 @@ from agentcompile_core import api
 from agentcompile_core.store import Store
 
 def per_layer(compiled):
-    """How many kernels of the decode step compute nodes of each layer."""
+    # how many kernels of the decode step compute nodes of each layer
     program = compiled.session._programs["decode"]
     layers = {node.name: node.layer for node in program.graph.nodes}
     found = [layers[segment.nodes[0]] for segment in program.segments if segment.step]
@@ -77,6 +81,17 @@ def proof(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[di
     done = outside(installed, str(folder / "proof.py"), str(ROOT / "examples" / "tiny_model"), str(folder / "tiny.bundle"))
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1]), folder / "tiny.bundle"
+
+
+sys.path.insert(0, str(PLUGIN))
+from acme_hardware.backend import ACME_ONE, AcmeBackend  # noqa: E402  from the checkout; everything else here is of the wheel
+
+(GOOD,) = control_trials([AcmeBackend().control("")], ACME_ONE)
+
+
+class TestBackend(BackendConformance):
+    backend, trial = AcmeBackend(), GOOD
+    broken = evolve(GOOD.source, digest="0badc0de", code=GOOD.source.code.replace("in0[i]", "in7[i]"))
 
 
 def test_it_is_small() -> None:

@@ -8,18 +8,22 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
 
 from ..errors import BuildError, Reject
 from ..ir.candidate import Kernel, StepSource
+from ..ir.region import Role
 from ..ir.target import Target
-from ..ir.verdict import Trial
+from ..ir.verdict import Case, Trial
+from ..ops.reference import compare
 from ..plugin.interfaces import Backend
-from ..worker.execution import Buffers, Execution
+from ..worker.execution import Buffers, Execution, fill
+from ..worker.operands import make_inputs
 from .demands import catalog_of, demand, demand_answer, demand_identity
-from .tried import misjudged
+from .tried import POISONS, misjudged, what_raised
 
 REPETITIONS = 3
 
@@ -106,7 +110,45 @@ class BackendConformance:
         demand(len(answer) == REPETITIONS, f"time() returned {len(answer)} times for {REPETITIONS} repetitions")
         demand(all(math.isfinite(us) and us > 0 for us in answer), f"time() returned {answer}; microseconds must be finite and above 0")
 
+    def test_what_is_captured_is_replayed(self) -> None:
+        """Where it captures: a replay computes, again and again, and beside another of its owner; what fails leaves the device usable."""
+        if not self.backend.captures:
+            answer = self.backend.capture(lambda: None, owner=self)
+            demand(isinstance(answer, Reject), f"captures is False, but capture() returned {answer!r}; return a Reject, or say captures = True")
+            demand_answer(answer, "capture()")
+            return
+        run = self._execution()
+        first, second = (self._captured(run, case) for case in (self.trial.cases[0], self.trial.cases[-1]))
+        for replayed in (first, second, first):
+            why = replayed()
+            demand(not why, f"a replay does not compute what was captured: {why}")
+        raised = what_raised(lambda: self.backend.capture(_fails, owner=self))
+        demand(not self.backend.is_lost(), "a capture that failed" + (f" ({raised})" if raised else "") + " left the device unusable")
+        why = first()
+        demand(not why, f"after a capture that failed a replay does not compute: {why}")
+
     # ----
+
+    def _captured(self, run: Execution, case: Case) -> Callable[[], str]:
+        """What replays one run of ``case`` over poisoned outputs, and says what is wrong with them."""
+        backend, buffers = self.backend, Buffers(self.trial, self.backend.device)
+        given = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
+        make_inputs(self.trial.match, run.kind, case, backend.device, into=buffers.tensors(*given))
+        launched = run.prepared(buffers)
+        replay = backend.capture(lambda: launched(backend.stream()), warm_ups=1, owner=self)
+        if isinstance(replay, Reject):
+            raise AssertionError(f"captures is True, but capture() refuses a kernel of the backend: {replay.reason}")
+
+        def replayed() -> str:
+            for tensor in buffers.tensors(Role.OUTPUT).values():
+                fill(tensor, POISONS[0])
+            replay()
+            backend.synchronize()
+            expected = run.expected(case, buffers.tensors(*given))
+            found = {name: compare(tensor, expected[name]) for name, tensor in run.values(buffers.tensors(Role.OUTPUT)).items()}
+            return next((f"{name}: {one.detail}" for name, one in found.items() if not one.ok), "")
+
+        return replayed
 
     def _kernel(self, launch: bool = False) -> Kernel:
         answers = [self.backend.can_build(self.trial.target), *([self.backend.available()] if launch else [])]
@@ -118,3 +160,7 @@ class BackendConformance:
     def _execution(self) -> Execution:
         handle = self.backend.load(self._kernel(launch=True))
         return Execution(self.trial, self.backend, handle, kind=catalog_of(self.backend).kinds.get(self.trial.match.kind))
+
+
+def _fails() -> None:
+    raise RuntimeError("planted: this cannot be captured")

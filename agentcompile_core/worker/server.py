@@ -46,8 +46,8 @@ class Channel:
 class Server:
     """Reads requests on a thread of its own, so that builds start while another candidate runs."""
 
-    def __init__(self, session: WorkerState, channel: Channel, builders: int) -> None:
-        self.session, self.channel = session, channel
+    def __init__(self, state: WorkerState, channel: Channel, builders: int) -> None:
+        self.state, self.channel = state, channel
         self._requests: queue.Queue[Request | None] = queue.Queue()
         self._pool = ThreadPoolExecutor(builders, thread_name_prefix="build")
 
@@ -67,7 +67,7 @@ class Server:
         self._requests.put(None)
 
     def _build(self, number: int, job: Job) -> Kernel | Evaluation | None:
-        kernel = self.session.build(job)
+        kernel = self.state.build(job)
         if isinstance(kernel, Kernel) and job.kernel is None:
             self.channel.send({"id": number, "kernel": serial.unstructure(kernel)})
         return kernel
@@ -91,8 +91,8 @@ class Server:
             self._answer(number, kernel, lost=False)
             return
         self._phase(number, "load")
-        evaluation = self.session.evaluate(job, kernel, lambda phase: self._phase(number, phase))
-        lost = self.session.backend(job.backend).is_lost() if evaluation.failure else False
+        evaluation = self.state.evaluate(job, kernel, lambda phase: self._phase(number, phase))
+        lost = self.state.backend(job.backend).is_lost() if evaluation.failure else False
         self._answer(number, evolve(evaluation, kernel=None), lost)
 
     def _phase(self, number: int, phase: str) -> None:
@@ -102,17 +102,17 @@ class Server:
         self.channel.send({"id": number, "result": serial.unstructure(evaluation), "lost": lost})
 
     def _call(self, number: int, params: dict[str, Any]) -> None:
-        """Run ``function(argument, session, phase)`` of a module of the core; plain JSON in and out."""
+        """Run ``function(argument, state, phase)`` of a module of the core; plain JSON in and out."""
         self._phase(number, "call")
         try:
             module, _, name = str(params["function"]).partition(":")
             if not module.startswith("agentcompile_core."):
                 raise UsageError(f"the worker calls functions of agentcompile_core only, not {module!r}")
             function = getattr(importlib.import_module(module), name)
-            result = function(params["argument"], self.session, lambda phase: self._phase(number, phase))
+            result = function(params["argument"], self.state, lambda phase: self._phase(number, phase))
             self.channel.send({"id": number, "result": result, "lost": False})
         except Exception as exc:
-            backend = self.session.used
+            backend = self.state.used
             error = {"cause": cause_of(exc, backend).value, "message": f"{type(exc).__name__}: {exc}"[:2000]}
             sys.stderr.write(traceback.format_exc(limit=-6))
             self.channel.send({"id": number, "error": error, "lost": backend is not None and backend.is_lost()})
@@ -132,13 +132,13 @@ def main() -> None:
         module, _, name = options.catalog.partition(":")
         make: Callable[[], Any] = getattr(importlib.import_module(module), name)
         settings = json.loads(sys.stdin.readline() or "{}").get("settings", {})
-        session = WorkerState(from_document(make(), settings))
+        state = WorkerState(from_document(make(), settings))
     except Exception as exc:
         channel.send({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(3) from exc
     gc.collect()
     gc.freeze()  # captures of graphs collect garbage; what was imported never is any
-    server = Server(session, channel, options.builders)
+    server = Server(state, channel, options.builders)
     threading.Thread(target=server.read, name="reader", daemon=True).start()
     channel.send({"hello": os.getpid()})
     server.serve()
