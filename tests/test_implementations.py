@@ -249,7 +249,7 @@ def test_every_broken_one_is_refused_for_its_reason_and_the_model_is_right(acme:
 class Repeated:
     """Stands for captured graphs in the chain's judge: runs the program, and "takes" less the more products are of vectors."""
 
-    def __init__(self, bound: Any, reset: Callable[[], None]) -> None:
+    def __init__(self, bound: Any, backend: Any, reset: Callable[[], None]) -> None:
         reset()
         bound.run()
         calls = [dict(s.step.schedule.items).get("call") for s in bound.program.segments if s.is_call]

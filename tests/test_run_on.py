@@ -90,7 +90,8 @@ def test_a_bundle_for_the_accelerator_runs_on_the_emulator(catalog: Any) -> None
 
 
 @pytest.mark.parametrize(("options", "sentence"), [
-    ({"run_on": "emulator", "backend": "real"}, "steps are to run on 'emulator', which works on the device cpu, and backend real means npu"),
+    ({"run_on": "emulator", "backend": "real"}, "steps are to run on 'emulator', which works on the device cpu, and backend real "
+     "means npu"),
     ({"run_on": "emulator", "device": "npu"}, "works on the device cpu, and --device means npu; name one of them only"),
     ({"run_on": "in_c", "target": "real"}, "'in_c' runs kernels in c; those for real are in cuda"),
     ({"run_on": "emulator", "plugins": {"emulator": {"compiler": "dd"}}}, "steps cannot run on 'emulator': dd is no compiler"),

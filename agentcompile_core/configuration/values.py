@@ -64,8 +64,8 @@ class Config:
     backend: str = _of("", "what builds and launches kernels; empty: the one that serves the target, else an emulator of its language")
     kv_cache: str = _of("", "runtime that allocates the KV cache; empty: the best one installed")
     decode: str = _of("", "runtime of decode steps; empty: the best one installed that works on the device")
-    origins: tuple[str, ...] = _of(ORIGINS, "where steps may come from; without framework it takes only what nothing else can, whatever the times",
-                                   choices=ORIGINS)
+    origins: tuple[str, ...] = _of(ORIGINS, choices=ORIGINS, doc="where steps may come from; without framework, it takes only "
+                                   "what nothing else can, whatever the times")
     budget_s: float = _of(150.0, "seconds of the whole search: advice, building, checking, timing, chain", positive=True)
     budget_plans: int = _of(400, "candidates to evaluate at most", positive=True)
     rounds: int = _of(2, "rounds of advice and evaluation", positive=True)

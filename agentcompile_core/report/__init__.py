@@ -185,7 +185,7 @@ def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
         facts.append(_package(package, required))
     facts.append(_accelerator())
     compiler = shutil.which("g++")
-    facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for backends that run on the CPU and for the extensions of bundles", bool(compiler)))
+    facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for emulators and bundle extensions", bool(compiler)))
     for name, backend in catalog.backends.items():
         answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
         seen = f"kernels can be launched here ({backend.identity()})" if answer is True else getattr(answer, "reason", "failed")

@@ -46,5 +46,5 @@ def described() -> str:
         return ""
     ask: Any = getattr(torch.get_device_module(found), "get_device_properties", None)
     facts = ask(torch.accelerator.current_device_index()) if ask is not None else None
-    memory = getattr(facts, "total_memory", 0)
-    return ", ".join([found.type, *([str(facts.name)] if hasattr(facts, "name") else []), *([f"{memory >> 30} GiB"] if memory else [])])
+    name, memory_bytes = getattr(facts, "name", ""), int(getattr(facts, "total_memory", 0))
+    return ", ".join(word for word in (found.type, name, f"{memory_bytes >> 30} GiB" if memory_bytes else "") if word)

@@ -114,7 +114,7 @@ class BackendConformance:
         """Where it captures: a replay computes, again and again, and beside another of its owner; what fails leaves the device usable."""
         if not self.backend.captures:
             answer = self.backend.capture(lambda: None, owner=self)
-            demand(isinstance(answer, Reject), f"captures is False, but capture() returned {answer!r}; return a Reject, or say captures = True")
+            demand(isinstance(answer, Reject), f"captures is False, but capture() returned {answer!r}; return a Reject")
             demand_answer(answer, "capture()")
             return
         run = self._execution()
