@@ -238,5 +238,6 @@ def _decode_runtime(ctx: Context, executables: Executables, notes: list[str]) ->
         return runtime
     best = next(r for r in found if _usable(r, executables))
     if best.preference <= CORES_OWN and executables.device != "cpu":
-        notes.append("decode: a Python loop (no installed decode runtime works on this device)")
+        reasons = [answer.reason for answer in (_usable(r, executables) for r in found) if isinstance(answer, Reject)]
+        notes.append(f"decode: a Python loop ({reasons[0] if reasons else 'no plugin for decode steps is installed'})")
     return best
