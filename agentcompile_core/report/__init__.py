@@ -188,8 +188,9 @@ def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
     facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for emulators and bundle extensions", bool(compiler)))
     for name, backend in catalog.backends.items():
         answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
-        seen = f"kernels can be launched here ({backend.identity()})" if answer is True else getattr(answer, "reason", "failed")
+        identity = catalog.guard(backend.identity, stage=_load_stage(), plugin=name, subject="identity")
         compiler = catalog.guard(backend.compiler, stage=_load_stage(), plugin=name, subject="compiler")
+        seen = f"kernels can be launched here ({identity or 'unknown'})" if answer is True else getattr(answer, "reason", "failed")
         facts.append(_fact(f"backend {backend.name}", f"{seen}; compiler: {compiler or 'none'}", answer is True))
     broken = [p.name for p in catalog.plugins if p.state == "failed"]
     facts.append(_fact("plugins", f"{len(catalog.plugins)} found" + (f", failed: {', '.join(broken)}" if broken else ""), not broken))
