@@ -2,3 +2,5 @@
 
 LANGUAGE = "cuda"  # of sources and families that do not name theirs
 VALIDATORS = ("numerics",)
+WINNERS = ("emulation",)  # asked about winners where they are installed, kernels are measured, and the time allows
+SANITIZER = "sanitizer"  # asked about winners where the user wants it

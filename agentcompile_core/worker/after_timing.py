@@ -39,17 +39,17 @@ def impossible(measured: Measurement, cold: bool) -> str:
 
 def look(execution: Execution, turn: Rotation) -> Finding | None:
     """What is wrong after the timed runs of ``turn``, with its class; None: nothing is."""
-    wrong = _compared(execution, turn, turn.case)
-    if wrong:
-        return Cause.TOLERANCE, f"the output that was timed is wrong: {wrong}"
+    timed = _compared(execution, turn, turn.case)
     runs = [execution.prepared(buffers) for buffers in turn.copies]
     _again(execution, turn.copies, runs)
-    wrong = _compared(execution, turn, turn.case)
-    if wrong:
-        return Cause.TOLERANCE, f"it stopped doing its work: one more run after it was timed, on poisoned outputs, is wrong: {wrong}"
+    again = _compared(execution, turn, turn.case)
     touched = _touched(execution, turn)
-    if touched:
+    if touched:  # what is wrong with outputs then follows from it
         return Cause.MEMORY_FAULT, f"after it was timed: {touched}"
+    if timed:
+        return Cause.TOLERANCE, f"the output that was timed is wrong: {timed}"
+    if again:
+        return Cause.TOLERANCE, f"it stopped doing its work: one more run after it was timed, on poisoned outputs, is wrong: {again}"
     return _on_other_inputs(execution, turn, runs[0])
 
 
