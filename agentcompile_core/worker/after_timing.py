@@ -57,6 +57,7 @@ def _on_other_inputs(execution: Execution, turn: Rotation, run: Callable[[int], 
     """Other data where the old data was, and the old answer where the new one belongs: only work makes the new answer."""
     case, first = other_case(execution.trial.cases), turn.copies[0]
     expected = execution.expected(case, make_inputs(execution.trial.match, execution.kind, case, execution.device))
+    run(execution.stream())  # the last run before: what remembers one call only remembers this one
     make_inputs(first.trial.match, execution.kind, case, execution.device, into=first.tensors(*GIVEN))
     run(execution.stream())
     execution.synchronize()

@@ -11,6 +11,8 @@ def build_cause(message: str) -> Cause:
         return Cause.SHARED_MEMORY
     if "did not finish" in text or "did not answer" in text or "timed out" in text:
         return Cause.TIMEOUT
+    if "never waits" in text:
+        return Cause.CONTRACT
     return Cause.REGISTERS if "too many registers" in text else Cause.COMPILE
 
 

@@ -161,7 +161,7 @@ class _Chain:
             self.phase(f"without {removal.match_id}")
             challenger = _replaced(incumbent, removal)
             captured = self._captured_or_none(challenger)
-            if captured is None or captured.sample_us() < 0 or captured.wrong():
+            if captured is None or _fails_when_timed(captured):
                 continue
             step = next(x for s in incumbent if s.signature == removal.signature for x in s.steps if x.step.match_id == removal.match_id)
             self._refuse(removal.signature, step, why)
@@ -214,6 +214,11 @@ class _Chain:
             return None
         self.accepted += 1
         return captured
+
+
+def _fails_when_timed(captured: Variant) -> str:
+    captured.sample_us()
+    return captured.wrong()
 
 
 def upper_bound(ratios: list[float]) -> float:
