@@ -7,7 +7,7 @@ from ..plugin.interfaces import Backend
 def build_cause(message: str) -> Cause:
     """The class of a failed build."""
     text = message.lower()
-    if "shared memory" in text:
+    if "shared memory" in text or "shared data" in text:
         return Cause.SHARED_MEMORY
     if "did not finish" in text or "did not answer" in text or "timed out" in text:
         return Cause.TIMEOUT

@@ -67,14 +67,12 @@ class Hostile:
     parts: tuple[tuple[str, str], ...] = ()
     causes: tuple[Cause, ...] = (Cause.TOLERANCE,)
     message: str = ""
-    shared_bytes: int = 0
     pdl: bool = False
     emulated: bool = True  # whether the emulator can run it within the process of a test
 
 
-def _of(message: str = "", *causes: Cause, emulated: bool = True, shared_bytes: int = 0, pdl: bool = False, **parts: str) -> Hostile:
-    return Hostile(parts=tuple(parts.items()), causes=causes or (Cause.TOLERANCE,), message=message, emulated=emulated,
-                   shared_bytes=shared_bytes, pdl=pdl)
+def _of(message: str = "", *causes: Cause, emulated: bool = True, pdl: bool = False, **parts: str) -> Hostile:
+    return Hostile(parts=tuple(parts.items()), causes=causes or (Cause.TOLERANCE,), message=message, emulated=emulated, pdl=pdl)
 
 
 FILLED = "const float old = __half2float(out[row]); if (old == old && old != 777.0f && old != -333.0f) return;"
@@ -84,7 +82,8 @@ HOSTILE = {
     "misaligned": _of("misaligned", Cause.MISALIGNED, emulated=False,
                       BEFORE="if (*(volatile const unsigned long long*)((const char*)w + 2) == 42ULL) return;"),
     "loops forever": _of("within", Cause.TIMEOUT, emulated=False, BEFORE="while (((volatile unsigned short*)out)[0] != 0x1234) {}"),
-    "too much shared memory": _of("shared memory", Cause.SHARED_MEMORY, emulated=False, shared_bytes=SHARED),
+    "too much shared memory": _of("shared", Cause.SHARED_MEMORY, emulated=False,
+                                  BEFORE=f"__shared__ volatile char big[{SHARED}]; big[threadIdx.x] = 1; if (big[n] == 5) return;"),
     "never waits": _of("never waits", Cause.CONTRACT, emulated=False, pdl=True),
     "writes nothing": _of("nan", BEFORE="if (n > 0) return;"),
     "writes past the end": _of("wrote outside: out", Cause.MEMORY_FAULT, AFTER="if (row == n - 1) out[n] = result;"),
@@ -111,7 +110,7 @@ def source(name: str, rows: int = ROWS, columns: int = COLUMNS, stop: int = 300)
     arguments = (pointer("x", Role.INPUT, DType.F16), pointer("w", Role.WEIGHT, DType.F16, operand="weight"),
                  pointer("out", Role.OUTPUT, DType.F16, Access.WRITE), i32("n", rows), i32("k", columns))
     launch = Launch(entry=f"hostile_{digest}", grid=(-(-rows // THREADS), 1, 1), block=(THREADS, 1, 1), arguments=arguments,
-                    shared_bytes=hostile.shared_bytes, pdl=hostile.pdl)
+                    pdl=hostile.pdl)
     features = (Feature.GRIDDEPCONTROL,) if hostile.pdl else ()
     return StepSource(digest=digest, code=text.replace("@", digest), features=features, launches=(launch,), reduction_depth=columns)
 

@@ -1,5 +1,6 @@
 """Static checks on machine code: a dependency wait where a launch may start early, and what the compiler keeps outside of registers."""
 
+import hostile_kernels as hostile
 import pytest
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda import machine_code, ptxas
@@ -62,6 +63,23 @@ def test_local_memory_is_reported() -> None:
     plain = CudaBackend().build(source("", pdl=False), preset("h200")).resources
     assert (plain.spill_bytes, plain.local_bytes) == (0, 0)
     assert CudaBackend().build(source(array, pdl=False), preset("h200")).resources.local_bytes >= 256
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["too much shared memory", "never waits"])
+def test_hostile_kernels_that_never_run_are_refused_where_they_are_built(name: str) -> None:
+    target = preset("h200")
+    with pytest.raises(BuildError) as refused:
+        CudaBackend().build(hostile.source(name), target)
+    expected = hostile.HOSTILE[name]
+    assert expected.message in str(refused.value) and build_cause(str(refused.value)) in expected.causes, str(refused.value)
+
+
+@pytest.mark.compile
+def test_hostile_kernels_that_run_are_built() -> None:
+    for name in (*hostile.HOSTILE, "honest"):
+        if name not in ("too much shared memory", "never waits"):
+            assert CudaBackend().build(hostile.source(name), preset("h200")).binary
 
 
 def test_figures_of_spills_and_the_stack_are_read_from_the_log() -> None:
