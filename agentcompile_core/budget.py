@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 CHAIN_SHARE = 0.3
 WINNERS_SHARE = 0.1
+SPARE_SHARE = 0.05  # of the total at the most, and of what is left, for validators of winners that need not be asked
 ADVICE_SHARE = 0.5  # of what is left for the search when a round begins
 
 

@@ -14,7 +14,7 @@ from .ir.baseline import FRAMEWORK
 from .ir.bundle import Bundle
 from .ir.candidate import Candidate, Kernel, StepSource
 from .ir.evaluated import Evaluated
-from .ir.graph import GraphKind, GraphSet, Workload
+from .ir.graph import Graph, GraphKind, GraphSet, Workload
 from .ir.plan import PlanSpace, RegionPlan
 from .ir.record import TuningRecord
 from .ir.region import Analysis, Region
@@ -29,6 +29,7 @@ from .stages.emit.evidence import with_evidence
 from .stages.select import chain
 from .stages.validate import final_checks
 
+SELECTIONS = 3  # of one compilation, while validators of winners refuse what was selected
 
 @frozen(kw_only=True)
 class Compilation:
@@ -77,9 +78,11 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         plans = plan.run(analyses, ctx)
         facts |= {"covers": sum(len(p.space.covers) for p in plans), "candidates": sum(p.space.candidates for p in plans)}
     begin_budget(ctx)
-    found, advice, seen = _rounds(plans, ctx, clock)
+    rounds = _rounds(plans, ctx, clock)
+    found, advice, seen = rounds.found, rounds.advice, rounds.seen
     with clock("select") as facts:
-        selected = select.run(plans, found, ctx, next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None))
+        step = next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None)
+        selected, found = _selected(plans, rounds, ctx, step)
         facts |= {"steps": sum(len(s.steps) for s in selected.selections)}
     programs = programs_of(graphs, regions, selected.selections)
     with clock("build") as facts:
@@ -102,13 +105,24 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     )
 
 
-def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> tuple[Evaluated, tuple[AdviceRecord, ...], Seen]:
+@frozen(kw_only=True)
+class _Rounds:
+    """What the rounds of advice and evaluation left behind; ``ordered`` is what was asked for in each of them."""
+
+    found: Evaluated
+    advice: tuple[AdviceRecord, ...]
+    seen: Seen
+    ordered: tuple[tuple[OrderedPlan, ...], ...]
+
+
+def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Rounds:
     found, seen = Evaluated(), Seen()
     advice: tuple[AdviceRecord, ...] = ()
+    asked: tuple[tuple[OrderedPlan, ...], ...] = ()
     for round_number in range(max(1, ctx.config.rounds)):
         with clock("advise"):
             ordered = advise.run(plans, found.records, round_number, ctx)
-        advice += tuple(o.record for o in ordered)
+        advice, asked = advice + tuple(o.record for o in ordered), (*asked, ordered)
         with clock("lower") as facts:
             candidates = lower.run(ordered, ctx)
             facts |= {"candidates": len(candidates)}
@@ -121,7 +135,24 @@ def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> tup
             records = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
             facts |= {"records": len(records), "passed": sum(1 for r in records if r.verdict is not None and r.verdict.passed)}
         found = found.and_then(evaluated)
-    return found, advice, evolve(seen, cached=found.cached, untried=found.untried)
+    return _Rounds(found=found, advice=advice, seen=evolve(seen, cached=found.cached, untried=found.untried), ordered=asked)
+
+
+def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step: Graph | None) -> tuple[select.Selected, Evaluated]:
+    """A selection of which every kernel has passed the validators of winners, and the records as they are then.
+
+    What they refuse is closed and the selection made again, three times; then only what has passed them can be selected.
+    """
+    found = rounds.found
+    for _ in range(SELECTIONS):
+        selected = select.run(plans, found, ctx, step)
+        ctx.budget.done("chain")
+        told, known = validate.confirm(selected.selections, found, rounds.ordered, ctx)
+        if known is found:
+            return evolve(selected, selections=told), found
+        found = known
+    found = validate.only_confirmed(found, ctx)
+    return select.run(plans, found, ctx, step), found
 
 
 def _noted(seen: Seen, ordered: tuple[OrderedPlan, ...], candidates: tuple[Candidate, ...]) -> Seen:

@@ -59,6 +59,9 @@ class Config:
 
     advisor: str = _of("heuristic", "who advises on the order of the search")
     validators: tuple[str, ...] = _of(defaults.VALIDATORS, "who checks candidates, and who checks winners")
+    winners: tuple[str, ...] = _of(defaults.WINNERS, "who checks winners too, where it is installed, kernels are measured and time is left")
+    sanitize: bool = _of(False, "have the sanitizer judge every winner, and take none that it refuses")
+    sanitizer: str = _of(defaults.SANITIZER, "the validator that sanitize asks")
     target: str = _of("", "hardware to compile for; empty: what is here, else the preferred one of what is installed")
     device: str = _of("", "torch device to run on; empty: an accelerator where there is one, else cpu")
     backend: str = _of("", "what builds and launches kernels; empty: the one that serves the target, else an emulator of its language")

@@ -143,6 +143,7 @@ class Resources:
     registers: int = 0  # per thread
     shared_bytes: int = 0  # static, per block
     spill_bytes: int = 0  # per thread
+    local_bytes: int = 0  # per thread: arrays that are not in registers, and what is spilled
 
 
 @frozen(kw_only=True)

@@ -135,6 +135,11 @@ class Validator(Offer):
     """Checks a candidate, inside the worker process."""
 
     scope: ClassVar[Literal["candidate", "winner"]] = "candidate"  # winner: only what is about to be used
+    deadline_s: ClassVar[float] = 0.0  # of one check of a winner, in seconds; 0: that of the backend
+
+    def available(self) -> Literal[True] | Reject:
+        """Whether what it needs is on this machine; asked where a user asks for it by an option of its own."""
+        return True
 
     @abstractmethod
     def applies(self, trial: Trial) -> bool:

@@ -66,7 +66,7 @@ class _Binder:
 
         offsets, nbytes = buffer_plan(self.program, self.segments, fixed_values(self.graph, self.segments))
         arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
-        self.keep.append(arena)
+        self.arena = arena
         for name, offset in offsets.items():
             spec = self.graph.spec(name)
             flat = arena[offset:offset + spec.nbytes].view(torch_dtype(spec.dtype))
@@ -225,4 +225,4 @@ def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.T
     """
     binder = _Binder(program, weights, states, inputs, executables)
     parts = binder.parts()
-    return BoundProgram(program, parts, binder.environment, [binder.keep, binder.planned, binder.workspaces])
+    return BoundProgram(program, parts, binder.environment, [binder.keep, binder.planned, binder.workspaces], binder.arena)

@@ -27,8 +27,10 @@ class Piece:
 class BoundProgram:
     """A program with addresses. ``run`` enqueues all of it on the current stream."""
 
-    def __init__(self, program: Program, parts: Sequence[Piece], environment: "dict[str, torch.Tensor]", keep: list[Any]) -> None:
+    def __init__(self, program: Program, parts: Sequence[Piece], environment: "dict[str, torch.Tensor]", keep: list[Any],
+                 arena: "torch.Tensor | None" = None) -> None:
         self.program = program
+        self._arena = arena
         self.environment = environment
         self._parts = tuple(parts)
         self._keep = keep
@@ -42,6 +44,11 @@ class BoundProgram:
         """Run every segment once."""
         for part in self._parts:
             part.run()
+
+    def poison(self) -> None:
+        """Fill every planned buffer with bytes of ones, NaN to every float type: what a run does not write is seen behind it."""
+        if self._arena is not None:
+            self._arena.fill_(0xFF)
 
     @property
     def uncapturable(self) -> tuple[str, ...]:

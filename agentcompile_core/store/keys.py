@@ -12,6 +12,8 @@ from ..ir.verdict import Trial
 from ..plugin.interfaces import Backend
 from ..plugin.settings import identity
 from ..version import __version__
+from .code import code_of as code_of
+from .code import judging_code
 
 Versions = tuple[tuple[str | int, ...], ...]  # names of plugins' offers with their versions and what their settings add
 
@@ -24,10 +26,11 @@ def libraries_digest(backend: Backend) -> str:
 def environment(backend: Backend, validators: Versions = ()) -> str:
     """Digest of what a result depends on beside the question.
 
-    That is: backend, compiler, what sources may include, device, driver, torch, validators and core, each with its version.
+    That is: backend, compiler, what sources may include, device, driver, torch, validators and core, each with its version;
+    and the code of the core's oracle, comparisons and timing.
     """
     tools = (backend.name, backend.version, backend.compiler(), libraries_digest(backend), *identity(backend))
-    return serial.digest(*tools, backend.identity(), validators, __version__, length=32)
+    return serial.digest(*tools, backend.identity(), validators, __version__, judging_code(), length=32)
 
 
 def kernel_key(source: StepSource, target: Target, backend: Backend) -> str:
@@ -41,9 +44,14 @@ def capture_key(code: str, workload: Workload, versions: tuple[str, ...]) -> str
     return "capture-" + serial.digest(code, workload, versions, __version__, length=32)
 
 
-def record_key(trial: Trial, where: str) -> str:
-    """Key of an evaluated candidate: the whole trial and the ``environment``."""
-    return "record-" + serial.digest(trial, where, length=32)
+def record_key(trial: Trial, where: str, kind_code: str = "") -> str:
+    """Key of an evaluated candidate: the whole trial, the ``environment``, and the code of the match's kind (``code_of``)."""
+    return "record-" + serial.digest(trial, where, kind_code, length=32)
+
+
+def winner_key(record: str, validator: tuple[str | int, ...]) -> str:
+    """Key of what a validator of winners said of an evaluated candidate: the record's key, and the validator with its version and code."""
+    return "winner-" + serial.digest(record, validator, length=32)
 
 
 def baseline_key(match: Match, graph: Graph, where: str) -> str:

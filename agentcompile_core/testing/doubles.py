@@ -5,8 +5,10 @@ A fake source is text such as ``behave=honest us=3.0``. What it may do is listed
 
 import ctypes
 import hashlib
+import math
 import os
 import re
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +36,11 @@ BEHAVIOURS = {
     "outside": "writes one element behind the end",
     "input": "changes its input",
     "lies": "adds correctly the first few times only",
+    "stops": "adds the first 16 times and then returns at once",
+    "lazy": "returns at once if its output holds numbers already",
+    "caches": "adds once for each address and returns that result from then on",
+    "input_later": "adds; changes its input from the 17th time on",
+    "outside_later": "adds; writes one element behind the end from the 17th time on",
     "abort": "calls abort()",
     "segfault": "reads address 0",
     "exit": "exits the process",
@@ -46,6 +53,7 @@ BEHAVIOURS = {
 }
 FRAMEWORK_US = 10.0
 HONEST_RUNS = 6  # of a kernel that lies
+WORKING_RUNS = 16  # of one that stops, or does more harm later
 DIGEST = "fa4e"
 
 
@@ -64,6 +72,7 @@ class FakeBackend(Backend):
         self.builds = 0
         self._us: float | None = None
         self._runs: dict[str, int] = {}
+        self._kept: dict[int, bytes] = {}  # results by the address of the first input
 
     def available(self) -> Literal[True] | Reject:
         """Always."""
@@ -102,7 +111,9 @@ class FakeBackend(Backend):
         def run(stream: int) -> None:
             self._us = us
             self._runs[handle] = self._runs.get(handle, 0) + 1
-            _behave(behaviour, self._runs[handle], *(int(a) for a in arguments))
+            done = _without_work(behaviour, self._runs[handle], self._kept, *(int(a) for a in arguments))
+            if not done:
+                _behave(behaviour, self._runs[handle], *(int(a) for a in arguments))
 
         return run
 
@@ -147,6 +158,20 @@ def _word(text: str, name: str, default: str) -> str:
     return found.group(1) if found else default
 
 
+def _without_work(behaviour: str, runs: int, kept: dict[int, bytes], in0: int, in1: int, out: int, count: int) -> bool:
+    """Whether a kernel that cheats is done without adding: it stopped, its output is full, or it kept an earlier result."""
+    if behaviour == "stops":
+        return runs > WORKING_RUNS
+    if behaviour == "lazy":
+        return all(math.isfinite(value) and value not in (777.0, -333.0) for value in _floats(out, count))
+    if behaviour != "caches":
+        return False
+    if in0 not in kept:
+        kept[in0] = b"".join(struct.pack("f", a + b) for a, b in zip(_floats(in0, count), _floats(in1, count), strict=True))
+    ctypes.memmove(out, kept[in0], 4 * count)
+    return True
+
+
 def _behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int) -> None:
     if behaviour == "abort":
         os.abort()
@@ -166,9 +191,10 @@ def _behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int)
     written = count - 1 if behaviour == "unwritten" else count
     for i in range(written):
         c[i] = float("nan") if behaviour == "nans" else (a[i] + b[i]) * factor
-    if behaviour == "outside":
+    later = runs > WORKING_RUNS
+    if behaviour == "outside" or (behaviour == "outside_later" and later):
         c[count] = 1.0
-    if behaviour == "input":
+    if behaviour == "input" or (behaviour == "input_later" and later):
         a[0] = c[0]
 
 

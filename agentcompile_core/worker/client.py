@@ -147,7 +147,7 @@ class Worker:
     def _await(self, child: Child, current: _Sent, out: Iterable[_Sent], stop_at: float | None,
                progress: Callable[[int, str], None]) -> tuple[Evaluation, bool] | None:
         """The evaluation of ``current`` and whether the child was lost over it; None at ``stop_at``."""
-        phase, end = "build", time.monotonic() + self._deadline_s("build")
+        phase, end = "build", time.monotonic() + self._deadline_s("build", current.job)
         while True:
             limit = end if stop_at is None else min(end, stop_at)
             try:
@@ -158,14 +158,15 @@ class Worker:
             if message is None:
                 if limit < end:
                     return None
-                return self._lost(current, Cause.TIMEOUT, f"no end of {phase} within {self._deadline_s(phase):g} s; killed"), True
+                allowed_s = self._deadline_s(phase, current.job)
+                return self._lost(current, Cause.TIMEOUT, f"no end of {phase} within {allowed_s:g} s; killed"), True
             if "kernel" in message:
                 self._keep_kernel(message, out)
             if message.get("id") != current.index:
                 continue
             if "phase" in message:
                 phase = str(message["phase"])
-                end = time.monotonic() + self._deadline_s(phase)
+                end = time.monotonic() + self._deadline_s(phase, current.job)
                 progress(current.index, phase)
             elif "result" in message:
                 return self._result(message, current)
@@ -188,8 +189,10 @@ class Worker:
             if sent.index == message.get("id"):
                 sent.job = evolve(sent.job, kernel=serial.structure(message["kernel"], Kernel))
 
-    def _deadline_s(self, phase: str) -> float:
-        return self._deadlines_s.get(phase, CONTROLS_S)
+    def _deadline_s(self, phase: str, job: Job) -> float:
+        if phase.startswith("check by ") and job.check_s:
+            return job.check_s
+        return self._deadlines_s.get(phase.split(" ")[0], CONTROLS_S)  # a phase of a validator names it behind the word
 
     def call(self, function: str, argument: Any, *, deadline_s: float, progress: Callable[[str], None] = lambda phase: None) -> Any:
         """Run ``module:function`` of the core in the child with a JSON ``argument``; return its JSON result.

@@ -3,22 +3,21 @@
 import time
 from collections.abc import Callable
 
-import torch
 from attrs import evolve
 
 from ..errors import AgentCompileError, BuildError, Cause, Reject
 from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
 from ..ir.record import Measurement
-from ..ir.region import Role
-from ..ir.verdict import Outcome, Trial, Verdict
-from ..ops.reference import compare
+from ..ir.verdict import Outcome, Verdict
 from ..plugin.catalog import Catalog
-from ..plugin.interfaces import Backend, Validator
+from ..plugin.interfaces import Backend
 from ..runtime.executables import bind_call
-from . import timing
+from . import after_timing, timing
+from .causes import build_cause, cause_of
 from .execution import Execution, Oracles
 from .protocol import Evaluation, Job
+from .validating import SILENT, Validating
 
 
 class WorkerState:
@@ -27,7 +26,7 @@ class WorkerState:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.oracles = Oracles()
-        self._controls: dict[tuple[str, str], str] = {}
+        self._validating = Validating(catalog)
         self._baselines: dict[str, Measurement | Reject] = {}
         self.used: Backend | None = None  # the backend that served last
         self._clocks: dict[str, tuple[float, ...] | Reject] = {}
@@ -46,7 +45,7 @@ class WorkerState:
         try:
             return self.backend(job.backend).build(job.trial.source, job.trial.target)
         except BuildError as exc:
-            return Evaluation(failure=_build_cause(str(exc)), message=str(exc)[:2000])
+            return Evaluation(failure=build_cause(str(exc)), message=str(exc)[:2000])
         except Exception as exc:  # a backend's defect costs this candidate
             return Evaluation(failure=Cause.EXCEPTION, message=f"build: {type(exc).__name__}: {exc}"[:2000])
 
@@ -74,12 +73,14 @@ class WorkerState:
 
     def _judged(self, job: Job, execution: Execution, done: Evaluation, phase: Callable[[str], None]) -> Evaluation:
         try:
-            done = evolve(done, verdicts=tuple(self._verdict(name, execution, phase) for name in job.validators))
+            done = evolve(done, verdicts=self._verdicts(job, execution, phase))
             if not done.verdicts:
                 return evolve(done, failure=Cause.CONTRACT, message="no validator was named, so nothing may be selected")
-            failed = next((v for v in done.verdicts if not v.passed), None)
-            if failed is not None:
+            failed = done.verdicts[-1]
+            if not failed.passed:
                 return evolve(done, failure=failed.cause or Cause.TOLERANCE, message=failed.message)
+            if job.time and all(v.message == SILENT for v in done.verdicts):
+                return evolve(done, failure=Cause.CONTRACT, message=f"none of {', '.join(job.validators)} has anything to say of it")
             if job.time:
                 phase("time")
                 done = self._timed(job, execution, done)
@@ -89,49 +90,14 @@ class WorkerState:
         except Exception as exc:
             return evolve(done, failure=cause_of(exc, execution.backend), message=f"{type(exc).__name__}: {exc}"[:2000])
 
-    def _verdict(self, name: str, execution: Execution, phase: Callable[[str], None]) -> Verdict:
-        validator = self.catalog.find("agentcompile_validators", name)
-        assert isinstance(validator, Validator)
-        phase(f"controls of {name}")
-        broken = self._broken(name, validator, execution)
-        if broken:
-            return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.UNAVAILABLE, message=broken)
-        phase("check")
-        if not validator.applies(execution.trial):
-            return Verdict(validator=validator.name, outcome=Outcome.PASS, message="does not apply")
-        verdict = validator.check(execution.trial, execution)
-        if not isinstance(verdict, Verdict):
-            raise AgentCompileError(f"validator {name} returned {type(verdict).__name__}, not Verdict")
-        return verdict
-
-    def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
-        """Why a validator may not judge: it misjudges one of its own controls. Empty: it may. Tried once per child and backend."""
-        key = (name, execution.backend.name)
-        if key not in self._controls:
-            self._controls[key] = ""
-            good, bad = validator.controls(execution.backend)
-            kernels: dict[str, Kernel] = {}  # trials often differ in an argument only
-            for trial, expected in (*((t, True) for t in good), *((t, False) for t in bad)):
-                why = self._control(validator, trial, execution, expected, kernels)
-                if why:
-                    self._controls[key] = f"validator {name} fails its own controls: {why}"
-                    break
-        return self._controls[key]
-
-    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool, kernels: dict[str, Kernel]) -> str:
-        backend = execution.backend
-        here = evolve(trial, target=execution.trial.target)
-        code = trial.source.code
-        try:
-            if code not in kernels:
-                kernels[code] = backend.build(here.source, here.target)
-            kind = self.catalog.kinds.get(here.match.kind)  # a control need not be of a kind that is installed
-            verdict = validator.check(here, Execution(here, backend, backend.load(kernels[code]), kind=kind))
-        except Exception as exc:
-            return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
-        if verdict.passed is expected:
-            return ""
-        return f"{trial.match.id} {'is good but failed' if expected else 'is bad but passed'} ({verdict.message})"
+    def _verdicts(self, job: Job, execution: Execution, phase: Callable[[str], None]) -> tuple[Verdict, ...]:
+        """One per validator in the order of their names; the first that refuses ends it."""
+        found: list[Verdict] = []
+        for name in job.validators:
+            found.append(self._validating.verdict(name, execution, phase))
+            if not found[-1].passed:
+                break
+        return tuple(found)
 
     def _timed(self, job: Job, execution: Execution, done: Evaluation) -> Evaluation:
         case = job.trial.cases[0]
@@ -143,12 +109,12 @@ class WorkerState:
         execution.synchronize()
         if isinstance(measured, Reject):
             return evolve(done, failure=Cause.UNAVAILABLE, message=measured.reason)
-        if turn.cold and measured.us < timing.TOO_FAST * measured.floor_us:
-            why = f"{measured.us:.2f} us is faster than the {measured.floor_us:.2f} us that its bytes need: a bug, not a record"
+        why = after_timing.impossible(measured, turn.cold)
+        if why:
             return evolve(done, failure=Cause.CONTRACT, message=why)
-        wrong = recheck(execution, turn)
-        if wrong:
-            return evolve(done, failure=Cause.TOLERANCE, message=f"the output that was timed is wrong: {wrong}")
+        wrong = after_timing.look(execution, turn)
+        if wrong is not None:
+            return evolve(done, failure=wrong[0], message=wrong[1])
         done = evolve(done, measurement=measured)
         return evolve(done, baseline=self._baseline(job, execution.backend, turn)) if job.baseline else done
 
@@ -168,55 +134,3 @@ class WorkerState:
 def _provisional(done: Evaluation, why: str) -> Evaluation:
     verdicts = tuple(evolve(v, outcome=Outcome.PROVISIONAL) for v in done.verdicts)
     return evolve(done, verdicts=verdicts, message=why)
-
-
-def recheck(execution: Execution, turn: timing.Rotation) -> str:
-    """What is wrong with the outputs that the timed runs left in each copy; empty if nothing is.
-
-    States of integers have moved on with every run and are not looked at.
-    """
-    first = execution.values(turn.copies[0].tensors(Role.OUTPUT))
-    roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.LENGTH, Role.STATE)
-    expected = execution.expected(turn.case, turn.copies[0].tensors(*roles))
-    for name, tensor in first.items():
-        comparison = compare(tensor, expected[name])
-        if not comparison.ok:
-            return f"{name}: {comparison.detail}"
-    for index in range(1, len(turn.copies)):
-        other = execution.values(turn.copies[index].tensors(Role.OUTPUT))
-        unequal = [name for name in first if not _same_bits(first[name], other[name])]
-        if unequal:
-            return f"{', '.join(unequal)} differ between equal copies of the inputs"
-    return ""
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
-
-
-def _build_cause(message: str) -> Cause:
-    text = message.lower()
-    if "shared memory" in text:
-        return Cause.SHARED_MEMORY
-    if "did not finish" in text or "did not answer" in text or "timed out" in text:
-        return Cause.TIMEOUT
-    return Cause.REGISTERS if "too many registers" in text else Cause.COMPILE
-
-
-def cause_of(exc: BaseException, backend: Backend | None = None) -> Cause:
-    """The class of an exception that running a kernel raised: as its backend says, else by its text."""
-    said = backend.cause_of(exc) if backend is not None else None
-    if said is not None:
-        return said
-    text = str(exc).lower()
-    if "misaligned" in text:
-        return Cause.MISALIGNED
-    if any(word in text for word in ("illegal memory access", "illegal address", "out of bounds", "invalid program counter")):
-        return Cause.MEMORY_FAULT
-    if any(word in text for word in ("launch failed", "launch failure", "illegal instruction", "device-side assert", "trap")):
-        return Cause.CRASH
-    if "timed out" in text or "timeout" in text:
-        return Cause.TIMEOUT
-    if "too many resources" in text or "out of resources" in text:
-        return Cause.REGISTERS
-    return Cause.EXCEPTION

@@ -1,6 +1,7 @@
 """Runs one source on made-up operands under guard: the ``TrialRun`` that validators get."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -124,6 +125,7 @@ class Execution:
         self._oracles = oracles or Oracles()
         self._digest = serial.digest(trial.graph, trial.match)
         self._runs = 0
+        self.fault: BaseException | None = None  # the last exception that came from here, and not from whoever asked
 
     @property
     def capturable(self) -> bool:
@@ -135,11 +137,23 @@ class Execution:
         """torch device type of the operands."""
         return self.backend.device
 
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as exc:
+            self.fault = exc
+            raise
+
     def run(self, case: Case, poison: float) -> Result:
         """Make the inputs of ``case``, fill outputs with ``poison``, run once, synchronize, look at every buffer.
 
         Every call uses other addresses than the one before it.
         """
+        with self._own():
+            return self._run(case, poison)
+
+    def _run(self, case: Case, poison: float) -> Result:
         self._runs += 1
         buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3))
         roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
@@ -164,7 +178,8 @@ class Execution:
 
     def inputs(self, case: Case, device: str) -> dict[str, Tensor]:
         """The operands of ``case`` that are not outputs, as ``run`` makes them, on another device."""
-        return make_inputs(self.trial.match, self.kind, case, device)
+        with self._own():
+            return make_inputs(self.trial.match, self.kind, case, device)
 
     def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
@@ -174,6 +189,10 @@ class Execution:
         Raises:
             Disagreement: the framework in float64 gives another answer; no kernel can be judged by this reference.
         """
+        with self._own():
+            return self._expected(case, inputs)
+
+    def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         declared = self.trial.source.reduction_depth
         depth = 1 << (declared - 1).bit_length() if declared > 0 else 0
         graph = self.trial.graph

@@ -1,20 +1,20 @@
 """The chain's judge, inside the worker: the shortened decode step on synthetic weights, captured and timed, A against B.
 
 Steps are swept by their share of the time. A challenger replaces the incumbent only if the lower bound of their paired
-ratio is beyond the margin. Order and seeds are fixed.
+ratio is beyond the margin, and only if it still computes what its first run did: after it was timed, on poisoned buffers. Order
+and seeds are fixed.
 """
 
 import math
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
 
-from ..errors import AgentCompileError, Reject
+from ..errors import AgentCompileError
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..ir.graph import Graph, ValueKind
@@ -24,17 +24,14 @@ from ..ir.target import Target
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import Backend
 from ..runtime.binder import bind
-from ..runtime.bound_program import BoundProgram
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
-from ..runtime.graph_capture import record_program
 from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
+from .captured import CapturedVariant, Variant
 from .synthetic import Synthetic
 
-REPLAYS = 12  # per sample
 PAIRS = 7
-WARM_UPS = 3
 
 
 @frozen(kw_only=True)
@@ -67,7 +64,10 @@ class ChainQuestion:
 
 @frozen(kw_only=True)
 class ChainAnswer:
-    """The selections that won, what the shortened step takes with them and on the framework alone, in microseconds."""
+    """The selections that won, what the shortened step takes with them and on the framework alone, in microseconds.
+
+    ``refused``: of each step that was not taken since the whole step was wrong with it, region, match, the step in words, and why.
+    """
 
     selections: tuple[Selection, ...]
     us: float
@@ -75,6 +75,7 @@ class ChainAnswer:
     framework_us: float
     tried: int
     accepted: int
+    refused: tuple[tuple[str, str, str, str], ...] = ()
 
 
 def judge(argument: Any, state: Any, phase: Callable[[str], None]) -> Any:
@@ -82,29 +83,6 @@ def judge(argument: Any, state: Any, phase: Callable[[str], None]) -> Any:
     question = serial.structure(argument, ChainQuestion)
     with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
         return serial.unstructure(_Chain(question, state.backend(question.backend), state.catalog, phase).sweep())
-
-
-class _NotCapturable(AgentCompileError):
-    """A variant of the step that the backend cannot record; the device is usable."""
-
-
-class _Captured:
-    """One variant of the step as it will run: captured graphs, and from Python what no graph may hold. Keeps what they need alive."""
-
-    def __init__(self, bound: BoundProgram, backend: Backend, reset: Callable[[], None]) -> None:
-        self._bound, self._backend, self._reset = bound, backend, reset
-        reset()
-        replay = record_program(bound, partial(backend.capture, owner=self), warm_ups=WARM_UPS)
-        if isinstance(replay, Reject):
-            raise _NotCapturable(replay.reason)
-        self._replay = replay
-        backend.synchronize()
-
-    def sample_us(self) -> float:
-        """Microseconds per replay, over REPLAYS replays from the same position."""
-        self._reset()
-        self._replay()
-        return self._backend.time_from_host(lambda stream: self._replay(), repetitions=1, runs_per_repetition=REPLAYS)[0]
 
 
 class _Chain:
@@ -117,23 +95,24 @@ class _Chain:
         self.states = make.tensors((ValueKind.STATE,), by_source=True)
         self.inputs = make.tensors((ValueKind.INPUT,), by_source=False)
         self.tried = self.accepted = 0
+        self.refused: list[tuple[str, str, str, str]] = []
 
     def reset(self) -> None:
         """Back to the position at which the chain is judged."""
         if "session.position" in self.states:
             self.states["session.position"].fill_(self.q.position)
 
-    def captured(self, selections: tuple[Selection, ...]) -> _Captured:
+    def captured(self, selections: tuple[Selection, ...]) -> Variant:
         """The step under these selections."""
         return self._capture(make_program(self.q.graph, self.q.regions, {s.signature: s for s in selections}))
 
-    def _capture(self, program: Program) -> _Captured:
+    def _capture(self, program: Program) -> Variant:
         for source in program.sources:
             if source.digest not in self.kernels:  # the store has dropped it since
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
         self._bind_calls(program)
         executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
-        return _Captured(bind(program, self.weights, self.states, self.inputs, executables), self.backend, self.reset)
+        return CapturedVariant(bind(program, self.weights, self.states, self.inputs, executables), self.states, self.reset, self.backend)
 
     def _bind_calls(self, program: Program) -> None:
         for segment in program.segments:
@@ -148,6 +127,7 @@ class _Chain:
         incumbent = self.q.selections
         best = self.captured(incumbent)
         first_us = statistics.median(best.sample_us() for _ in range(PAIRS))
+        incumbent, best = self._sound(incumbent, best)
         for _ in range(2):
             before = self.accepted
             for alternative in self.q.alternatives:
@@ -156,16 +136,53 @@ class _Chain:
                 if _holds(incumbent, alternative):
                     continue
                 challenger = _replaced(incumbent, alternative)
-                captured = self._try(challenger, best, str(alternative))
+                captured = self._try(challenger, best, alternative)
                 if captured is not None:
                     incumbent, best = challenger, captured
             if self.accepted == before:
                 break
         us = statistics.median(best.sample_us() for _ in range(PAIRS))
+        sound, best = self._sound(incumbent, best)
+        if sound is not incumbent:
+            incumbent, us = sound, statistics.median(best.sample_us() for _ in range(PAIRS))
         self.phase("framework")
         framework_us = self._framework_us()
         return ChainAnswer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried,
-                           accepted=self.accepted)
+                           accepted=self.accepted, refused=tuple(self.refused))
+
+    def _sound(self, incumbent: tuple[Selection, ...], best: Variant) -> tuple[tuple[Selection, ...], Variant]:
+        """The incumbent if it still does its work, else without the step that does not; without any if that is not one alone."""
+        why = best.wrong()
+        if not why:
+            return incumbent, best
+        removals = [Alternative(signature=s.signature, match_id=x.step.match_id, selected=None) for s in incumbent for x in s.steps]
+        for removal in removals:
+            self.phase(f"without {removal.match_id}")
+            challenger = _replaced(incumbent, removal)
+            captured = self._captured_or_none(challenger)
+            if captured is None or _fails_when_timed(captured):
+                continue
+            step = next(x for s in incumbent if s.signature == removal.signature for x in s.steps if x.step.match_id == removal.match_id)
+            self._refuse(removal.signature, step, why)
+            return challenger, captured
+        for selection in incumbent:
+            for step in selection.steps:
+                self._refuse(selection.signature, step, why)
+        nothing = tuple(evolve(s, steps=()) for s in incumbent)
+        return nothing, self.captured(nothing)
+
+    def _refuse(self, signature: str, step: SelectedStep, why: str) -> None:
+        self.refused.append((signature, step.step.match_id, str(step.step), f"after it was timed inside the captured chain, {why}"))
+
+    def _captured_or_none(self, selections: tuple[Selection, ...]) -> Variant | None:
+        try:
+            return self.captured(selections)
+        except AgentCompileError:
+            return None
+        except Exception:  # an implementation may raise anything
+            if self.backend.is_lost():  # which ends this worker
+                raise
+            return None
 
     def _framework_us(self) -> float:
         try:
@@ -176,16 +193,11 @@ class _Chain:
             return 0.0  # what cannot be captured is no bar for what can
         return statistics.median(framework.sample_us() for _ in range(3))
 
-    def _try(self, challenger: tuple[Selection, ...], best: _Captured, what: str) -> _Captured | None:
-        self.phase(what)
+    def _try(self, challenger: tuple[Selection, ...], best: Variant, what: Alternative) -> Variant | None:
+        self.phase(str(what))
         self.tried += 1
-        try:
-            captured = self.captured(challenger)
-        except AgentCompileError:
-            return None
-        except Exception:  # an implementation may raise anything
-            if self.backend.is_lost():  # which ends this worker
-                raise
+        captured = self._captured_or_none(challenger)
+        if captured is None:
             return None
         quick = captured.sample_us() / best.sample_us()
         if quick > 1.01:
@@ -194,10 +206,20 @@ class _Chain:
         for pair in range(PAIRS):
             samples = (captured.sample_us(), best.sample_us()) if pair % 2 else tuple(reversed((best.sample_us(), captured.sample_us())))
             ratios.append(samples[0] / samples[1])
-        if upper_bound(ratios) < 1.0 - self.q.margin:
-            self.accepted += 1
-            return captured
-        return None
+        if upper_bound(ratios) >= 1.0 - self.q.margin:
+            return None
+        why = captured.wrong()
+        if why:
+            if what.selected is not None:
+                self._refuse(what.signature, what.selected, why)
+            return None
+        self.accepted += 1
+        return captured
+
+
+def _fails_when_timed(captured: Variant) -> str:
+    captured.sample_us()
+    return captured.wrong()
 
 
 def upper_bound(ratios: list[float]) -> float:

@@ -25,7 +25,7 @@ class Job:
 
     ``validators`` are qualified names or short names; ``kernel`` saves the build. ``time`` asks for a measurement after
     a pass, ``baseline`` also for one of the framework on the same nodes. ``good_enough_us``: a candidate whose first
-    few timings are far above it is not timed to the end.
+    few timings are far above it is not timed to the end. ``check_s``: seconds that the check may take; 0: as the backend says.
     """
 
     trial: Trial
@@ -36,6 +36,7 @@ class Job:
     time: bool = True
     baseline: bool = False
     good_enough_us: float = 0.0
+    check_s: float = 0.0
 
 
 @frozen(kw_only=True)

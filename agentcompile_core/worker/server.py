@@ -21,7 +21,8 @@ from ..errors import Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..plugin.settings import from_document
-from .evaluate import WorkerState, cause_of
+from .causes import cause_of
+from .evaluate import WorkerState
 from .protocol import CATALOG, Evaluation, Job
 
 _PR_SET_PDEATHSIG = 1

@@ -109,7 +109,7 @@ def _by_time(match_id: str, best: TuningRecord, baseline: Measurement | None, ma
         return _Choice(match_id=match_id, baseline=baseline,
                        reason=f"its best kernel takes {us:.2f} us, the framework {baseline.us:.2f} us: not faster beyond noise and margin")
     saved_us = baseline.us - us * (1.0 + min(margin or 0.0, 0.0))  # what a margin below 0 lets pass costs its cover nothing
-    share = f"{best.measurement.share_of_floor:.0%} of the memory roofline"
+    share = f"{best.measurement.share_of_floor:.0%} of the memory roofline{_outside_registers(best)}"
     return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, saves_us=saved_us,
                    reason=f"{us:.2f} us against {baseline.us:.2f} us of the framework, {share}")
 
@@ -122,6 +122,12 @@ def _without_rival(match_id: str, best: TuningRecord, baseline: Measurement | No
     return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED,
                    saves_us=(baseline.us if baseline is not None else 0.0) - us,
                    reason=f"{us:.2f} us{against}, which is not among the allowed origins")
+
+
+def _outside_registers(record: TuningRecord) -> str:
+    used = record.resources
+    spilled = f", {used.spill_bytes} bytes spilled per thread" if used.spill_bytes else ""
+    return f"{spilled}, {used.local_bytes} bytes of local memory per thread" if used.local_bytes else spilled
 
 
 def _why_all_failed(records: list[TuningRecord]) -> str:

@@ -1,8 +1,11 @@
 """Stage validate: candidates are built, judged and timed in the worker; what the store knows already is not done again."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from attrs import evolve
+
+from ...budget import SPARE_SHARE
 from ...context import Context
 from ...errors import Cause, Failure, StageName
 from ...ir.advice import OrderedPlan
@@ -10,10 +13,11 @@ from ...ir.candidate import CALLABLE, Candidate
 from ...ir.evaluated import Evaluated
 from ...ir.record import TuningRecord
 from ...ir.search_log import Reason, Untried
+from ...ir.selection import Selection
 from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
 from ...worker import Job
-from . import final_checks
+from . import final_checks, winners
 from .entries import Entry, Queue
 from .ledger import Ledger
 from .resume import Search
@@ -32,6 +36,38 @@ def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], lef
         untried = tuple(Untried(signature=c.signature, step=c.step, reason=Reason.NO_JUDGE) for c in candidates)
         return Evaluated(candidates=candidates, untried=untried)
     return _Stage(ordered, ctx.backend, time.monotonic() + left_s, ctx).evaluated(candidates, earlier)
+
+
+def confirm(selections: tuple[Selection, ...], found: Evaluated, rounds: Sequence[tuple[OrderedPlan, ...]],
+            ctx: Context) -> tuple[tuple[Selection, ...], Evaluated]:
+    """Have the validators of winners judge every selected step; see ``winners.confirmed``. Equal ``found``: all of them passed."""
+    backend = ctx.backend
+    if backend is None or not (final_checks.required(ctx) or final_checks.affordable(ctx)):
+        return selections, found
+    queues = [Queue(ordered, backend, ctx) for ordered in reversed(rounds)]
+
+    def job(record: TuningRecord) -> Job | None:
+        for candidate in (c for c in found.candidates if (c.signature, c.step) == (record.signature, record.step)):
+            entries = (queue.entry_of(candidate) for queue in queues)
+            entry = next((e for e in entries if e is not None and e.key == record.key), None)
+            if entry is not None:
+                return job_of(entry, backend, ctx)
+        return None
+
+    soon = time.monotonic() + SPARE_SHARE * ctx.budget.total_s
+    stop_at = ctx.budget.stop_at("winners")
+    return winners.confirmed(selections, found, winners.Winners(job, stop_at, ctx), winners.Winners(job, min(soon, stop_at), ctx), ctx)
+
+
+def only_confirmed(found: Evaluated, ctx: Context) -> Evaluated:
+    """What is known, with everything closed that the required validators of winners have not passed yet."""
+    return winners.only_confirmed(found, ctx)
+
+
+def job_of(entry: Entry, backend: Backend, ctx: Context) -> Job:
+    """What the worker is asked about an entry; its kernel comes along where the store has it."""
+    known = None if entry.candidate.source.language == CALLABLE else ctx.store.kernel(entry.kernel_key)
+    return Job(trial=entry.trial, step=entry.candidate.step, backend=backend.name, validators=final_checks.candidates(ctx), kernel=known)
 
 
 def _can_judge(ctx: Context) -> bool:
@@ -93,15 +129,11 @@ class _Stage:
                 yield self._job(entry)
 
     def _job(self, entry: Entry) -> Job:
-        known = None if entry.candidate.source.language == CALLABLE else self._ctx.store.kernel(entry.kernel_key)
-        names = final_checks.names_of(self._ctx, "candidate")
-        return Job(trial=entry.trial, step=entry.candidate.step, backend=self._backend.name, validators=names, kernel=known,
-                   baseline=entry.place not in self._ledger.baselines, good_enough_us=self._ledger.best_us.get(entry.place, 0.0))
+        return evolve(job_of(entry, self._backend, self._ctx), baseline=entry.place not in self._ledger.baselines,
+                      good_enough_us=self._ledger.best_us.get(entry.place, 0.0))
 
     def _judged(self, entries: list[Entry]) -> list[TuningRecord]:
-        records = self._ledger.records
-        if not records or not final_checks.names_of(self._ctx, "winner"):
-            return records
         by_key = {entry.key: entry for entry in entries}
         stop_at = max(self._stop_at, self._ctx.budget.stop_at("winners"))
-        return final_checks.judged(records, lambda record: self._job(by_key[record.key]), stop_at, self._ctx.running_worker(), self._ctx)
+        return winners.best_of_each(self._ledger.records, winners.Winners(lambda record: self._job(by_key[record.key]), stop_at, self._ctx),
+                                    self._ctx)

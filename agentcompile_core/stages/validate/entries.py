@@ -74,13 +74,20 @@ class Queue:
             if trial is None:
                 self._leave_out(candidate, Reason.TOO_LARGE)
                 continue
-            entry = self._entry(candidate, evolve(trial, source=candidate.source))
+            entry = self._entry(candidate, trial)
             if entry.key in seen:  # another schedule lowers to the same source and launches: one evaluation, one record
                 self._leave_out(candidate, Reason.SAME_SOURCE)
                 continue
             seen.add(entry.key)
             queues.setdefault(place, []).append(entry)
         return by_turns(list(queues.values()))
+
+    def entry_of(self, candidate: Candidate) -> Entry | None:
+        """The entry of one candidate; None where nothing of this queue is about it, or it is too large for the backend."""
+        if candidate.signature not in self._ordered:
+            return None
+        trial = self._trial(candidate, (candidate.signature, candidate.step.match_id))
+        return None if trial is None else self._entry(candidate, trial)
 
     def _leave_out(self, candidate: Candidate, reason: Reason) -> None:
         self.untried.append(Untried(signature=candidate.signature, step=candidate.step, reason=reason))
@@ -99,8 +106,10 @@ class Queue:
 
     def _entry(self, candidate: Candidate, trial: Trial) -> Entry:
         ordered, backend = self._ordered[candidate.signature], self._backend
+        trial = evolve(trial, source=candidate.source)
+        kind_code = keys.code_of(type(self._ctx.catalog.kind(trial.match.kind)))
         return Entry(
-            candidate=candidate, trial=trial, key=keys.record_key(trial, self.where),
+            candidate=candidate, trial=trial, key=keys.record_key(trial, self.where, kind_code),
             kernel_key=keys.kernel_key(candidate.source, self._ctx.target, backend),
             baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
             rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=ordered.record.advisor,

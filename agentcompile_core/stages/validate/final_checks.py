@@ -1,77 +1,83 @@
-"""Validators of scope ``winner``: too slow for every candidate, so they judge the best of each match, until one passes."""
+"""Validators of scope ``winner``: too slow for every candidate. Who they are, and what is kept of what they said.
 
-import time
-from collections.abc import Callable
-
-from attrs import evolve
+Those that are configured, and the sanitizer where it is asked for, must pass whatever is selected. Those of ``config.winners`` are asked
+where kernels are measured, they are installed and the time allows: a kernel that they refuse is closed too, one that they had no
+time for is not.
+"""
 
 from ...context import Context
-from ...errors import Cause
+from ...errors import Cause, Failure, StageName, UsageError
+from ...ir import serial
 from ...ir.record import TuningRecord
-from ...plugin.events import WinnerRefused
+from ...ir.verdict import Verdict
+from ...plugin.interfaces import Validator
 from ...plugin.settings import identity
-from ...store.keys import Versions
-from ...worker import Job, Worker
+from ...store import keys
 
 KIND = "winners"
-Place = tuple[str, str]  # signature, match id
+SCOPE = "winner"
 
 
-def names_of(ctx: Context, scope: str) -> tuple[str, ...]:
-    """The configured validators of one scope, by their configured names."""
-    return tuple(n for n in ctx.config.validators if ctx.catalog.find("agentcompile_validators", n).scope == scope)
+def validator(ctx: Context, name: str) -> Validator:
+    """The installed validator of that name. Raises UsageError where there is none."""
+    found: Validator = ctx.catalog.find("agentcompile_validators", name)
+    return found
+
+
+def candidates(ctx: Context) -> tuple[str, ...]:
+    """The configured validators that judge every candidate, by their configured names."""
+    return tuple(n for n in ctx.config.validators if validator(ctx, n).scope != SCOPE)
+
+
+def required(ctx: Context) -> tuple[str, ...]:
+    """The validators that everything selected must have passed."""
+    asked = (*ctx.config.validators, *((ctx.config.sanitizer,) if ctx.config.sanitize else ()))
+    return tuple(dict.fromkeys(n for n in asked if validator(ctx, n).scope == SCOPE))
+
+
+def affordable(ctx: Context) -> tuple[str, ...]:
+    """The validators of winners that are asked where the time allows."""
+    if ctx.backend is None or not ctx.backend.clock or ctx.backend.emulated:
+        return ()  # nothing is measured: what passes here is provisional and judged again where it is
+    installed = {v.name for v in ctx.catalog.validators.values() if v.scope == SCOPE} | set(ctx.catalog.validators)
+    return tuple(n for n in ctx.config.winners if n in installed and n not in required(ctx))
 
 
 def expected(ctx: Context) -> bool:
-    """Whether a validator of winners is configured and installed."""
-    return any(v.scope == "winner" and (v.name in ctx.config.validators or qualified in ctx.config.validators)
-               for qualified, v in ctx.catalog.validators.items())
+    """Whether a validator of winners is to be asked, as far as can be said before everything was looked up."""
+    scopes = {name: v.scope for qualified, v in ctx.catalog.validators.items() for name in (qualified, v.name)}
+    asked = (*ctx.config.validators, *ctx.config.winners)
+    return ctx.config.sanitize or any(scopes.get(name) == SCOPE for name in asked)
 
 
-def versions(ctx: Context) -> Versions:
-    """The configured validators with their versions and what their settings add to keys."""
-    found = ((name, ctx.catalog.find("agentcompile_validators", name)) for name in ctx.config.validators)
-    return tuple((name, validator.version, *identity(validator)) for name, validator in found)
+def versions(ctx: Context) -> keys.Versions:
+    """The validators of candidates with their versions, their code and what their settings add to keys."""
+    return tuple(_version(ctx, name) for name in candidates(ctx))
 
 
-def judged(records: list[TuningRecord], jobs: Callable[[TuningRecord], Job], stop_at: float, worker: Worker,
-           ctx: Context) -> list[TuningRecord]:
-    """The records, with those that a winner's validator refused turned into failures.
-
-    Per match candidates are judged in the order of their times; the first that passes ends it. Nothing above it stays
-    selectable unjudged: what the time did not suffice for fails as unavailable.
-    """
-    names = names_of(ctx, "winner")
-    if not names:
-        return records
-    places: dict[Place, list[TuningRecord]] = {}
-    for record in records:
-        if record.failure is None and record.verdict is not None and record.verdict.passed:
-            places.setdefault((record.signature, record.step.match_id), []).append(record)
-    changed: dict[str, TuningRecord] = {}
-    for queue in places.values():
-        queue.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, r.order))
-        _judge(queue, names, jobs, stop_at, worker, ctx, changed)
-    return [changed.get(record.key, record) for record in records]
+def kept(ctx: Context, record: TuningRecord, name: str) -> Verdict | None:
+    """What the validator called ``name``, as it is now, said of a record; None: it was not asked."""
+    text = ctx.store.text(KIND, keys.winner_key(record.key, _version(ctx, name)))
+    try:
+        return None if text is None else serial.loads(text, Verdict)
+    except UsageError:
+        return None
 
 
-def _judge(queue: list[TuningRecord], names: tuple[str, ...], jobs: Callable[[TuningRecord], Job], stop_at: float, worker: Worker,
-           ctx: Context, changed: dict[str, TuningRecord]) -> None:
-    for record in queue:
-        if ctx.store.text(KIND, record.key) == ",".join(names):
-            return
-        found = None
-        if time.monotonic() < stop_at:
-            job = evolve(jobs(record), validators=names, time=False, baseline=False)
-            found = next((evaluation for _, evaluation in worker.evaluate([job], stop_at=stop_at)), None)
-        if found is None:
-            why = f"not judged by {', '.join(names)} within the budget"
-            changed[record.key] = evolve(record, failure=Cause.UNAVAILABLE, message=why, measurement=None, verdict=None)
-            continue
-        if found.failure is None:
-            ctx.store.put_text(KIND, record.key, ",".join(names))
-            return
-        verdict = next((v for v in found.verdicts if not v.passed), None)
-        changed[record.key] = evolve(record, failure=found.failure, message=found.message, measurement=None, verdict=verdict)
-        ctx.store.put_record(changed[record.key])
-        ctx.emit(WinnerRefused(step=str(record.step), message=found.message))
+def keep(ctx: Context, record: TuningRecord, name: str, verdict: Verdict) -> None:
+    """Remember what a validator of winners said of a record."""
+    ctx.store.put_text(KIND, keys.winner_key(record.key, _version(ctx, name)), serial.dumps(verdict))
+
+
+def failure_of(record: TuningRecord) -> Failure:
+    """What is told of a record: a validator that cannot judge is named itself, not the kernel that it should have judged."""
+    assert record.failure is not None
+    verdict = record.verdict
+    unfit = verdict is not None and not verdict.passed and record.failure in (Cause.UNAVAILABLE, Cause.EXCEPTION)
+    plugin = verdict.validator if verdict is not None and unfit else record.step.implementation
+    return Failure(stage=StageName.VALIDATE, cause=record.failure, plugin=plugin, subject=str(record.step), message=record.message)
+
+
+def _version(ctx: Context, name: str) -> tuple[str | int, ...]:
+    found = validator(ctx, name)
+    return name, found.version, keys.code_of(type(found)), *identity(found)

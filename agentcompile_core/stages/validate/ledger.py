@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from ...context import Context
-from ...errors import Cause, Failure, StageName
+from ...errors import Cause
 from ...ir.baseline import baseline_step
 from ...ir.candidate import Kernel
 from ...ir.plan import Step
@@ -16,6 +16,7 @@ from ...ir.verdict import Verdict
 from ...plugin.events import CandidateFinished
 from ...plugin.interfaces import Backend
 from ...worker import Evaluation
+from . import final_checks
 from .entries import Entry, Place
 
 _NOT_KEPT = (Cause.UNAVAILABLE, Cause.EXCEPTION)  # failures of the moment rather than of the candidate
@@ -86,7 +87,7 @@ class Ledger:
                 verdict=None, measurement=evaluation.baseline)
             store.put_record(self.baselines[entry.place])
         if record.failure in _TOLD:
-            self._ctx.fail(_failure(record))
+            self._ctx.fail(final_checks.failure_of(record))
         self._add(record, entry)
         self.hopeless = record.failure is Cause.UNAVAILABLE and not (record.verdict and record.verdict.passed)
         return record
@@ -128,15 +129,6 @@ class Ledger:
 
 def _passed(record: TuningRecord) -> bool:
     return record.verdict is not None and record.verdict.passed and record.failure is None
-
-
-def _failure(record: TuningRecord) -> Failure:
-    """What is told of a record: a validator that cannot judge is named itself, not the kernel that it should have judged."""
-    assert record.failure is not None
-    verdict = record.verdict
-    unfit = verdict is not None and not verdict.passed and record.failure is Cause.UNAVAILABLE
-    plugin = verdict.validator if verdict is not None and unfit else record.step.implementation
-    return Failure(stage=StageName.VALIDATE, cause=record.failure, plugin=plugin, subject=str(record.step), message=record.message)
 
 
 def _decisive(verdicts: tuple[Verdict, ...]) -> Verdict | None:

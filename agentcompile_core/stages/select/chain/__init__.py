@@ -56,7 +56,15 @@ def run(
     answer = _stored(question, found, ctx)
     if answer is None:
         return selections, None
+    _tell_refused(answer, question, ctx)
     return tuple(_annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
+
+
+def _tell_refused(answer: ChainAnswer, question: ChainQuestion, ctx: Context) -> None:
+    steps = (*(x for s in question.selections for x in s.steps), *(a.selected for a in question.alternatives if a.selected is not None))
+    owners = {str(s.step): s.step.implementation for s in steps}
+    for _, _, step, why in answer.refused:
+        ctx.fail(Failure(stage=StageName.SELECT, cause=Cause.TOLERANCE, plugin=owners.get(step, "core"), subject=step, message=why))
 
 
 def _stored(question: ChainQuestion, found: Evaluated, ctx: Context) -> ChainAnswer | None:
@@ -109,7 +117,8 @@ def _annotated(new: Selection, old: Selection, answer: ChainAnswer, question: Ch
         return evolve(step, basis=Basis.CHAIN, reason=why)
 
     kept = {s.step.match_id for s in new.steps}
-    removed = tuple((m, "inside the captured chain the framework is faster") for m in before if m not in kept)
+    wrong = {match: why for signature, match, _, why in answer.refused if signature == new.signature}
+    removed = tuple((m, wrong.get(m, "inside the captured chain the framework is faster")) for m in before if m not in kept)
     cover = evolve(
         new.cover,
         matches=tuple(m for m in new.cover.matches if m in kept),

@@ -25,7 +25,7 @@ from agentcompile_core.plugin_api import (
     Target,
 )
 
-from . import extension, headers, launching, ptxas
+from . import extension, headers, launching, machine_code, ptxas
 from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
@@ -161,7 +161,8 @@ class CudaBackend(Backend):
 
         Raises:
             BuildError: no compiler, an error in the source (its first line; the whole log is a note), the deadline
-                passed, an entry is missing, or a launch needs more shared memory than the target has.
+                passed, an entry is missing, a launch needs more shared memory than the target has, or one that declares
+                ``pdl`` never waits.
         """
         self._check_source(source, target)
         compiler = self._compiler
@@ -170,6 +171,7 @@ class CudaBackend(Backend):
         start = time.monotonic()
         binary, log = compiler.compile(source, target.arch, deadline_s)
         resources = _resources(source, target, ptxas.parse(log))
+        machine_code.check_waits(source, target, binary)
         return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary,
                       sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler(), resources=resources,
                       build_s=time.monotonic() - start)
@@ -241,4 +243,5 @@ def _resources(source: StepSource, target: Target, entries: dict[str, ptxas.Entr
         shared = max(shared, needed)
     used = [entries[launch.entry] for launch in source.launches] or list(entries.values())
     return Resources(registers=max((e.registers for e in used), default=0), shared_bytes=shared,
-                     spill_bytes=max((e.spill_bytes for e in used), default=0))
+                     spill_bytes=max((e.spill_bytes for e in used), default=0),
+                     local_bytes=max((e.local_bytes for e in used), default=0))

@@ -13,11 +13,12 @@ _ERROR = re.compile(r"\b(?:fatal |catastrophic )?error\b\s*(?:#\S+)?\s*:", re.IG
 
 @frozen(kw_only=True)
 class EntryResources:
-    """Registers per thread, static shared memory per block, and bytes that one thread spills, of one entry."""
+    """Registers per thread, static shared memory per block, bytes that one thread spills, and its local memory, of one entry."""
 
     registers: int = 0
     static_shared_bytes: int = 0
     spill_bytes: int = 0
+    local_bytes: int = 0
 
 
 def parse(log: str) -> dict[str, EntryResources]:
@@ -31,6 +32,7 @@ def parse(log: str) -> dict[str, EntryResources]:
                 registers=int(registers[1]) if registers else 0,
                 static_shared_bytes=int(shared[1]) if shared else 0,
                 spill_bytes=int(spill[2]) + int(spill[3]) if spill else 0,
+                local_bytes=int(spill[1]) if spill else 0,
             )
     return found
 

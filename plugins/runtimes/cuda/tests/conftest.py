@@ -1,6 +1,11 @@
-"""Device tests run wherever a CUDA device is, and only there."""
+"""Device tests run wherever a CUDA device is, and only there. Modules of this folder can be imported by its tests."""
+
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,97 @@
+"""One variant of a whole step, as it will run: timed again and again, and then asked whether it still does its work."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from ..errors import AgentCompileError, Reject
+from ..ops.agreement import disagreement
+from ..plugin.interfaces import Backend
+from ..runtime.bound_program import BoundProgram
+from ..runtime.graph_capture import record_program
+
+REPLAYS = 12  # per sample
+WARM_UPS = 3
+
+
+class Variant:
+    """A bound program over ``states``; ``reset`` puts it back to the position at which it is timed.
+
+    Its first run, launch by launch from the states as they were made, says what it computes.
+    """
+
+    def __init__(self, bound: BoundProgram, states: Mapping[str, Tensor], reset: Callable[[], None]) -> None:
+        self._bound, self._states, self.reset = bound, states, reset
+        self._made = {name: tensor.clone() for name, tensor in states.items()}
+        self._first: list[Tensor] = []
+
+    def run_first(self) -> None:
+        """Run it once and keep what it gives."""
+        self._as_made()
+        self._bound.run()
+        self._first = [tensor.clone() for tensor in self._results()]
+
+    def wrong(self) -> str:
+        """One clause on how one more run, on poisoned buffers, differs from the first one; empty where it does not."""
+        self._as_made()
+        self._bound.poison()
+        self.replay()
+        self.settle()
+        why = disagreement(self._results(), self._first)
+        self._as_made()
+        return why
+
+    def _as_made(self) -> None:
+        for name, tensor in self._states.items():
+            tensor.copy_(self._made[name])
+        self.reset()
+
+    def _results(self) -> list[Tensor]:
+        outputs = [self._bound.output(i) for i in range(len(self._bound.graph.outputs))]
+        return [*outputs, *self._states.values()]
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Enqueue one run as it will run."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait for everything that was enqueued."""
+
+    @abstractmethod
+    def sample_us(self) -> float:
+        """Microseconds per replay, over REPLAYS replays from the same position."""
+
+
+class NotCapturable(AgentCompileError):
+    """A variant of the step that the backend cannot record; the device is usable."""
+
+
+class CapturedVariant(Variant):
+    """Captured graphs, and from Python what no graph may hold. Keeps what they need alive."""
+
+    def __init__(self, bound: BoundProgram, states: Mapping[str, Tensor], reset: Callable[[], None], backend: Backend) -> None:
+        super().__init__(bound, states, reset)
+        self._backend = backend
+        self.run_first()
+        replay = record_program(bound, partial(backend.capture, owner=self), warm_ups=WARM_UPS)
+        if isinstance(replay, Reject):
+            raise NotCapturable(replay.reason)
+        self._replay = replay
+        backend.synchronize()
+
+    def replay(self) -> None:
+        """Replay its graphs on the current stream."""
+        self._replay()
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        self._backend.synchronize()
+
+    def sample_us(self) -> float:
+        """By the backend's clock."""
+        self.reset()
+        self._replay()
+        return self._backend.time_from_host(lambda stream: self._replay(), repetitions=1, runs_per_repetition=REPLAYS)[0]

@@ -1,0 +1,105 @@
+"""Validators inside the child: each is tried on its own controls once, and whatever it does closes the kernel that it judges, no more."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve
+
+from ..errors import Cause, UsageError
+from ..ir import serial
+from ..ir.candidate import Kernel
+from ..ir.verdict import Outcome, Trial, Verdict
+from ..plugin.catalog import Catalog
+from ..plugin.interfaces import Backend, Validator
+from .causes import cause_of
+from .execution import Execution
+
+SILENT = "does not apply"  # the message of a verdict that says nothing about the kernel
+_OF_KERNELS = (Cause.MEMORY_FAULT, Cause.MISALIGNED, Cause.CRASH)  # a device reports these late, to whoever asks it next
+
+
+class Validating:
+    """The validators of one child, with what is known of their controls per backend."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._controls: dict[tuple[str, str], str] = {}
+
+    def verdict(self, name: str, execution: Execution, phase: Callable[[str], None]) -> Verdict:
+        """What the validator called ``name`` says of a candidate. What it raises or returns besides a verdict is a refusal that names it.
+
+        Raises:
+            Exception: what running the kernel raised; that is no matter of the validator.
+        """
+        validator = self._catalog.find("agentcompile_validators", name)
+        assert isinstance(validator, Validator)
+        phase(f"controls of {name}")
+        broken = self._broken(name, validator, execution)
+        if broken:
+            return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.UNAVAILABLE, message=broken)
+        phase(f"check by {name}")
+        try:
+            applies = validator.applies(execution.trial)
+            if applies is False:
+                return Verdict(validator=validator.name, outcome=Outcome.PASS, message=SILENT)
+            found: Any = validator.check(execution.trial, execution) if applies is True else applies
+        except BaseException as exc:
+            if exc is execution.fault or cause_of(exc, execution.backend) in _OF_KERNELS:
+                raise
+            return _refusal(validator, f"raised {type(exc).__name__}: {exc}")
+        why = wrong_with(found) if applies is True else f"answered {applies!r} to whether it applies, not True or False"
+        return _refusal(validator, why) if why else found
+
+    def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
+        """Why a validator may not judge: it misjudges one of its own controls. Empty: it may. Tried once per child and backend."""
+        key = (name, execution.backend.name)
+        if key not in self._controls:
+            why = self._misjudged(validator, execution)
+            self._controls[key] = f"validator {name} fails its own controls: {why}" if why else ""
+        return self._controls[key]
+
+    def _misjudged(self, validator: Validator, execution: Execution) -> str:
+        try:
+            good, bad = validator.controls(execution.backend)
+            trials = [*((t, True) for t in good), *((t, False) for t in bad)]
+        except BaseException as exc:
+            return f"they raised {type(exc).__name__}: {exc}"[:500]
+        kernels: dict[str, Kernel] = {}  # trials often differ in an argument only
+        return next((why for trial, expected in trials if (why := self._control(validator, trial, execution, expected, kernels))), "")
+
+    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool, kernels: dict[str, Kernel]) -> str:
+        backend: Backend = execution.backend
+        here = evolve(trial, target=execution.trial.target)
+        code = trial.source.code
+        try:
+            if code not in kernels:
+                kernels[code] = backend.build(here.source, here.target)
+            kind = self._catalog.kinds.get(here.match.kind)  # a control need not be of a kind that is installed
+            verdict = validator.check(here, Execution(here, backend, backend.load(kernels[code]), kind=kind))
+        except BaseException as exc:
+            return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
+        wrong = wrong_with(verdict)
+        if wrong:
+            return f"{trial.match.id}: it {wrong}"
+        if verdict.passed is expected:
+            return ""
+        return f"{trial.match.id} {'is good but failed' if expected else 'is bad but passed'} ({verdict.message})"
+
+
+def wrong_with(verdict: Any) -> str:
+    """Why ``verdict`` is none that may be believed: no Verdict, a number that is none, a pass of a check that failed. Empty: it may be."""
+    if not isinstance(verdict, Verdict):
+        return f"returned {type(verdict).__name__}, not Verdict"
+    try:
+        same = serial.loads(serial.dumps(verdict), Verdict) == verdict
+    except (UsageError, ValueError, TypeError, AttributeError) as exc:
+        return f"returned a verdict that cannot be kept: {exc}"
+    if not same:
+        return "returned a verdict of other types than a Verdict holds"
+    failed = next((check for check in verdict.checks if check.outcome is Outcome.FAIL), None)
+    return f"passed a kernel whose check {failed.name!r} failed" if verdict.passed and failed is not None else ""
+
+
+def _refusal(validator: Validator, why: str) -> Verdict:
+    message = f"the validator {validator.name} {why}; a kernel that it did not judge is not used"
+    return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.EXCEPTION, message=message[:2000])
