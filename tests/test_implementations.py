@@ -249,7 +249,7 @@ def test_every_broken_one_is_refused_for_its_reason_and_the_model_is_right(acme:
 class Repeated:
     """Stands for captured graphs in the chain's judge: runs the program, and "takes" less the more products are of vectors."""
 
-    def __init__(self, bound: Any, backend: Any, reset: Callable[[], None]) -> None:
+    def __init__(self, bound: Any, states: Any, reset: Callable[[], None], backend: Any) -> None:
         reset()
         bound.run()
         calls = [dict(s.step.schedule.items).get("call") for s in bound.program.segments if s.is_call]
@@ -258,9 +258,12 @@ class Repeated:
     def sample_us(self) -> float:
         return self.us
 
+    def wrong(self) -> str:
+        return ""
+
 
 def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "_Captured", Repeated)
+    monkeypatch.setattr(judge, "CapturedVariant", Repeated)
     ctx = Context(catalog=acme.catalog("vendor"), target=vendor.context.target, config=Config(), store=Store(None))
     compilation = vendor.compilation
     regions = {r.signature: r for r in compilation.regions}
