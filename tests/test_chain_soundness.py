@@ -86,7 +86,7 @@ def test_what_was_refused_is_told_and_is_the_reason(monkeypatch: pytest.MonkeyPa
     stops = selected("stops", 1.0)
     answer = answered(monkeypatch, stops)
     ctx = evolve(context())
-    match, graph = doubles.fake_match()
+    _, graph = doubles.fake_match()
     old = (Selection(signature="s1", region="addition", cover=Cover(matches=(MATCH,), fusion=Fusion.FULL, rank=0), steps=(stops,)),)
     monkeypatch.setattr(chain, "_stored", lambda question, found, ctx: answer)
     (new,), _ = chain.run(graph, (), old, Evaluated(), ctx)
