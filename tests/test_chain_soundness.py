@@ -22,8 +22,8 @@ from agentcompile_core.worker.judge import Alternative, ChainAnswer, ChainQuesti
 class Eager(captured.Variant):
     """A variant without a device: runs step by step, and takes as long as its kernels say that they do."""
 
-    def __init__(self, bound: Any, states: Any, reset: Any) -> None:
-        super().__init__(bound, states, reset)
+    def __init__(self, bound: Any, states: Any, backend: Any) -> None:
+        super().__init__(bound, states)
         self.run_first()
 
     def replay(self) -> None:
