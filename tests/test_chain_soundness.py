@@ -22,8 +22,8 @@ from agentcompile_core.worker.judge import Alternative, ChainAnswer, ChainQuesti
 class Eager(captured.Variant):
     """A variant without a device: runs step by step, and takes as long as its kernels say that they do."""
 
-    def __init__(self, bound: Any, states: Any, reset: Any, backend: Any) -> None:
-        super().__init__(bound, states, reset)
+    def __init__(self, bound: Any, states: Any, backend: Any) -> None:
+        super().__init__(bound, states)
         self.run_first()
 
     def replay(self) -> None:
@@ -86,7 +86,7 @@ def test_what_was_refused_is_told_and_is_the_reason(monkeypatch: pytest.MonkeyPa
     stops = selected("stops", 1.0)
     answer = answered(monkeypatch, stops)
     ctx = evolve(context())
-    match, graph = doubles.fake_match()
+    _, graph = doubles.fake_match()
     old = (Selection(signature="s1", region="addition", cover=Cover(matches=(MATCH,), fusion=Fusion.FULL, rank=0), steps=(stops,)),)
     monkeypatch.setattr(chain, "_stored", lambda question, found, ctx: answer)
     (new,), _ = chain.run(graph, (), old, Evaluated(), ctx)

@@ -81,7 +81,8 @@ def test_a_validator_of_winners_is_no_part_of_the_keys_of_candidates() -> None:
 
 @given(st.dictionaries(st.sampled_from(["a.py", "b.py", "deep/c.h", "d.pyc"]), st.binary(max_size=3), min_size=1),
        st.dictionaries(st.sampled_from(["a.py", "b.py", "deep/c.h", "d.pyc"]), st.binary(max_size=3), min_size=1))
-def test_code_is_equal_where_its_files_are(tmp_path_factory: pytest.TempPathFactory, one: dict[str, bytes], other: dict[str, bytes]) -> None:
+def test_code_is_equal_where_its_files_are(tmp_path_factory: pytest.TempPathFactory, one: dict[str, bytes],
+                                           other: dict[str, bytes]) -> None:
     digests = []
     for files in (one, other):
         folder = tmp_path_factory.mktemp("code") / "package"
@@ -125,7 +126,8 @@ def test_records_of_an_older_oracle_are_not_used_again(monkeypatch: pytest.Monke
     from agentcompile_core.ir.record import TuningRecord
     from agentcompile_core.ir.verdict import Outcome, Verdict
 
-    made.store.put_record(TuningRecord(key=first.key, signature="s1", step=first.candidate.step, source_digest=first.candidate.source.digest,
+    candidate = first.candidate
+    made.store.put_record(TuningRecord(key=first.key, signature="s1", step=candidate.step, source_digest=candidate.source.digest,
                                        verdict=Verdict(validator="simple", outcome=Outcome.PASS), measurement=doubles.measurement(4.0)))
     assert [r.step.implementation for r in validate.run(lower.run(ordered, made), ordered, 9.0, made).records] == [FAMILY]
     assert asked == []

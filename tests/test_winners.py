@@ -112,11 +112,13 @@ def test_validators_that_need_not_be_asked_refuse_but_do_not_hold_up(worker: Wor
         ctx = context_for(worker, ("simple",), winners=("picky",))
         monkeypatch.setattr(pipeline.validate, "SPARE_SHARE", 0.0)
         selection, _ = selected(ctx, 3.0, 3.5)
-        assert [s.step for s in selection.steps] == [step("honest", 3.5)] and "picky: no time was left for it" in selection.steps[0].reason
+        assert [s.step for s in selection.steps] == [step("honest", 3.5)]
+        assert "picky: no time was left for it" in selection.steps[0].reason
         ctx = context_for(worker, ("simple",), winners=("winner_raises",))
         monkeypatch.setattr(pipeline.validate, "SPARE_SHARE", 0.5)
         selection, _ = selected(ctx, 2.0)
-        assert [s.step for s in selection.steps] == [step("honest", 2.0)] and "the validator winner_raises raised" in selection.steps[0].reason
+        assert [s.step for s in selection.steps] == [step("honest", 2.0)]
+        assert "the validator winner_raises raised" in selection.steps[0].reason
     finally:
         ctx.backend.__class__.emulated = before
 
@@ -126,3 +128,13 @@ def test_where_nothing_is_measured_they_are_not_asked(worker: Worker) -> None:
 
     ctx = context_for(worker, ("simple",), winners=("picky",))
     assert final_checks.affordable(ctx) == (), "the double is emulated"
+
+
+def test_the_command_says_what_sanitize_lacks_here_and_begins_nothing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_runtime_cuda.backend import CudaBackend
+
+    from agentcompile_core.errors import Reject
+
+    monkeypatch.setattr(CudaBackend, "available", lambda self: Reject("torch sees no CUDA device"))
+    code, out, err = cli("compile", "examples/tiny_model", "--device", "cpu", "--target", "h200", "--sanitize", "--no-cache")
+    assert (code, out) == (2, "") and "--sanitize runs kernels on a GPU under compute-sanitizer, and there is none here" in err

@@ -55,7 +55,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
         meta: True captures without weights (nothing can be run, everything else works).
         random_weights: seed of random weights for a folder or an identifier.
         example_inputs: for a live plain module: a tuple of its arguments, or a dict of them by name.
-        advisor, validators, backend, kv_cache, decode, origins, budget_s, budget_plans, rounds, margin, seed: as in
+        advisor, validators, winners, sanitize, backend, kv_cache, decode, origins, budget_s, budget_plans, rounds, margin, seed: as in
             Config; ``compile(model, advisor="replay", budget_s=30)``.
 
     Raises:
@@ -68,6 +68,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
     _check_run_on(run_on, *RUN_ON, "nothing", *(b.name for b in catalog.backends.values()))
+    arguments.check_sanitizer(config, catalog)
     found = hardware.choose(config, catalog, run_on=run_on)
     ctx = context(catalog, config, found, store, report)
     try:

@@ -10,7 +10,7 @@ import attrs
 from ..configuration import Config, Effective, defaults, resolve
 from ..configuration.layers import ARGUMENT, DEFAULT, SECTION
 from ..configuration.values import NAMES, check_limits
-from ..errors import UsageError
+from ..errors import Reject, UsageError
 from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
@@ -161,3 +161,20 @@ def check_context(tokens: Any) -> None:
         raise UsageError(f"a context of {tokens!r}; it must be an integer of at least 2 tokens")
     if tokens < 2:
         raise UsageError(f"a context of {tokens}; it must hold at least 2 tokens")
+
+
+def check_sanitizer(config: Config, catalog: Catalog) -> None:
+    """Refuse to begin where the sanitizer is asked for and cannot work.
+
+    Raises:
+        UsageError: it is not installed, or says what it lacks here.
+    """
+    if not config.sanitize:
+        return
+    found = next((v for name, v in catalog.validators.items() if config.sanitizer in (name, v.name)), None)
+    if found is None:
+        raise UsageError(f"--sanitize asks the validator {config.sanitizer}, which is not installed; install the plugin of your hardware's "
+                         "backend (for NVIDIA GPUs agentcompile-runtime-cuda), or leave --sanitize out")
+    answer = found.available()
+    if isinstance(answer, Reject):
+        raise UsageError(answer.reason)

@@ -76,6 +76,8 @@ def _compile(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model", help="model identifier, folder, or .py file with Model and get_inputs")
     sub.add_argument("--out", metavar="DIR", help="write the bundle as this folder: a new one, or an older bundle (default: write none)")
     sub.add_argument("--meta", action="store_true", help="capture without weights: everything but running")
+    sub.add_argument("--sanitize", action="store_true", default=None,
+                     help="run every winner under compute-sanitizer at full size, and take none that it refuses (needs a GPU)")
     _model_arguments(sub)
 
 

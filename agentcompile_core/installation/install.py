@@ -54,14 +54,28 @@ def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: 
     notes: list[str] = []
     programs, executables = _executables(what, device, run_on, ctx, notes)
     weights = WeightStore(loaded.module, device)
-    session = _session(graphs, programs, weights, executables, ctx, notes)
-    wrong = program_check.difference(session, programs, weights, loaded) if _has_steps(programs) else ""
-    if not wrong:
+    session, wrong = _checked(loaded, graphs, programs, weights, executables, ctx, notes)
+    if session is not None:
         return session, tuple(notes)
     ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TOLERANCE, plugin="core", subject=loaded.name, message=wrong))
-    del session, weights  # the memory of its cache, before another one is made
+    del weights  # the memory of its cache, before another one is made
     again, _ = install(loaded, what, device, "framework", ctx)
-    return again, (*notes, f"every step runs on the framework's operators: the program of kernels is beyond the error budget, {wrong}")
+    return again, (*notes, f"every step runs on the framework's operators: the program of kernels {wrong}")
+
+
+def _checked(loaded: LoadedModel, graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,
+             notes: list[str]) -> tuple[Session | ModuleSession | None, str]:
+    """The session, or None and one clause on what is wrong with its kernels: how far off it is, or what they raised."""
+    if not _has_steps(programs):
+        return _session(graphs, programs, weights, executables, ctx, notes), ""
+    try:
+        session = _session(graphs, programs, weights, executables, ctx, notes)
+        wrong = program_check.difference(session, programs, weights, loaded)
+    except UsageError:
+        raise
+    except Exception as exc:
+        return None, f"raised {type(exc).__name__}: {exc}"
+    return (None, f"is beyond the error budget, {wrong}") if wrong else (session, "")
 
 
 def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,

@@ -1,7 +1,7 @@
 """One variant of a whole step, as it will run: timed again and again, and then asked whether it still does its work."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor
@@ -14,43 +14,59 @@ from ..runtime.graph_capture import record_program
 
 REPLAYS = 12  # per sample
 WARM_UPS = 3
+POSITION = "session.position"
+
+
+class States:
+    """The states that every variant of one step shares, by source, and how they were made."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], position: int) -> None:
+        self.tensors, self._position = tensors, position
+        self._made = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def reset(self) -> None:
+        """Back to the position at which variants are timed."""
+        if POSITION in self.tensors:
+            self.tensors[POSITION].fill_(self._position)
+
+    def as_made(self) -> None:
+        """Everything as it was made, at that position."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self._made[name])
+        self.reset()
+
+    @property
+    def integers(self) -> list[Tensor]:
+        """Tokens, positions and histories: what a step leaves behind that none of its outputs shows."""
+        return [tensor for tensor in self.tensors.values() if not tensor.is_floating_point()]
 
 
 class Variant:
-    """A bound program over ``states``; ``reset`` puts it back to the position at which it is timed.
+    """A bound program over ``states``. Its first run, launch by launch from the states as they were made, says what it computes."""
 
-    Its first run, launch by launch from the states as they were made, says what it computes.
-    """
-
-    def __init__(self, bound: BoundProgram, states: Mapping[str, Tensor], reset: Callable[[], None]) -> None:
-        self._bound, self._states, self.reset = bound, states, reset
-        self._made = {name: tensor.clone() for name, tensor in states.items()}
+    def __init__(self, bound: BoundProgram, states: States) -> None:
+        self._bound, self._states = bound, states
         self._first: list[Tensor] = []
 
     def run_first(self) -> None:
         """Run it once and keep what it gives."""
-        self._as_made()
+        self._states.as_made()
         self._bound.run()
         self._first = [tensor.clone() for tensor in self._results()]
 
     def wrong(self) -> str:
         """One clause on how one more run, on poisoned buffers, differs from the first one; empty where it does not."""
-        self._as_made()
+        self._states.as_made()
         self._bound.poison()
         self.replay()
         self.settle()
         why = disagreement(self._results(), self._first)
-        self._as_made()
+        self._states.as_made()
         return why
-
-    def _as_made(self) -> None:
-        for name, tensor in self._states.items():
-            tensor.copy_(self._made[name])
-        self.reset()
 
     def _results(self) -> list[Tensor]:
         outputs = [self._bound.output(i) for i in range(len(self._bound.graph.outputs))]
-        return [*outputs, *self._states.values()]
+        return [*outputs, *self._states.integers]
 
     @abstractmethod
     def replay(self) -> None:
@@ -72,8 +88,8 @@ class NotCapturable(AgentCompileError):
 class CapturedVariant(Variant):
     """Captured graphs, and from Python what no graph may hold. Keeps what they need alive."""
 
-    def __init__(self, bound: BoundProgram, states: Mapping[str, Tensor], reset: Callable[[], None], backend: Backend) -> None:
-        super().__init__(bound, states, reset)
+    def __init__(self, bound: BoundProgram, states: States, backend: Backend) -> None:
+        super().__init__(bound, states)
         self._backend = backend
         self.run_first()
         replay = record_program(bound, partial(backend.capture, owner=self), warm_ups=WARM_UPS)
@@ -92,6 +108,6 @@ class CapturedVariant(Variant):
 
     def sample_us(self) -> float:
         """By the backend's clock."""
-        self.reset()
+        self._states.reset()
         self._replay()
         return self._backend.time_from_host(lambda stream: self._replay(), repetitions=1, runs_per_repetition=REPLAYS)[0]

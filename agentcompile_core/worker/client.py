@@ -190,7 +190,7 @@ class Worker:
                 sent.job = evolve(sent.job, kernel=serial.structure(message["kernel"], Kernel))
 
     def _deadline_s(self, phase: str, job: Job) -> float:
-        if phase.startswith("check by ") and job.check_s:
+        if phase.startswith(("check by ", "controls of ")) and job.check_s:
             return job.check_s
         return self._deadlines_s.get(phase.split(" ")[0], CONTROLS_S)  # a phase of a validator names it behind the word
 

@@ -28,7 +28,7 @@ from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
-from .captured import CapturedVariant, Variant
+from .captured import CapturedVariant, States, Variant
 from .synthetic import Synthetic
 
 PAIRS = 7
@@ -92,15 +92,10 @@ class _Chain:
         self.calls: dict[str, BoundCall] = {}
         make = Synthetic(question, catalog.kinds, backend.device)
         self.weights = WeightStore.from_tensors(make.tensors((ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device)
-        self.states = make.tensors((ValueKind.STATE,), by_source=True)
+        self.states = States(make.tensors((ValueKind.STATE,), by_source=True), question.position)
         self.inputs = make.tensors((ValueKind.INPUT,), by_source=False)
         self.tried = self.accepted = 0
         self.refused: list[tuple[str, str, str, str]] = []
-
-    def reset(self) -> None:
-        """Back to the position at which the chain is judged."""
-        if "session.position" in self.states:
-            self.states["session.position"].fill_(self.q.position)
 
     def captured(self, selections: tuple[Selection, ...]) -> Variant:
         """The step under these selections."""
@@ -112,7 +107,8 @@ class _Chain:
                 self.kernels[source.digest] = self.backend.build(source, self.q.target)
         self._bind_calls(program)
         executables = Executables(device=self.backend.device, backend=self.backend, kernels=self.kernels, calls=self.calls)
-        return CapturedVariant(bind(program, self.weights, self.states, self.inputs, executables), self.states, self.reset, self.backend)
+        bound = bind(program, self.weights, self.states.tensors, self.inputs, executables)
+        return CapturedVariant(bound, self.states, self.backend)
 
     def _bind_calls(self, program: Program) -> None:
         for segment in program.segments:

@@ -1,5 +1,6 @@
 """Stage validate: candidates are built, judged and timed in the worker; what the store knows already is not done again."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -55,8 +56,9 @@ def confirm(selections: tuple[Selection, ...], found: Evaluated, rounds: Sequenc
         return None
 
     soon = time.monotonic() + SPARE_SHARE * ctx.budget.total_s
-    stop_at = ctx.budget.stop_at("winners")
-    return winners.confirmed(selections, found, winners.Winners(job, stop_at, ctx), winners.Winners(job, min(soon, stop_at), ctx), ctx)
+    in_time = ctx.budget.stop_at("winners")
+    stop_at = math.inf if ctx.config.sanitize else in_time  # who asks for the sanitizer waits for it
+    return winners.confirmed(selections, found, winners.Winners(job, stop_at, ctx), winners.Winners(job, min(soon, in_time), ctx), ctx)
 
 
 def only_confirmed(found: Evaluated, ctx: Context) -> Evaluated:

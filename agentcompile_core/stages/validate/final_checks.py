@@ -29,10 +29,14 @@ def candidates(ctx: Context) -> tuple[str, ...]:
     return tuple(n for n in ctx.config.validators if validator(ctx, n).scope != SCOPE)
 
 
+def in_budget(ctx: Context) -> tuple[str, ...]:
+    """The configured validators of winners, which have their share of the search's budget."""
+    return tuple(dict.fromkeys(n for n in ctx.config.validators if validator(ctx, n).scope == SCOPE))
+
+
 def required(ctx: Context) -> tuple[str, ...]:
-    """The validators that everything selected must have passed."""
-    asked = (*ctx.config.validators, *((ctx.config.sanitizer,) if ctx.config.sanitize else ()))
-    return tuple(dict.fromkeys(n for n in asked if validator(ctx, n).scope == SCOPE))
+    """The validators that everything selected must have passed; the sanitizer takes the time that it needs."""
+    return tuple(dict.fromkeys((*in_budget(ctx), *((ctx.config.sanitizer,) if ctx.config.sanitize else ()))))
 
 
 def affordable(ctx: Context) -> tuple[str, ...]:

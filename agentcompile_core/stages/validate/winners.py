@@ -91,12 +91,12 @@ def passed(record: TuningRecord) -> bool:
 
 
 def best_of_each(records: list[TuningRecord], winners: Winners, ctx: Context) -> list[TuningRecord]:
-    """The records, with those that a required validator refused turned into failures.
+    """The records, with those that a configured validator of winners refused turned into failures.
 
     Per match candidates are judged in the order of their times; the first that passes ends it. Nothing above it stays
     selectable unjudged; what is selected from behind it is judged then (``confirmed``).
     """
-    names = final_checks.required(ctx)
+    names = final_checks.in_budget(ctx)
     places: dict[Place, list[TuningRecord]] = {}
     for record in records if names else ():
         if passed(record):

@@ -1,8 +1,8 @@
-"""Backend ``cuda``: builds with NVRTC or nvcc, launches through the driver, times with CUDA events."""
+"""Backend ``cuda``: builds with NVRTC or nvcc, launches through the driver, times with CUDA events; validator ``sanitizer``."""
 
 from collections.abc import Iterable
 
-from agentcompile_core.plugin_api import Backend, Target, hookimpl
+from agentcompile_core.plugin_api import Backend, Target, Validator, hookimpl
 
 
 @hookimpl
@@ -19,3 +19,11 @@ def agentcompile_targets() -> Iterable[Target]:
     from agentcompile_cuda_kit.targets import PRESETS
 
     return PRESETS.values()
+
+
+@hookimpl
+def agentcompile_validators() -> Iterable[Validator]:
+    """compute-sanitizer, for winners where the user asks for it."""
+    from .sanitizer.validator import SanitizerValidator
+
+    return [SanitizerValidator()]

@@ -56,7 +56,8 @@ extern "C" __global__ void hostile_@(const __half* x, const __half* w, __half* o
   out[row] = result;
 }
 """
-PARTS = {"BEFORE": "", "SUM": "float", "FIRST": "0", "ADD": "sum + __half2float(x[i]) * __half2float(w[(long long)row * k + i])", "AFTER": ""}
+PARTS = {"BEFORE": "", "SUM": "float", "FIRST": "0", "AFTER": "",
+         "ADD": "sum + __half2float(x[i]) * __half2float(w[(long long)row * k + i])"}
 SHARED = 400 << 10  # bytes per block that no device has
 
 
