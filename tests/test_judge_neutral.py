@@ -17,6 +17,7 @@ from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.testing import doubles
 from agentcompile_core.testing.targets import FAKE
 from agentcompile_core.worker import judge
+from agentcompile_core.worker.captured import NotCapturable
 
 
 class Device(doubles.ReplayingBackend):
@@ -66,7 +67,7 @@ def test_the_best_of_what_can_be_built_and_captured_wins_on_any_device() -> None
 
 
 def test_what_cannot_be_captured_is_no_answer_and_no_bar() -> None:
-    with pytest.raises(judge._NotCapturable, match="it asks the host"):
+    with pytest.raises(NotCapturable, match="it asks the host"):
         judged(question(first=chosen("honest", 8.0)), Device("it asks the host"))
 
     class OnlyKernels(Device):

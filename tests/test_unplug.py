@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def compiled(store: Store, *, block: tuple[str, ...] = (), only: tuple[str, ...] | None = None, run_on: str = "auto") -> Any:
     catalog = load_catalog(block=block, only=only, strict=False)
-    target = "h200" if catalog.targets else ""  # the plugin cuda brings it
+    target = "h200" if catalog.targets else ""  # the plugins cuda and emulation bring it
     return api.compile(str(TINY), dtype="float32", max_context=64, device="cpu", target=target, config=CONFIG, catalog=catalog, store=store,
                        run_on=run_on)
 
@@ -85,6 +85,8 @@ def test_without_another_plugin(store: Store, complete: Any, expected: list[int]
         assert families_of(model) == set(), "without rules there is no match, and everything runs on the framework"
     if name == "numerics":
         assert families_of(model) == set(), "without a numerics validator nothing generated is selected"
+    if name == "cuda":
+        assert families_of(model) == families_of(complete), "the emulator alone knows its targets and validates kernels for them"
     if name == "flashkv":
         assert any("no plugin for KV caches is installed" in note for note in model.notes)
 
