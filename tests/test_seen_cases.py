@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from seen_plugins import ADDING, CAPTURING, FAMILY, HARDWARE, LONG, MODULE, NAMES, SAID, UNTIMED
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +41,11 @@ class Place:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[agentcompile.v1]\n{name} = {name}\n")
         self.installed.append(name)
-        self._patch.setenv("AGENTCOMPILE_PLUGINS", ",".join([*self.installed, "transformers_rules", "cuda"]))
+        self.only(*self.installed, "transformers_rules", "cuda")
         importlib.invalidate_caches()
+
+    def only(self, *names: str) -> None:
+        self._patch.setenv("AGENTCOMPILE_PLUGINS", ",".join(names))
 
     def run(self, *arguments: object) -> str:
         code, out, err = self._cli(*arguments)
@@ -84,9 +89,20 @@ def said(places: Any) -> dict[str, Any]:
     place = places()
     place.install("said", SAID)
     (place.project / "agentcompile.toml").write_text('[plugin.said]\nfirst = ["said/slow"]\nmost_us = 6.0\n')
+    before = children()
     found = place.compile("--validators", "simple,strict", "--advisor", "told", "--log", "log.jsonl", "--out", "b.bundle", "--no-cache")
+    left = children() - before
     log = [json.loads(line) for line in (place.project / "log.jsonl").read_text().splitlines()]
-    return {"document": found, "log": log, "explain": place.run("explain", "b.bundle")}
+    return {"document": found, "log": log, "explain": place.run("explain", "b.bundle"), "left": left}
+
+
+def children() -> set[str]:
+    """Process ids of this process's children, as Linux lists them."""
+    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+
+
+def test_the_worker_has_ended_when_a_compile_has(said: dict[str, Any]) -> None:
+    assert not said["left"], "it would keep the memory of the device"
 
 
 def test_no_more_is_built_than_lowered(said: dict[str, Any]) -> None:
@@ -131,15 +147,17 @@ def test_a_family_that_was_installed_since_is_tried_on_a_warm_cache(places: Any)
 
 def test_an_implementation_is_selected_bundled_and_bound_again(places: Any) -> None:
     import agentcompile_core
+    from agentcompile_core.context import Config
 
     place = places()
     place.install("adding", ADDING)
-    found = place.compile("--validators", "simple", "--no-cache", "--out", "b.bundle")
-    assert found["statistics"]["selected"] == 1
-    assert "adding/add" in place.run("explain", "b.bundle") and "handwritten" in place.run("explain", "b.bundle")
     a, b = torch.randn(100), torch.randn(100)
-    result = agentcompile_core.load("b.bundle", "module.py", device="cpu", run_on="emulation")(a, b)
-    assert torch.equal(result[0] if isinstance(result, tuple) else result, a + b)
+    made = agentcompile_core.compile("module.py", device="cpu", run_on="emulation", config=Config(validators=("simple",), rounds=1))
+    assert torch.equal(made(a, b), a + b)
+    made.save("b.bundle")
+    assert torch.equal(agentcompile_core.load("b.bundle", "module.py", device="cpu", run_on="emulation")(a, b), a + b)
+    (step,) = json.loads(place.run("explain", "b.bundle", "--json"))["selections"][0]["steps"]
+    assert (step["implementation"], step["origin"], step["version"]) == ("adding/add", "handwritten", 1)
 
 
 def test_hardware_comes_from_outside_with_its_own_language(places: Any) -> None:
@@ -161,9 +179,9 @@ def test_explain_does_not_say_that_no_alternative_was_faster_where_none_was_trie
         selections = json.loads(json.dumps(question["selections"]))  # as from another process
         return {"selections": selections, "us": 5.0, "first_us": 5.0, "framework_us": 10.0, "tried": 0, "accepted": 0}
 
+    place = places()
     monkeypatch.setenv("SEEN_PARENT", "1")
     monkeypatch.setattr(Worker, "call", no_time)
-    place = places()
     place.install("capturing", CAPTURING)
     place.compile("--validators", "simple", "--no-cache", "--out", "b.bundle")
     text = place.run("explain", "b.bundle")
@@ -171,9 +189,10 @@ def test_explain_does_not_say_that_no_alternative_was_faster_where_none_was_trie
     assert "none of its 1 alternatives was tried" in text
 
 
-def test_region_rules_come_from_a_distribution_of_their_own(places: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENTCOMPILE_PLUGINS", "")
-    document = json.loads(places().run("plugins", "--json"))
+def test_region_rules_come_from_a_distribution_of_their_own(places: Any) -> None:
+    place = places()
+    place.only()
+    document = json.loads(place.run("plugins", "--json"))
     assert [o for p in document["plugins"] for o in p["offers"] if o.startswith("RegionRule:")] == []
 
 

@@ -178,7 +178,7 @@ advisor = "told"
 validators = ["numerics", "strict"]
 target = "acme_one"
 rounds = 1
-margin = -1.0  # what passed is taken, so that no clock decides what is tested
+margin = -1  # what passed is taken, so that no clock decides what is tested
 
 [plugin.acme_told]
 first = ["vendor/linear", "acme_hardware/c_linear"]
@@ -211,11 +211,15 @@ THIRD_PARTIES = {  # entry point: distribution, what it offers
 }
 BASE = ("agentcompile_core", "agentcompile_validator_numerics", "agentcompile_runtime_vendor", "agentcompile_rules_transformers")
 COMMANDS = """
-import contextlib, io, json, sys
+import contextlib, importlib, io, json, subprocess, sys
 from agentcompile_core.cli import main
 
 found = []
 for line in json.loads(sys.argv[1]):
+    if line[0] == "uninstall":
+        subprocess.run([sys.executable, "-m", "pip", "--quiet", "uninstall", "--yes", line[1]], check=True)
+        importlib.invalidate_caches()
+        continue
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(line)
@@ -254,7 +258,10 @@ class Environment:
         assert done.returncode == 0, done.stderr[-3000:]
 
     def run(self, *lines: tuple[str, ...]) -> list[Any]:
-        """Command lines in the project's folder, one process for all: (exit code, document, standard error) of each."""
+        """Command lines in the project's folder, one process for all: (exit code, document, standard error) of each.
+
+        ``uninstall NAME`` between them is pip's.
+        """
         given = json.dumps([[*line, "--json"] for line in lines])
         done = subprocess.run([str(self.python), "-c", COMMANDS, given], cwd=self.project, env=self._variables(), capture_output=True,
                               text=True, timeout=400)
@@ -328,10 +335,10 @@ def test_third_parties_are_gone_when_they_are_uninstalled(environment: Environme
         "transformers_rules": (plain, ""),
         "acme_hardware": (plain, "unknown target 'acme_one'"),
     }
+    lines = [(("uninstall", THIRD_PARTIES[name][0]), ("plugins",), line) for name, (line, _) in gone.items()]
+    found = environment.run(*(line for group in lines for line in group))
     left = {*THIRD_PARTIES, "numerics"}
-    for name, (line, words) in gone.items():
-        environment.pip("uninstall", "--yes", THIRD_PARTIES[name][0])
-        (_, plugins, _), (code, document, err) = environment.run(("plugins",), line)
+    for (name, (_, words)), (_, plugins, _), (code, document, err) in zip(gone.items(), found[::2], found[1::2], strict=True):
         left.remove(name)
         assert set(listed(plugins)) == left
         assert (code, words in err) == (2 if words else 0, True), err
