@@ -140,9 +140,11 @@ def test_a_family_that_was_installed_since_is_tried_on_a_warm_cache(places: Any)
     place.install("untimed", UNTIMED)
     place.compile("--validators", "simple", "--log", "cold.jsonl")
     place.install("late", FAMILY)
-    place.compile("--validators", "simple", "--log", "warm.jsonl")
+    place.compile("--validators", "simple", "--log", "warm.jsonl", "--out", "b.bundle")
     log = [json.loads(line) for line in (place.project / "warm.jsonl").read_text().splitlines()]
     assert "late/late" in {entry["implementation"] for entry in log}
+    text = place.run("explain", "b.bundle")
+    assert "untimed/first: 1 schedules of 1 matches: a rival served its nodes already, and nothing can be timed here" in text
 
 
 def test_an_implementation_is_selected_bundled_and_bound_again(places: Any) -> None:

@@ -129,7 +129,7 @@ class _Search:
     def count(self, event: CandidateFinished) -> None:
         """Take one candidate into account."""
         record = event.record
-        passed = record.failure is None and record.verdict is not None and record.verdict.passed
+        passed = record.passed
         self.done += 1
         self.fresh += not event.cached
         self.passed += passed
