@@ -29,8 +29,9 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.stages import lower, validate
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker.evaluate import WorkerState
-from agentcompile_core.worker.protocol import Evaluation
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
+from inline_worker import Here
 
 ROOT = Path(__file__).parents[1]
 MATCH = "elementwise:add+1:add"
@@ -78,20 +79,6 @@ class Adding(Implementation):
             raise RuntimeError("its library is not here")
         by = 2.0 if schedule["behave"] == "wrong_callable" else 1.0
         return lambda in0, in1, out: torch.add(in0, in1, alpha=by, out=out)
-
-
-class Here:
-    """The worker's work in this process."""
-
-    def __init__(self, catalog: Any) -> None:
-        self._state = WorkerState(catalog)
-
-    def evaluate(self, jobs: Any, **_: Any) -> Any:
-        """Like Worker.evaluate."""
-        for index, job in enumerate(jobs):
-            kernel = self._state.build(job)
-            done = kernel if isinstance(kernel, Evaluation) else self._state.evaluate(job, kernel, lambda phase: None)
-            yield index, done
 
 
 def step(fate: str, n: int) -> Step:
