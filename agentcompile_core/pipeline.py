@@ -7,7 +7,7 @@ from attrs import evolve, field, frozen
 
 from .budget import CHAIN_SHARE, WINNERS_SHARE
 from .context import Context
-from .errors import Cause, Failure, StageName, UsageError, bounded
+from .errors import Failure, StageName, UsageError, bounded
 from .installation.building import built
 from .ir.advice import AdviceRecord, OrderedPlan
 from .ir.baseline import FRAMEWORK
@@ -133,7 +133,7 @@ def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Ro
         with clock("validate") as facts:
             evaluated = validate.run(candidates, ordered, left_s, ctx, found.records)
             records = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
-            facts |= {"records": len(records), "passed": sum(1 for r in records if r.verdict is not None and r.verdict.passed)}
+            facts |= {"records": len(records), "passed": sum(1 for r in records if r.passed)}
         found = found.and_then(evaluated)
     return _Rounds(found=found, advice=advice, seen=evolve(seen, cached=found.cached, untried=found.untried), ordered=asked)
 
@@ -261,8 +261,8 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
         "candidates": sum(s.candidates for s in compilation.spaces),
         "lowered": compilation.lowered,
         "evaluated": len(evaluated),
-        "built": sum(1 for r in evaluated if r.failure not in (Cause.COMPILE, Cause.UNAVAILABLE)),
-        "validated": sum(1 for r in evaluated if r.verdict is not None and r.verdict.passed),
+        "built": sum(1 for r in evaluated if r.built),
+        "validated": sum(1 for r in evaluated if r.passed),
         "advised": sum(1 for a in compilation.advice if a.accepted.order or a.accepted.hints or a.accepted.label),
         "selected": len(steps),
         "selected_us": [min(times), max(times)] if times else [],

@@ -34,6 +34,7 @@ COLUMNS = {
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
 }
 COLUMNS["sweep"] = COLUMNS["ablation"] = COLUMNS["decode"]
+FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
 
 
@@ -65,6 +66,9 @@ def check(name: str, document: dict[str, Any]) -> None:
         missing = [key for key in COLUMNS[name] if key not in row]
         if missing:
             raise ResultsError(f"{name}.json, row {row.get('model', row)}: lacks {', '.join(missing)}")
+        counts = [row[key] for key in FUNNEL if key in row]
+        if name == "pipeline" and "evaluated" in row and counts != sorted(counts, reverse=True):
+            raise ResultsError(f"{name}.json, row {row['model']}: {', '.join(FUNNEL)} are {counts}, but each is a part of the one before")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

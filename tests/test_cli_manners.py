@@ -84,6 +84,13 @@ def test_a_temperature_implies_sampling(cli, tiny_bundle: Path) -> None:
     assert drawn == text("--sample", "--temperature", 2.5, "--seed", 3) != text()
 
 
+def test_there_is_a_line_before_the_model_is_there(cli, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("raise RuntimeError('while it was loaded')\n")
+    code, _, err = cli("compile", tmp_path / "module.py", "--device", "cpu")
+    lines = err.splitlines()
+    assert code and lines[0].endswith("module.py is executed") and lines[1].endswith("s] load ...") and "while it was loaded" in lines[2]
+
+
 def test_random_weights_are_announced(cli, tmp_path: Path) -> None:
     config = json.loads((TINY / "config.json").read_text()) | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     (tmp_path / "config.json").write_text(json.dumps(config))

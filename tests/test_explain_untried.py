@@ -247,7 +247,7 @@ def check_counts(compilation: Any) -> None:
     records = [r for r in result.records if r.step.implementation != FRAMEWORK]
     assert found["candidates"] >= found["lowered"] >= found["evaluated"] >= found["built"] >= found["validated"]
     assert found["evaluated"] == len(records) == sum(t.evaluated for t in result.tried)
-    assert found["validated"] == sum(1 for r in records if r.verdict is not None and r.verdict.passed)
+    assert found["validated"] == sum(1 for r in records if r.verdict is not None and r.verdict.passed and r.failure is None)
     assert found["candidates"] == sum(t.space for t in result.tried) == found["evaluated"] + found["untried"]
 
 
@@ -258,6 +258,10 @@ def test_counts_agree_with_the_records_of_the_tiny_model(tiny_compiled) -> None:
     assert found["evaluated"] == len(records) == sum(t["evaluated"] for t in search)
     assert found["lowered"] >= found["evaluated"] >= found["built"] >= found["validated"]
     assert found["candidates"] == found["evaluated"] + found["untried"]
+    assert found["built"] == sum(r["built"] for r in records)
+    passed = [r for r in records if r["failure"] is None and r["verdict"]["outcome"] in ("pass", "provisional")]
+    assert found["validated"] == len(passed) == sum(t["passed"] for t in search)
+    assert found["selected"] == sum(len(s["steps"]) for s in document["selections"])
     assert document["search"] == search and document["failures"] == json.loads((folder / "failures.json").read_text())
 
 

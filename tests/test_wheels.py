@@ -1,12 +1,19 @@
-"""What `make wheels` builds is complete: installed without the repository, every plugin loads and a model compiles."""
+"""What `make wheels` builds is complete: installed without the repository, every plugin loads and a model compiles.
+
+Third parties' wheels come and go in an environment of their own: each is listed, effective, and gone when it is uninstalled.
+"""
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +106,243 @@ def test_a_model_compiles_from_wheels(installed: Path, tmp_path: Path) -> None:
     assert found["selected"] >= 7
     assert found["failures"] == 0
     assert (tmp_path / "b" / "extension" / "setup.py").is_file()
+
+
+# One environment that sees the installed torch and its neighbours, and of this project what is installed from wheels alone.
+
+MODULE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 32, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+def get_inputs():
+    return [torch.randn(1, 64)]
+
+def get_init_inputs():
+    return []
+"""
+ADVISOR = """
+from attrs import frozen
+from agentcompile_core.plugin_api import Advice, Advisor, hookimpl
+
+@frozen
+class Settings:
+    first: tuple[str, ...] = ()
+
+class Told(Advisor):
+    name = "told"
+    settings_class = Settings
+
+    def advise(self, question):
+        return Advice(order=self.settings.first)
+
+@hookimpl
+def agentcompile_advisors():
+    return [Told()]
+"""
+VALIDATOR = """
+from attrs import frozen
+from agentcompile_core.plugin_api import Cause, Outcome, Validator, Verdict, hookimpl
+
+@frozen
+class Settings:
+    kind: str = ""
+
+class Strict(Validator):
+    name = "strict"
+    settings_class = Settings
+
+    def applies(self, trial):
+        return True
+
+    def controls(self, backend):
+        return (), ()
+
+    def check(self, trial, run):
+        if trial.match.kind != self.settings.kind:
+            return Verdict(validator=self.name, outcome=Outcome.PASS)
+        return Verdict(validator=self.name, outcome=Outcome.FAIL, cause=Cause.TOLERANCE, message=f"no {self.settings.kind} passes here")
+
+@hookimpl
+def agentcompile_validators():
+    return [Strict()]
+"""
+TOML = """
+advisor = "told"
+validators = ["numerics", "strict"]
+target = "acme_one"
+rounds = 1
+margin = -1  # what passed is taken, so that no clock decides what is tested
+
+[plugin.acme_told]
+first = ["vendor/linear", "acme_hardware/c_linear"]
+
+[plugin.acme_strict]
+kind = "elementwise"
+"""
+PYPROJECT = """
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "1.0"
+dependencies = ["agentcompile-core"]
+
+[project.entry-points."agentcompile.v1"]
+{name} = "{name}"
+
+[tool.setuptools]
+py-modules = ["{name}"]
+"""
+THIRD_PARTIES = {  # entry point: distribution, what it offers
+    "acme_told": ("acme_told", ["Advisor:told"]),
+    "acme_strict": ("acme_strict", ["Validator:strict"]),
+    "vendor": ("agentcompile-runtime-vendor", ["Implementation:linear", "Implementation:attention"]),
+    "transformers_rules": ("agentcompile-rules-transformers", ["RegionRule:linear", "RegionRule:elementwise"]),
+    "acme_hardware": ("acme-agentcompile-hardware", ["Backend:acme", "Target:acme_one", "TemplateFamily:c_linear"]),
+}
+BASE = ("agentcompile_core", "agentcompile_validator_numerics", "agentcompile_runtime_vendor", "agentcompile_rules_transformers")
+COMMANDS = """
+import contextlib, importlib, io, json, subprocess, sys
+from agentcompile_core.cli import main
+
+found = []
+for line in json.loads(sys.argv[1]):
+    if line[0] == "uninstall":
+        subprocess.run([sys.executable, "-m", "pip", "--quiet", "uninstall", "--yes", line[1]], check=True)
+        importlib.invalidate_caches()
+        continue
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(line)
+    found.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(found))
+"""
+
+
+class Environment:
+    """A virtual environment, and a project's folder with a model and an agentcompile.toml in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = folder / "project"
+        self.project.mkdir()
+        (self.project / "module.py").write_text(MODULE)
+        (self.project / "agentcompile.toml").write_text(TOML)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
+        self.python = folder / "env" / "bin" / "python"
+        self._shelf = folder / "neighbours"
+        self._shelf.mkdir()
+        for path in reversed([Path(p) for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]):
+            self._see(path)
+        (site,) = (folder / "env" / "lib").glob("python*/site-packages")
+        (site / "neighbours.pth").write_text(f"{self._shelf}\n")
+
+    def _see(self, packages: Path) -> None:
+        """Show what is installed there, without this project, without plugins and without .pth files (editable installs)."""
+        for path in packages.iterdir():
+            if not re.match(r"(__editable__|agentcompile|acme)", path.name) and path.suffix not in (".pth", ".egg-link"):
+                (self._shelf / path.name).unlink(missing_ok=True)
+                (self._shelf / path.name).symlink_to(path)
+
+    def pip(self, *arguments: str) -> None:
+        done = subprocess.run([str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], env=self._variables(),
+                              capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def run(self, *lines: tuple[str, ...]) -> list[Any]:
+        """Command lines in the project's folder, one process for all: (exit code, document, standard error) of each.
+
+        ``uninstall NAME`` between them is pip's.
+        """
+        given = json.dumps([[*line, "--json"] for line in lines])
+        done = subprocess.run([str(self.python), "-c", COMMANDS, given], cwd=self.project, env=self._variables(), capture_output=True,
+                              text=True, timeout=400)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [(code, json.loads(out), err) for code, out, err in json.loads(done.stdout.splitlines()[-1])]
+
+    def _variables(self) -> dict[str, str]:
+        gone = ("AGENTCOMPILE_", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(gone)}
+        return {**kept, "AGENTCOMPILE_CONFIG": "", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.fixture(scope="module")
+def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """All five third parties installed, beside the core and a validator."""
+    if shutil.which("cc") is None or not sysconfig.get_config_var("EXT_SUFFIX"):
+        pytest.skip("there is no C compiler called cc")
+    folder = tmp_path_factory.mktemp("third_parties")
+    for name, text in {"acme_told": ADVISOR, "acme_strict": VALIDATOR}.items():
+        (folder / name).mkdir()
+        (folder / name / "pyproject.toml").write_text(PYPROJECT.format(name=name))
+        (folder / name / f"{name}.py").write_text(text)
+    shutil.copytree(ROOT / "examples" / "hardware_plugin", folder / "acme_hardware")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        from build_wheels import build
+    for name in ("acme_told", "acme_strict", "acme_hardware"):
+        build(folder / name, folder)
+    made = Environment(folder)
+    built = [next(wheels.glob(f"{name}-*.whl")) for name in BASE]
+    made.pip("install", "--no-index", "--no-deps", "--no-compile", *map(str, (*built, *sorted(folder.glob("*.whl")))))
+    return made
+
+
+def listed(document: dict[str, Any]) -> dict[str, list[str]]:
+    """Loaded plugins with what they offer; those of the core aside."""
+    assert {p["state"] for p in document["plugins"]} == {"loaded"}, document["plugins"]
+    return {p["name"]: p["offers"] for p in document["plugins"] if not p["name"].startswith("core_")}
+
+
+def test_third_parties_are_listed_and_effective(environment: Environment) -> None:
+    compiling = ("compile", "module.py", "--no-cache", "--log", "log.jsonl", "--out", "module.bundle")
+    (_, plugins, _), (code, document, err), (_, explained, _) = environment.run(("plugins",), compiling, ("explain", "module.bundle"))
+    found = listed(plugins)
+    assert set(found) == {*THIRD_PARTIES, "numerics"}
+    assert all(set(offers) <= set(found[name]) for name, (_, offers) in THIRD_PARTIES.items())
+    assert code == 0 and not document["failures"], err
+    log = [json.loads(line) for line in (environment.project / "log.jsonl").read_text().splitlines()]
+    assert document["target"] == "acme_one" and {entry["advisor"] for entry in log} == {"told"}
+    # The hardware: kernels of its families pass on it, timed by its clock, and one is selected; its rules found the matches.
+    passed = {entry["implementation"] for entry in log if entry["verdict"] == "pass"}
+    assert passed == {"acme_hardware/c_linear", "vendor/linear"}, "the implementation competes"
+    assert all(entry["us"] > 0 for entry in log if entry["verdict"] == "pass")
+    steps = [step for selection in explained["selections"] for step in selection["steps"]]
+    assert {step["implementation"] for step in steps} <= passed and len(steps) == 1
+    # The advisor's setting: without it the families come by name.
+    alone = [entry["implementation"] for entry in log if entry["match"].startswith("linear:linear+1")]
+    assert alone[0] == "vendor/linear" and "acme_hardware/c_linear" in alone
+    # The validator's setting, in the worker: what it names is refused in its words.
+    refused = [entry for entry in log if entry["implementation"] == "acme_hardware/c_elementwise"]
+    assert refused and all(entry["message"] == "no elementwise passes here" for entry in refused)
+
+
+def test_third_parties_are_gone_when_they_are_uninstalled(environment: Environment) -> None:
+    compiling = ("compile", "module.py", "--no-cache", "--budget-plans", "4")
+    plain = (*compiling, "--advisor", "heuristic", "--validators", "numerics")
+    gone = {  # in this order: the command line whose outcome shows it, and the word that it says
+        "acme_told": (compiling, "unknown advisor 'told'; installed: heuristic"),
+        "acme_strict": ((*compiling, "--advisor", "heuristic"), "unknown validator 'strict'; installed: numerics"),
+        "vendor": (plain, ""),
+        "transformers_rules": (plain, ""),
+        "acme_hardware": (plain, "unknown target 'acme_one'"),
+    }
+    lines = [(("uninstall", THIRD_PARTIES[name][0]), ("plugins",), line) for name, (line, _) in gone.items()]
+    found = environment.run(*(line for group in lines for line in group))
+    left = {*THIRD_PARTIES, "numerics"}
+    for (name, (_, words)), (_, plugins, _), (code, document, err) in zip(gone.items(), found[::2], found[1::2], strict=True):
+        left.remove(name)
+        assert set(listed(plugins)) == left
+        assert (code, words in err) == (2 if words else 0, True), err
+        if name == "vendor":
+            assert {t["implementation"] for t in document["search"]} == {"acme_hardware/c_linear", "acme_hardware/c_elementwise"}
+        elif name == "transformers_rules":
+            assert document["statistics"]["candidates"] == document["statistics"]["selected"] == 0

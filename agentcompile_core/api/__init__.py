@@ -17,7 +17,7 @@ from ..ir.graph import DType, Workload
 from ..pipeline import Compilation
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
-from ..plugin.events import Captured, ModelLoaded, Observer, WorkloadChosen, silent
+from ..plugin.events import Captured, ModelLoaded, Observer, StageStarted, WorkloadChosen, silent
 from ..plugin.interfaces import LoadedModel
 from ..runtime import bundle_reader
 from ..store import Store
@@ -91,10 +91,12 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     dtype, max_context = wanted.get("dtype"), wanted.pop("max_context", None)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
+    ctx.emit(StageStarted(stage="load"))
     loaded, clock["load"] = _timed(lambda: frontend.load(what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}))
     ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
     workload = workload or _default_workload(loaded, dtype, max_context)
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
+    ctx.emit(StageStarted(stage="capture"))
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
     ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
                       seconds=clock["capture"]))
@@ -126,6 +128,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     ctx, device = context(catalog, config, found, store, report), found.device
     reason = bundle_reader.runnable(installed, hardware.live(ctx.target, device, catalog))
     frontend = pipeline.frontend_for(model, ctx)
+    ctx.emit(StageStarted(stage="load"))
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     bundle_reader.check_model(installed, describe(loaded).digest, loaded.name)
     bundle_reader.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)

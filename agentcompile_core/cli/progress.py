@@ -28,6 +28,7 @@ from ..plugin.events import (
 
 EVERY_S = 10.0  # between two lines about candidates where nobody can see a line change
 LIVE_S = 0.1  # between two changes of the line on a terminal
+UNTIMED = ("load", "capture")  # stages that may take minutes and say nothing before they end
 COLUMNS = 160  # of the changing line; what stays is never cut
 
 
@@ -49,7 +50,7 @@ class Progress:
             WorkloadChosen: lambda e: self._say(f"workload: batch 1, context {e.max_context}, {e.dtype}, prompts in chunks of "
                                                 f"{list(e.chunks)}"),
             ModelLoaded: lambda e: self._say(f"model {e.name}: loaded in {e.seconds:.1f} s"),
-            StageStarted: lambda e: self._say(f"{e.stage} ...", transient=True),
+            StageStarted: lambda e: self._say(f"{e.stage} ...", transient=e.stage not in UNTIMED),
             ChainProgress: lambda e: self._now_and_then(f"chain: {e.what}"),
             Preparing: lambda e: self._say(f"preparing {e.graph}", transient=True),
             Skipped: lambda e: self._say(f"note: {e.subject}: {e.message}"),
@@ -129,7 +130,7 @@ class _Search:
     def count(self, event: CandidateFinished) -> None:
         """Take one candidate into account."""
         record = event.record
-        passed = record.failure is None and record.verdict is not None and record.verdict.passed
+        passed = record.passed
         self.done += 1
         self.fresh += not event.cached
         self.passed += passed

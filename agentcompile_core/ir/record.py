@@ -39,6 +39,12 @@ class TuningRecord:
     advisor: str = ""
     advisor_rank: int = -1  # the advisor's rank of it; -1: it said nothing
     order: int = 0  # position in which it was evaluated
+    built: bool = True  # there was a kernel to run, or a callable
+
+    @property
+    def passed(self) -> bool:
+        """Whether validators passed it and nothing was found to be wrong with it while it was timed."""
+        return self.verdict is not None and self.verdict.passed and self.failure is None
 
     @property
     def usable(self) -> bool:

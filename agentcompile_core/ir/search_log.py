@@ -92,7 +92,7 @@ def _served(region: str, signature: str, space: StepSpace, covered: bool, record
             continue
         evaluated += 1
         cached += place in seen.cached
-        passed += record.verdict is not None and record.verdict.passed and record.failure is None
+        passed += record.passed
     return Tried(signature=signature, region=region, match=space.match_id, implementation=space.implementation, version=space.version,
                  space=len(space.space), evaluated=evaluated, cached=cached, passed=passed, untried=tuple(sorted(counts.items())))
 

@@ -52,7 +52,7 @@ def candidates_document(records: Iterable[TuningRecord]) -> list[dict[str, Any]]
         times = [r.measurement.us for r in group if r.usable and r.measurement]
         failures = Counter(r.failure.value for r in group if r.failure)
         found.append({"signature": signature, "match": match_id, "implementation": implementation, "evaluated": len(group),
-                      "passed": sum(1 for r in group if r.verdict and r.verdict.passed), "best_us": min(times) if times else None,
+                      "passed": sum(1 for r in group if r.passed), "best_us": min(times) if times else None,
                       "failures": dict(failures)})
     return found
 

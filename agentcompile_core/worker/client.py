@@ -12,7 +12,7 @@ from attrs import define, evolve
 
 from ..errors import AgentCompileError, Cause, UsageError
 from ..ir import serial
-from ..ir.candidate import Kernel
+from ..ir.candidate import CALLABLE, Kernel
 from ..processes.child import Child, ChildEnded
 from .protocol import CATALOG, Evaluation, Job
 
@@ -154,12 +154,12 @@ class Worker:
                 message = child.receive(max(0.0, limit - time.monotonic()))
             except ChildEnded as exc:
                 cause = Cause.MEMORY_FAULT if child.signal_number in _FAULTS else Cause.CRASH
-                return self._lost(current, cause, f"during {phase}: {exc}"), True
+                return self._lost(current, cause, f"during {phase}: {exc}", phase), True
             if message is None:
                 if limit < end:
                     return None
                 allowed_s = self._deadline_s(phase, current.job)
-                return self._lost(current, Cause.TIMEOUT, f"no end of {phase} within {allowed_s:g} s; killed"), True
+                return self._lost(current, Cause.TIMEOUT, f"no end of {phase} within {allowed_s:g} s; killed", phase), True
             if "kernel" in message:
                 self._keep_kernel(message, out)
             if message.get("id") != current.index:
@@ -179,8 +179,9 @@ class Worker:
         return evolve(evaluation, kernel=current.job.kernel), bool(message.get("lost"))
 
     @staticmethod
-    def _lost(current: _Sent, cause: Cause, message: str) -> Evaluation:
-        return Evaluation(kernel=current.job.kernel, failure=cause, message=message[:2000])
+    def _lost(current: _Sent, cause: Cause, message: str, phase: str = "build") -> Evaluation:
+        bound = current.job.trial.source.language == CALLABLE and phase not in ("build", "load")
+        return Evaluation(kernel=current.job.kernel, bound=bound, failure=cause, message=message[:2000])
 
     @staticmethod
     def _keep_kernel(message: dict[str, Any], out: Iterable[_Sent]) -> None:

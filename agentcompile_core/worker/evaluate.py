@@ -53,7 +53,8 @@ class WorkerState:
         """Validate and time one built candidate."""
         began = time.monotonic()
         execution = self._execution(job, kernel)
-        done = execution if isinstance(execution, Evaluation) else self._judged(job, execution, Evaluation(kernel=kernel), phase)
+        ready = Evaluation(kernel=kernel, bound=job.trial.source.language == CALLABLE)
+        done = execution if isinstance(execution, Evaluation) else self._judged(job, execution, ready, phase)
         return evolve(done, seconds=time.monotonic() - began)
 
     def _execution(self, job: Job, kernel: Kernel | None) -> Execution | Evaluation:

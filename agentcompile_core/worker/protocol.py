@@ -41,9 +41,13 @@ class Job:
 
 @frozen(kw_only=True)
 class Evaluation:
-    """What became of a job. ``kernel`` is there if it was built; ``measurement`` only after a pass and only on a device."""
+    """What became of a job. ``measurement`` is there only after a pass and only on a device.
+
+    ``kernel`` is there if one was built; ``bound`` says that an implementation's callable was.
+    """
 
     kernel: Kernel | None = field(default=None, repr=False)
+    bound: bool = False
     verdicts: tuple[Verdict, ...] = ()
     measurement: Measurement | None = None
     baseline: Measurement | None = None

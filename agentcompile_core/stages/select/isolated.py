@@ -105,7 +105,8 @@ def _by_time(match_id: str, best: TuningRecord, baseline: Measurement | None, ma
     if baseline is None:
         return _Choice(match_id=match_id, reason=f"the framework could not be timed, so {us:.2f} us cannot be called faster")
     low = baseline.us - baseline.spread_us
-    if margin is not None and (us + best.measurement.spread_us) * (1.0 + margin) >= low:
+    barred = margin is not None and margin > -1.0  # -1 takes everything, also where the noise is larger than the framework's time
+    if barred and (us + best.measurement.spread_us) * (1.0 + (margin or 0.0)) >= low:
         return _Choice(match_id=match_id, baseline=baseline,
                        reason=f"its best kernel takes {us:.2f} us, the framework {baseline.us:.2f} us: not faster beyond noise and margin")
     saved_us = baseline.us - us * (1.0 + min(margin or 0.0, 0.0))  # what a margin below 0 lets pass costs its cover nothing

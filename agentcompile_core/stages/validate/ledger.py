@@ -50,7 +50,7 @@ class Ledger:
             return
         known = {region.signature: region for region in regions}
         for record in earlier:
-            if record.signature in known and _passed(record):
+            if record.signature in known and record.passed:
                 self._settle(record.signature, known[record.signature].match_by_id[record.step.match_id].nodes)
 
     def recall_baseline(self, entry: Entry) -> None:
@@ -77,7 +77,7 @@ class Ledger:
         store = self._ctx.store
         if isinstance(evaluation.kernel, Kernel):
             store.put_kernel(entry.kernel_key, evaluation.kernel)
-            if _passed(record):
+            if record.passed:
                 self.kernels[evaluation.kernel.digest] = evaluation.kernel
         if record.failure not in _NOT_KEPT:
             store.put_record(record)
@@ -105,14 +105,15 @@ class Ledger:
         return TuningRecord(
             key=entry.key, signature=entry.candidate.signature, step=entry.candidate.step, source_digest=entry.candidate.source.digest,
             verdict=_decisive(evaluation.verdicts), measurement=evaluation.measurement, failure=evaluation.failure,
-            message=evaluation.message, advisor=entry.advisor, advisor_rank=entry.rank, order=self._order, **extra)
+            message=evaluation.message, advisor=entry.advisor, advisor_rank=entry.rank, order=self._order,
+            built=evaluation.kernel is not None or evaluation.bound, **extra)
 
     def _add(self, record: TuningRecord, entry: Entry) -> None:
         self.records.append(record)
         if record.usable and record.measurement is not None:
             best = self.best_us.get(entry.place, record.measurement.us)
             self.best_us[entry.place] = min(best, record.measurement.us)
-        elif _passed(record) and not self._backend.clock:
+        elif record.passed and not self._backend.clock:
             self._proven.add((entry.place, record.step.implementation))
             self._settle(entry.candidate.signature, entry.nodes)
         baseline = self.baselines.get(entry.place)
@@ -125,10 +126,6 @@ class Ledger:
         covered = self._covered.setdefault(signature, set())
         if covered.isdisjoint(nodes):
             covered.update(nodes)
-
-
-def _passed(record: TuningRecord) -> bool:
-    return record.verdict is not None and record.verdict.passed and record.failure is None
 
 
 def _decisive(verdicts: tuple[Verdict, ...]) -> Verdict | None:

@@ -6,23 +6,27 @@ from ...context import Context
 from ...errors import UsageError
 from ...ir import serial
 from ...ir.advice import OrderedPlan
+from ...plugin.catalog import Catalog
+from ...plugin.settings import identity
 from ...store import keys
 
 KIND = "searches"
 Server = tuple[str, str]  # signature, implementation
+State = tuple[str, int, str]  # an implementation as it took part: name, version, digest of its settings (empty: the defaults)
 
 
 class Search:
     """One call of stage validate: its candidates (by their keys), and the run and round that it is part of.
 
     ``environment`` is what results depend on beside the candidates (compiler, device, validators). Another budget is
-    another search, and so is another set of implementations or of their versions.
+    another search, and so is another set of implementations, one of them with another version or other settings, and
+    another advisor or a changed one.
     """
 
     def __init__(self, ordered: tuple[OrderedPlan, ...], records: Iterable[str], environment: str, ctx: Context) -> None:
         config = ctx.config
-        budget = (config.budget_s, config.budget_plans, config.rounds, config.seed, config.advisor, config.plugins)
-        self._servers = {plan.signature: tuple(sorted(plan.servers)) for plan in ordered}
+        budget = (config.budget_s, config.budget_plans, config.rounds, config.seed, _advisor(config.advisor, ctx.catalog), config.plugins)
+        self._servers = {plan.signature: tuple(_state(name, version, ctx.catalog) for name, version in plan.servers) for plan in ordered}
         served = sorted(self._servers.items())
         self._store = ctx.store
         self._round = max((plan.record.round for plan in ordered), default=0)
@@ -51,13 +55,28 @@ class Search:
             self._store.put_text(KIND, key, serial.dumps(sorted({*took_part, *(self._known[signature] or ())})))
 
     def _newcomers(self) -> frozenset[Server]:
-        """Implementations, or new versions of them, that took no part in earlier searches of their region, where there were some."""
-        return frozenset((signature, name) for signature, servers in self._servers.items() for name, version in servers
-                         if self._known[signature] is not None and (name, version) not in self._known[signature])  # type: ignore[operator]
+        """Implementations that took no part in earlier searches of their region as they are now, where there were some searches."""
+        return frozenset((signature, state[0]) for signature, servers in self._servers.items() for state in servers
+                         if self._known[signature] is not None and state not in self._known[signature])  # type: ignore[operator]
 
-    def _seen(self, key: str) -> frozenset[tuple[str, int]] | None:
+    def _seen(self, key: str) -> frozenset[State] | None:
         text = self._store.text(KIND, key)
         try:
-            return None if text is None else frozenset((str(name), int(version)) for name, version in serial.parse(text))
+            return None if text is None else frozenset((str(name), int(version), str(settings))
+                                                       for name, version, settings in serial.parse(text))
         except (UsageError, TypeError, ValueError):
             return None
+
+
+def _state(name: str, version: int, catalog: Catalog) -> State:
+    offer = catalog.template_families.get(name) or catalog.implementations.get(name)
+    return name, version, "".join(identity(offer)) if offer is not None else ""
+
+
+def _advisor(name: str, catalog: Catalog) -> tuple[str | int, ...]:
+    """The advisor as it is now: an older version of it, or one with other settings, asked for another search."""
+    found: list[str | int] = [name]
+    for qualified, offer in sorted(catalog.advisors.items()):
+        if name in (offer.name, qualified):
+            found += [offer.version, *identity(offer)]
+    return tuple(found)

@@ -2,15 +2,23 @@
 
 from collections.abc import Iterable
 
+from attrs import field, frozen
+
 from agentcompile_core.plugin_api import Advice, Advisor, Evidence, Hint, Parameter, Question, Risk, StepSpace, hookimpl
 
-LONG = 1 << 16  # FLOPs per element of a result, beyond which sums deserve another look
+
+@frozen(kw_only=True)
+class Settings:
+    """``[plugin.measured]``."""
+
+    long: int = field(default=1 << 16, metadata={"doc": "FLOPs per byte of a match beyond which sums deserve another look"})
 
 
 class MeasuredAdvisor(Advisor):
     """Silent in the first round, where nothing has been measured; then it repeats what was seen."""
 
     name = "measured"
+    settings_class = Settings
 
     def advise(self, question: Question) -> Advice:
         """Order and hints from ``question.evidence``; nothing here reads a clock, so equal questions get equal answers."""
@@ -19,7 +27,7 @@ class MeasuredAdvisor(Advisor):
         best = {name: min((slowness(e) for e in timed if e.implementation == name), default=None) for name in known}
         order = tuple(sorted((name for name in best if best[name] is not None), key=lambda name: best[name]))
         hints = tuple(hint for step in question.space.steps for hint in hints_of(step, timed))
-        risky = any(match.flops > LONG * max(1, match.bytes) for match in question.summary.matches)
+        risky = any(match.flops > self.settings.long * max(1, match.bytes) for match in question.summary.matches)
         return Advice(order=order, hints=hints, risks=(Risk.LONG_REDUCTION,) if risky else ())
 
 

@@ -1,23 +1,22 @@
-"""Its families build, and what they compute is what their matches mean."""
+"""The kit of the core, applied to the backend, and a linear layer that builds with every schedule."""
 
-import pytest
+import attrs
 from acme_hardware.backend import ACME_ONE, AcmeBackend
 from acme_hardware.families import LinearInC
-from agentcompile_rules_transformers.linear import LinearRule
-from agentcompile_rules_transformers.testing import Draft
+from agentcompile_rules_transformers.testing import linear_case
 
-from agentcompile_core.plugin_api import DType
-from agentcompile_core.testing.matching import matched
+from agentcompile_core.plugin_api import DType, control_trials
+from agentcompile_core.testing.backend_conformance import BackendConformance
 
 
-@pytest.mark.parametrize("lanes", [1, 8])
-def test_a_linear_layer_builds_for_every_schedule(lanes: int) -> None:
-    draft, family = Draft(), LinearInC()
-    product = draft.one("aten.linear.default", (draft.given("x", (1, 1, 40), DType.F32), draft.weight("w", 24, 40, dtype=DType.F32)),
-                        (1, 1, 24), DType.F32)
-    match, _ = matched(LinearRule(), draft.graph(product))
-    assert family.accepts(match, ACME_ONE) is True
-    schedule = next(p for p in family.space(match, ACME_ONE).points if p.integer("lanes") == lanes)
-    source, backend = family.lower(match, schedule, ACME_ONE), AcmeBackend()
-    backend.check(source, ACME_ONE)
-    assert hasattr(backend.load(backend.build(source, ACME_ONE)), source.launches[0].entry)
+class TestBackend(BackendConformance):
+    backend = AcmeBackend()
+    (trial,) = control_trials((backend.control(""),), ACME_ONE)
+    broken = attrs.evolve(trial.source, digest="0badc0de", code="this is no source")
+
+    def test_linear(self) -> None:
+        match, _ = linear_case(n=24, k=40, dtype=DType.F32)
+        for schedule in LinearInC().space(match, ACME_ONE).points:
+            source = LinearInC().lower(match, schedule, ACME_ONE)
+            self.backend.check(source, ACME_ONE)
+            assert hasattr(self.backend.load(self.backend.build(source, ACME_ONE)), source.launches[0].entry)
