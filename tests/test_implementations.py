@@ -249,8 +249,8 @@ def test_every_broken_one_is_refused_for_its_reason_and_the_model_is_right(acme:
 class Repeated:
     """Stands for captured graphs in the chain's judge: runs the program, and "takes" less the more products are of vectors."""
 
-    def __init__(self, bound: Any, states: Any, reset: Callable[[], None], backend: Any) -> None:
-        reset()
+    def __init__(self, bound: Any, states: Any, backend: Any) -> None:
+        states.reset()
         bound.run()
         calls = [dict(s.step.schedule.items).get("call") for s in bound.program.segments if s.is_call]
         self.us = 100.0 - calls.count("vector")
