@@ -15,6 +15,7 @@ from ..ir.region import Access, Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
+from ..ops.reference.depth import reduction_depth
 from ..ops.reference.second_opinion import Disagreement, disagreement
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind, plain_kind
@@ -174,9 +175,9 @@ class Execution:
         Raises:
             Disagreement: the framework in float64 gives another answer; no kernel can be judged by this reference.
         """
-        declared = self.trial.source.reduction_depth
-        depth = 1 << (declared - 1).bit_length() if declared > 0 else 0
         graph = self.trial.graph
+        honest = reduction_depth(graph, self.trial.source)
+        depth = 1 << (honest - 1).bit_length() if honest > 0 else 0
         values = graph_values(self.trial.match, graph, inputs)
         expected = self._oracles.get((self._digest, case, depth), lambda: self._reference(values, depth))
         seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, values, expected))
