@@ -38,20 +38,20 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu" / "budgets.json"
 DTYPES = {"fp32": DType.F32, "fp16": DType.F16, "bf16": DType.BF16}
 Maker = Callable[[DType], tuple[Match, Graph]]
 BY_NAME = {kind.name: kind for kind in KINDS}
-DRAWN = tuple(f for f in InputFamily if f not in ("one_hot", "max_finite", "not_finite", "all_minus_inf"))
+DRAWN = tuple(f for f in InputFamily if f not in ("one_hot", "max_finite", "nan", "infinite", "all_minus_inf"))
 
 
 def _attention(rope: str) -> dict[str, Maker]:
     def maker(capacity: int) -> Maker:
-        return lambda d: cases.attention_case(heads=(4, 2), head_dim=32, capacity=capacity, rope=rope, dtype=d)
+        return lambda d: cases.attention_case(heads=(4, 2), head_dim=64, capacity=capacity, rope=rope, dtype=d)
 
-    return {f"capacity {capacity}": maker(capacity) for capacity in (48, 256, 1024)}
+    return {f"capacity {capacity}": maker(capacity) for capacity in (256, 1024, 2048)}
 
 
 FAMILIES: dict[str, dict[str, Maker]] = {
-    "gemv": {f"{n} x {k}": (lambda d, n=n, k=k: cases.linear_case(n=n, k=k, dtype=d)) for n, k in ((64, 64), (64, 512), (64, 4096))},
+    "gemv": {f"{n} x {k}": (lambda d, n=n, k=k: cases.linear_case(n=n, k=k, dtype=d)) for n, k in ((64, 256), (64, 1024), (64, 4096))},
     "gemv, norm, gate": {f"{n} x {k}": (lambda d, n=n, k=k: cases.gated_case(n=n, k=k, norm="rms", dtype=d))
-                         for n, k in ((64, 64), (64, 512), (64, 2048))},
+                         for n, k in ((64, 512), (64, 1024), (64, 2048))},
     "rms norm": {str(n): (lambda d, n=n: cases.norm_case(columns=n, dtype=d)) for n in (64, 512, 4096)},
     "layer norm": {str(n): (lambda d, n=n: cases.norm_case(columns=n, norm="layer", dtype=d)) for n in (64, 512, 4096)},
     "rope": {f"{h} x {n}": (lambda d, h=h, n=n: cases.rope_case(heads=h, head_dim=n, dtype=d)) for h, n in ((2, 32), (8, 64), (16, 128))},

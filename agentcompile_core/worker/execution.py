@@ -11,7 +11,7 @@ from ..errors import ContractError
 from ..ir import serial
 from ..ir.candidate import Workspace
 from ..ir.graph import DType, TensorSpec
-from ..ir.region import Access, Role
+from ..ir.region import Access, Operand, Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
@@ -24,6 +24,7 @@ from .memory import Guarded, Unchanged, guarded
 from .operands import graph_values, make_inputs, split_values
 
 OUTPUT_GUARD = 0xA5
+VECTOR_BYTES = 16
 ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match share them
 
 
@@ -73,15 +74,19 @@ class Result:
 
 
 class Buffers:
-    """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses."""
+    """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses.
 
-    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0) -> None:
+    ``misaligned``: operands begin at odd multiples of what the runtime promises (``promised_alignment``).
+    """
+
+    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0, misaligned: bool = False) -> None:
         self.trial, self.device = trial, device
         self.operands: dict[str, Guarded] = {}
         self.workspaces: dict[str, Guarded] = {}
         for operand in trial.match.operands:
             written = operand.access is not Access.READ
-            self.operands[operand.name] = guarded(operand.spec, device, OUTPUT_GUARD if written else 0xFF, shift_bytes)
+            shift = shift_bytes + (promised_alignment(operand) if misaligned else 0)
+            self.operands[operand.name] = guarded(operand.spec, device, OUTPUT_GUARD if written else 0xFF, shift)
             if operand.role is Role.OUTPUT:
                 fill(self.operands[operand.name].tensor, poison)
         for workspace in trial.source.workspaces:
@@ -99,6 +104,12 @@ class Buffers:
     def damaged(self) -> list[str]:
         """Names of the buffers whose guard bands were written."""
         return [name for name, buffer in (*self.operands.items(), *self.workspaces.items()) if not buffer.intact]
+
+
+def promised_alignment(operand: Operand) -> int:
+    """Bytes that the address of an operand is a multiple of: 16; activations lie side by side, so less where they are ragged."""
+    ragged = operand.role in (Role.INPUT, Role.OUTPUT) and operand.spec.nbytes % VECTOR_BYTES
+    return operand.spec.dtype.bytes if ragged else VECTOR_BYTES
 
 
 def fill(tensor: Tensor, poison: float) -> None:
@@ -142,7 +153,7 @@ class Execution:
         Every call uses other addresses than the one before it.
         """
         self._runs += 1
-        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3))
+        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3), misaligned=case.misaligned)
         roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
         make_inputs(self.trial.match, self.kind, case, self.device, into=buffers.tensors(*roles))
         states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}

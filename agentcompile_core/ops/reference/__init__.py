@@ -1,6 +1,6 @@
 """The oracle: a graph in float64 with, for every element, the largest error that a correct kernel may have.
 
-Budget of one element of a dot product: ``1.1 u_out |ref| + tiny + 2 sqrt(d) u_acc S``, d the reduction depth and
+Budget of one element of a dot product: ``1.1 u_out |ref| + tiny + 1.75 sqrt(d) u_acc S``, d the reduction depth and
 S the size of partial sums (``bounded.sum_size``). A graph composes it node by node: what a node's operands may be off by is propagated, and every value
 that the framework stores adds the rounding of its element type. A kernel that keeps an intermediate in float32 errs
 less; the framework itself always passes (tested).

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
+from .bounded import F32_MAX, SPREAD, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
 
 
 def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
@@ -61,8 +61,8 @@ class _Heads:
 def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None, how: Attending) -> Bounded:
     """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D].
 
-    A row whose every score is minus infinity has no softmax: by the formula it is NaN, and torch's fused attention says 0.
-    Nothing is demanded of it.
+    A row with a score of plus infinity, or with none above minus infinity, has no softmax: the formula says NaN, and torch's
+    fused attention says 0, or NaN, by element type. Nothing is demanded of it. A score that is NaN makes its row NaN.
     """
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
@@ -79,8 +79,9 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     p, sunk = _probabilities(scores, sinks, kv_heads)
     out = p @ v.value
     found = _Heads(q=rows, k=k, v=v, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
-    empty = (scores == float("-inf")).all(-1, keepdim=True)
-    value, error = torch.where(empty, 0.0, out), torch.where(empty, torch.inf, _output_error(found, seen))
+    highest = scores.amax(-1, keepdim=True)  # NaN where one is
+    undefined = highest.isinf()
+    value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
     shape = (1, heads, count, v.value.shape[-1])
     return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
 
@@ -124,9 +125,9 @@ def _output_error(at: _Heads, seen: Tensor) -> Tensor:
     error = _spread((p * alone) ** 2, at, power=2).sqrt() + torch.minimum(_through_query(at), _spread(p * shared, at))
     error = error + _spread((p * (whole.expm1() - whole)) ** 2, at, power=2).sqrt()
     error = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
-    root = how.depth**0.5
+    root = min(how.depth, p.shape[-1]) ** 0.5
     error = error + (0.5 * root + 4.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
-    error = error + 2.0 * root * U32 * sum_size(at.out, p @ v.abs(), p**2 @ v**2)
+    error = error + SPREAD * root * U32 * sum_size(at.out, p @ v.abs(), p**2 @ v**2)
     for part, other in ((UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype], v), (p, at.v.error)):
         if bool(other.any()):
             error = error + torch.minimum(TAIL * ((part**2) @ (other**2)).sqrt(), part @ other.abs())
@@ -141,10 +142,10 @@ def _score_errors(at: _Heads) -> tuple[Tensor, Tensor]:
     how, dim = at.how, at.q.value.shape[-1]
     q, k = at.q.value, at.k.value.transpose(-1, -2)
     size = sum_size(q @ k, q.abs() @ k.abs(), q**2 @ k**2) * abs(how.scale)
-    alone = at.slope * (min(how.depth, dim) ** 0.5 + 2.0) * U32 * size
+    alone = at.slope * (0.25 * dim**0.5 + 1.0) * U32 * size
     scores = at.s.nan_to_num(neginf=0.0).abs().clamp_max(F32_MAX)
     below = (at.s.amax(-1, keepdim=True) - at.s).nan_to_num(nan=0.0, posinf=0.0)
-    alone = alone + (6.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32
+    alone = alone + (4.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32
     shared = torch.zeros_like(alone)
     for error, other, of_query in ((at.q.error, k, True), (at.k.error.transpose(-1, -2), q, False)):
         if not bool(error.any()):

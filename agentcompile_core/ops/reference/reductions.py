@@ -2,7 +2,7 @@
 
 Roundings of different elements are independent, so a sum of n of them grows like the root of the sum of their squares
 (times 2, far beyond any tail that occurs: a bound is 2.7 standard deviations), never more than the plain sum of their bounds. The accumulator's own error
-is ``2 sqrt(d) u32 S`` with d the reduction depth and S what partial sums may grow to: |A||B|, or where that is less
+is ``1.75 sqrt(d) u32 S`` with d the reduction depth and S what partial sums may grow to: |A||B|, or where that is less
 |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, overflowing, representable, sum_size, times
+from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, overflowing, representable, sum_size, times
 from .pointwise import FLUSHED, unary
 
 BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
@@ -31,7 +31,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         w = weight[start : start + block].double()
         value = rows @ w.T
         size = rows.abs() @ w.abs().T
-        error = overflowing(2.0 * depth**0.5 * U32 * sum_size(value, size, (rows**2) @ (w**2).T), size)
+        error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(value, size, (rows**2) @ (w**2).T), size)
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
@@ -52,7 +52,7 @@ def matmul(a: Bounded, b: Bounded, depth: int) -> Bounded:
     """``a`` [.., m, k] times ``b`` [.., k, n]."""
     x, y = a.value.double(), b.value.double()
     size = x.abs() @ y.abs()
-    error = overflowing(2.0 * depth**0.5 * U32 * sum_size(x @ y, size, (x**2) @ (y**2)), size)
+    error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(x @ y, size, (x**2) @ (y**2)), size)
     for e, other, left in ((a.error, y, True), (b.error, x, False)):
         if bool(e.any()):
             spread = (e**2) @ (other**2) if left else (other**2) @ (e**2)
@@ -67,8 +67,8 @@ def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inn
     scale = power.rsqrt()
     count = x.value.shape[-1]
     normal = x.value * scale
-    shared = TAIL * (x.value * x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
-    error = times(scale, x.error) + normal.abs() * (shared + (0.5 * depth**0.5 + 3.0) * U32)
+    shared = TAIL * times(x.value, x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
+    error = times(scale, x.error) + normal.abs() * (shared + (0.35 * depth**0.5 + 2.5) * U32)
     if inner is not None:
         error = error + STORED * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
     return _scaled(normal, overflowing(error, power * count), weight, one_plus)
@@ -96,7 +96,7 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
     # An error of the mean is common to all: it adds its square to the variance. The rest is independent.
     shared = TAIL * (centred * (x.error + U32 * centred.abs())).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance)
     shared = shared + mean_error.pow(2) / variance
-    error = times(scale, centred_error) + normal.abs() * (shared + (0.5 * depth**0.5 + 3.0) * U32)
+    error = times(scale, centred_error) + normal.abs() * (shared + (0.35 * depth**0.5 + 2.5) * U32)
     result = _scaled(normal, overflowing(error, variance * count), weight)
     if bias is None:
         return result
@@ -139,7 +139,7 @@ def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType) -> Bounded:
     first, second = turned * c.value, swapped * s.value
     error = times(c.value.abs(), turned_error) + times(s.value.abs(), swapped_error)
     error = error + times(turned.abs(), c.error) + times(swapped.abs(), s.error)
-    error = error + (STORED * UNIT_ROUNDOFF[dtype] + 4.0 * U32) * (first.abs() + second.abs()) + 2.0 * TINY[dtype]
+    error = error + (STORED * UNIT_ROUNDOFF[dtype] + U32) * (first.abs() + second.abs()) + 2.0 * TINY[dtype]
     zero = (turned == 0) & (swapped == 0) & (turned_error == 0) & (swapped_error == 0)
     error = torch.where(zero, 0.0, error)
     value = first + second

@@ -9,7 +9,7 @@ from ...ir.advice import OrderedPlan
 from ...ir.candidate import Candidate
 from ...ir.region import Match, Role
 from ...ir.search_log import Reason, Untried
-from ...ir.verdict import Trial
+from ...ir.verdict import Case, Trial
 from ...plugin.events import Skipped
 from ...plugin.interfaces import Backend
 from ...store import keys
@@ -74,13 +74,17 @@ class Queue:
             if trial is None:
                 self._leave_out(candidate, Reason.TOO_LARGE)
                 continue
-            entry = self._entry(candidate, evolve(trial, source=candidate.source))
+            entry = self._entry(candidate, evolve(trial, source=candidate.source, cases=self._cases(candidate, trial.match)))
             if entry.key in seen:  # another schedule lowers to the same source and launches: one evaluation, one record
                 self._leave_out(candidate, Reason.SAME_SOURCE)
                 continue
             seen.add(entry.key)
             queues.setdefault(place, []).append(entry)
         return by_turns(list(queues.values()))
+
+    def _cases(self, candidate: Candidate, match: Match) -> tuple[Case, ...]:
+        ordered = self._ordered[candidate.signature]
+        return input_cases(candidate, match, ordered, self._backend, self._ctx)
 
     def _leave_out(self, candidate: Candidate, reason: Reason) -> None:
         self.untried.append(Untried(signature=candidate.signature, step=candidate.step, reason=reason))
@@ -117,12 +121,17 @@ def by_turns(queues: list[list[Entry]]) -> list[Entry]:
 
 def trial_of(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> Trial:
     """What is to be judged: the match, its graph, the source and the cases, those of the risks that the advisor named among them."""
-    region, risks = ordered.plan.region, ordered.record.accepted.risks
+    region = ordered.plan.region
     outputs = tuple(value for o in match.operands if o.role is Role.OUTPUT for value in o.values)
     graph = region.graph.sub(match.nodes, match.id, outputs)
-    kind = ctx.catalog.kind(match.kind)
-    cases = cases_for(match, kind, f"{ctx.config.seed} {region.signature}", risks, emulated=backend.emulated)
-    return Trial(match=match, graph=graph, source=candidate.source, target=ctx.target, cases=cases)
+    return Trial(match=match, graph=graph, source=candidate.source, target=ctx.target,
+                 cases=input_cases(candidate, match, ordered, backend, ctx))
+
+
+def input_cases(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> tuple[Case, ...]:
+    """The cases of one candidate: those of its match, of its schedule, and of the risks that the advisor named."""
+    return cases_for(match, ctx.catalog.kind(match.kind), f"{ctx.config.seed} {ordered.plan.region.signature}", ordered.record.accepted.risks,
+                     emulated=backend.emulated, source=candidate.source, schedule=candidate.step.schedule)
 
 
 def largest_bytes(match: Match) -> int:
