@@ -65,21 +65,3 @@ def _from_the_end(dim: Argument, rank: int) -> int:
     if not isinstance(first, int) or isinstance(first, bool):
         return -1  # all elements
     return first if first < 0 else first - rank
-
-
-def reductions_of(node: Node, graph: Graph) -> tuple[tuple[int, int], ...]:
-    """(length, how many) of the reductions that a node computes; attention has two of different lengths; none: ()."""
-    given = [graph.spec(name) for name in node.inputs]
-    results = sum(graph.spec(name).numel for name in node.outputs)
-    kind = node.kind
-    if kind in _CONTRACTING and len(given) > _CONTRACTING[kind]:
-        return (((given[_CONTRACTING[kind]].shape or (1,))[-1], results),)
-    if kind in _ATTENTION and len(given) > 1:
-        keys = given[3].shape[1] if kind == "attention" and len(given) > 3 else given[1].shape[-2]
-        return (given[0].shape[-1], given[0].numel // given[0].shape[-1] * keys), (keys, results)
-    if kind in ("rms_norm", "layer_norm", "softmax", "_softmax", "log_softmax") and given:
-        length = (given[0].shape or (1,))[-1]
-        return ((length, max(1, given[0].numel // max(1, length))),)
-    if kind in _REDUCING and given:
-        return ((given[0].numel // max(1, results), results),)
-    return ()

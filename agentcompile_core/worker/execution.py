@@ -15,7 +15,6 @@ from ..ir.region import Access, Operand, Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
-from ..ops.reference.depth import reduction_depth
 from ..ops.reference.second_opinion import Disagreement, disagreement
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind, plain_kind
@@ -25,6 +24,7 @@ from .operands import graph_values, make_inputs, split_values
 
 OUTPUT_GUARD = 0xA5
 VECTOR_BYTES = 16
+FULL = 0  # depth of the reference: every reduction in full
 ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match share them
 
 
@@ -181,16 +181,14 @@ class Execution:
     def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
 
-        The depth counts as the next power of two, so that schedules share references; 0 stays what it is.
+        The budget is the core's own: every reduction is charged in full (depth 0), whatever a source declares.
 
         Raises:
             Disagreement: the framework in float64 gives another answer; no kernel can be judged by this reference.
         """
         graph = self.trial.graph
-        honest = reduction_depth(graph, self.trial.source)
-        depth = 1 << (honest - 1).bit_length() if honest > 0 else 0
         values = graph_values(self.trial.match, graph, inputs)
-        expected = self._oracles.get((self._digest, case, depth), lambda: self._reference(values, depth))
+        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(values, FULL))
         seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, values, expected))
         if seen:
             raise Disagreement(self.trial.match.id, seen)

@@ -1,7 +1,7 @@
 """The oracle: a graph in float64 with, for every element, the largest error that a correct kernel may have.
 
-Budget of one element of a dot product: ``1.1 u_out |ref| + tiny + 1.75 sqrt(d) u_acc S``, d the reduction depth and
-S the size of partial sums (``bounded.sum_size``). A graph composes it node by node: what a node's operands may be off by is propagated, and every value
+Budget of one element of a dot product: ``1.1 u_out |ref| + tiny + 0.9 sqrt(d) u_acc S``, d the length of the
+sum (no order of it is worse than one by one, so nothing that a plugin declares matters) and S the size of partial sums (``bounded.sum_size``). A graph composes it node by node: what a node's operands may be off by is propagated, and every value
 that the framework stores adds the rounding of its element type. A kernel that keeps an intermediate in float32 errs
 less; the framework itself always passes (tested).
 """
@@ -28,7 +28,7 @@ def oracle(graph: Graph, values: Mapping[str, Tensor], depth: int = 0) -> dict[s
     Args:
         graph: nodes that have rules (``rules``); its inputs, weights, constants and states must be in ``values``.
         values: tensors by value name in their own dtypes; they are not changed.
-        depth: reduction depth of the kernel on trial; 0 charges the full length of each reduction (the framework).
+        depth: charge no more than this for a reduction; 0, which judges every candidate, its full length.
 
     Returns:
         Every output of the graph, and every state in its final condition, by value name.

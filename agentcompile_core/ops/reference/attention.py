@@ -11,7 +11,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import F32_MAX, SPREAD, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
+from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
+
+ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
 
 
 def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
@@ -62,7 +64,8 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D].
 
     A row with a score of plus infinity, or with none above minus infinity, has no softmax: the formula says NaN, and torch's
-    fused attention says 0, or NaN, by element type. Nothing is demanded of it. A score that is NaN makes its row NaN.
+    fused attention says 0, or NaN, by element type. An infinite V gives infinity, or NaN where its weight is rounded to zero
+    or kept in two parts. Nothing is demanded of either. A score that is NaN makes its row NaN.
     """
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
@@ -80,7 +83,7 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     out = p @ v.value
     found = _Heads(q=rows, k=k, v=v, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
     highest = scores.amax(-1, keepdim=True)  # NaN where one is
-    undefined = highest.isinf()
+    undefined = highest.isinf() | out.isinf()
     value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
     shape = (1, heads, count, v.value.shape[-1])
     return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
@@ -126,8 +129,8 @@ def _output_error(at: _Heads, seen: Tensor) -> Tensor:
     error = error + _spread((p * (whole.expm1() - whole)) ** 2, at, power=2).sqrt()
     error = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
     root = min(how.depth, p.shape[-1]) ** 0.5
-    error = error + (0.5 * root + 4.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
-    error = error + SPREAD * root * U32 * sum_size(at.out, p @ v.abs(), p**2 @ v**2)
+    error = error + (0.35 * root + 2.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
+    error = error + ACCUMULATED * root * U32 * sum_size(at.out, p @ v.abs(), p**2 @ v**2)
     for part, other in ((UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype], v), (p, at.v.error)):
         if bool(other.any()):
             error = error + torch.minimum(TAIL * ((part**2) @ (other**2)).sqrt(), part @ other.abs())
@@ -142,7 +145,7 @@ def _score_errors(at: _Heads) -> tuple[Tensor, Tensor]:
     how, dim = at.how, at.q.value.shape[-1]
     q, k = at.q.value, at.k.value.transpose(-1, -2)
     size = sum_size(q @ k, q.abs() @ k.abs(), q**2 @ k**2) * abs(how.scale)
-    alone = at.slope * (0.25 * dim**0.5 + 1.0) * U32 * size
+    alone = at.slope * (0.4 * dim**0.5 + 1.2) * U32 * size
     scores = at.s.nan_to_num(neginf=0.0).abs().clamp_max(F32_MAX)
     below = (at.s.amax(-1, keepdim=True) - at.s).nan_to_num(nan=0.0, posinf=0.0)
     alone = alone + (4.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32

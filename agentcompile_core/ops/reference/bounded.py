@@ -9,7 +9,7 @@ from ..dtypes import torch_dtype
 
 U32 = 2.0**-24  # unit roundoff of the accumulators
 TAIL = 2.0  # independent bounds add up like the root of the sum of their squares; a bound is 2.7 standard deviations of a rounding
-SPREAD = 1.75  # of an accumulator: its roundings, d of them, over the root of d
+SPREAD = 0.9  # of an accumulator that adds d terms one by one: its error over the root of d, the unit and the size of its sums
 STORED = 1.1  # of a rounding to the element type: what is stored may lie a little beside what was exactly computed
 F32_MAX = float(torch.finfo(torch.float32).max)
 UNIT_ROUNDOFF = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}

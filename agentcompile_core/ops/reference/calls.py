@@ -13,9 +13,6 @@ from ..schema import Missing, named, parameters
 from .bounded import Bounded, consumed
 
 
-SHALLOWEST = 2.0  # times the root of a sum's length: how deep libraries' own sums go
-
-
 @frozen(kw_only=True)
 class Call:
     """One node with every parameter of its operator's schema by name, defaults included.
@@ -56,8 +53,8 @@ class Call:
         return self.graph.spec(self.node.outputs[0]).dtype
 
     def length(self, depth: int) -> int:
-        """The reduction depth to charge for a reduction of ``depth`` elements: never less than what the framework's own needs."""
-        return min(depth, max(self.depth, round(SHALLOWEST * depth**0.5))) if self.depth > 0 else depth
+        """The reduction depth to charge for a reduction of ``depth`` elements."""
+        return min(depth, self.depth) if self.depth > 0 else depth
 
     def run(self, given: Mapping[str, Any]) -> Any:
         """The result of the operator itself on arguments ``given`` by name."""

@@ -281,7 +281,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_overloads(("add",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, float(c["alpha"]), c.dtype))),
     **dict.fromkeys(_overloads(("sub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, -float(c["alpha"]), c.dtype))),
     **dict.fromkeys(_overloads(("rsub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(b, a, -float(c["alpha"]), c.dtype))),
-    **dict.fromkeys(_overloads(("mul", "multiply"), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.mul(a, b))),
+    **dict.fromkeys(_overloads(("mul", "multiply"), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.mul(a, b, c.dtype))),
     **dict.fromkeys(_overloads(("div", "divide"), "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"), _binary(_div)),
     **dict.fromkeys(("aten.pow.Tensor_Scalar", "aten.square.default"), _power),
     **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _mean(True)),
