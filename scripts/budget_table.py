@@ -111,7 +111,9 @@ def given(match: Match, graph: Graph, every: list[Case], rows: int) -> Iterator[
     inputs = {operand.name for operand in match.operands if operand.role.value == "input"}
     for start in range(0, len(every) - rows + 1, rows):
         made = [make_inputs(match, BY_NAME[match.kind], case, "cpu") for case in every[start : start + rows]]
-        stacked = {name: torch.cat([one[name] for one in made], 1) if name in inputs and rows > 1 else tensor for name, tensor in made[0].items()}
+        stacked = dict(made[0])
+        if rows > 1:
+            stacked |= {name: torch.cat([one[name] for one in made], 1) for name in inputs}
         names = {o.name: o for o in match.operands}
         yield {value: part for name, tensor in stacked.items() for value, part in _parts(names[name].values, tensor, graph).items()}
 

@@ -65,7 +65,7 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
 
     A row with a score of plus infinity, or with none above minus infinity, has no softmax: the formula says NaN, and torch's
     fused attention says 0, or NaN, by element type. An infinite V gives infinity, or NaN where its weight is rounded to zero
-    or kept in two parts. Nothing is demanded of either. A score that is NaN makes its row NaN.
+    or kept in two parts. Sums beyond float32 give either. Nothing is demanded of these. A score that is NaN makes its row NaN.
     """
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
@@ -83,7 +83,8 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     out = p @ v.value
     found = _Heads(q=rows, k=k, v=v, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
     highest = scores.amax(-1, keepdim=True)  # NaN where one is
-    undefined = highest.isinf() | out.isinf()
+    largest = (rows.value.abs() @ k.value.abs().transpose(-1, -2)).masked_fill(~seen, 0.0).amax(-1, keepdim=True)
+    undefined = highest.isinf() | out.isinf() | (largest >= F32_MAX) | (p @ v.value.abs() >= F32_MAX)
     value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
     shape = (1, heads, count, v.value.shape[-1])
     return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))

@@ -1,9 +1,9 @@
-"""Error rules of what sums: linear maps, norms, softmax, attention, argmax.
+"""Error rules of what sums: linear maps, norms, softmax, argmax.
 
 Roundings of different elements are independent, so a sum of n of them grows like the root of the sum of their squares
-(times 2, far beyond any tail that occurs: a bound is 2.7 standard deviations), never more than the plain sum of their bounds. The accumulator's own error
-is ``0.9 sqrt(d) u32 S`` with d the reduction depth and S what partial sums may grow to: |A||B|, or where that is less
-|ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
+(times 2, far beyond any tail that occurs: a bound is 2.7 standard deviations), never more than the plain sum of their
+bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length and S what partial sums may grow to: |A||B|, or
+where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
 """
 
 import torch

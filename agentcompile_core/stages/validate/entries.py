@@ -130,8 +130,9 @@ def trial_of(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: 
 
 def input_cases(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> tuple[Case, ...]:
     """The cases of one candidate: those of its match, of its schedule, and of the risks that the advisor named."""
-    return cases_for(match, ctx.catalog.kind(match.kind), f"{ctx.config.seed} {ordered.plan.region.signature}", ordered.record.accepted.risks,
-                     emulated=backend.emulated, source=candidate.source, schedule=candidate.step.schedule)
+    seed, risks = f"{ctx.config.seed} {ordered.plan.region.signature}", ordered.record.accepted.risks
+    return cases_for(match, ctx.catalog.kind(match.kind), seed, risks, emulated=backend.emulated, source=candidate.source,
+                     schedule=candidate.step.schedule)
 
 
 def largest_bytes(match: Match) -> int:

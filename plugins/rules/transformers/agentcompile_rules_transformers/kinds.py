@@ -143,7 +143,8 @@ ROPE_TABLE = Rotary(
     attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float)),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=2, doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
+    name=kind_names.ATTENTION, families=FAMILIES, version=2,
+    doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),
         OperandKind("q_norm", WEIGHTS, optional=True, doc="[D]"), OperandKind("k_norm", WEIGHTS, optional=True, doc="[D]"),
