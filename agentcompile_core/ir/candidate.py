@@ -107,8 +107,10 @@ class StepSource:
 
     ``code`` includes its ``headers`` (name, text) and ``<agentcompile/...>`` from the backend's include folders.
     ``features`` are the capabilities that a target must have for it. ``digest`` names the emitted entries;
-    ``reduction_depth`` is the d of the error budget (longest chain of roundings of one accumulator: per-thread length plus
-    log2 of the threads that combine); 0 where nobody knows it, which charges every reduction in full, as for the framework.
+    ``reduction_depth`` is the longest chain of roundings of one accumulator: per-thread length plus log2 of the threads that
+    combine; 0 where nobody knows it. It is shown, and takes no part in the error budget, which the core computes.
+    ``periods`` are the lengths, in positions, at which the work along a position begins anew: a tile, a tile times the
+    splits. Positions around their multiples are tried; without them, the core takes the integers of schedule and launches.
     """
 
     language: str = defaults.LANGUAGE
@@ -118,7 +120,8 @@ class StepSource:
     features: tuple[str, ...] = field(default=(), converter=words)
     launches: tuple[Launch, ...]  # run one after the other
     workspaces: tuple[Workspace, ...] = ()
-    reduction_depth: int = 1
+    reduction_depth: int = 0
+    periods: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:

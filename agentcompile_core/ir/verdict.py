@@ -56,16 +56,28 @@ class InputFamily(enum.StrEnum):
     NORMAL_LARGE = "normal_large"
     INTEGERS = "integers"
     ONE_HOT = "one_hot"
-    SPIKY = "spiky"
+    SPIKY = "spiky"  # one element in 200 is 50 times as large
+    LARGE_MEAN = "large_mean"  # a mean far above the deviation: variances cancel
+    TIES = "ties"  # the largest element several times
+    ONE_HUGE = "one_huge"  # one activation of 2^14
+    MAX_FINITE = "max_finite"  # some elements at the ends of the type's range
+    NAN = "nan"  # one NaN in an element that is used: it must reach every result that depends on it
+    INFINITE = "infinite"  # one infinity of either sign
+    ALL_MINUS_INF = "all_minus_inf"
 
 
 @frozen(kw_only=True)
 class Case:
-    """One set of inputs: made from the seed, never stored. ``position`` is the decode position where the match has one."""
+    """One set of inputs: made from the seed, never stored. ``position`` is the decode position where the match has one.
+
+    ``misaligned``: buffers begin at addresses that are multiples of no more than the runtime promises (16 bytes; of an element
+    where an operand's size is no multiple of 16).
+    """
 
     family: str = field(converter=word)  # an InputFamily, or a word of the match kind
     seed: int
     position: int = 0
+    misaligned: bool = False
 
 
 @frozen(kw_only=True)

@@ -135,6 +135,14 @@ class MatchKind:
         states = [operand.spec.shape for operand in match.operands if operand.role is Role.STATE]
         return min((next(e for e in shape if e > 1) for shape in states if max(shape, default=1) > 1), default=UNKNOWN_CAPACITY)
 
+    def span(self, match: Match) -> int:
+        """How many positions a schedule may deal out in rounds, which makes more positions worth a try; 0: a length is not read.
+
+        By default the capacity, where the match reads a length and a state that is filled along an axis.
+        """
+        filled = any(said.filled_along is not None for said in map(self.operand, (o.name for o in match.operands)) if said is not None)
+        return self.capacity(match) if filled and any(o.role is Role.LENGTH for o in match.operands) else 0
+
     def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
         """The positions to try, the one to time first; by default the edges of ``capacity`` where it reads a length, else 0."""
         if all(operand.role is not Role.LENGTH for operand in match.operands):

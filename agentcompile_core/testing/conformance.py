@@ -139,8 +139,9 @@ class TemplateFamilyConformance:
         kind = _catalog().kinds.get(match.kind)
         _demand(kind is not None, f"{match.id}: no installed region rule offers the kind {match.kind}; install the rule that does")
         assert kind is not None
-        cases = cases_for(match, kind, self.family.name, emulated=backend.emulated)
-        trial = Trial(match=match, graph=graph, source=self._source(match, schedule, target), target=target, cases=cases)
+        source = self._source(match, schedule, target)
+        cases = cases_for(match, kind, self.family.name, emulated=backend.emulated, source=source, schedule=schedule)
+        trial = Trial(match=match, graph=graph, source=source, target=target, cases=cases)
         step = Step(match_id=match.id, implementation=f"conformance/{self.family.name}", origin=Origin.GENERATED, schedule=schedule)
         return Job(trial=trial, step=step, backend=backend.name, validators=_validators(backend), time=False)
 

@@ -12,7 +12,7 @@ from ..errors import ContractError
 from ..ir import serial
 from ..ir.candidate import Workspace
 from ..ir.graph import DType, TensorSpec
-from ..ir.region import Access, Role
+from ..ir.region import Access, Operand, Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
@@ -24,6 +24,8 @@ from .memory import Guarded, Unchanged, guarded
 from .operands import graph_values, make_inputs, split_values
 
 OUTPUT_GUARD = 0xA5
+VECTOR_BYTES = 16
+FULL = 0  # depth of the reference: every reduction in full
 ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match share them
 
 
@@ -73,15 +75,19 @@ class Result:
 
 
 class Buffers:
-    """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses."""
+    """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses.
 
-    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0) -> None:
+    ``misaligned``: operands begin at odd multiples of what the runtime promises (``promised_alignment``).
+    """
+
+    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0, misaligned: bool = False) -> None:
         self.trial, self.device = trial, device
         self.operands: dict[str, Guarded] = {}
         self.workspaces: dict[str, Guarded] = {}
         for operand in trial.match.operands:
             written = operand.access is not Access.READ
-            self.operands[operand.name] = guarded(operand.spec, device, OUTPUT_GUARD if written else 0xFF, shift_bytes)
+            shift = shift_bytes + (promised_alignment(operand) if misaligned else 0)
+            self.operands[operand.name] = guarded(operand.spec, device, OUTPUT_GUARD if written else 0xFF, shift)
             if operand.role is Role.OUTPUT:
                 fill(self.operands[operand.name].tensor, poison)
         for workspace in trial.source.workspaces:
@@ -99,6 +105,12 @@ class Buffers:
     def damaged(self) -> list[str]:
         """Names of the buffers whose guard bands were written."""
         return [name for name, buffer in (*self.operands.items(), *self.workspaces.items()) if not buffer.intact]
+
+
+def promised_alignment(operand: Operand) -> int:
+    """Bytes that the address of an operand is a multiple of: 16; activations lie side by side, so less where they are ragged."""
+    ragged = operand.role in (Role.INPUT, Role.OUTPUT) and operand.spec.nbytes % VECTOR_BYTES
+    return operand.spec.dtype.bytes if ragged else VECTOR_BYTES
 
 
 def fill(tensor: Tensor, poison: float) -> None:
@@ -155,7 +167,7 @@ class Execution:
 
     def _run(self, case: Case, poison: float) -> Result:
         self._runs += 1
-        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3))
+        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3), misaligned=case.misaligned)
         roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
         make_inputs(self.trial.match, self.kind, case, self.device, into=buffers.tensors(*roles))
         states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}
@@ -184,7 +196,7 @@ class Execution:
     def expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         """Reference and error budget by value name, for the ``inputs`` of a run of ``case`` (unchanged by that run).
 
-        The depth counts as the next power of two, so that schedules share references; 0 stays what it is.
+        The budget is the core's own: every reduction is charged in full (depth 0), whatever a source declares.
 
         Raises:
             Disagreement: the framework in float64 gives another answer; no kernel can be judged by this reference.
@@ -193,11 +205,9 @@ class Execution:
             return self._expected(case, inputs)
 
     def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
-        declared = self.trial.source.reduction_depth
-        depth = 1 << (declared - 1).bit_length() if declared > 0 else 0
         graph = self.trial.graph
         values = graph_values(self.trial.match, graph, inputs)
-        expected = self._oracles.get((self._digest, case, depth), lambda: self._reference(values, depth))
+        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(values, FULL))
         seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, values, expected))
         if seen:
             raise Disagreement(self.trial.match.id, seen)

@@ -9,6 +9,7 @@ from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case, InputFamily
 from ..ops.dtypes import torch_dtype
 from ..plugin.match_kind import MatchKind
+from .edges import EDGED, edged
 
 SCALE: dict[str, float] = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
 SPIKES = 0.005  # share of outliers in the spiky family
@@ -50,6 +51,8 @@ def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, ge
         tensor = tensor.clone() if own else tensor
         end = operand.spec.shape[said.filled_along]
         tensor.narrow(said.filled_along, min(case.position, end), end - min(case.position, end)).fill_(float("nan"))
+        if case.family == InputFamily.NAN and 0 < case.position <= end:
+            tensor.select(said.filled_along, case.position - 1).reshape(-1)[:1] = float("nan")
     return tensor
 
 
@@ -73,6 +76,8 @@ def _draw(spec: TensorSpec, case: Case, generator: torch.Generator, device: str,
         tensor = torch.zeros(spec.numel, device=device)
         tensor[torch.randint(0, spec.numel, (1,), generator=generator, device=device)] = 1.0
         return tensor.reshape(shape)
+    if family == InputFamily.ALL_MINUS_INF and is_input:
+        return torch.full(shape, float("-inf"), device=device)
     # Large tensors are drawn in their own type: half the memory and twice the speed.
     dtype = torch_dtype(spec.dtype) if device != "cpu" and spec.numel > 1 << 24 else torch.float32
     tensor = torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -81,7 +86,7 @@ def _draw(spec: TensorSpec, case: Case, generator: torch.Generator, device: str,
     if family == InputFamily.SPIKY:
         spikes = torch.rand(shape, generator=generator, device=device) < SPIKES
         tensor = torch.where(spikes, tensor * SPIKE, tensor)
-    return tensor * SCALE.get(family, 1.0)
+    return edged(tensor, spec, case, generator) if family in EDGED else tensor * SCALE.get(family, 1.0)
 
 
 def _integers(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor:

@@ -1,12 +1,19 @@
-"""Error rule of the operator ``agentcompile::attention``: append K and V, then attend causally."""
+"""Error rule of the operator ``agentcompile::attention``: append K and V, then attend causally.
+
+To first order, a score s_j that is off by d_j moves the output by ``sum p_j d_j (v_j - out)``. What is independent from
+position to position adds up like a root of squares; what q brings along is common to all positions, so it is propagated
+through the exact slope ``scale sum p_j k_j (v_j - out)``. Neither grows with the number of positions, so that a position
+left out shows.
+"""
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import TINY, U32, UNIT_ROUNDOFF, Bounded
-from .reductions import TAIL
+from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
+
+ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
 
 
 def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
@@ -35,35 +42,52 @@ class Attending:
     depth: int
 
 
+@frozen(kw_only=True, eq=False)
+class _Heads:
+    """One KV head's operands by its query heads: q [KV, G, T, D]; k and v [KV, 1, L, D]; the softmax p and scores s [KV, G, T, L].
+
+    ``slope``: of the soft cap. ``sunk``: the share of the softmax that a sink takes.
+    """
+
+    q: Bounded
+    k: Bounded
+    v: Bounded
+    p: Tensor
+    s: Tensor
+    slope: Tensor
+    sunk: Tensor
+    out: Tensor
+    how: Attending
+
+
 def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None, how: Attending) -> Bounded:
-    """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D]."""
+    """``q`` [1, H, T, D] over the appended caches [1, S, KV, D]; the result is [1, T, H, D].
+
+    A row with a score of plus infinity, or with none above minus infinity, has no softmax: the formula says NaN, and torch's
+    fused attention says 0, or NaN, by element type. An infinite V gives infinity, or NaN where its weight is rounded to zero
+    or kept in two parts. Sums beyond float32 give either. Nothing is demanded of these. A score that is NaN makes its row NaN.
+    """
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
     live = min(how.position + count, keys.value.shape[1])
-    k, ek, v, ev = (t[0, :live].transpose(0, 1).unsqueeze(1) for t in (keys.value, keys.error, values.value, values.error))
-    x, ex = (t.reshape(kv_heads, heads // kv_heads, count, dim) for t in (q.value, q.error))
-    scores, bound = _scores(x, ex, k, ek, how.scale, how.depth)
+    seen = _mask(live, count, how.position, how.window, q.value.device)
+    k, v = (_attended(x, live, seen.any(0)) for x in (keys, values))
+    rows = Bounded(*(t.reshape(kv_heads, heads // kv_heads, count, dim) for t in (q.value, q.error)))
+    scores = (rows.value @ k.value.transpose(-1, -2)) * how.scale
+    slope = torch.ones((), dtype=torch.float64, device=scores.device)
     if how.softcap:
-        scores = torch.tanh(scores / how.softcap) * how.softcap  # slope at most 1
-        bound = bound + 16.0 * U32 * how.softcap
-    scores = scores.masked_fill(~_mask(live, count, how.position, how.window, q.value.device), float("-inf"))
-    probabilities = _probabilities(scores, sinks, kv_heads)
-    out = probabilities @ v
-    error = _output_error(probabilities, out, bound, v, ev, how.dtype, how.depth)
-    shape = (1, heads, count, v.shape[-1])
-    return Bounded(out.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
-
-
-def _scores(x: Tensor, ex: Tensor, k: Tensor, ek: Tensor, scale: float, depth: int) -> tuple[Tensor, Tensor]:
-    scores = (x @ k.transpose(-1, -2)) * scale
-    size = (x.abs() @ k.abs().transpose(-1, -2)) * abs(scale)
-    bound = (2.0 * depth**0.5 + 4.0) * U32 * size
-    for error, other, flip in ((ex, k, False), (ek, x, True)):
-        if bool(error.any()):
-            a, b = (other, error) if flip else (error, other)
-            spread = TAIL * ((a**2) @ (b**2).transpose(-1, -2)).sqrt()
-            bound = bound + abs(scale) * torch.minimum(spread, a.abs() @ b.abs().transpose(-1, -2))
-    return scores, bound
+        capped = torch.tanh(scores / how.softcap)
+        scores, slope = capped * how.softcap, 1.0 - capped**2
+    scores = scores.masked_fill(~seen, float("-inf"))
+    p, sunk = _probabilities(scores, sinks, kv_heads)
+    out = p @ v.value
+    found = _Heads(q=rows, k=k, v=v, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
+    highest = scores.amax(-1, keepdim=True)  # NaN where one is
+    largest = (rows.value.abs() @ k.value.abs().transpose(-1, -2)).masked_fill(~seen, 0.0).amax(-1, keepdim=True)
+    undefined = highest.isinf() | out.isinf() | (largest >= F32_MAX) | (p @ v.value.abs() >= F32_MAX)
+    value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
+    shape = (1, heads, count, v.value.shape[-1])
+    return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
 
 
 def _mask(live: int, count: int, position: int, window: int, device: torch.device) -> Tensor:
@@ -73,20 +97,78 @@ def _mask(live: int, count: int, position: int, window: int, device: torch.devic
     return mask & (columns > rows - window) if window > 0 else mask
 
 
-def _probabilities(scores: Tensor, sinks: Bounded | None, kv_heads: int) -> Tensor:
+def _attended(cache: Bounded, live: int, seen: Tensor) -> Bounded:
+    """[KV, 1, live, D] of a cache [1, S, KV, D]; zero at positions that no row attends to, which may hold anything."""
+    value, error = (t[0, :live].masked_fill(~seen[:, None, None], 0.0) for t in (cache.value, cache.error))
+    return Bounded(value.transpose(0, 1).unsqueeze(1), error.transpose(0, 1).unsqueeze(1))
+
+
+def _probabilities(scores: Tensor, sinks: Bounded | None, kv_heads: int) -> tuple[Tensor, Tensor]:
     if sinks is None:
-        return scores.softmax(-1)
+        return scores.softmax(-1), torch.zeros((), dtype=torch.float64, device=scores.device)
     group, count = scores.shape[1:3]
     column = sinks.value.reshape(kv_heads, group, 1, 1).expand(kv_heads, group, count, 1)
-    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    both = torch.cat((scores, column), -1).softmax(-1)
+    return both[..., :-1], both[..., -1:]
 
 
-def _output_error(p: Tensor, out: Tensor, bound: Tensor, v: Tensor, ev: Tensor, dtype: DType, depth: int) -> Tensor:
-    """First order: d out = sum p_j (v_j - out) d s_j, so at most sum p_j b_j |v_j - out| <= sum p_j b_j (|v_j| + |out|)."""
-    weighted = p * (bound + (2.0 * depth**0.5 + 32.0) * U32)
-    error = weighted @ v.abs() + weighted.sum(-1, keepdim=True) * out.abs()
-    error = error + 2.0 * depth**0.5 * U32 * (p @ v.abs())
-    for part, other in ((UNIT_ROUNDOFF[dtype] * p + TINY[dtype], v), (p, ev)):
+def _spread(weights: Tensor, at: _Heads, power: int = 1) -> Tensor:
+    """``sum w_j |v_j - out|^power`` for weights that are not negative, power 1 (an upper bound, by Cauchy and Schwarz) or 2."""
+    total = weights.sum(-1, keepdim=True)
+    square = weights @ at.v.value**2 - 2.0 * at.out * (weights @ at.v.value) + at.out**2 * total
+    square = square.clamp_min(0.0) + 2.0**-48 * at.out**2 * total
+    return square if power == 2 else (total * square).sqrt()
+
+
+def _output_error(at: _Heads, seen: Tensor) -> Tensor:
+    p, v, how = at.p, at.v.value, at.how
+    alone, shared = _score_errors(at)
+    alone, shared = (torch.where(seen, x, 0.0) for x in (alone, shared))
+    # Beyond the first order: what the exponential of the whole error adds.
+    whole = (alone + shared).clamp_max(50.0)
+    error = _spread((p * alone) ** 2, at, power=2).sqrt() + torch.minimum(_through_query(at), _spread(p * shared, at))
+    error = error + _spread((p * (whole.expm1() - whole)) ** 2, at, power=2).sqrt()
+    error = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
+    root = min(how.depth, p.shape[-1]) ** 0.5
+    error = error + (0.35 * root + 2.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
+    error = error + ACCUMULATED * root * U32 * sum_size(at.out, p @ v.abs(), p**2 @ v**2)
+    for part, other in ((UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype], v), (p, at.v.error)):
         if bool(other.any()):
             error = error + torch.minimum(TAIL * ((part**2) @ (other**2)).sqrt(), part @ other.abs())
     return error
+
+
+def _score_errors(at: _Heads) -> tuple[Tensor, Tensor]:
+    """Of every score: what is independent of the other positions, and what q brings along.
+
+    Independent are the dot product, K, the exponential; and rescaling, which is common to the positions of one part only.
+    """
+    how, dim = at.how, at.q.value.shape[-1]
+    q, k = at.q.value, at.k.value.transpose(-1, -2)
+    size = sum_size(q @ k, q.abs() @ k.abs(), q**2 @ k**2) * abs(how.scale)
+    alone = at.slope * (0.4 * dim**0.5 + 1.2) * U32 * size
+    scores = at.s.nan_to_num(neginf=0.0).abs().clamp_max(F32_MAX)
+    below = (at.s.amax(-1, keepdim=True) - at.s).nan_to_num(nan=0.0, posinf=0.0)
+    alone = alone + (4.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32
+    shared = torch.zeros_like(alone)
+    for error, other, of_query in ((at.q.error, k, True), (at.k.error.transpose(-1, -2), q, False)):
+        if not bool(error.any()):
+            continue
+        spread, plain = ((error**2 @ other**2, error @ other.abs()) if of_query else (other**2 @ error**2, other.abs() @ error))
+        found = at.slope * abs(how.scale) * torch.minimum(TAIL * spread.sqrt(), plain)
+        alone, shared = (alone, found) if of_query else (alone + found, shared)
+    return alone, shared
+
+
+def _through_query(at: _Heads) -> Tensor:
+    """What the error of q does to the output, to first order: a row of q at a time, for its slope is [D, Dv]."""
+    if not bool(at.q.error.any()):
+        return torch.zeros_like(at.out)
+    weights = at.p * at.slope * at.how.scale
+    rows = []
+    for t in range(at.q.value.shape[2]):
+        weighted = weights[:, :, t, :, None] * at.k.value  # [KV, G, L, D]
+        slope = weighted.transpose(-1, -2) @ at.v.value - weighted.sum(-2)[..., None] * at.out[:, :, t, None, :]
+        error = at.q.error[:, :, t, None, :]
+        rows.append(torch.minimum(TAIL * (error**2 @ slope**2).sqrt(), error @ slope.abs()))
+    return torch.cat(rows, 2)

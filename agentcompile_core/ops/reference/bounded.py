@@ -8,6 +8,10 @@ from ...ir.graph import DType
 from ..dtypes import torch_dtype
 
 U32 = 2.0**-24  # unit roundoff of the accumulators
+TAIL = 2.0  # independent bounds add up like the root of the sum of their squares; a bound is 2.7 standard deviations of a rounding
+SPREAD = 0.9  # of an accumulator that adds d terms one by one: its error over the root of d, the unit and the size of its sums
+STORED = 1.1  # of a rounding to the element type: what is stored may lie a little beside what was exactly computed
+F32_MAX = float(torch.finfo(torch.float32).max)
 UNIT_ROUNDOFF = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 # Half of the smallest subnormal: the most that rounding a tiny number can lose.
 TINY = {DType.F64: 0.0, DType.F32: 2.0**-150, DType.F16: 2.0**-25, DType.BF16: 2.0**-134}
@@ -17,8 +21,10 @@ TINY = {DType.F64: 0.0, DType.F32: 2.0**-150, DType.F16: 2.0**-25, DType.BF16: 2
 class Bounded:
     """``value``: float64, or int64/bool for indices; ``error``: float64 of the same shape, never negative.
 
-    Zero error means that only the very same number is right. ``choices`` (an index that an argmax chose): over the
-    last axis of what was searched, True where the error bounds allow the maximum to be.
+    Zero error means that only the very same number is right. An error that is not finite, beside a value that is, means
+    that nothing is known of the element: an intermediate result may have left its type's range, and what a kernel that
+    keeps it in a wider type gets is as right as the framework's infinity. ``choices`` (an index that an argmax chose):
+    over the last axis of what was searched, True where the error bounds allow the maximum to be.
     """
 
     value: Tensor
@@ -37,17 +43,47 @@ def exact(tensor: Tensor) -> Bounded:
     return Bounded(value, torch.zeros((), dtype=torch.float64, device=tensor.device).expand(value.shape))
 
 
+def times(slope: Tensor, error: Tensor) -> Tensor:
+    """``slope * error``, and nothing where there is no error, however steep the slope."""
+    return torch.where(error == 0, 0.0, slope * error)
+
+
+def overflow_limit(dtype: torch.dtype) -> float:
+    """The smallest magnitude that rounds to infinity in ``dtype``."""
+    limits = torch.finfo(dtype)
+    return float(limits.max) * (1.0 + limits.eps / 4.0)
+
+
+def consumed(stored: Bounded, dtype: DType) -> Bounded:
+    """A stored intermediate as the next operator reads it: nothing is known of what may have become infinite in ``dtype``."""
+    if not dtype.is_float or dtype is DType.F64:
+        return stored
+    lost = stored.value.isfinite() & (stored.value.abs() + stored.error >= overflow_limit(torch_dtype(dtype)))
+    return Bounded(stored.value, torch.where(lost, torch.inf, stored.error), stored.choices) if bool(lost.any()) else stored
+
+
+def sum_size(total: Tensor, absolute: Tensor, squares: Tensor) -> Tensor:
+    """How large the partial sums of a sum are: at most the sum of magnitudes, and for terms in no order that the data knows
+    about the result plus a walk of the terms' root of squares."""
+    return torch.minimum(absolute, total.abs() + TAIL * squares.sqrt())
+
+
+def overflowing(error: Tensor, size: Tensor) -> Tensor:
+    """``error``, and infinite where partial sums of ``size`` may leave float32."""
+    return torch.where(size.isfinite() & (size >= F32_MAX), torch.inf, error)
+
+
 def representable(value: Tensor, dtype: DType) -> Tensor:
     """Where a float64 ``value`` is exactly a number of ``dtype`` (NaN counts)."""
     return (value.to(torch_dtype(dtype)).double() == value) | value.isnan()
 
 
 def rounded(value: Tensor, error: Tensor, dtype: DType) -> Bounded:
-    """What a correctly rounded store to ``dtype`` adds: ``1.001 u (|value| + error) + tiny``, or nothing where it is exact."""
+    """What a correctly rounded store to ``dtype`` adds: ``1.1 u (|value| + error) + tiny``, or nothing where it is exact."""
     if not dtype.is_float:
         return Bounded(value, error)
     free = (error == 0) & representable(value, dtype)
-    step = 1.001 * UNIT_ROUNDOFF[dtype] * (value.abs() + error) + TINY[dtype]
+    step = STORED * UNIT_ROUNDOFF[dtype] * (value.abs() + error) + TINY[dtype]
     return Bounded(value, torch.where(free, 0.0, error + step))
 
 

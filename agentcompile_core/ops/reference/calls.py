@@ -10,7 +10,7 @@ from ...errors import AgentCompileError
 from ...ir.graph import Argument, DType, Graph, Node, Ref, Symbol
 from ..interpreter import operator_of, resolve_symbol
 from ..schema import Missing, named, parameters
-from .bounded import Bounded
+from .bounded import Bounded, consumed
 
 
 @frozen(kw_only=True)
@@ -54,7 +54,7 @@ class Call:
 
     def length(self, depth: int) -> int:
         """The reduction depth to charge for a reduction of ``depth`` elements."""
-        return min(self.depth, depth) if self.depth > 0 else depth
+        return min(depth, self.depth) if self.depth > 0 else depth
 
     def run(self, given: Mapping[str, Any]) -> Any:
         """The result of the operator itself on arguments ``given`` by name."""
@@ -63,16 +63,21 @@ class Call:
         return operator_of(self.node.op)(*args, **{p.name: given[p.name] for p in known if p.keyword_only})
 
 
-def resolved(graph: Graph, node: Node, depth: int, env: dict[str, Bounded]) -> Call:
-    """The call of ``node`` over the values in ``env``; symbols stand for the device that these are on."""
+def resolved(graph: Graph, node: Node, depth: int, env: dict[str, Bounded], *, as_stored: bool = False) -> Call:
+    """The call of ``node`` over the values in ``env``; symbols stand for the device that these are on.
+
+    Arithmetic does not know what it reads where that may have left its type's range (``consumed``); what only moves values
+    reads them ``as_stored``.
+    """
     device = next((bound.value.device for bound in env.values()), torch.device("cpu"))
+    read = env if as_stored else {name: consumed(env[name], graph.spec(name).dtype) for name in node.inputs if name in env}
     given = named(node.op, node.args, dict(node.kwargs))
     arguments: dict[str, Any] = {}
     for parameter in parameters(node.op):
         if parameter.name in given:
-            arguments[parameter.name] = _resolve(given[parameter.name], env, device)
+            arguments[parameter.name] = _resolve(given[parameter.name], read, device)
         elif not isinstance(parameter.default, Missing):
-            arguments[parameter.name] = _resolve(parameter.default, env, device)
+            arguments[parameter.name] = _resolve(parameter.default, read, device)
     return Call(graph=graph, node=node, arguments=arguments, depth=depth, env=env)
 
 

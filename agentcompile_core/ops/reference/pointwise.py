@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .bounded import U32, Bounded, computed, exact
+from ...ir.graph import DType
+from .bounded import SPREAD, STORED, TAIL, U32, UNIT_ROUNDOFF, Bounded, computed, exact, overflowing, representable, sum_size, times
 
 # Bound of the second derivative, for the curvature over the error interval.
 _CURVATURE = {"silu": 0.5, "gelu": 0.8, "gelu_tanh": 0.9, "sigmoid": 0.1, "tanh": 0.8, "relu": 0.0, "cos": 1.0, "sin": 1.0}
@@ -26,14 +27,19 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "reciprocal": torch.reciprocal,
 }
 FLUSHED = 2.0**-125
+MANY = 8.0  # roundings
+MULTIPLIED_OUT = 3.0  # powers beyond are computed by the library's pow
 _EXACT = ("relu", "neg", "abs")  # no rounding of their own
+_EXPONENTIAL = ("silu", "sigmoid", "exp")
+_CANCELLING = ("gelu", "gelu_tanh", "cos", "sin")
 
 
-def bounded(x: object, like: Tensor) -> Bounded:
-    """A number or a Bounded as a Bounded."""
+def bounded(x: object, like: Tensor, dtype: DType = DType.F32) -> Bounded:
+    """A number or a Bounded as a Bounded. The framework rounds a number to ``dtype``, that of the operation, or to float32."""
     if isinstance(x, Bounded):
         return x
-    return exact(torch.tensor(float(x), dtype=torch.float64, device=like.device))  # type: ignore[arg-type]
+    found = exact(torch.tensor(float(x), dtype=torch.float64, device=like.device))  # type: ignore[arg-type]
+    return Bounded(found.value, torch.where(representable(found.value, dtype), 0.0, UNIT_ROUNDOFF[dtype] * found.value.abs()))
 
 
 def unary(name: str, x: Bounded) -> Bounded:
@@ -42,35 +48,46 @@ def unary(name: str, x: Bounded) -> Bounded:
     with torch.enable_grad():
         value = _FUNCTIONS[name](point)
         slope = torch.autograd.grad(value.sum(), point)[0].abs()
-    value = value.detach()
-    error = slope * x.error
+    value, slope = value.detach(), slope.nan_to_num(nan=torch.inf)
+    error = times(slope, x.error)
     if name in _CURVATURE:
         error = error + 0.5 * _CURVATURE[name] * x.error**2
     else:  # exp, rsqrt, ...: relative curvature; 1 + its relative input error covers it for small errors
         error = error * (1.0 + x.error / x.value.abs().clamp_min(1e-300)).clamp_max(2.0)
-    if name in _EXACT:
-        return Bounded(value, error)
-    scale = value.abs() if name in ("silu", "sigmoid", "exp", "rsqrt", "sqrt", "reciprocal") else x.value.abs() + value.abs()
+    if name not in _EXACT:
+        error = error + _arithmetic(name, x.value, value)
+    # Limits at infinity are exact, and so is what a pole gives.
+    return Bounded(value, torch.where((x.error == 0) & ~(x.value.isfinite() & value.isfinite()), 0.0, error))
+
+
+def _arithmetic(name: str, x: Tensor, value: Tensor) -> Tensor:
+    """What float32 adds: some roundings of the result (of the operand too, where it cancels), with fast exponentials."""
+    scale = value.abs() + x.abs() if name in _CANCELLING else value.abs()
+    units = 5.0 + (1.25 * x.abs().clamp_max(128.0) if name in _EXPONENTIAL else 0.0)
     # Where exp(-x) leaves float32, quotients flush to zero: the fast division of some devices does from 2^126 on.
-    flushed = FLUSHED * (1.0 + x.value.abs())
-    return Bounded(value, error + (8.0 + 2.0 * x.value.abs().clamp_max(128.0)) * U32 * scale + flushed)
+    return units * U32 * scale + FLUSHED * (1.0 + x.abs())
 
 
-def add(a: Bounded, b: Bounded, alpha: float = 1.0) -> Bounded:
-    """a + alpha * b."""
-    value = a.value + alpha * b.value
-    error = a.error + abs(alpha) * b.error
-    if alpha not in (1.0, -1.0):
-        error = error + U32 * (alpha * b.value).abs()  # the product rounds too
+def add(a: Bounded, b: Bounded, alpha: float = 1.0, dtype: DType = DType.F32) -> Bounded:
+    """a + alpha * b; ``dtype``: what the framework may round alpha to."""
+    scaled = b if alpha == 1.0 else mul(b, bounded(alpha, b.value, dtype))
+    value = a.value + scaled.value
+    error = a.error + scaled.error
     # A sum of two nearby numbers keeps the absolute rounding of its operands' scale.
-    return Bounded(value, computed(value, error.expand(value.shape), 2.0))
+    return Bounded(value, overflowing(computed(value, error.expand(value.shape), 1.0), scaled.value.abs()))
 
 
-def mul(a: Bounded, b: Bounded) -> Bounded:
-    """a * b."""
+def mul(a: Bounded, b: Bounded, dtype: DType = DType.F32) -> Bounded:
+    """a * b.
+
+    Where both operands err by many roundings to ``dtype``, that is by sums, their tails do not meet: the smaller counts by 0.4.
+    """
     value = a.value * b.value
-    error = a.value.abs() * b.error + b.value.abs() * a.error + a.error * b.error
-    return Bounded(value, computed(value, error, 2.0))
+    left, right = times(b.value.abs(), a.error), times(a.value.abs(), b.error)
+    less = torch.minimum(left, right)
+    summed = less > MANY * UNIT_ROUNDOFF[dtype] * value.abs()
+    error = left + right - torch.where(summed & less.isfinite(), 0.6 * less, 0.0) + times(a.error, b.error)
+    return Bounded(value, computed(value, error, 1.0))
 
 
 def div(a: Bounded, b: Bounded) -> Bounded:
@@ -81,13 +98,14 @@ def div(a: Bounded, b: Bounded) -> Bounded:
     return Bounded(value, computed(value, error, 4.0))
 
 
-def power(a: Bounded, exponent: float) -> Bounded:
-    """a ** exponent for a constant exponent."""
+def power(a: Bounded, exponent: float, dtype: DType = DType.F32) -> Bounded:
+    """a ** exponent for a constant exponent; the framework multiplies small whole powers out, in ``dtype``."""
     if exponent == 2.0:
         return mul(a, a)
     value = a.value**exponent
-    slope = (abs(exponent) * a.value.abs() ** (exponent - 1.0)).nan_to_num(posinf=0.0)
-    return Bounded(value, slope * a.error + 16.0 * U32 * value.abs())
+    slope = (abs(exponent) * a.value.abs() ** (exponent - 1.0)).nan_to_num(nan=torch.inf)
+    inner = STORED * (exponent - 2.0) * UNIT_ROUNDOFF[dtype] if exponent == int(exponent) and 2 < exponent <= MULTIPLIED_OUT else 0.0
+    return Bounded(value, times(slope, a.error) + (16.0 * U32 + inner) * value.abs() + FLUSHED)
 
 
 def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = True) -> Bounded:
@@ -97,7 +115,8 @@ def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = 
         count *= x.value.shape[d]
     scale = count if divide else 1
     value = x.value.sum(dims, keepdim) / scale
-    spread = (x.error**2).sum(dims, keepdim).sqrt() * 3.0
+    spread = (x.error**2).sum(dims, keepdim).sqrt() * TAIL
     error = torch.minimum(spread, x.error.sum(dims, keepdim)) / scale
-    error = error + 2.0 * depth**0.5 * U32 * x.value.abs().sum(dims, keepdim) / scale
-    return Bounded(value, error)
+    absolute = x.value.abs().sum(dims, keepdim)
+    size = sum_size(value * scale, absolute, x.value.pow(2).sum(dims, keepdim))
+    return Bounded(value, overflowing(error + SPREAD * depth**0.5 * U32 * size / scale, absolute))

@@ -1,18 +1,18 @@
-"""Error rules of what sums: linear maps, norms, softmax, attention, argmax.
+"""Error rules of what sums: linear maps, norms, softmax, argmax.
 
 Roundings of different elements are independent, so a sum of n of them grows like the root of the sum of their squares
-(times 3, well beyond any tail that occurs), never more than the plain sum of their bounds. The accumulator's own error
-is ``2 sqrt(d) u32 (|A||B|)`` with d the declared reduction depth (``notes``: Ipsen and Zhou, Higham and Mary).
+(times 2, far beyond any tail that occurs: a bound is 2.7 standard deviations), never more than the plain sum of their
+bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length and S what partial sums may grow to: |A||B|, or
+where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
 """
 
 import torch
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import TINY, U32, UNIT_ROUNDOFF, Bounded, representable
-from .pointwise import unary
+from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, overflowing, representable, sum_size, times
+from .pointwise import FLUSHED, unary
 
-TAIL = 3.0
 BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 
@@ -31,7 +31,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         w = weight[start : start + block].double()
         value = rows @ w.T
         size = rows.abs() @ w.abs().T
-        error = 2.0 * depth**0.5 * U32 * size
+        error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(value, size, (rows**2) @ (w**2).T), size)
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
@@ -45,13 +45,14 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     total = result.value + bias.value
     error = result.error + bias.error
     free = (error == 0) & representable(total, DType.F32)
-    return Bounded(total, torch.where(free, 0.0, error + U32 * (result.value.abs() + bias.value.abs())))
+    return Bounded(total, torch.where(free, 0.0, error + 2.0 * U32 * total.abs()))
 
 
 def matmul(a: Bounded, b: Bounded, depth: int) -> Bounded:
     """``a`` [.., m, k] times ``b`` [.., k, n]."""
     x, y = a.value.double(), b.value.double()
-    error = 2.0 * depth**0.5 * U32 * (x.abs() @ y.abs())
+    size = x.abs() @ y.abs()
+    error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(x @ y, size, (x**2) @ (y**2)), size)
     for e, other, left in ((a.error, y, True), (b.error, x, False)):
         if bool(e.any()):
             spread = (e**2) @ (other**2) if left else (other**2) @ (e**2)
@@ -66,11 +67,16 @@ def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inn
     scale = power.rsqrt()
     count = x.value.shape[-1]
     normal = x.value * scale
-    shared = TAIL * (x.value * x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
-    error = x.error * scale + normal.abs() * (shared + (2.0 * depth**0.5 + 8.0) * U32)
+    shared = TAIL * times(x.value, x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
+    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * _squares(depth) ** 0.5 + 2.0) * U32)
     if inner is not None:
-        error = error + 1.001 * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
-    return _scaled(normal, error, weight, one_plus)
+        error = error + STORED * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
+    return _scaled(normal, overflowing(error, power * count), weight, one_plus)
+
+
+def _squares(depth: int) -> float:
+    """The depth of a norm's sums over a row: everyone computes these in blocks."""
+    return min(float(depth), 4.0 * depth**0.5)
 
 
 def _scaled(normal: Tensor, error: Tensor, weight: Bounded | None, one_plus: bool = False) -> Bounded:
@@ -78,7 +84,7 @@ def _scaled(normal: Tensor, error: Tensor, weight: Bounded | None, one_plus: boo
         return Bounded(normal, error)
     factor = weight.value + 1.0 if one_plus else weight.value
     value = normal * factor
-    return Bounded(value, error * factor.abs() + weight.error * normal.abs() + 4.0 * U32 * value.abs())
+    return Bounded(value, times(factor.abs(), error) + times(normal.abs(), weight.error))
 
 
 def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: float, depth: int) -> Bounded:
@@ -89,27 +95,35 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
     scale = variance.rsqrt()
     normal = centred * scale
     count = x.value.shape[-1]
-    root = 2.0 * depth**0.5
-    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + root * U32 * x.value.abs().mean(-1, keepdim=True)
-    centred_error = x.error + mean_error + 2.0 * U32 * (x.value.abs() + mean.abs())
-    shared = TAIL * (centred * centred_error).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance) + mean_error.pow(2) / variance
-    result = _scaled(normal, centred_error * scale + normal.abs() * (shared + (root + 8.0) * U32), weight)
+    size = sum_size(mean * count, x.value.abs().sum(-1, keepdim=True), x.value.pow(2).sum(-1, keepdim=True)) / count
+    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + (_squares(depth) ** 0.5 + 2.0) * U32 * size
+    centred_error = x.error + mean_error + U32 * centred.abs()
+    # An error of the mean is common to all: it adds its square to the variance. The rest is independent.
+    shared = TAIL * (centred * (x.error + U32 * centred.abs())).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance)
+    shared = shared + mean_error.pow(2) / variance
+    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * _squares(depth) ** 0.5 + 2.0) * U32)
+    result = _scaled(normal, overflowing(error, variance * count), weight)
     if bias is None:
         return result
-    return Bounded(result.value + bias.value, result.error + bias.error + 2.0 * U32 * (result.value.abs() + bias.value.abs()))
+    total = result.value + bias.value
+    return Bounded(total, result.error + bias.error + 2.0 * U32 * (result.value.abs() + total.abs()))
 
 
 def softmax(x: Bounded, dim: int, depth: int) -> Bounded:
-    """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores)."""
+    """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores); far below the maximum the difference
+    itself is rounded, and what leaves float32 flushes to zero."""
     value = x.value.softmax(dim)
-    shared = (value * x.error.nan_to_num()).sum(dim, keepdim=True)
-    grow = (x.error.nan_to_num() + shared).clamp_max(50.0).expm1()
-    return Bounded(value, value * (grow + (2.0 * depth**0.5 + 32.0) * U32))
+    below = (x.value.amax(dim, keepdim=True) - x.value).nan_to_num(nan=0.0, posinf=0.0)
+    noise = x.error.nan_to_num(posinf=torch.inf) + below * U32
+    shared = (value.nan_to_num() * noise).sum(dim, keepdim=True)
+    grow = (noise + shared).clamp_max(50.0).expm1()
+    return Bounded(value, value * (grow + (depth**0.5 + 8.0) * U32) + FLUSHED)
 
 
 def argmax(x: Bounded) -> Bounded:
     """First index of the maximum over all elements, as int64 [1]; ``choices`` marks every index that the errors allow."""
     flat, error = x.value.reshape(-1), x.error.reshape(-1)
+    error = torch.where(flat.isfinite(), error.nan_to_num(nan=torch.inf), 0.0)
     index = flat.argmax().reshape(1)
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     if bool(flat.isnan().any()) or not bool(error.any()):
@@ -128,8 +142,9 @@ def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType) -> Bounded:
     swapped = torch.cat((-turned[..., half:], turned[..., :half]), -1)
     swapped_error = torch.cat((turned_error[..., half:], turned_error[..., :half]), -1)
     first, second = turned * c.value, swapped * s.value
-    error = c.value.abs() * turned_error + s.value.abs() * swapped_error + turned.abs() * c.error + swapped.abs() * s.error
-    error = error + (1.001 * UNIT_ROUNDOFF[dtype] + 4.0 * U32) * (first.abs() + second.abs()) + 2.0 * TINY[dtype]
+    error = times(c.value.abs(), turned_error) + times(s.value.abs(), swapped_error)
+    error = error + times(turned.abs(), c.error) + times(swapped.abs(), s.error)
+    error = error + STORED * UNIT_ROUNDOFF[dtype] * (first.abs() + second.abs()) + 2.0 * TINY[dtype]
     zero = (turned == 0) & (swapped == 0) & (turned_error == 0) & (swapped_error == 0)
     error = torch.where(zero, 0.0, error)
     value = first + second
@@ -140,7 +155,7 @@ def rotary_table(positions: Tensor, inv_freq: Bounded, scaling: float) -> tuple[
     """cos and sin [1, T, 2 * half]; the angle is a float32 product, which errs by u32 of itself."""
     angles = positions.double()[:, :, None] * inv_freq.value[None, None, :]
     angles = torch.cat((angles, angles), -1)
-    angle = Bounded(angles, 1.001 * U32 * angles.abs())
+    angle = Bounded(angles, STORED * U32 * angles.abs())
     tables = []
     for name in ("cos", "sin"):
         table = unary(name, angle)

@@ -100,7 +100,7 @@ def _binary(rule: Callable[[Call, Bounded, Bounded], Bounded]) -> Rule:
         if not call.dtype.is_float:
             return _exactly(call)
         like = call.values[0].value
-        a, b = (pointwise.bounded(call[name], like) for name in ("self", "other"))
+        a, b = (pointwise.bounded(call[name], like, call.dtype) for name in ("self", "other"))
         return (rule(call, Bounded(a.value.double(), a.error), Bounded(b.value.double(), b.error)),)
 
     return apply_to
@@ -124,7 +124,7 @@ def _power(call: Call) -> tuple[Bounded, ...]:
         return _exactly(call)
     x = call.bounded("self")
     exponent = float(call["exponent"]) if "exponent" in call.arguments else 2.0
-    return (pointwise.power(Bounded(x.value.double(), x.error), exponent),)
+    return (pointwise.power(Bounded(x.value.double(), x.error), exponent, call.dtype),)
 
 
 def _mean(divide: bool) -> Rule:
@@ -161,8 +161,8 @@ def _addmm(call: Call) -> tuple[Bounded, ...]:
 
 def _scaled_sum(call: Call, bias: Bounded, product: Bounded) -> Bounded:
     """beta * bias + alpha * product; a beta of 0 means that the bias is not looked at."""
-    scaled = pointwise.mul(product, pointwise.bounded(call["alpha"], product.value))
-    return pointwise.add(scaled, bias, float(call["beta"])) if call["beta"] != 0 else scaled
+    scaled = pointwise.mul(product, pointwise.bounded(call["alpha"], product.value, call.dtype))
+    return pointwise.add(scaled, bias, float(call["beta"]), call.dtype) if call["beta"] != 0 else scaled
 
 
 def _matmul(first: str, second: str) -> Rule:
@@ -224,7 +224,7 @@ def _attention(call: Call) -> tuple[Bounded, ...]:
     k_name, v_name = call.node.mutates[:2] if len(call.node.mutates) >= 2 else call.node.inputs[3:5]
     call.env[k_name] = keys = append(call.bounded("k_cache"), k, start)
     call.env[v_name] = values = append(call.bounded("v_cache"), v, start)
-    depth = call.depth if call.depth > 0 else max(q.value.shape[-1], start + q.value.shape[2])
+    depth = call.length(max(q.value.shape[-1], start + q.value.shape[2]))
     how = Attending(position=start, scale=float(call["scale"]), window=int(call["window"]), softcap=float(call["softcap"]),
                     dtype=call.dtype, depth=depth)
     return (attention(q, keys, values, call["sinks"], how),)
@@ -258,6 +258,9 @@ _VIEWS = (
     *_overloads(("squeeze",), "default", "dim", "dims"),
     "aten.slice.Tensor", "aten.split.Tensor", "aten.split.sizes", "aten.flatten.using_ints", "aten.movedim.intlist",
 )
+_RESHAPES = _overloads(("view", "_unsafe_view", "reshape"), "default")
+_JOINS = ("aten.cat.default", "aten.concat.default")
+MOVES = frozenset((*_VIEWS, *_RESHAPES, *_JOINS))  # operators that only move values
 _FUNCTIONS = (
     "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal",
 )
@@ -268,24 +271,24 @@ _MAKERS = (
     "agentcompile.advance.default", "agentcompile.start_decode.default",
 )
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_overloads(("view", "_unsafe_view", "reshape"), "default"), _reshape),
+    **dict.fromkeys(_RESHAPES, _reshape),
     **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(_overloads(("masked_fill",), "Scalar", "Tensor"), _masked_fill),
     **{f"aten.{name}.default": _unary(name) for name in _FUNCTIONS},
     **dict.fromkeys((*_overloads(("to",), "dtype", "dtype_layout", "device", "other"), "aten._to_copy.default", "aten.type_as.default"),
                     _cast),
     **dict.fromkeys(_MAKERS, _as_they_are),
-    **dict.fromkeys(_overloads(("add",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, float(c["alpha"])))),
-    **dict.fromkeys(_overloads(("sub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, -float(c["alpha"])))),
-    **dict.fromkeys(_overloads(("rsub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(b, a, -float(c["alpha"])))),
-    **dict.fromkeys(_overloads(("mul", "multiply"), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.mul(a, b))),
+    **dict.fromkeys(_overloads(("add",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, float(c["alpha"]), c.dtype))),
+    **dict.fromkeys(_overloads(("sub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(a, b, -float(c["alpha"]), c.dtype))),
+    **dict.fromkeys(_overloads(("rsub",), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.add(b, a, -float(c["alpha"]), c.dtype))),
+    **dict.fromkeys(_overloads(("mul", "multiply"), "Tensor", "Scalar"), _binary(lambda c, a, b: pointwise.mul(a, b, c.dtype))),
     **dict.fromkeys(_overloads(("div", "divide"), "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"), _binary(_div)),
     **dict.fromkeys(("aten.pow.Tensor_Scalar", "aten.square.default"), _power),
     **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _mean(True)),
     **dict.fromkeys(("aten.sum.default", "aten.sum.dim_IntList"), _mean(False)),
     **dict.fromkeys(("aten.softmax.int", "aten._softmax.default"), _softmax),
     "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
-    **dict.fromkeys(("aten.cat.default", "aten.concat.default"), _cat),
+    **dict.fromkeys(_JOINS, _cat),
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,

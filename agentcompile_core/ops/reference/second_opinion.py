@@ -93,6 +93,8 @@ def _wrong(bound: Bounded, value: Tensor, other: Tensor) -> Tensor:
         return wrong
     size = value.abs().nan_to_num(nan=0.0, posinf=0.0)
     largest = size.max() if size.numel() else size.sum()
-    allowed = RELATIVE * (size + largest) + OF_BUDGET * bound.error.reshape(-1).nan_to_num(nan=0.0, posinf=0.0)
-    same = (value == other) | (value.isnan() & other.isnan()) | ((value - other).abs() <= allowed)
+    error = bound.error.reshape(-1)
+    allowed = RELATIVE * (size + largest) + OF_BUDGET * error.nan_to_num(nan=0.0, posinf=0.0)
+    unknown = value.isfinite() & ~error.isfinite()  # nothing is demanded of it, so nothing can be wrong with it
+    same = unknown | (value == other) | (value.isnan() & other.isnan()) | ((value - other).abs() <= allowed)
     return ~same

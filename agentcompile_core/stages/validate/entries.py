@@ -9,7 +9,7 @@ from ...ir.advice import OrderedPlan
 from ...ir.candidate import Candidate
 from ...ir.region import Match, Role
 from ...ir.search_log import Reason, Untried
-from ...ir.verdict import Trial
+from ...ir.verdict import Case, Trial
 from ...plugin.events import Skipped
 from ...plugin.interfaces import Backend
 from ...store import keys
@@ -89,6 +89,10 @@ class Queue:
         trial = self._trial(candidate, (candidate.signature, candidate.step.match_id))
         return None if trial is None else self._entry(candidate, trial)
 
+    def _cases(self, candidate: Candidate, match: Match) -> tuple[Case, ...]:
+        ordered = self._ordered[candidate.signature]
+        return input_cases(candidate, match, ordered, self._backend, self._ctx)
+
     def _leave_out(self, candidate: Candidate, reason: Reason) -> None:
         self.untried.append(Untried(signature=candidate.signature, step=candidate.step, reason=reason))
 
@@ -106,7 +110,7 @@ class Queue:
 
     def _entry(self, candidate: Candidate, trial: Trial) -> Entry:
         ordered, backend = self._ordered[candidate.signature], self._backend
-        trial = evolve(trial, source=candidate.source)
+        trial = evolve(trial, source=candidate.source, cases=self._cases(candidate, trial.match))
         kind_code = keys.code_of(type(self._ctx.catalog.kind(trial.match.kind)))
         return Entry(
             candidate=candidate, trial=trial, key=keys.record_key(trial, self.where, kind_code),
@@ -126,12 +130,18 @@ def by_turns(queues: list[list[Entry]]) -> list[Entry]:
 
 def trial_of(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> Trial:
     """What is to be judged: the match, its graph, the source and the cases, those of the risks that the advisor named among them."""
-    region, risks = ordered.plan.region, ordered.record.accepted.risks
+    region = ordered.plan.region
     outputs = tuple(value for o in match.operands if o.role is Role.OUTPUT for value in o.values)
     graph = region.graph.sub(match.nodes, match.id, outputs)
-    kind = ctx.catalog.kind(match.kind)
-    cases = cases_for(match, kind, f"{ctx.config.seed} {region.signature}", risks, emulated=backend.emulated)
-    return Trial(match=match, graph=graph, source=candidate.source, target=ctx.target, cases=cases)
+    return Trial(match=match, graph=graph, source=candidate.source, target=ctx.target,
+                 cases=input_cases(candidate, match, ordered, backend, ctx))
+
+
+def input_cases(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> tuple[Case, ...]:
+    """The cases of one candidate: those of its match, of its schedule, and of the risks that the advisor named."""
+    seed, risks = f"{ctx.config.seed} {ordered.plan.region.signature}", ordered.record.accepted.risks
+    return cases_for(match, ctx.catalog.kind(match.kind), seed, risks, emulated=backend.emulated, source=candidate.source,
+                     schedule=candidate.step.schedule)
 
 
 def largest_bytes(match: Match) -> int:

@@ -1,29 +1,84 @@
-"""The input cases that a step is tried on: families of inputs, and the edges of the position where it has one."""
+"""The input cases that a step is tried on: families of inputs, the positions of its kind, and those where its schedule ends a round."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from random import Random
 
 from ...ir import serial
 from ...ir.advice import Risk
+from ...ir.candidate import StepSource
+from ...ir.plan import Schedule
 from ...ir.region import Match
 from ...ir.verdict import Case, InputFamily
-from ...plugin.match_kind import MatchKind
+from ...plugin.match_kind import EMULATED_POSITIONS, MatchKind
 
 F = InputFamily
-_FAMILIES = (F.NORMAL, F.INTEGERS, F.NORMAL_LARGE, F.NORMAL_SMALL, F.ONE_HOT, F.SPIKY)
+_FAMILIES = (F.NORMAL, F.INTEGERS, F.NORMAL_LARGE, F.NORMAL_SMALL, F.ONE_HOT, F.SPIKY, F.LARGE_MEAN, F.TIES, F.ONE_HUGE, F.MAX_FINITE,
+             F.NAN, F.INFINITE, F.ALL_MINUS_INF)
 _RISKS = {
     Risk.RAGGED_TAIL: F.INTEGERS, Risk.MISALIGNED: F.INTEGERS, Risk.LARGE_VALUES: F.NORMAL_LARGE, Risk.CANCELLATION: F.SPIKY,
     Risk.LONG_REDUCTION: F.NORMAL, Risk.SHARED_MEMORY_RACE: F.NORMAL, Risk.REGISTER_PRESSURE: F.NORMAL,
 }
+MOST_POSITIONS, MOST_EMULATED = 16, 6  # of those that a schedule asks for
+MOST_PERIODS = 8
 
 
-def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = (), *, emulated: bool = False) -> tuple[Case, ...]:
-    """Cases of a match; the first is the one that is timed. ``risks`` that an advisor named add one case each.
+def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = (), *, emulated: bool = False,
+              source: StepSource | None = None, schedule: Schedule | None = None) -> tuple[Case, ...]:
+    """Cases of a candidate; the first is the one that is timed.
 
-    ``kind`` says which positions are tried and which input families of its own come behind the core's. ``seed`` is any
-    text; equal text gives equal cases. ``emulated`` keeps positions small, since emulation is slow.
+    Behind the fixed set of families and positions come the positions that ``source`` and ``schedule`` make special, drawn in
+    the families in which ``kind`` sees a position left out, and one case for each of ``risks``: an advisor adds cases, and
+    changes or removes none. ``seed`` is any text; equal text gives equal cases, whatever the schedule, where family and
+    position are equal. ``emulated`` keeps positions small and few, since emulation is slow.
     """
-    families = (*_FAMILIES, *kind.families, *(_RISKS[risk] for risk in risks))
+    families = (*_FAMILIES, *kind.families)
     positions = kind.positions(match, emulated) or (0,)
-    first = int(serial.digest(seed, match.id, kind.version, length=7), 16)
     count = max(len(families), len(positions))
-    return tuple(Case(family=families[i % len(families)], seed=first + i, position=positions[i % len(positions)]) for i in range(count))
+    pairs = [(families[i % len(families)], positions[i % len(positions)]) for i in range(count)]
+    telling = kind.families or (F.NORMAL, F.INTEGERS)
+    special = schedule_positions(match, kind, seed, source, schedule, emulated)
+    pairs += [(telling[i % len(telling)], position) for i, position in enumerate(special)]
+
+    def case(number: int, family: str, position: int, misaligned: bool = False) -> Case:
+        drawn = int(serial.digest(seed, match.id, kind.version, family, position, number, length=7), 16)
+        return Case(family=family, seed=drawn, position=position, misaligned=misaligned)
+
+    fixed = [case(0, family, position) for family, position in dict.fromkeys(pairs)]
+    named = [case(1 + i, _RISKS[risk], positions[i % len(positions)], risk is Risk.MISALIGNED) for i, risk in enumerate(risks)]
+    return (*fixed, *named)
+
+
+def schedule_positions(match: Match, kind: MatchKind, seed: str, source: StepSource | None, schedule: Schedule | None,
+                       emulated: bool) -> tuple[int, ...]:
+    """Positions around the ends of a schedule's rounds, boundaries first, then random ones; none where no length is read."""
+    span = kind.span(match)
+    if span <= 0:
+        return ()
+    last = min(span, EMULATED_POSITIONS) - 1 if emulated else span - 1
+    periods = tuple(p for p in _periods(source, schedule) if 1 < p <= last)[:MOST_PERIODS]
+    known = set(kind.positions(match, emulated))
+    random = Random(serial.digest(seed, match.id, periods))
+    found = dict.fromkeys(p for p in _around(periods, last, random) if 0 <= p <= last and p not in known)
+    return tuple(found)[: MOST_EMULATED if emulated else MOST_POSITIONS]
+
+
+def _periods(source: StepSource | None, schedule: Schedule | None) -> Iterator[int]:
+    """What the source states; else every integer of schedule and launches, then every product of two of them."""
+    if source is not None and source.periods:
+        yield from dict.fromkeys(source.periods)
+        return
+    integers = [v for _, v in (schedule.items if schedule is not None else ()) if isinstance(v, int) and not isinstance(v, bool)]
+    for launch in source.launches if source is not None else ():
+        integers += [launch.grid[0], launch.block[0]]
+    several = sorted({n for n in integers if n > 1}, reverse=True)
+    yield from dict.fromkeys((*several, *sorted({a * b for a in several for b in several if a is not b}, reverse=True)))
+
+
+def _around(periods: tuple[int, ...], last: int, random: Random) -> Iterator[int]:
+    """A position p makes p + 1 positions: those with which rounds are just full, one short, and one over."""
+    for pick in (lambda most: 1, lambda most: most, lambda most: random.randint(1, most)):
+        for period in periods:
+            end = pick(max(1, (last + 1) // period)) * period - 1
+            yield from (end, end + 1, end - 1)
+    yield from islice(iter(lambda: random.randint(0, last), -1), MOST_POSITIONS)

@@ -19,6 +19,8 @@ from agentcompile_core.plugin_api import (
     position_edges,
 )
 
+from .attention_inputs import FAMILIES, telling
+
 L = SemanticLabel
 ROPE_BASE = 1e6
 OUT = (Role.OUTPUT,)
@@ -58,7 +60,7 @@ class Rotary(MatchKind):
 
     def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
         """Large and small angles where it makes the table; else any."""
-        return (1000, 0, 1, 4095) if self.name == kind_names.ROPE_TABLE else (3,)
+        return (1000, 0, 1, 4095, 4096, 32767, 131071) if self.name == kind_names.ROPE_TABLE else (3, 4096, 131071)
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Tables of a real position."""
@@ -79,16 +81,23 @@ class Attention(Normed):
         return position_edges(match.integer("capacity"), emulated, (window - 1, window, window + 1) if window else ())
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Tables of the position."""
-        return rotation(match, operand, case, device)
+        """Tables of the position; what shows a position left out."""
+        made = rotation(match, operand, case, device)
+        if made is not None or case.family not in FAMILIES:
+            return made
+        operands = [match.operand(name) for name in ("cos", "sin")]
+        cos, sin = (rotation(match, each, case, device) if each is not None else None for each in operands)
+        return telling(match, operand, case, (cos, sin) if cos is not None and sin is not None else None, device)
 
 
 class Argmax(MatchKind):
     """The choice of a token: ties, and a decode state that moves on."""
 
     def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
-        """Any that leaves room behind it."""
-        return (1,)
+        """The first, the last that leave room behind them, and one that leaves none: then the last element is written again."""
+        history = match.operand("history")
+        length = history.spec.numel if history is not None else 0
+        return tuple(dict.fromkeys(p for p in (1, 0, length // 2, length - 3, length - 2, length - 1) if p >= 0)) if length else (1,)
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """The position, which is a state here."""
@@ -134,7 +143,8 @@ ROPE_TABLE = Rotary(
     attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float)),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
+    name=kind_names.ATTENTION, families=FAMILIES, version=2,
+    doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),
         OperandKind("q_norm", WEIGHTS, optional=True, doc="[D]"), OperandKind("k_norm", WEIGHTS, optional=True, doc="[D]"),

@@ -93,6 +93,7 @@ class AttentionFamily(TemplateFamily):
                 Workspace(name="counters", nbytes=4 * shape.kv_heads, zeroed=True),
             ),
             reduction_depth=_depth(shape, schedule),
+            periods=_periods(schedule),
         )
 
 
@@ -142,6 +143,13 @@ def _depth(shape: Shape, schedule: Schedule) -> int:
     else:
         score, owners = -(-shape.head_vectors // lanes) * shape.vector + lanes.bit_length(), warps * WARP // lanes
     return score + -(-shape.capacity // (splits * owners)) + warps + splits
+
+
+def _periods(schedule: Schedule) -> tuple[int, int]:
+    """Positions of a block's tile, and of one tile of every split."""
+    splits, warps, lanes, unroll = (schedule.integer(name) for name in ("splits", "warps", "lanes", "unroll"))
+    tile = warps * unroll * (TENSOR_POSITIONS if schedule["path"] == "tensor" else WARP // lanes)
+    return tile, tile * splits
 
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:

@@ -1,0 +1,74 @@
+"""How a result compares with its reference, element by element, whatever is finite or not."""
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from .bounded import Bounded, overflow_limit
+
+
+@frozen(kw_only=True)
+class Comparison:
+    """How a result compares with its reference. ``worst`` is the flat index of the element that uses most of its budget."""
+
+    ok: bool
+    max_abs: float
+    max_rel: float
+    budget_use: float  # largest error over budget; more than 1 fails
+    wrong: int = 0  # number of elements beyond their budget
+    worst: int = -1
+    detail: str = ""
+
+
+def compare(actual: Tensor, expected: Bounded) -> Comparison:
+    """Compare ``actual`` (any shape with as many elements, on the device of ``expected``) element by element.
+
+    Where the reference is NaN, only NaN is right; where it is an infinity, only that infinity. Where it is finite, what
+    lies within its error is right, and the infinity of the side on which its error leaves the dtype's range. Where it is
+    finite and its error is not, anything is.
+    """
+    value, error = expected.value.reshape(-1), expected.error.reshape(-1)
+    flat = actual.reshape(-1)
+    if flat.numel() != value.numel():
+        return Comparison(ok=False, max_abs=float("inf"), max_rel=float("inf"), budget_use=float("inf"), detail="wrong number of elements")
+    if not flat.is_floating_point():
+        return _compare_indices(flat, value, expected.choices)
+    if flat.numel() == 0:
+        return Comparison(ok=True, max_abs=0.0, max_rel=0.0, budget_use=0.0)
+    out = flat.double()
+    off = torch.where(_is_right(out, value, error, overflow_limit(flat.dtype)), 0.0, (out - value).abs())
+    off = off.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    use = torch.where(off == 0, 0.0, off / error.nan_to_num(nan=0.0, posinf=0.0))
+    worst = int(use.argmax())
+    wrong = int((use > 1.0).sum())
+    seen = float(use[worst])
+    scale = float(value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max())
+    detail = ""
+    if wrong:
+        detail = f"{wrong} of {use.numel()} elements beyond the budget; element {worst} is {float(out[worst]):.6g}, "
+        detail += f"reference {float(value[worst]):.6g} +- {float(error[worst].nan_to_num(nan=0.0)):.3g}"
+    biggest = float(off.max())
+    return Comparison(ok=not wrong, max_abs=biggest, max_rel=biggest / scale if scale else 0.0, budget_use=seen, wrong=wrong,
+                      worst=worst, detail=detail)
+
+
+def _is_right(out: Tensor, value: Tensor, error: Tensor, limit: float) -> Tensor:
+    """Where ``out`` is right without a look at how far it is off: equal, both NaN, overflow to the right side, or unknown."""
+    unknown = value.isfinite() & ~error.isfinite()
+    up = (out == torch.inf) & (value + error >= limit)
+    down = (out == -torch.inf) & (value - error <= -limit)
+    return (out == value) | (out.isnan() & value.isnan()) | unknown | ((up | down) & value.isfinite())
+
+
+def _compare_indices(flat: Tensor, value: Tensor, choices: Tensor | None) -> Comparison:
+    good = flat == value
+    if choices is not None:
+        inside = (flat >= 0) & (flat < choices.numel())
+        good = good | (inside & choices[flat.clamp(0, choices.numel() - 1)])
+    wrong = int((~good).sum())
+    if not wrong:
+        return Comparison(ok=True, max_abs=0.0, max_rel=0.0, budget_use=0.0)
+    worst = int((~good).long().argmax())
+    off = float((flat - value).abs().max())
+    detail = f"{wrong} of {flat.numel()} integers differ; element {worst} is {int(flat[worst])}, reference {int(value[worst])}"
+    return Comparison(ok=False, max_abs=off, max_rel=off, budget_use=float("inf"), wrong=wrong, worst=worst, detail=detail)

@@ -1,0 +1,93 @@
+"""Inputs of attention that show a position left out, counted twice or taken from elsewhere, however many positions there are.
+
+``every_position``: the query is zero, so all attended positions weigh the same, and every row of V is one element of 1. An
+element of the result counts the few positions that carry it, so one of them missing changes it by a tenth, not by 1/8192.
+``peaked``: the keys of a few positions point along a query head as the kernel sees it, after norm and rotation, so that the
+softmax is shared by them alone.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from agentcompile_core.plugin_api import Case, Match, Operand
+
+EVERY_POSITION, PEAKED = "every_position", "peaked"
+FAMILIES = (EVERY_POSITION, PEAKED)
+MOST_PER_ELEMENT = 12  # positions that one element of the result counts
+PEAKS = 8  # positions that share the softmax of a query head
+ABOVE = 6.0  # by how much their scores lie above those of all others together
+
+
+def telling(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
+    """One operand in one of these families; None: as the core draws it. ``table``: cos and sin of the position."""
+    if case.family == EVERY_POSITION:
+        return _counted(match, operand, case, device)
+    return _peaked(match, operand, case, table, device) if case.family == PEAKED else None
+
+
+def _generator(case: Case, number: int, device: str) -> torch.Generator:
+    generator = torch.Generator(device=device)
+    generator.manual_seed(case.seed * 31 + number)
+    return generator
+
+
+def _counted(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
+    if operand.name == "q":
+        return torch.zeros(operand.spec.shape, device=device)
+    if operand.name not in ("v", "v_cache"):
+        return None
+    kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
+    rows = operand.spec.numel // (kv_heads * dim)
+    generator = _generator(case, rows, device)
+    shares = -(-(case.position + 1) // (dim * MOST_PER_ELEMENT))  # KV heads that it takes to carry every position
+    ones = torch.zeros(kv_heads, rows, dim, device=device)
+    for head in range(kv_heads):
+        slots = torch.randperm(rows, generator=generator, device=device) % dim
+        carried = (torch.arange(rows, device=device) + head + case.seed) % shares == 0
+        ones[head].scatter_(1, slots[:, None], carried.float()[:, None] if rows > 1 else torch.ones(1, 1, device=device))
+    return ones.transpose(0, 1).reshape(operand.spec.shape)
+
+
+def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
+    if operand.name in ("q_norm", "k_norm"):
+        return torch.full(operand.spec.shape, 0.0 if match.text("norm") == "rms_one_plus" else 1.0, device=device)
+    if operand.name == "q":
+        return _query(match, case, device).reshape(operand.spec.shape)
+    if operand.name != "k_cache":
+        return None
+    kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
+    group = match.integer("heads") // kv_heads
+    seen = _as_seen(match, _query(match, case, device), table).reshape(kv_heads, group, dim)
+    generator = _generator(case, 1, device)
+    keys = 0.25 * torch.randn(operand.spec.shape, generator=generator, device=device)
+    cached = min(case.position, operand.spec.shape[1])
+    first = max(0, case.position + 1 - match.integer("window", 0)) if match.integer("window", 0) > 0 else 0
+    if cached <= first:
+        return keys
+    top = math.log(cached - first + 1) + ABOVE
+    for head in range(kv_heads):
+        drawn = torch.randint(first, cached, (PEAKS * group - 2,), generator=generator, device=device)
+        ends = torch.tensor([cached - 1, first], device=device)
+        for i, place in enumerate(torch.cat((ends, drawn)).tolist()):
+            query = seen[head, i % group]
+            keys[0, place, head] = query * (top / (match.number("scale") * float(query.square().sum().clamp_min(1e-6))))
+    return keys
+
+
+def _query(match: Match, case: Case, device: str) -> Tensor:
+    shape = (match.integer("heads"), match.integer("head_dim"))
+    return torch.randn(shape, generator=_generator(case, 2, device), device=device)
+
+
+def _as_seen(match: Match, query: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The queries [H, D] after the norm (whose weight is 1 here) and the rotation that the match fuses."""
+    if match.flag("qk_norm"):
+        query = query * torch.rsqrt(query.square().mean(-1, keepdim=True) + match.number("norm_eps"))
+    if table is None:
+        return query
+    cos, sin = (t.reshape(-1).to(query.dtype) for t in table)
+    turned, rest = query[:, : cos.numel()], query[:, cos.numel() :]
+    lower, upper = turned.chunk(2, -1)
+    return torch.cat((turned * cos + torch.cat((-upper, lower), -1) * sin, rest), -1)

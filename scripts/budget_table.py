@@ -1,0 +1,192 @@
+"""Measure the error budgets: how far honest results of the framework stay inside what a candidate is allowed.
+
+    python scripts/budget_table.py                 # 2,000 draws of every row, into benchmarks/results/cpu/budgets.json
+    python scripts/budget_table.py --draws 50 --family attention --dtype fp16 --show
+
+One row per family, element type and size: the budget by which candidates are judged, against the results of the framework on
+the CPU. ``median``: of budget over error, over all elements that have an error; ``outside``: how
+many elements of all draws lie outside their budget.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from agentcompile_rules_transformers import testing as cases
+from agentcompile_rules_transformers.kinds import KINDS
+from attrs import asdict, frozen
+from torch import Tensor
+
+from agentcompile_core.ir.graph import DType, Graph
+from agentcompile_core.ir.region import Match
+from agentcompile_core.ir.verdict import Case, InputFamily
+from agentcompile_core.ops.interpreter import Prepared, compile_nodes
+from agentcompile_core.ops.reference import Bounded, compare, oracle
+from agentcompile_core.version import __version__
+from agentcompile_core.worker.operands import make_inputs
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "cpu" / "budgets.json"
+DTYPES = {"fp32": DType.F32, "fp16": DType.F16, "bf16": DType.BF16}
+Maker = Callable[..., tuple[Match, Graph]]
+BY_NAME = {kind.name: kind for kind in KINDS}
+DRAWN = tuple(f for f in InputFamily if f not in ("one_hot", "max_finite", "nan", "infinite", "all_minus_inf"))
+
+
+BATCH = 50  # draws in one graph where rows are independent
+
+
+def _linear(n: int, k: int, gated: bool, d: DType, rows: int = 1) -> tuple[Match, Graph]:
+    """A linear layer, or a norm and a gated pair of them; with more than one row the graph of the same operators over all rows."""
+    if rows == 1:
+        return cases.gated_case(n=n, k=k, norm="rms", dtype=d) if gated else cases.linear_case(n=n, k=k, dtype=d)
+    draft, shape = cases.Draft(), (1, rows, n)
+    x = draft.given("x", (1, rows, k), d)
+    x = draft.norm("norm", x, "rms", (1, rows, k), d) if gated else x
+    names = ("gate", "up") if gated else ("linear0",)
+    results = [draft.one("aten.linear.default", (x, draft.weight(f"{name}.weight", n, k, dtype=d)), shape, d) for name in names]
+    if gated:
+        active = draft.one("aten.silu.default", (results[0],), shape, d)
+        results = [draft.one("aten.mul.Tensor", (active, results[1]), shape, d)]
+    return _linear(n, k, gated, d)[0], draft.graph(*results)
+
+
+def _attention(rope: str) -> dict[str, Maker]:
+    def maker(capacity: int) -> Maker:
+        return lambda d: cases.attention_case(heads=(2, 1), head_dim=64, capacity=capacity, rope=rope, dtype=d)
+
+    return {f"capacity {capacity}": maker(capacity) for capacity in (512, 1024, 2048)}
+
+
+BATCHED = ("gemv", "gemv, norm, gate", "rms norm", "layer norm", "elementwise")
+FAMILIES: dict[str, dict[str, Maker]] = {
+    "gemv": {f"{n} x {k}": partial(_linear, n, k, False) for n, k in ((64, 512), (64, 1024), (64, 4096))},
+    "gemv, norm, gate": {f"{n} x {k}": partial(_linear, n, k, True)
+                         for n, k in ((64, 1024), (64, 2048), (64, 4096))},
+    "rms norm": {str(n): (lambda d, rows=1, n=n: cases.norm_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
+    "layer norm": {str(n): (lambda d, rows=1, n=n: cases.norm_case(columns=n, rows=rows, norm="layer", dtype=d)) for n in (64, 512, 4096)},
+    "rope": {f"{h} x {n}": (lambda d, h=h, n=n: cases.rope_case(heads=h, head_dim=n, dtype=d)) for h, n in ((2, 32), (8, 64), (16, 128))},
+    "rope table": {str(n): (lambda d, n=n: cases.rope_table_case(half=n, dtype=d)) for n in (16, 32, 64)},
+    "attention": _attention(""),
+    "attention, norm, rope": _attention("rms"),
+    "elementwise": {str(n): (lambda d, rows=1, n=n: cases.elementwise_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
+    "gather": {str(n): (lambda d, n=n: cases.gather_case(columns=n, vocabulary=16, dtype=d)) for n in (64, 512, 4096)},
+    "argmax": {str(n): (lambda d, n=n: cases.argmax_case(n=n, dtype=d)) for n in (64, 512, 4096)},
+}
+
+
+@frozen(kw_only=True)
+class Row:
+    """One line of the table; ratios are 0 where no element has any error (copies, integers)."""
+
+    family: str
+    dtype: str
+    size: str
+    draws: int
+    median: float
+    least: float  # of budget over error: below 1 means outside
+    outside: int
+    seconds: float
+
+
+def drawn(match: Match, draws: int, first_seed: int) -> Iterator[Case]:
+    """``draws`` cases over the input families whose results are finite, at seeded positions."""
+    kind = BY_NAME[match.kind]
+    generator = torch.Generator().manual_seed(first_seed)
+    families = (*DRAWN, *kind.families)
+    has_position = any(operand.role.value == "length" for operand in match.operands)
+    for i in range(draws):
+        position = int(torch.randint(0, kind.capacity(match), (1,), generator=generator)) if has_position else 1
+        yield Case(family=families[i % len(families)], seed=first_seed + i, position=position)
+
+
+def given(match: Match, graph: Graph, every: list[Case], rows: int) -> Iterator[dict[str, Tensor]]:
+    """Values of the graph for all cases, ``rows`` of them at a time: their inputs behind each other, the weights of the first."""
+    inputs = {operand.name for operand in match.operands if operand.role.value == "input"}
+    for start in range(0, len(every) - rows + 1, rows):
+        made = [make_inputs(match, BY_NAME[match.kind], case, "cpu") for case in every[start : start + rows]]
+        stacked = dict(made[0])
+        if rows > 1:
+            stacked |= {name: torch.cat([one[name] for one in made], 1) for name in inputs}
+        names = {o.name: o for o in match.operands}
+        yield {value: part for name, tensor in stacked.items() for value, part in _parts(names[name].values, tensor, graph).items()}
+
+
+def _parts(values: tuple[str, ...], tensor: Tensor, graph: Graph) -> dict[str, Tensor]:
+    sizes = [graph.spec(name).numel for name in values]
+    return {name: part.view(graph.spec(name).shape) for name, part in zip(values, tensor.reshape(-1).split(sizes), strict=True)}
+
+
+def by_row(run: Prepared, graph: Graph, values: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """What the framework computes, one row (one token) at a time: other sums are made of many at once."""
+    if rows == 1:
+        return {**values, **run.run(dict(values))}
+    found = [run.run({n: t[:, i : i + 1] if n in graph.inputs else t for n, t in values.items()}) for i in range(rows)]
+    return {name: torch.cat([one[name] for one in found], 1) for name in graph.outputs}
+
+
+def ratios(result: Tensor, bound: Bounded) -> Tensor:
+    """Budget over error of the elements that have one."""
+    error = (result.double().reshape(-1) - bound.value.reshape(-1)).abs()
+    some = (error > 0) & error.isfinite()
+    return (bound.error.reshape(-1)[some] / error[some]).float()
+
+
+def measure(family: str, size: str, dtype: str, draws: int, seed: int = 1) -> Row:
+    """One row."""
+    began = time.perf_counter()
+    match, graph = FAMILIES[family][size](DTYPES[dtype])
+    rows = min(BATCH, draws) if family in BATCHED else 1
+    run = compile_nodes(graph, device="cpu")
+    if rows > 1:
+        graph = FAMILIES[family][size](DTYPES[dtype], rows=rows)[1]
+    seen, outside = [], 0
+    for values in given(match, graph, list(drawn(match, draws, seed)), rows):
+        expected = oracle(graph, values)
+        found = by_row(run, graph, values, rows)
+        for name in graph.outputs:
+            outside += compare(found[name], expected[name]).wrong
+            if found[name].is_floating_point():
+                seen.append(ratios(found[name], expected[name]))
+    every = torch.cat(seen) if seen else torch.zeros(0)
+    median, least = (float(every.median()), float(every.min())) if every.numel() else (0.0, 0.0)
+    return Row(family=family, dtype=dtype, size=size, draws=draws, median=round(median, 2), least=round(least, 3),
+               outside=outside, seconds=round(time.perf_counter() - began, 1))
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return {"commit": commit, "agentcompile": __version__, "torch": torch.__version__, "python": platform.python_version(),
+            "processor": platform.machine()}
+
+
+def main() -> None:
+    """Measure what was asked for, print it, and write the results file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--family", choices=list(FAMILIES), help="only this family")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="only this element type")
+    parser.add_argument("--show", action="store_true", help="print only; write nothing")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for family in [asked.family] if asked.family else FAMILIES:
+        for dtype in [asked.dtype] if asked.dtype else DTYPES:
+            for size in FAMILIES[family]:
+                rows.append(measure(family, size, dtype, asked.draws))
+                print(asdict(rows[-1]), flush=True)
+    if not asked.show:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps({"versions": versions(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

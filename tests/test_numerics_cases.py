@@ -1,0 +1,95 @@
+"""What the cases of a candidate cover: positions of its schedule, input families, risks; and what an attention may not drop."""
+
+import pytest
+import torch
+from agentcompile_rules_transformers import testing as cases
+from agentcompile_rules_transformers.kinds import KINDS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.ir.advice import Risk
+from agentcompile_core.ir.candidate import Launch, StepSource
+from agentcompile_core.ir.graph import DType
+from agentcompile_core.ir.plan import Schedule
+from agentcompile_core.ir.verdict import Case, InputFamily
+from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.ops.reference import compare, oracle
+from agentcompile_core.stages.validate.input_cases import cases_for
+from agentcompile_core.worker.operands import graph_values, make_inputs
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+DTYPES = {"fp16": DType.F16, "bf16": DType.BF16, "fp32": DType.F32}
+
+
+def source(periods=(), grid=(1, 1, 1), block=(32, 1, 1)):
+    return StepSource(digest="d", code="", launches=(Launch(entry="d", grid=grid, block=block, arguments=()),), periods=periods)
+
+
+@given(tile=st.integers(2, 300), splits=st.integers(1, 12))
+@settings(max_examples=25, derandomize=True, database=None, deadline=None)
+def test_the_rounds_of_a_schedule_are_tried_at_their_ends(tile: int, splits: int) -> None:
+    match, _ = cases.attention_case(heads=(2, 1), head_dim=16, capacity=4096)
+    found = cases_for(match, BY_NAME["attention"], "seed", source=source((tile, tile * splits)))
+    positions = {case.position for case in found}
+    for period in {tile, tile * splits}:
+        assert {period - 1, period, period - 2} <= positions  # full, one over, one short
+        last = 4096 // period * period
+        assert last - 1 in positions and (last in positions or last == 4096)
+    assert {0, 4095} <= positions and len(found) <= 40
+
+
+def test_a_family_that_states_no_period_gets_positions_from_all_its_integers() -> None:
+    match, _ = cases.attention_case(heads=(2, 1), head_dim=16, capacity=4096)
+    found = cases_for(match, BY_NAME["attention"], "s", source=source(grid=(6, 1, 1), block=(96, 1, 1)), schedule=Schedule({"depth": 7}))
+    positions = {case.position for case in found}
+    assert {95, 96, 94} <= positions and {6, 5} <= positions
+
+
+def test_positions_that_no_schedule_knows_are_in_the_fixed_set_too() -> None:
+    table, _ = cases.rope_table_case(half=8)
+    assert max(case.position for case in cases_for(table, BY_NAME[table.kind], "s", emulated=True)) > 4095
+    match, _ = cases.argmax_case(n=50, advance=True)  # a history of 65
+    assert {1, 0, 62, 63, 64} <= {case.position for case in cases_for(match, BY_NAME["argmax"], "s", emulated=True)}
+
+
+@given(risks=st.lists(st.sampled_from(list(Risk)), max_size=10), capacity=st.integers(2, 300))
+@settings(max_examples=25, derandomize=True, database=None, deadline=None)
+def test_advice_only_adds_cases(risks: list[Risk], capacity: int) -> None:
+    match, _ = cases.attention_case(heads=(2, 1), head_dim=16, capacity=capacity)
+    plain = cases_for(match, BY_NAME["attention"], "s", emulated=True)
+    assert cases_for(match, BY_NAME["attention"], "s", risks, emulated=True)[: len(plain)] == plain
+    assert len(cases_for(match, BY_NAME["attention"], "s", risks, emulated=True)) == len(plain) + len(risks)
+
+
+def test_every_family_is_drawn_and_holds_what_it_says() -> None:
+    match, _ = cases.norm_case(columns=256)
+    kind = BY_NAME["norm"]
+    drawn = {case.family: make_inputs(match, kind, case, "cpu")["x"].float() for case in cases_for(match, kind, "s", emulated=True)}
+    assert set(drawn) >= set(InputFamily)
+    assert int(drawn["nan"].isnan().sum()) == 1 and {float("inf"), float("-inf")} <= set(drawn["infinite"].reshape(-1).tolist())
+    assert bool((drawn["all_minus_inf"] == -torch.inf).all()) and bool((drawn["max_finite"].abs() == 65504).any())
+    assert 1000 < float(drawn["large_mean"].mean()) < 1050 and 0.5 < float(drawn["large_mean"].std()) < 10
+    assert float(drawn["one_huge"].abs().max()) == 2**14 and int((drawn["ties"] == drawn["ties"].max()).sum()) > 1
+
+
+# ---- attention at the length where a few positions are lost in the noise of the others
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("rope", ["", "rms"])
+@pytest.mark.parametrize("dropped", [(8175, 8191), (4096, 4112), (0, 16), (5000, 5001)])
+def test_positions_that_are_not_attended_are_refused_at_capacity_8192(dtype: DType, rope: str, dropped: tuple[int, int]) -> None:
+    match, graph = cases.attention_case(heads=(4, 2), head_dim=64, capacity=8192, rope=rope, dtype=dtype)
+    refused = {}
+    for family in ("every_position", "peaked"):
+        values = graph_values(match, graph, make_inputs(match, BY_NAME["attention"], Case(family=family, seed=5, position=8191), "cpu"))
+        expected = oracle(graph, values)
+        out = graph.outputs[0]
+        honest = compile_nodes(graph, device="cpu").run({n: t.clone() for n, t in values.items()})
+        assert compare(honest[out], expected[out]).ok, family
+        start, end = dropped
+        lame = {n: t.clone() for n, t in values.items()}
+        lame["k_cache"], lame["v_cache"] = (torch.cat((lame[n][:, :start], lame[n][:, end:], lame[n][:, : end - start]), 1)
+                                            for n in ("k_cache", "v_cache"))
+        lame["position"] = lame["position"] - (end - start)
+        refused[family] = not compare(compile_nodes(graph, device="cpu").run(lame)[out], expected[out]).ok
+    assert refused["every_position"]
