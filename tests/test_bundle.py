@@ -83,7 +83,7 @@ def test_the_same_compilation_gives_the_same_files(tiny_bundle: Path) -> None:
     ctx = context(installed.manifest.target)
     again = emit.run(installed.graphs, installed.programs, installed.selections, installed.kernels, installed.records, ctx)
     found = evidence.read(tiny_bundle)
-    again = evidence.with_evidence(again, found.tried, found.failures)
+    again = evidence.with_evidence(again, found.tried, found.failures, found.decisions)
     assert dict(again.files) == dict(in_memory(tiny_bundle).files)
     assert evolve(again.manifest, source=installed.manifest.source) == installed.manifest
 
