@@ -20,7 +20,7 @@ except ImportError:  # no such locks here: age alone tells what was left behind
     fcntl = None  # type: ignore[assignment]
 
 MARKER = ".agentcompile-private"
-PREFIX = "agentcompile-"
+PREFIX = "agentcompile-private-"  # nobody else names a folder so
 YOUNG_S = 60.0  # a folder this young may not be locked yet
 OLD_S = 24 * 3600.0  # beyond it a folder is left over where locks cannot tell
 
@@ -61,7 +61,8 @@ class PrivateFolder:
 def sweep(parent: Path, prefix: str = PREFIX, young_s: float = YOUNG_S, *, ours: bool = False) -> int:
     """Remove private folders below ``parent`` whose owners are gone; those younger than ``young_s`` stay. Returns how many went.
 
-    ``ours``: nobody else keeps anything below ``parent``, so that what bears no marker goes after a day.
+    An empty one without a marker was killed before it. ``ours``: nobody else keeps anything below ``parent``, so that whatever bears
+    no marker goes after a day.
     """
     removed = 0
     with contextlib.suppress(OSError):
@@ -77,11 +78,11 @@ def _is_left_over(folder: Path, young_s: float, ours: bool) -> bool:
     try:
         found = folder.lstat()
         age_s = time.time() - found.st_mtime
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or age_s < young_s:
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or age_s < young_s or age_s < 0:
             return False
         marker = os.open(folder / MARKER, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return age_s > OLD_S and (ours or _is_empty(folder))  # killed between the folder and its marker
+        return _is_empty(folder) or (ours and age_s > OLD_S)
     except OSError:
         return False
     try:

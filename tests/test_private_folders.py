@@ -54,16 +54,16 @@ def test_the_folder_goes_with_its_block_and_with_its_object(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", [True, False])
 def test_what_bears_no_marker_is_somebody_elses(tmp_path: Path, content: bool) -> None:
-    for name in ("agentcompile-results", "others"):
+    for name in ("agentcompile-private-results", "others"):
         (tmp_path / name).mkdir()
         if content:
             (tmp_path / name / "table.csv").write_text("1")
         os.utime(tmp_path / name, (1.0, 1.0))
-    (tmp_path / "agentcompile-link").symlink_to(tmp_path / "others")
+    (tmp_path / "agentcompile-private-link").symlink_to(tmp_path / "others")
     (tmp_path / "others" / MARKER).touch()  # a marker under another name does not make it ours
     sweep(tmp_path, young_s=0.0)
-    assert (tmp_path / "others").is_dir() and (tmp_path / "agentcompile-link").is_symlink()
-    assert (tmp_path / "agentcompile-results").is_dir() is content, "an empty one of a day ago was killed before its marker"
+    assert (tmp_path / "others").is_dir() and (tmp_path / "agentcompile-private-link").is_symlink()
+    assert (tmp_path / "agentcompile-private-results").is_dir() is content, "an empty one of a day ago was killed before its marker"
 
 
 def test_a_store_sweeps_after_a_killed_writer(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import agentcompile_rules_transformers
+from attrs import evolve
 
 import agentcompile_core as ac
 import agentcompile_core.worker
@@ -19,6 +20,7 @@ from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker
 
+HERE = "here"
 MODULE = """
 import torch
 
@@ -27,7 +29,7 @@ class Model(torch.nn.Module):
         return {result}
 
 def get_inputs():
-    return [torch.linspace(-1.0, 1.0, 100), torch.linspace(0.0, 3.0, 100)]
+    return [torch.linspace(-1.0, 1.0, {size}), torch.linspace(0.0, 3.0, {size})]
 
 def get_init_inputs():
     return []
@@ -46,10 +48,10 @@ class Family(doubles.FakeFamily):
         self.behaviours = behaviours
 
 
-def module(folder: Path, result: str = "a + b", name: str = "addition") -> Path:
+def module(folder: Path, result: str = "a + b", name: str = "addition", size: int = 100) -> Path:
     """A model file below ``folder``."""
     path = folder / f"{name}.py"
-    path.write_text(MODULE.format(result=result))
+    path.write_text(MODULE.format(result=result, size=size))
     return path
 
 
@@ -64,10 +66,42 @@ def lenient() -> Iterator[None]:
             os.environ["AGENTCOMPILE_STRICT"] = before
 
 
+class Here:
+    """The worker without its process: evaluates in this one, for storms in which nothing crashes but the whole."""
+
+    def __init__(self, **_: Any) -> None:
+        self._state: Any = None
+
+    def start(self) -> None:
+        """Make the state."""
+        from agentcompile_core.worker.evaluate import WorkerState
+
+        self._state = self._state or WorkerState(doubles.catalog())
+
+    def close(self) -> None:
+        """Forget it."""
+        self._state = None
+
+    def evaluate(self, jobs: Any, **_: Any) -> Iterator[tuple[int, Any]]:
+        """Each job in order."""
+        self.start()
+        for index, job in enumerate(jobs):
+            built = self._state.build(job)
+            kernel = hasattr(built, "binary")
+            yield index, evolve(self._state.evaluate(job, built, lambda phase: None), kernel=built) if kernel else built
+
+
+class Backend(doubles.FakeBackend):
+    """The fake backend, which waits seconds instead of minutes."""
+
+    deadlines_s = MappingProxyType({"build": 20.0, "check": 3.0, "time": 3.0})
+
+
 @contextlib.contextmanager
 def _doubles_in_the_worker(catalog: str) -> Iterator[None]:
     real = agentcompile_core.worker.Worker
-    agentcompile_core.worker.Worker = partial(Worker, catalog=catalog, builders=1)  # type: ignore[misc,assignment]
+    made = Here if catalog == HERE else partial(Worker, catalog=catalog, builders=1)
+    agentcompile_core.worker.Worker = made  # type: ignore[misc,assignment]
     try:
         yield
     finally:
@@ -77,7 +111,7 @@ def _doubles_in_the_worker(catalog: str) -> Iterator[None]:
 def compiled(model: Path, store: Store, *, family: Any = None, extra: tuple[tuple[str, Any], ...] = (), run_on: str = "fake",
              workers: str = "agentcompile_core.testing.doubles:catalog", report: Any = None, **config: Any) -> Any:
     """Compile with doubles; ``config`` are fields of Config."""
-    plugin = offers(template_families=family or Family("honest"), backends=doubles.FakeBackend(), validators=doubles.SimpleValidator())
+    plugin = offers(template_families=family or Family("honest"), backends=Backend(), validators=doubles.SimpleValidator())
     settings = {"validators": ("simple",), "backend": "fake", "rounds": 1, "budget_plans": 4, "advisor": "heuristic", **config}
     with lenient(), _doubles_in_the_worker(workers):
         catalog = load_catalog(only=(), extra=[("doubles", plugin), ("rules", agentcompile_rules_transformers), *extra])

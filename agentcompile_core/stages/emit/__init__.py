@@ -124,7 +124,7 @@ def write(bundle: Bundle, folder: Path) -> None:
     """
     check_folder(folder)
     folder = folder.absolute()
-    prefix = f".{folder.name}-"
+    prefix = f".{folder.name}-private-"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         sweep(folder.parent, prefix)  # of saves that were killed
