@@ -29,7 +29,7 @@ storm: setup
 	$(BIN)/python benchmarks/storm.py
 
 faults: setup
-	$(BIN)/python benchmarks/faults.py $(if $(TIER),--tier $(TIER))
+	$(BIN)/python benchmarks/inject_faults.py $(if $(TIER),--tier $(TIER))
 
 lint: setup
 	$(BIN)/python -m ruff check .

@@ -20,8 +20,8 @@ def check(document: dict, kills: int, seconds: int) -> None:
 
 
 def test_a_small_storm_loses_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "storm.py"), "--seconds", "4", "--kills", "8", "--seed", "1", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    small = ["--seconds", "4", "--kills", "8", "--seed", "1", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "storm.py"), *small], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     check(json.loads((tmp_path / "storm.json").read_text()), kills=8, seconds=4)
 
