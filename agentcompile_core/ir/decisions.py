@@ -32,6 +32,7 @@ class Decisions:
     advisor: str
     validators: tuple[str, ...]
     backend: str = ""
+    competes: bool = True  # whether the framework's operators are among the allowed origins
     regions: tuple[RegionChoices, ...] = ()
     places: tuple[int, ...] = ()
     advice: tuple[AdviceRecord, ...] = ()

@@ -75,10 +75,12 @@ def _best(match: str, mine: list[tuple[TuningRecord, int]], decisions: Decisions
     timed = [(r.measurement.us, r.order, i) for i, (r, _) in enumerate(tried) if r.usable and r.measurement is not None]
     if timed:
         record, place = tried[min(timed)[2]]
-        if baseline is None or not (basis is Basis.CHAIN or _is_faster(record, baseline, decisions.margin)):
+        barred = baseline is None or not (basis is Basis.CHAIN or _is_faster(record, baseline, decisions.margin))
+        if barred and decisions.competes:
             return _Best(**known)  # type: ignore[arg-type]
         assert record.measurement is not None
-        saves = baseline.us - record.measurement.us * (1.0 + min(decisions.margin, 0.0) * (basis is not Basis.CHAIN))
+        weight = 1.0 + (min(decisions.margin, 0.0) if basis is not Basis.CHAIN and decisions.competes else 0.0)
+        saves = (baseline.us if baseline is not None else 0.0) - record.measurement.us * weight
         return _Best(basis=Basis.MEASURED, record=record, place=place, saves_us=saves, **known)  # type: ignore[arg-type]
     passed = [(p if p >= 0 else len(decisions.places), i) for i, (r, p) in enumerate(tried)
               if r.failure is None and r.verdict is not None and r.verdict.outcome is Outcome.PROVISIONAL]
@@ -111,14 +113,16 @@ def _cover_problems(region: RegionChoices, selection: Selection, best: dict[str,
     steps = {step.step.match_id for step in selection.steps}
     covers = [c for c in region.covers if c.matches]
     ours, framework = decisions.step_us
-    if not steps and ours and ours * (1 + decisions.margin) >= framework:
+    slower = bool(framework) and decisions.competes and ours * (1 + decisions.margin) >= framework
+    if not steps and ours and slower:
         return []  # the whole step was slower
     if selection.basis is Basis.CHAIN:
         found = [] if any(steps <= set(c.matches) for c in covers) else ["its steps are in no cover of the region"]
-        return found + (["the whole step was not faster with it"] if framework and ours * (1 + decisions.margin) >= framework else [])
+        return found + (["the whole step was not faster with it"] if slower else [])
     if not covers:
         return ["steps were selected where the planner found no cover"] if steps else []
-    cover = max(covers, key=lambda c: (*_worth(c, best, region), -c.rank))
+    turn = 1 if decisions.competes else -1  # where the framework does not compete, nodes count before microseconds
+    cover = max(covers, key=lambda c: (*_worth(c, best, region)[::turn], -c.rank))
     wanted = {m for m in cover.matches if best[m].record is not None and best[m].place >= 0}
     if steps == wanted or (not steps and ours):
         return []
@@ -156,7 +160,7 @@ def _step_problems(step: SelectedStep, record: TuningRecord | None, known: _Best
         problems.append("its verdict is not a provisional one")
     if step.basis is not Basis.CHAIN and known.record is not None and known.record.step != step.step:
         problems.append(f"by the records {known.record.step} is better")
-    if step.basis is Basis.MEASURED and (known.record is None or known.baseline is None):
+    if step.basis is Basis.MEASURED and (known.record is None or (known.baseline is None and decisions.competes)):
         problems.append("by the records no candidate is faster than the framework beyond noise and margin")
     return problems
 

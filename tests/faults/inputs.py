@@ -42,7 +42,8 @@ def _t5() -> Any:
 
 
 PROMPTS: dict[str, tuple[Any, str]] = {
-    "a text": ("some text", "tokenize it first"), "a list of texts": (["some text"], "tokenize it first"), "an empty list": ([], "0 tokens"),
+    "a text": ("some text", "tokenize it first"), "a list of texts": (["some text"], "tokenize it first"),
+    "an empty list": ([], "0 tokens"),
     "two prompts": ([[1, 2], [3, 4]], "one prompt at a time"), "a ragged list": ([[1, 2], [3]], "no prompt"),
     "floats": (torch.ones(1, 3), "integers"), "nothing": (None, "NoneType"), "an object": (object(), "no prompt"),
     "ids beyond the vocabulary": ([[1, 100]], "vocabulary is 0 to 99"), "a dictionary": ({"input_ids": PROMPT}, "by name"),
@@ -87,7 +88,8 @@ def _index(name: str) -> Callable[[Path], object]:
 
 def _remote(folder: Path) -> None:
     document = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**document, "attn_implementation": "somebody/kernel", "auto_map": {"AutoConfig": "evil.E"}}))
+    fetching = {"attn_implementation": "somebody/kernel", "auto_map": {"AutoConfig": "evil.E"}}
+    (folder / "config.json").write_text(json.dumps({**document, **fetching}))
     (folder / "evil.py").write_text(f"open({str(folder / 'canary')!r}, 'w').close()\n")
 
 
@@ -96,10 +98,11 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "whose config.json is a list": (_config("[]"), "model_type"),
     "without any file": (lambda folder: [path.unlink() for path in folder.iterdir() if path.is_file()], "config.json"),
     "with pickled weights": (_pickled, "pickled weights"),
-    "whose weights are cut off": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:90_000]), "model"),
+    "whose weights are cut off": (lambda folder: os.truncate(folder / "model.safetensors", 90_000), "model"),
     "whose index names a file outside": (_index("../other.safetensors"), "beside it"),
     "whose index names a pickle": (_index("pytorch_model.bin"), "beside it"),
-    "with an adapter of another model": (lambda f: (f / "adapter_config.json").write_text('{"base_model_name_or_path": "x/y"}'), "adapter_config"),
+    "with an adapter of another model": (
+        lambda folder: (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "x/y"}'), "adapter_config"),
 }
 
 
@@ -145,7 +148,8 @@ for _name, (_arguments, _words) in COMMANDS.items():
     add(AREA, f"a command with {_name}", f"agentcompile {_arguments[0]} with {_name}",
         lambda folder, arguments=_arguments, words=_words: exits(2, words, *arguments), KEPT)
 TOML: dict[str, tuple[str, str]] = {
-    "that is no TOML": ("[tool.agentcompile\n", "not valid TOML"), "whose tool is a text": ('[tool]\nagentcompile = "x"\n', "write a section"),
+    "that is no TOML": ("[tool.agentcompile\n", "not valid TOML"),
+    "whose tool is a text": ('[tool]\nagentcompile = "x"\n', "write a section"),
     "whose tool is a list": ("[[tool.agentcompile]]\nmodule = 'm.py'\n", "write a section"),
     "that holds a key": ("[tool.agentcompile]\napi_key = 'sk-123'\n", "keys never stand in a file"),
     "that moves the cache": ("[tool.agentcompile.cache]\nfolder = '/tmp'\n", "only your own file"),
@@ -162,7 +166,8 @@ def _pyproject(text: str, words: str) -> Any:
 
 for _name, (_text, _words) in TOML.items():
     add(AREA, f"a pyproject.toml {_name}", f"a project's pyproject.toml {_name}", _pyproject(_text, _words), KEPT)
-MODULES = {"without a Model": ("x = 1\n", "Model"), "that raises": ("raise SystemError('enough')\n", "enough"), "that is no Python": ("def (", "")}
+MODULES = {"without a Model": ("x = 1\n", "Model"), "that raises": ("raise SystemError('enough')\n", "enough"),
+           "that is no Python": ("def (", "")}
 for _name, (_text, _words) in MODULES.items():
     def _file(folder: Path, text: str = _text, words: str = _words) -> str:
         (folder / "net.py").write_text(text)

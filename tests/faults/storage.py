@@ -130,7 +130,8 @@ def _a_read_only_folder(folder: Path) -> str:
     for path in (folder, root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     code = ("import os, sys\nfrom agentcompile_core.store import Store\n"
-            "if os.getuid() == 0:\n    os.setgroups([]); os.setgid(65534); os.setuid(65534)\nstore = Store(sys.argv[1])\nassert store.text('captures', 'c1') == 'a graph'\n"
+            "if os.getuid() == 0:\n    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "store = Store(sys.argv[1])\nassert store.text('captures', 'c1') == 'a graph'\n"
             "store.put_text('captures', 'c2', 'x')\nassert store.text('captures', 'c2') == 'x'\nprint(store.warnings[0])\n")
     try:
         child = python(code, str(root), stderr=subprocess.PIPE)
