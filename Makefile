@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test lint setup wheels results reference docs clean
+.PHONY: demo test storm faults lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,13 @@ demo: setup
 
 test: setup
 	AGENTCOMPILE_STRICT=1 $(BIN)/python -m pytest $(TESTS) -q -p no:cacheprovider -n $(JOBS) --dist loadfile
+
+# Ten minutes of SIGKILL, and every fault that somebody thought of; results below benchmarks/results/cpu.
+storm: setup
+	$(BIN)/python benchmarks/storm.py
+
+faults: setup
+	$(BIN)/python benchmarks/inject_faults.py $(if $(TIER),--tier $(TIER))
 
 lint: setup
 	$(BIN)/python -m ruff check .

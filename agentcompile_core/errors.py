@@ -39,6 +39,7 @@ class StageName(enum.Enum):
     SELECT = "select"
     EMIT = "emit"
     INSTALL = "install"
+    EVENTS = "events"
 
 
 class Cause(enum.Enum):

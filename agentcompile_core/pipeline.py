@@ -13,6 +13,7 @@ from .ir.advice import AdviceRecord, OrderedPlan
 from .ir.baseline import FRAMEWORK
 from .ir.bundle import Bundle
 from .ir.candidate import Candidate, Kernel, StepSource
+from .ir.decisions import Decisions, choices_of, places_of
 from .ir.evaluated import Evaluated
 from .ir.graph import Graph, GraphKind, GraphSet, Workload
 from .ir.plan import PlanSpace, RegionPlan
@@ -48,6 +49,7 @@ class Compilation:
     lowered: int = 0
     tried: tuple[Tried, ...] = ()  # per match and implementation: what was evaluated, and why the rest was not
     step_us: tuple[float, float] = (0.0, 0.0)  # the shortened step of the chain: with kernels, on the framework
+    decisions: Decisions | None = None  # None: nothing was captured, so that nothing was decided
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -102,6 +104,9 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         lowered=len(seen.lowered),
         tried=tried(plans, found.records, seen),
         step_us=selected.step_us,
+        decisions=Decisions(margin=ctx.config.margin, advisor=ctx.config.advisor, validators=ctx.config.validators,
+                            competes=ctx.config.framework_competes, backend=ctx.backend.name if ctx.backend is not None else "", regions=choices_of(plans),
+                            places=places_of(found), advice=advice, step_us=selected.step_us),
     )
 
 
@@ -244,7 +249,7 @@ def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: C
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:
     """The bundle of a compilation."""
     bundle = emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, compilation.records, ctx)
-    return with_evidence(bundle, compilation.tried, compilation.failures)
+    return with_evidence(bundle, compilation.tried, compilation.failures, compilation.decisions)
 
 
 def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:

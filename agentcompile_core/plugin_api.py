@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         SessionState as SessionState,
     )
     from .plugin.secrets import holds_secret as holds_secret, scrubbed as scrubbed
+    from .private_folders import PrivateFolder as PrivateFolder, sweep as sweep
     from .processes.environment import child_environment as child_environment
     from .processes.toolchain import GuardedServer as GuardedServer, run_guarded as run_guarded, serve as serve
     from .runtime.graph_capture import record_program as record_program
@@ -136,6 +137,7 @@ _NAMES = {
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
     "plugin.running": "KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "plugin.secrets": "holds_secret scrubbed",
+    "private_folders": "PrivateFolder sweep",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
     "runtime.graph_capture": "record_program",

@@ -83,7 +83,7 @@ def test_the_same_compilation_gives_the_same_files(tiny_bundle: Path) -> None:
     ctx = context(installed.manifest.target)
     again = emit.run(installed.graphs, installed.programs, installed.selections, installed.kernels, installed.records, ctx)
     found = evidence.read(tiny_bundle)
-    again = evidence.with_evidence(again, found.tried, found.failures)
+    again = evidence.with_evidence(again, found.tried, found.failures, found.decisions)
     assert dict(again.files) == dict(in_memory(tiny_bundle).files)
     assert evolve(again.manifest, source=installed.manifest.source) == installed.manifest
 
@@ -178,13 +178,13 @@ def test_a_failed_write_leaves_the_older_bundle_and_nothing_else(tiny_bundle: Pa
 
 
 def test_a_bundle_appears_only_when_it_is_complete(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, real = [], Path.write_text
+    seen, real = [], Path.write_bytes
 
     def look(self: Path, *args: object, **more: object) -> int:
         seen.append((tmp_path / "b").exists())
         return real(self, *args, **more)
 
-    monkeypatch.setattr(Path, "write_text", look)
+    monkeypatch.setattr(Path, "write_bytes", look)
     emit.write(in_memory(tiny_bundle), tmp_path / "b")
     assert seen and not any(seen)
     assert (tmp_path / "b" / MANIFEST).is_file()

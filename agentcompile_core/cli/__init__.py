@@ -1,4 +1,4 @@
-"""The command line: compile, generate, bench, explain, plugins, doctor, config, completion.
+"""The command line: compile, generate, bench, explain, audit, cache, plugins, doctor, config, completion.
 
 Exit codes: 0 done, 1 failed, 2 asked wrongly.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import AgentCompileError, UsageError
+from ..errors import AgentCompileError, UsageError, one_line
 from .parser import parser as _parser
 
 
@@ -28,13 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(options, str(exc), 1)
     except RuntimeError as exc:
         if type(exc).__name__ != "OutOfMemoryError":  # torch's, without importing it here
-            raise
+            return _defect(options, exc)
         return _refuse(options, "the GPU has too little free memory for this model and context; use a smaller --context, or free some", 1)
+    except Exception as exc:
+        return _defect(options, exc)
     except KeyboardInterrupt:
         return _refuse(options, interrupt.what_is_kept(options, getattr(options, "progress", None)), 130)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def _defect(options: argparse.Namespace, exc: Exception) -> int:
+    """What nobody expected, as one sentence; strict runs and developers get all of it."""
+    if os.environ.get("AGENTCOMPILE_STRICT", "") not in ("", "0"):
+        raise exc
+    said = one_line(f"{type(exc).__name__}: {exc}", 400)
+    return _refuse(options, f"{options.command} failed in a way that nobody expected, which is a defect of this program or of a plugin "
+                            f"({said}); run it again with AGENTCOMPILE_STRICT=1 to see where, and report that", 1)
 
 
 def _refuse(options: argparse.Namespace, message: str, code: int) -> int:

@@ -15,9 +15,11 @@ from ..errors import UsageError
 from ..ir import serial
 from ..plugin import failures
 from ..plugin.discovery import load_catalog
+from ..report import audit, audit_words
 from ..runtime import bundle_reader
 from ..stages.emit import check_folder, evidence
 from . import checks, source_hint
+from .cache import cache_command
 from .parser import parser
 from .progress import Progress
 
@@ -134,6 +136,24 @@ def explain_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def audit_command(options: argparse.Namespace) -> int:
+    """Make every decision of a run again; 1 where one does not follow from the records."""
+    folder = Path(options.run)
+    installed, found = bundle_reader.read(folder), evidence.read(folder)
+    if found.decisions is None:
+        reason = installed.manifest.eager_reason
+        if not reason:
+            raise UsageError(f"{folder} has no {evidence.DECISIONS}: an older version wrote it; compile the model again")
+        _print(options, {"decisions": [], "follow": 0, "do_not_follow": 0, "eager_reason": reason},
+               f"nothing was decided: everything runs on the framework: {reason}")
+        return 0
+    made = audit.audit(installed.selections, installed.records, found.decisions, installed.programs)
+    document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name, **audit_words.document(made),
+                "failures": failures.document(found.failures)}
+    _print(options, document, audit_words.text(made))
+    return 0 if not document["do_not_follow"] else 1
+
+
 def plugins_command(options: argparse.Namespace) -> int:
     """List plugins and failures."""
     catalog = load_catalog(strict=False)
@@ -176,6 +196,6 @@ def completion_command(options: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_command, "generate": generate_command, "bench": bench_command,
-    "explain": explain_command, "plugins": plugins_command, "doctor": doctor_command,
+    "explain": explain_command, "audit": audit_command, "cache": cache_command, "plugins": plugins_command, "doctor": doctor_command,
     "config": config_command, "completion": completion_command,
 }

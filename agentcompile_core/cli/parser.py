@@ -30,6 +30,16 @@ EXAMPLES = {
     "explain": """examples:
   agentcompile explain qwen3.bundle
 """,
+    "audit": """examples:
+  agentcompile audit qwen3.bundle            every decision of that compile, and whether it follows from its records
+""",
+    "cache": """examples:
+  agentcompile cache show
+  agentcompile cache verify                  read everything; exit code 1 if anything is damaged
+  agentcompile cache prune                   remove what is damaged, left over or of older versions
+  agentcompile cache export timings.gz       measurements, for a machine with the same GPU, driver and versions
+  agentcompile cache import timings.gz       take them; no kernel is ever taken from a file
+""",
     "plugins": """examples:
   agentcompile plugins --json
 """,
@@ -50,6 +60,8 @@ COMMANDS = {
     "generate": "generate text from a bundle, or from a model compiled on the way",
     "bench": "time generation beside the framework",
     "explain": "say why each step of a bundle got what it got",
+    "audit": "make every decision of a compile again from its bundle, and say whether it follows from the records",
+    "cache": "show, verify, prune, export or import what is kept between runs",
     "plugins": "list plugins, what they offer and what failed",
     "doctor": "say what this machine can do, and what is missing",
     "config": "print what is configured, and where each value comes from",
@@ -121,6 +133,17 @@ def _explain(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", help="folder of a bundle")
 
 
+def _audit(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("run", metavar="RUN", help="folder of the bundle that the compile wrote")
+
+
+def _cache(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("action", choices=("show", "verify", "prune", "export", "import"),
+                     help="show: what is in it; verify: read and check all of it; prune: remove what is damaged, left over or of older "
+                          "versions; export, import: measurements as a file, never kernels")
+    sub.add_argument("file", nargs="?", help="file of export and import")
+
+
 def _completion(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell to print the script for")
 
@@ -163,5 +186,5 @@ def _effective() -> Effective:
         return Effective(config=Config())
 
 
-_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "config": _config,
-              "completion": _completion}
+_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "audit": _audit, "cache": _cache,
+              "config": _config, "completion": _completion}

@@ -175,7 +175,7 @@ class Catalog:
         self.emit(FailureRecorded(failure=kept, first=first))
 
     def emit(self, event: Event) -> None:
-        """Hand an event to the hook of every plugin that listens, then to the observer; results and errors are dropped."""
+        """Hand an event to the hook of every plugin that listens, then to the observer; results are dropped, errors of hooks recorded."""
         hook = hook_of(event)
         if hook is not None and self.manager is not None:
             self._call(*hook)
@@ -190,3 +190,6 @@ class Catalog:
                 impl.function(**{name: arguments[name] for name in impl.argnames})
             except (Exception, SystemExit) as exc:
                 log.info("event %s of %s failed: %s", hook, impl.plugin_name, exc)
+                # Into the book only: telling the listeners about a listener would not end.
+                self.failures.add(Failure(stage=StageName.EVENTS, cause=Cause.EXCEPTION, plugin=impl.plugin_name, subject=f"hook {hook}",
+                                          message=f"{type(exc).__name__}: {exc}", traceback=last_frames(exc)))

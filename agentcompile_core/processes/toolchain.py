@@ -12,7 +12,6 @@ import select
 import signal
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ..errors import BuildError
+from ..private_folders import PrivateFolder
 
 MEMORY_BYTES = 8 << 30
 MAX_LOG_BYTES = 1 << 20
@@ -60,8 +60,9 @@ def run_guarded(command: Sequence[str], *, deadline_s: float, memory_bytes: int 
     Raises:
         BuildError: it could not be started or ran past the deadline.
     """
-    with tempfile.TemporaryDirectory(prefix="agentcompile-", ignore_cleanup_errors=True) as temporary:
-        out, err = Path(temporary, ".stdout"), Path(temporary, ".stderr")
+    with PrivateFolder() as private:
+        temporary = str(private)
+        out, err = private / ".stdout", private / ".stderr"
         start = time.monotonic()
         with out.open("wb") as stdout, err.open("wb") as stderr:
             # The limit on processor time ends a compiler whose guardian was killed.
@@ -93,7 +94,7 @@ class GuardedServer:
         self._memory_bytes = memory_bytes
         self._extra_env = dict(extra_env or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: PrivateFolder | None = None
 
     def request(self, payload: bytes, deadline_s: float) -> bytes:
         """Send one request and return its answer.
@@ -152,7 +153,7 @@ class GuardedServer:
         if self._process is not None and _alive(self._process):
             return self._process
         self._close()
-        temporary = tempfile.TemporaryDirectory(prefix="agentcompile-", ignore_cleanup_errors=True)
+        temporary = PrivateFolder()
         try:
             with Path(temporary.name, ".stderr").open("wb") as stderr:
                 process = _start(self._command, self._memory_bytes, cwd=temporary.name, stdin=subprocess.PIPE,

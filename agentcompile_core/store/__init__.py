@@ -1,4 +1,8 @@
-"""What is kept between runs: built kernels, tuning records, captured graphs. At worst a miss, never a wrong answer."""
+"""What is kept between runs: built kernels, tuning records, captured graphs. At worst a miss, never a wrong answer.
+
+Where the folder cannot be written (read-only, full, somebody else's), a warning says so and a temporary folder takes what this run
+makes; where there is no room for that either, memory does.
+"""
 
 import contextlib
 import hashlib
@@ -7,9 +11,10 @@ import os
 import shutil
 import sqlite3
 import stat
+import tempfile
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attrs import evolve
@@ -18,8 +23,9 @@ from ..errors import ContractError, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel, StepSource
 from ..ir.record import TuningRecord
-from .database import Database
-from .entries import Entries, check_name
+from ..private_folders import sweep
+from .entries import check_name
+from .shelf import DATABASE, Shelf, Spare
 
 __all__ = ["Store", "default_root"]
 
@@ -51,8 +57,9 @@ class Store:
 
     ``root`` is created with mode 0700; None keeps everything in memory. Callers make keys with ``serial.digest`` over
     every input of what they store. A read that finds damage is a miss. A write that fails is logged once, listed in
-    ``warnings``, and kept in memory for the life of this object. Kernels and texts on disk that were not used longest go when
-    they are more than ``max_bytes`` (0: no limit); records of measurements stay. Safe to use from several threads and processes.
+    ``warnings``, and kept in a temporary folder (or in memory) for the life of this object. Kernels and texts on disk that were not
+    used longest go when they are more than ``max_bytes`` (0: no limit); the oldest records go beyond an eighth of that.
+    Safe to use from several threads and processes.
     """
 
     def __init__(self, root: Path | None, *, max_bytes: int = 0) -> None:
@@ -62,8 +69,8 @@ class Store:
         self._lock = threading.Lock()
         self._files: dict[tuple[str, str], dict[str, bytes]] = {}
         self._rows: dict[str, tuple[str, str]] = {}
-        self._entries: Entries | None = None
-        self._database: Database | None = None
+        self._shelf: Shelf | None = None
+        self._spare = Spare()
         if self.root is not None:
             self._open(self.root)
 
@@ -105,17 +112,21 @@ class Store:
         """The tuning record stored under ``key``."""
         row = self._rows.get(key)
         text = row[1] if row else None
-        if text is None and self._database is not None:
-            with self._tolerate("reading the tuning database"):
-                text = self._database.get(key)
+        for shelf in (self._spare.holding(DATABASE, key), self._shelf):
+            if text is None and shelf is not None:
+                with self._tolerate("reading the tuning database", shelf):
+                    text = shelf.database.get(key)
         return None if text is None else _record(key, text)
 
     def records(self, signature: str) -> tuple[TuningRecord, ...]:
         """Every stored record of one region signature, in order of the keys."""
         rows: dict[str, str] = {}
-        if self._database is not None:
-            with self._tolerate("reading the tuning database"):
-                rows.update(self._database.of_signature(signature))
+        spare = self._spare.shelf() if self._spare.keys else None
+        for shelf in (self._shelf, spare):
+            if shelf is not None:
+                with self._tolerate("reading the tuning database", shelf):
+                    rows.update(pair for pair in shelf.database.of_signature(signature)
+                                if shelf is not spare or (DATABASE, pair[0]) in self._spare.keys)
         rows.update({key: text for key, (owner, text) in list(self._rows.items()) if owner == signature})
         found = (_record(key, rows[key]) for key in sorted(rows))
         return tuple(record for record in found if record is not None and record.signature == signature)
@@ -123,12 +134,10 @@ class Store:
     def put_record(self, record: TuningRecord) -> None:
         """Store a record under its own key."""
         key, text = check_name("key", record.key), serial.dumps(record)
-        if self._database is not None:
-            with self._tolerate("writing the tuning database"):
-                self._database.put(key, record.signature, text)
-                self._rows.pop(key, None)
-                return
-        self._rows[key] = (record.signature, text)
+        if self._put("writing the tuning database", DATABASE, key, lambda shelf: shelf.database.put(key, record.signature, text)):
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = (record.signature, text)
 
     def text(self, kind: str, key: str) -> str | None:
         """The text stored under ``kind`` (a word such as ``captures``) and ``key``."""
@@ -147,15 +156,11 @@ class Store:
         counts = {"records": len(self._rows), "bytes": 0}
         for kind, _ in self._files:
             counts[kind] = counts.get(kind, 0) + 1
-        if self._database is not None:
-            with self._tolerate("reading the tuning database"):
-                counts["records"] += self._database.count()
-        if self._entries is not None:
-            for path in self._entries.root.rglob("*"):
-                with contextlib.suppress(OSError):
-                    counts["bytes"] += path.stat().st_size if path.is_file() else 0
-                if path.name == "manifest.json" and path.parents[2].parent == self._entries.root:
-                    counts[path.parents[2].name] = counts.get(path.parents[2].name, 0) + 1
+        if self._shelf is not None:
+            with self._tolerate("reading the tuning database", self._shelf):
+                counts["records"] += self._shelf.database.count()
+            for kind, count in self._shelf.count().items():
+                counts[kind] = counts.get(kind, 0) + count
         return counts
 
     def clear(self) -> None:
@@ -163,15 +168,21 @@ class Store:
         self.close()
         self._files.clear()
         self._rows.clear()
-        if self._entries is not None:
-            shutil.rmtree(self._entries.root, ignore_errors=True)
+        self._spare.drop()
+        if self._shelf is not None:
+            shutil.rmtree(self._shelf.folder, ignore_errors=True)
             assert self.root is not None
             self._open(self.root)
 
     def close(self) -> None:
         """Close the database; using the store opens it again."""
-        if self._database is not None:
-            self._database.close()
+        if self._shelf is not None:
+            self._shelf.database.close()
+
+    @property
+    def shelf(self) -> Shelf | None:
+        """The folder of this version below ``root``, for tools that look after it; None where there is none."""
+        return self._shelf
 
     def _open(self, root: Path) -> None:
         # Another schema is another folder: old and new versions can share a root.
@@ -182,39 +193,61 @@ class Store:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
             if not folder.is_dir():
-                self._entries = self._database = None
-                self._warn(f"the cache folder {root} cannot be used ({exc.strerror}); keeping everything in memory; "
+                self._shelf = None
+                self._warn(f"the cache folder {root} cannot be used ({exc.strerror}); {self._instead()}; "
                            f"set {ENVIRONMENT} to a folder that can be written")
                 return
         found = folder.stat()
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
             self._warn(f"the cache folder {folder} can be written by other users, who could plant kernels in it; "
                        f"run chmod 700 on it")
-        self._entries = Entries(folder, self._max_bytes)
-        self._database = Database(folder / "tuning.sqlite")
-        self._entries.remove_stale()
+        self._shelf = Shelf(folder, self._max_bytes)
+        self._shelf.entries.remove_stale()
+        sweep(Path(tempfile.gettempdir()))
 
     def _read(self, kind: str, key: str) -> dict[str, bytes] | None:
         found = self._files.get((check_name("kind", kind), check_name("key", key)))
-        if found is None and self._entries is not None:
-            return self._entries.read(kind, key)
+        for shelf in (self._spare.holding(kind, key), self._shelf):
+            if found is None and shelf is not None:
+                found = shelf.entries.read(kind, key)
         return found
 
     def _write(self, kind: str, key: str, files: dict[str, bytes]) -> None:
         check_name("kind", kind), check_name("key", key)
-        if self._entries is not None:
-            with self._tolerate("writing the cache"):
-                self._entries.write(kind, key, files)
-                self._files.pop((kind, key), None)
-                return
-        self._files[kind, key] = files
+        if self._put("writing the cache", kind, key, lambda shelf: shelf.entries.write(kind, key, files)):
+            self._files.pop((kind, key), None)
+        else:
+            self._files[kind, key] = files
+
+    def _put(self, doing: str, kind: str, key: str, write: Callable[[Shelf], None]) -> bool:
+        """Write on the store's own shelf, else on the spare one; False: on neither."""
+        if self._shelf is not None:
+            with self._tolerate(doing, self._shelf):
+                write(self._shelf)
+                self._spare.keys.discard((kind, key))
+                return True
+        if self.root is None or (spare := self._spare.shelf()) is None:
+            return False
+        with self._tolerate(doing, spare):
+            write(spare)
+            self._spare.keys.add((kind, key))
+            return True
+        return False
 
     @contextlib.contextmanager
-    def _tolerate(self, doing: str) -> Iterator[None]:
+    def _tolerate(self, doing: str, shelf: Shelf) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.Error, OverflowError) as exc:
-            self._warn(f"{doing} in {self.root} failed ({type(exc).__name__}: {exc}); going on without it")
+            own = shelf is self._shelf
+            instead = self._instead() if own and doing.startswith("writing") else "going on without it"
+            self._warn(f"{doing} in {self.root if own else shelf.folder} failed ({type(exc).__name__}: {exc}); {instead}")
+
+    def _instead(self) -> str:
+        spare = self._spare.shelf()
+        if spare is None:
+            return "what this run makes is kept in memory"
+        return f"what this run makes is kept in the temporary folder {spare.folder}, which goes with it"
 
     def _warn(self, message: str) -> None:
         with self._lock:

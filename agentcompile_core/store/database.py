@@ -5,21 +5,18 @@ import hashlib
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS records (
-    key TEXT PRIMARY KEY,
-    signature TEXT NOT NULL,
-    json TEXT NOT NULL,
-    sha256 TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_signature ON records (signature);
-"""
+from . import migrations
+
 _SELECT = "SELECT key, signature, json, sha256 FROM records"
 # SQLITE_ERROR is a wrong statement; ours are fixed, so then it is the stored schema that is wrong (a flipped bit).
 _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
+_INSERT = "INSERT OR REPLACE INTO records (key, signature, json, sha256, written_s) VALUES (?, ?, ?, ?, ?)"
+_OLDEST = "DELETE FROM records WHERE key IN (SELECT key FROM records ORDER BY written_s, key LIMIT ?)"
+FORGOTTEN = 0.1  # of the rows at a time, so that not every write beyond the limit looks for the oldest
 BUSY_S = 10.0
 
 
@@ -31,6 +28,16 @@ def _is_damage(exc: sqlite3.DatabaseError) -> bool:
     return (getattr(exc, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
 
 
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size"))
+    return (pages - free) * size
+
+
+def _forget_oldest(connection: sqlite3.Connection) -> None:
+    count = int(connection.execute("SELECT count(*) FROM records").fetchone()[0])
+    connection.execute(_OLDEST, (max(1, int(FORGOTTEN * count)),))
+
+
 def _decode(data: bytes) -> str:
     return data.decode(errors="replace")  # a flipped bit must fail the checksum of its row, not the whole query
 
@@ -38,11 +45,13 @@ def _decode(data: bytes) -> str:
 class Database:
     """Keyed JSON texts with a signature. Usable from several threads and, each with its own object, processes.
 
-    A damaged file is moved aside and started anew. Methods raise sqlite3.Error where the file cannot be used.
+    A damaged file is moved aside and started anew; one of an older schema is brought up to date when it is opened. Beyond
+    ``max_bytes`` (0: no limit) the rows that were written longest ago go. Methods raise sqlite3.Error where the file cannot be used.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = 0) -> None:
         self.path = path
+        self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
@@ -68,12 +77,43 @@ class Database:
 
     def _insert(self, row: tuple[str, str, str, str]) -> None:
         with self._recover() as connection, connection:
-            connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
+            connection.execute(_INSERT, (*row, int(time.time())))
+            if self._max_bytes and _used_bytes(connection) > self._max_bytes:
+                _forget_oldest(connection)
 
     def count(self) -> int:
         """Number of rows."""
         with self._recover() as connection:
             return int(connection.execute("SELECT count(*) FROM records").fetchone()[0])
+
+    def schema(self) -> int:
+        """Version of the file's schema."""
+        with self._recover() as connection:
+            return migrations.version(connection)
+
+    def rows(self) -> tuple[list[tuple[str, str, str]], list[str]]:
+        """Key, signature and text of every row in order of the keys, and the keys of damaged rows."""
+        with self._recover() as connection:
+            found = connection.execute(f"{_SELECT} ORDER BY key").fetchall()
+        whole = [(key, signature, text) for key, signature, text, total in found if self._intact(key, signature, text, total)]
+        return whole, [str(key) for key, signature, text, total in found if not self._intact(key, signature, text, total)]
+
+    def remove(self, key: str) -> None:
+        """Forget one row."""
+        with self._recover() as connection, connection:
+            connection.execute("DELETE FROM records WHERE key = ?", (key,))
+
+    def problem(self) -> str:
+        """What SQLite finds wrong with the whole file; empty: nothing."""
+        with self._recover() as connection:
+            said = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        return "" if said == "ok" else said
+
+    def shrink(self) -> None:
+        """Give the space of removed rows back to the file system."""
+        with self._recover() as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -120,7 +160,7 @@ class Database:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
-                connection.executescript(_TABLE)
+                migrations.migrate(connection)
                 return connection
             except BaseException:
                 connection.close()

@@ -8,18 +8,15 @@ disk or a flipped bit is a miss and never wrong content. That is also why nothin
 import contextlib
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import UsageError
+from ..private_folders import YOUNG_S, PrivateFolder, sweep
 from .size_limit import MANIFEST, SizeLimit
 
 MANIFEST_BYTES = 512  # about; exact sizes are read from the disk when it matters
-STALE_S = 24 * 3600.0
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -68,12 +65,22 @@ class Entries:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
             return None
 
+    def all_keys(self) -> Iterator[tuple[str, str]]:
+        """Kind and key of every entry whose manifest is there, whole or not, sorted."""
+        for manifest in sorted(self.root.glob(f"*/??/*/{MANIFEST}")):
+            yield manifest.parents[2].name, manifest.parent.name
+
+    def remove(self, kind: str, key: str) -> None:
+        """Remove an entry; other processes see it whole or not at all."""
+        self._temporary.mkdir(mode=0o700, exist_ok=True)
+        with PrivateFolder(self._temporary) as private, contextlib.suppress(FileNotFoundError):
+            self.path(kind, key).rename(private / "old")
+
     def write(self, kind: str, key: str, files: dict[str, bytes]) -> None:
         """Write an entry, replacing another one of the same key. Readers see the old one, none, or the new one."""
         target = self.path(kind, key)
         self._temporary.mkdir(mode=0o700, exist_ok=True)
-        private = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._temporary))
-        try:
+        with PrivateFolder(self._temporary) as private:
             entry = private / "new"
             entry.mkdir(mode=0o700)
             for name, content in files.items():
@@ -86,8 +93,6 @@ class Entries:
             self._limit.used(entry)
             self._place(entry, target, private / "old")
             self._limit.written(target, sum(len(content) for content in files.values()) + MANIFEST_BYTES, private)
-        finally:
-            shutil.rmtree(private, ignore_errors=True)
 
     @staticmethod
     def _place(entry: Path, target: Path, old: Path) -> None:
@@ -103,11 +108,6 @@ class Entries:
                 if not target.is_dir():
                     raise
 
-    def remove_stale(self) -> None:
-        """Remove what killed writers left behind a day ago or earlier."""
-        limit = time.time() - STALE_S
-        with contextlib.suppress(OSError):
-            for folder in self._temporary.iterdir():
-                with contextlib.suppress(OSError):
-                    if folder.stat().st_mtime < limit:
-                        shutil.rmtree(folder, ignore_errors=True)
+    def remove_stale(self, young_s: float = YOUNG_S) -> int:
+        """Remove what killed writers left behind, once it is ``young_s`` old; returns how many folders went."""
+        return sweep(self._temporary, "", young_s, ours=True)

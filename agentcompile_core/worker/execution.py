@@ -175,7 +175,11 @@ class Execution:
         run = self.prepared(buffers)
         run(self.stream())
         self.synchronize()
-        return self._result(buffers, states, watched)
+        result = self._result(buffers, states, watched)
+        if not result.inputs_unchanged:  # the reference is shared by all candidates: it must not see what this one wrote
+            made = make_inputs(self.trial.match, self.kind, case, self.device)
+            result.inputs.update({name: made[name] for name in watched})
+        return result
 
     def _result(self, buffers: Buffers, states: dict[str, Tensor], watched: dict[str, Unchanged]) -> Result:
         damaged = buffers.damaged()

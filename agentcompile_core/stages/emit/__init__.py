@@ -1,9 +1,9 @@
 """Stage emit: selections, programs and kernels as a bundle, and the bundle as a folder that appears whole or not at all."""
 
+import ctypes
 import hashlib
 import os
-import shutil
-import tempfile
+import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -30,8 +30,11 @@ from ...ir.record import TuningRecord
 from ...ir.selection import Basis, Selection
 from ...plugin.include_folders import included_files
 from ...plugin.interfaces import Backend
+from ...private_folders import PrivateFolder, sweep
 from ...runtime.program import Program
 from ...version import __version__
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux' renameat2
 
 
 def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Selection, ...], kernels: Mapping[str, Kernel],
@@ -121,26 +124,32 @@ def write(bundle: Bundle, folder: Path) -> None:
     """
     check_folder(folder)
     folder = folder.absolute()
+    prefix = f".{folder.name}-private-"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        sweep(folder.parent, prefix)  # of saves that were killed
+        with PrivateFolder(folder.parent, prefix) as private:
+            made = private / "bundle"
+            for path, data in (*bundle.files, (MANIFEST, serial.dumps(bundle.manifest, indent=1).encode())):
+                target = made / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+            made.chmod(0o755)
+            _place(made, folder)
     except OSError as exc:
         raise UsageError(f"cannot write the bundle to {folder}: {exc.strerror or exc}") from exc
-    try:
-        for path, data in bundle.files:
-            target = temporary / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-        (temporary / MANIFEST).write_text(serial.dumps(bundle.manifest, indent=1))
-        temporary.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-            os.replace(folder, old / "bundle")
-            os.replace(temporary, folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(temporary, folder)
-    except OSError as exc:
-        raise UsageError(f"cannot write the bundle to {folder}: {exc.strerror or exc}") from exc
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _place(made: Path, folder: Path) -> None:
+    """Put ``made`` where ``folder`` is, which is then in its place; killed at any moment, one of them is there."""
+    if not folder.exists():
+        os.replace(made, folder)
+    elif not _exchanged(made, folder):
+        os.replace(folder, made.with_name("old"))
+        os.replace(made, folder)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether the two folders changed places in one step, as Linux can do on most file systems."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    return rename is not None and rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0

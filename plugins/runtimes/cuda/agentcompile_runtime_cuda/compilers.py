@@ -7,13 +7,12 @@ import os
 import queue
 import re
 import sys
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
 from agentcompile_cuda_kit import include_dir
 
-from agentcompile_core.plugin_api import BuildError, GuardedServer, Reject, StepSource, run_guarded
+from agentcompile_core.plugin_api import BuildError, GuardedServer, PrivateFolder, Reject, StepSource, run_guarded
 
 from . import headers
 from .ptxas import first_error
@@ -84,8 +83,7 @@ class Nvcc:
 
     def compile(self, source: StepSource, arch: str, deadline_s: float) -> tuple[bytes, str]:
         """Compile ``source`` for ``arch`` in a private folder."""
-        with tempfile.TemporaryDirectory(prefix="agentcompile-nvcc-") as folder:
-            root = Path(folder)
+        with PrivateFolder() as root:
             for name, text in (*source.headers, ("step.cu", source.code)):
                 path = root / _inside(name)
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,19 @@ from typing import Any, ClassVar, Literal
 import agentcompile_cuda_kit as cuda_kit
 from attrs import field, frozen
 
-from agentcompile_core.plugin_api import ArgumentKind, Backend, BuildError, Feature, Kernel, Launch, Reject, StepSource, Target, UsageError
+from agentcompile_core.plugin_api import (
+    ArgumentKind,
+    Backend,
+    BuildError,
+    Feature,
+    Kernel,
+    Launch,
+    PrivateFolder,
+    Reject,
+    StepSource,
+    Target,
+    UsageError,
+)
 
 from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
 from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
@@ -138,9 +149,9 @@ class EmulationBackend(Backend):
         if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != kernel.sha256:
             if hashlib.sha256(kernel.binary).hexdigest() != kernel.sha256:
                 raise UsageError(f"the binary of kernel {kernel.digest} is damaged; build it again")
-            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-                file.write(kernel.binary)
-            os.replace(file.name, path)
+            with PrivateFolder(folder) as private:
+                (private / path.name).write_bytes(kernel.binary)
+                os.replace(private / path.name, path)
         return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import agentcompile_cuda_kit as cuda_kit
 
-from agentcompile_core.plugin_api import BuildError, UsageError, default_root, run_guarded
+from agentcompile_core.plugin_api import BuildError, PrivateFolder, UsageError, default_root, run_guarded, sweep
 
 from .toolchain import GXX, Toolchain, find_toolchain
 
@@ -50,9 +50,16 @@ _LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: ("-s",), Mode.CHECKED: (
 
 
 def default_cache_folder() -> Path:
-    """The folder ``emulation`` of the core's cache; where there is none, a folder of this user among temporary files."""
+    """The folder ``emulation`` of the core's cache; where there is none or none can be written, one of this user among temporary files."""
     root = default_root()
-    return root / "emulation" if root else Path(tempfile.gettempdir()) / f"agentcompile-emulation-{os.getuid()}"
+    if root is not None and _can_write(root / "emulation"):
+        return root / "emulation"
+    return Path(tempfile.gettempdir()) / f"agentcompile-emulation-{os.getuid()}"
+
+
+def _can_write(folder: Path) -> bool:
+    nearest = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 @functools.cache
@@ -80,6 +87,7 @@ def prepare_cache(folder: Path) -> None:
 
 def _forget_unused(cache: Path) -> None:
     """Remove what nobody has used for a month; done when the emulator itself is built, that is, rarely."""
+    sweep(cache)
     oldest = time.time() - UNUSED_S
     for path in cache.glob("**/*"):
         with contextlib.suppress(OSError):  # another process may be faster
@@ -117,8 +125,8 @@ def _compiled_once(toolchain: Toolchain, flags: Sequence[str], source: str, name
     if not target.exists():
         _forget_unused(cache)
         target.parent.mkdir(exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / name
+        with PrivateFolder(cache) as folder:
+            made = folder / name
             command = [toolchain.compiler, *flags, *_include_flags(toolchain), str(RUNTIME_FOLDER / source), "-o", str(made)]
             _run(command, deadline_s, f"the emulator's own {source}")
             os.replace(made, target)
@@ -183,8 +191,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
         return library
     runtime = _runtime_object(toolchain, mode, cache, deadline_s)
     shim = _precompiled_shim(toolchain, mode, cache, deadline_s)
-    with tempfile.TemporaryDirectory(dir=cache) as name:
-        folder = Path(name)
+    with PrivateFolder(cache) as folder:
         for header, text in {**headers, "kernel.cu": code}.items():
             path = folder / header
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from attrs import asdict, field, frozen
 
-from agentcompile_core.plugin_api import BuildError
+from agentcompile_core.plugin_api import BuildError, PrivateFolder
 
 from .engine import Mode
 from .module import Access, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar, ThreadOrder
@@ -43,8 +42,7 @@ def run_isolated(library: Path, mode: Mode, launch: IsolatedLaunch) -> dict[str,
     Raises:
         EmulationError: the kernel broke a rule, a sanitizer found something, or the child died or hung.
     """
-    with tempfile.TemporaryDirectory(prefix="agentcompile-emulation-") as name:
-        folder = Path(name)
+    with PrivateFolder() as folder:
         _write_request(folder, library, mode, launch)
         code, errors = _run_child(folder, mode, launch.options.deadline_s + 30.0)
         reply = folder / "reply.json"

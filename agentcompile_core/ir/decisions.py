@@ -1,0 +1,51 @@
+"""What a run decided from, beside its records: covers, matches, the order of its candidates, the margin, and the advice it got.
+
+With the records and selections of the bundle this is enough to make every decision again: see report.audit.
+"""
+
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from .advice import AdviceRecord
+from .evaluated import Evaluated
+from .plan import Cover, RegionPlan
+
+
+@frozen(kw_only=True)
+class RegionChoices:
+    """What could be chosen for one region: its covers, and the region-local nodes of every match."""
+
+    signature: str
+    region: str
+    instances: int
+    covers: tuple[Cover, ...]
+    matches: tuple[tuple[str, tuple[str, ...]], ...]  # id, nodes
+
+
+@frozen(kw_only=True)
+class Decisions:
+    """One run's. ``places`` has an entry per record of the run, in their order: where its candidate stood in this run, -1 where
+    the source that was judged is not what its step lowers to here (and for baselines)."""
+
+    margin: float
+    advisor: str
+    validators: tuple[str, ...]
+    backend: str = ""
+    competes: bool = True  # whether the framework's operators are among the allowed origins
+    regions: tuple[RegionChoices, ...] = ()
+    places: tuple[int, ...] = ()
+    advice: tuple[AdviceRecord, ...] = ()
+    step_us: tuple[float, float] = (0.0, 0.0)  # the shortened step of the chain: with kernels, on the framework
+
+
+def choices_of(plans: Iterable[RegionPlan]) -> tuple[RegionChoices, ...]:
+    """What could be chosen for each region."""
+    return tuple(RegionChoices(signature=plan.signature, region=plan.region.name, instances=len(plan.region.instances),
+                               covers=plan.space.covers, matches=tuple((m.id, m.nodes) for m in plan.region.matches))
+                 for plan in plans)
+
+
+def places_of(found: Evaluated) -> tuple[int, ...]:
+    """Where the candidate of each record stood in this run; -1 where this run has no such source."""
+    return tuple(found.place(record) if found.source(record) is not None else -1 for record in found.records)
