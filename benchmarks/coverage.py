@@ -80,8 +80,9 @@ def sweep(chosen: list[Item], bench: Bench, options: argparse.Namespace) -> list
 
 def bench_of(options: argparse.Namespace, folder: Path) -> Bench:
     """The one place where everything is compiled."""
-    config = Config(device=options.device, budget_s=options.budget_s, budget_plans=options.budget_plans, rounds=1)
-    run_on = "emulation" if options.device == "cpu" else "auto"
+    config = Config(device=options.device, budget_s=options.budget_s, budget_plans=options.budget_plans, rounds=1,
+                    **({"origins": (), "validators": ()} if options.without_kernels else {}))
+    run_on = "framework" if options.without_kernels else "emulation" if options.device == "cpu" else "auto"
     return Bench(device=options.device, run_on=run_on, config=config, catalog=load_catalog(), store=Store(folder))
 
 
@@ -97,6 +98,7 @@ def main() -> int:
     parser.add_argument("--item-seconds", type=int, default=300)
     parser.add_argument("--budget-s", type=float, default=60.0, help="search budget of each")
     parser.add_argument("--budget-plans", type=int, default=24, help="candidates of each")
+    parser.add_argument("--without-kernels", action="store_true", help="the graphs alone, every node on the framework: quick")
     parser.add_argument("--cache", type=Path, help="the shared cache; default: a new one, removed afterwards")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, help="folder of coverage.json; default: benchmarks/results/cpu, or h200")

@@ -107,6 +107,28 @@ def written(x: Tensor) -> Tensor:
     return x + 1
 
 
+def sliced(x: Tensor) -> Tensor:
+    """Writes to a slice of what it made, and reads the whole before and after."""
+    y = x * 2
+    before = y.exp()
+    y[:, :3].zero_()
+    return before + y
+
+
+def chained(x: Tensor) -> Tensor:
+    """Writes in place that only the result shows."""
+    y = torch.tanh(x)
+    return y.mul_(3.0).add_(x).relu_()
+
+
+def shown(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A view made before a write shows it."""
+    y = torch.tanh(x)
+    view = y.t()
+    y.mul_(3.0)
+    return view * 2, y
+
+
 def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE over neighbouring channels."""
     even, odd = x[..., ::2], x[..., 1::2]
@@ -150,6 +172,9 @@ function("broadcast", lambda a, b: a + b, randn(4, 1, 8), randn(3, 1))
 function("arange_inside", lambda x: x + torch.arange(x.shape[-1], device=x.device) * 0.5, ROW)
 function("index_written", lambda x, i: x.clone().index_copy_(0, i, torch.zeros_like(x[:2])), ROW, lambda g: torch.tensor([3, 1]))
 function("branch_on_values", branching, ROW)
+function("slice_written", sliced, ROW)
+function("chain_in_place", chained, ROW)
+function("write_seen_through_view", shown, ROW)
 function("size_by_values", selected, ROW)
 function("writes_its_input", written, ROW)
 add("relu_in_place", lambda: nn.Sequential(nn.Linear(64, 8), nn.ReLU(inplace=True)), ROW)
