@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test lint setup wheels results reference docs clean
+.PHONY: demo test lint setup wheels coverage results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,10 @@ lint: setup
 
 wheels:
 	$(PYTHON) scripts/build_wheels.py --out dist
+
+coverage: setup
+	$(BIN)/python benchmarks/coverage.py $(COVERAGE)
+	$(BIN)/python benchmarks/tables.py
 
 results: setup
 	$(BIN)/python benchmarks/tables.py

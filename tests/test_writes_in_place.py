@@ -123,7 +123,8 @@ def test_what_somebody_else_sees_stays_a_write(call: Callable[..., Any]) -> None
 ])
 def test_a_module_that_changes_what_is_not_its_own_runs_as_it_is(call: Callable[..., Any], reason: str) -> None:
     module, twin = Of(call), Of(call)
-    mine = ac.compile(module, example_inputs=(ROW[0].clone(),), device="cpu", run_on="framework", store=Store(None), validators=[], origins=[])
+    mine = ac.compile(module, example_inputs=(ROW[0].clone(),), device="cpu", run_on="framework", store=Store(None), validators=[],
+                      origins=[])
     assert reason in mine.graphs.eager_reason
     for _ in range(2):
         mine_given, given_ = ROW[0].clone(), ROW[0].clone()

@@ -12,6 +12,7 @@ from attrs import frozen
 import agentcompile_core as agentcompile
 from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.runtime.program import Program
 from agentcompile_core.store import Store
 
 from . import judging, models
@@ -80,9 +81,15 @@ def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]
         forced = mine.session.teacher_forced(random) if is_captured else mine.loaded.module(random).logits[0]
     why = judging.tokens_differ(found, wanted) or judging.results_differ(forced, logits, "logits")
     program = mine.session.bound("decode").program if is_captured else None
-    return why, {"path": "captured" if is_captured else "framework", "reason": mine.graphs.eager_reason, "notes": list(mine.notes),
-                 "class": type(original).__name__, "error": judging.relative_rms(forced, logits),
-                 "distinct_tokens": len(set(wanted[0, len(PROMPT):].tolist())), **launches.facts(program)}
+    return why, {**_facts(mine, launches, program), "class": type(original).__name__, "error": judging.relative_rms(forced, logits),
+                 "distinct_tokens": len(set(wanted[0, len(PROMPT):].tolist()))}
+
+
+def _facts(mine: Any, launches: Launches, program: Program | None) -> Row:
+    """How a compiled model or module ran, in the columns of its row; ``program`` is what is installed (None: nothing of ours)."""
+    failures = mine.compilation.failures if mine.compilation else ()
+    return {"path": "framework" if program is None else "captured", "reason": mine.graphs.eager_reason, "notes": list(mine.notes),
+            "failures": [str(failure)[:200] for failure in failures[:5]], **launches.facts(program)}
 
 
 def module_row(case: Case, bench: Bench) -> Row:
@@ -94,7 +101,7 @@ def _module(case: Case, bench: Bench, launches: Launches) -> tuple[str, Row]:
     original = case.module().to(bench.device)
     mine = bench.compiled(case.module(), example_inputs=_examples(original, *judging.moved(case.arguments(0), bench.device)))
     kept: list[tuple[Any, Any]] = []
-    why, error = "", 0.0
+    why = ""
     for seed in (0, 1, 2):
         given, twin = (judging.moved(case.arguments(seed), bench.device) for _ in range(2))
         with torch.inference_mode():
@@ -106,8 +113,7 @@ def _module(case: Case, bench: Bench, launches: Launches) -> tuple[str, Row]:
         why = why or judging.results_differ(found, wanted, "an earlier result")
     is_captured = bool(mine.graphs.graphs)
     program = mine.session._bound.program if is_captured else None
-    return why, {"path": "captured" if is_captured else "framework", "reason": mine.graphs.eager_reason, "notes": list(mine.notes),
-                 "class": type(original).__name__, "error": error, **launches.facts(program)}
+    return why, {**_facts(mine, launches, program), "class": type(original).__name__}
 
 
 def _examples(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

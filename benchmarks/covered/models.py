@@ -11,18 +11,19 @@ import transformers
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .special import TYPES
+from .special import MORE, TYPES
 
 VOCABULARY, WIDTH, HEADS, LAYERS, POSITIONS = 128, 32, 4, 2, 128
 _SIZES: tuple[tuple[int, str], ...] = (  # the tiny value of every configuration field of one of these names
     (VOCABULARY, "vocab_size embedding_vocab_size vocab_size_per_layer_input prompt_bins"),
-    (WIDTH, "hidden_size d_model n_embd embedding_size word_embed_proj_dim lru_width attention_hidden_size dim embed_dim dim_model emb_dim"),
+    (WIDTH, "hidden_size d_model n_embd embedding_size word_embed_proj_dim lru_width attention_hidden_size dim embed_dim dim_model "
+        "emb_dim"),
     (48, "intermediate_size ffn_dim d_ff n_inner d_inner dff ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size "
         "encoder_ffn_dim decoder_ffn_dim moe_shared_expert_intermediate_size shared_intermediate_size intermediate_size_mlp "
         "moe_layer_intermediate_size dim_ff expert_ffn_hidden_size moe_ffn_hidden_size dense_intermediate_size"),
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers"),
-    (HEADS, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads num_local_experts "
-           "num_experts n_routed_experts moe_num_experts num_encoder_attention_heads num_decoder_attention_heads"),
+    (HEADS, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
+           "num_local_experts num_experts n_routed_experts moe_num_experts num_encoder_attention_heads num_decoder_attention_heads"),
     (2, "num_key_value_heads num_experts_per_tok moe_k moe_topk experts_per_token num_kv_heads num_experts_per_token top_k_experts"),
     (8, "head_dim global_head_dim swa_head_dim rotary_dim q_lora_rank kv_lora_rank qk_rope_head_dim v_head_dim qk_nope_head_dim d_kv "
        "attention_chunk_size mamba_d_state ssm_state_size state_size sliding_window_size hidden_size_per_layer_input "
@@ -39,9 +40,9 @@ def known() -> tuple[str, ...]:
     return tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def covered() -> tuple[str, ...]:
-    """The types of the sweep that this transformers knows."""
-    return tuple(name for name in TYPES if name in known())
+def covered(more: bool = False) -> tuple[str, ...]:
+    """The types of the sweep that this transformers knows; with ``more`` the longer list."""
+    return tuple(name for name in (*TYPES, *(MORE if more else ())) if name in known())
 
 
 def shrunk(config: Any, special: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """coverage.json: its rows, its head, and what it says in one line."""
 
 import json
-import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,16 +10,24 @@ from typing import Any
 import harness
 
 Row = dict[str, Any]
+ON_CPU = {"gpu": "no GPU, generated kernels on the emulator", "gpu_uuid": "none", "driver": "none"}
 
 
-def write(rows: Sequence[Row], chosen: Sequence[tuple[str, str]], out: Path, options: Any) -> Path:
-    """Write ``<out>/coverage.json``; returns its path."""
-    here = harness.machine() if options.device == "cuda" else {"gpu": "none: kernels are emulated on the CPU", "machine": platform.machine()}
-    document = {"schema": 1, **here, "versions": harness.versions(), "commit": harness.commit(options.commit),
-                "date": time.strftime("%Y-%m-%d"), "seed": options.seed, "budget_plans": options.budget_plans,
-                "counts": counts(rows), "not_run": not_run(rows, chosen), "rows": list(rows)}
-    out.mkdir(parents=True, exist_ok=True)
+def write(rows: Sequence[Row], out: Path, options: Any) -> Path:
+    """Write ``<out>/coverage.json`` and return its path; rows of what was not judged now are kept.
+
+    Every row says at which commit and when it was judged, on a GPU also on which one.
+    """
     path = out / "coverage.json"
+    here = harness.machine() if options.device == "cuda" else dict(ON_CPU)
+    stamp = {"commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d"), "gpu_uuid": here["gpu_uuid"]}
+    new = [{**row, **stamp} for row in rows]
+    judged = {(row["kind"], row["name"]) for row in new}
+    kept = [row for row in json.loads(path.read_text())["rows"] if (row["kind"], row["name"]) not in judged] if path.exists() else []
+    found = sorted(kept + new, key=lambda row: (row["kind"], row["name"], row["order"]))
+    document = {"schema": 1, **here, "versions": harness.versions(), "commit": stamp["commit"], "date": stamp["date"],
+                "counts": counts(found), "rows": found}
+    out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 

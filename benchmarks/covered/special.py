@@ -19,7 +19,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _HYBRID,
     "qwen3_5_moe_text": _HYBRID,
     "qwen4_exp_text": _HYBRID,
-    "deepseek_v2": _MLA,
+    "deepseek_v2": {**_MLA, "num_experts_per_tok": 2},
     "deepseek_v3": _MLA,
     "dots1": {"layer_types": None, "num_key_value_heads": 2},
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -28,21 +28,21 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8},
     "modernbert-decoder": {"pad_token_id": 0},
     "reformer": {"is_decoder": True},
-    **{name: _ENCODER for name in ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
-                                   "bert", "bert-generation", "electra", "ernie", "megatron-bert", "roformer", "big_bird", "rembert")},
-    "dbrx": {},
-    "zamba2": {},
+    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "bert",
+                     "bert-generation", "electra", "ernie", "megatron-bert", "roformer", "big_bird", "rembert"), _ENCODER),
 }
 TYPES = tuple("""
-    afmoe apertus arcee aria_text bamba bart beam bert bert-generation big_bird bigbird_pegasus biogpt bitnet blenderbot
-    blenderbot-small bloom camembert codegen cohere cohere2 cohere2_moe cpmant ctrl cwm data2vec-text deepseek_v2 deepseek_v3
-    deepseek_v4 diffllama doge electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo
-    flint gemma gemma2 gemma3_text gemma4_text gemma4_unified_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
-    gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text
-    hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe
-    kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4_text mamba mamba2 marian mbart megatron-bert mellum mimo_v2_flash minimax
-    minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder moshi mpt mvp nanochat nemotron_h olmo
-    olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt pegasus persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_5_moe_text
-    qwen3_5_text qwen3_moe qwen3_next recurrent_gemma rembert roberta roberta-prelayernorm roformer rwkv seed_oss smollm3
-    solar_open stablelm starcoder2 trocr vaultgemma whisper xglm xlm-roberta xlm-roberta-xl xlnet zaya
+    apertus arcee bamba bart bert bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama ernie4_5 exaone4
+    falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite
+    granitemoe granitemoehybrid helium hunyuan_v1_dense jamba jetmoe lfm2 llama llama4_text mamba mamba2 minimax ministral mistral
+    mixtral mpt nanochat olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe
+    qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma whisper xglm xlnet
+""".split())  # noqa: SIM905
+MORE = tuple("""
+    afmoe aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe cpmant
+    cwm data2vec-text deepseek_v4 doge electra ernie ernie4_5_moe exaone_moe flex_olmo flint gemma4_text gemma4_unified_text
+    glm4_moe gpt-sw3 gpt_neox_japanese granite_swa granitemoe_swa granitemoeshared hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
+    inkling2_text inkling_text internlm3 iquestcoder jais2 kolibri1 laguna lfm2_moe lfm3 marian mbart megatron-bert mellum
+    mimo_v2_flash minimax_m2 minimax_m3_vl_text ministral3 modernbert-decoder moshi mvp nemotron_h olmo_hybrid pegasus plbart
+    qwen3_5_moe_text qwen3_5_text rembert roberta roberta-prelayernorm roformer solar_open trocr xlm-roberta xlm-roberta-xl zaya
 """.split())  # noqa: SIM905
