@@ -11,6 +11,7 @@ from attrs import frozen
 
 import agentcompile_core as agentcompile
 from agentcompile_core.configuration import Config
+from agentcompile_core.ops.graph_check import check_graphs
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.runtime.program import Program
 from agentcompile_core.store import Store
@@ -87,6 +88,7 @@ def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]
 
 def _facts(mine: Any, launches: Launches, program: Program | None) -> Row:
     """How a compiled model or module ran, in the columns of its row; ``program`` is what is installed (None: nothing of ours)."""
+    check_graphs(mine.graphs)  # what is captured here must be readable from a bundle there
     failures = mine.compilation.failures if mine.compilation else ()
     return {"path": "framework" if program is None else "captured", "reason": mine.graphs.eager_reason, "notes": list(mine.notes),
             "failures": [str(failure)[:200] for failure in failures[:5]], **launches.facts(program)}

@@ -5,8 +5,9 @@ from attrs import evolve
 from ...errors import UsageError
 from ...ir.graph import Graph, Node, Ref, ValueKind
 from ...ops.aliasing import memory_roots, written_in_place
+from ...ops.allowed import unfit
 from ...ops.interpreter import operator_of
-from ...ops.schema import canonical
+from ...ops.schema import argument, canonical, parameters
 from .attention import Unsupported
 from .kinds import kind_of
 from .rewrite import rebuild
@@ -64,8 +65,12 @@ def check_writes(graph: Graph) -> Graph:
     """Return ``graph``, which computes on copies of its inputs and leaves the model as it is.
 
     Raises:
-        Unsupported: an operator writes to the memory of an input, a parameter or a buffer.
+        Unsupported: an operator writes to the memory of an input, a parameter or a buffer, or does what it does in training.
     """
+    for node in graph.nodes:
+        why = unfit(node.op, {p.name: argument(node, p.name) for p in parameters(node.op)})
+        if why:
+            raise Unsupported(f"its {node.op.split('.')[1]} {why}")
     written = written_in_place(graph)
     owner = next((_OWNED[value.kind] for value in graph.values if value.name in written and value.kind in _OWNED), "")
     if owner:
