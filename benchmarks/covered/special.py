@@ -14,6 +14,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 16, "head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"], "num_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": _HYBRID,
     "qwen3_5_text": _HYBRID,
