@@ -41,6 +41,10 @@ class Bench:
         return agentcompile.compile(what, run_on=self.run_on, config=self.config, catalog=self.catalog, store=self.store, **options)
 
 
+class NoReferenceError(Exception):
+    """There is nothing to compare with: the tiny configuration is none for the installed transformers."""
+
+
 Row = dict[str, Any]
 
 
@@ -68,13 +72,16 @@ def model_row(model_type: str, bench: Bench) -> Row:
 
 def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]:
     special = SPECIAL.get(model_type, {})
-    original = models.tiny(model_type, special).to(bench.device)
     prompt = torch.tensor([PROMPT], device=bench.device)
-    options = {"eos_token_id": None, "do_sample": False}
-    wanted = original.generate(prompt, max_new_tokens=NEW_TOKENS, attention_mask=torch.ones_like(prompt), pad_token_id=0, **options)
     random = torch.randint(3, models.VOCABULARY, (1, NEW_TOKENS), generator=torch.Generator().manual_seed(11)).to(bench.device)
-    with torch.inference_mode():
-        logits = original(random).logits[0]
+    options = {"eos_token_id": None, "do_sample": False}
+    try:
+        original = models.tiny(model_type, special).to(bench.device)
+        wanted = original.generate(prompt, max_new_tokens=NEW_TOKENS, attention_mask=torch.ones_like(prompt), pad_token_id=0, **options)
+        with torch.inference_mode():
+            logits = original(random).logits[0]
+    except Exception as exc:
+        raise NoReferenceError(f"HuggingFace's own model cannot be made or does not generate: {exc}") from exc
     mine = bench.compiled(models.tiny(model_type, special), max_context=CONTEXT)
     found = mine.generate(prompt, NEW_TOKENS, attention_mask=torch.ones_like(prompt), **options)
     is_captured = bool(mine.graphs.graphs)
