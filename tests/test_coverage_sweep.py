@@ -120,3 +120,19 @@ def test_what_raises_is_a_row(sweep: Any, tmp_path: Path) -> None:
 
 def test_the_sweep_is_as_large_as_promised(sweep: Any) -> None:
     assert len(sweep.models.covered()) >= 60 and len(sweep.CASES) >= 60
+
+
+def test_what_takes_too_long_is_a_row(sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from covered import judge
+
+    def endless(*_: Any) -> Any:
+        while True:
+            try:
+                torch.ones(1).sum()
+            except Exception:  # as a guard of the compiler would
+                continue
+
+    monkeypatch.setattr(judge, "_module", endless)
+    asked = options(item_seconds=1)
+    rows = sweep.run([("module", "relu")], sweep.bench_of(asked, tmp_path), asked)
+    assert [(row["outcome"], row["why"]) for row in rows] == [("raised", "TooLong: its time is over")] * 2

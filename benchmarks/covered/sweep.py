@@ -1,6 +1,7 @@
 """The sweep: what is compiled, in which orders, on what."""
 
 import argparse
+import gc
 import random
 import signal
 import time
@@ -12,7 +13,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store
 
 from . import models
-from .judge import Bench, Row, model_row, module_row
+from .judge import Bench, Row, TooLong, model_row, module_row
 from .modules import CASES
 
 Item = tuple[str, str]  # kind and name
@@ -36,10 +37,6 @@ def row_of(item: Item, bench: Bench) -> Row:
     return model_row(name, bench) if kind == "model" else module_row(CASES[name], bench)
 
 
-class TooLong(Exception):
-    """One model or module took longer than it may."""
-
-
 def _too_long(*_: Any) -> None:
     raise TooLong("its time is over")
 
@@ -57,6 +54,7 @@ def run(chosen: list[Item], bench: Bench, options: argparse.Namespace) -> list[R
             signal.alarm(options.item_seconds)
             row = {"order": order, **row_of(item, bench)}
             signal.alarm(0)
+            gc.collect()  # sessions hold device memory, and hold themselves in circles
             rows.append(row)
             share_of_bytes = f"{row.get('generated_share', 0):4.0%}"
             print(f"{order} {row['kind']:6} {row['name']:28} {row['outcome']:6} {row.get('path', ''):9} {share_of_bytes} "
