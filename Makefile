@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test storm faults lint setup wheels results reference docs clean
+.PHONY: demo test storm faults coverage lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,10 @@ lint: setup
 
 wheels:
 	$(PYTHON) scripts/build_wheels.py --out dist
+
+coverage: setup
+	$(BIN)/python benchmarks/coverage.py $(COVERAGE)
+	$(BIN)/python benchmarks/tables.py
 
 results: setup
 	$(BIN)/python benchmarks/tables.py

@@ -7,16 +7,18 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import coverage_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
+from markdown_table import table
 
 ROOT = RESULTS.parent.parent
-DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "docs" / "coverage.md", ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
 SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
@@ -33,6 +35,7 @@ COLUMNS = {
     "kernels": ("family", "shape", "dtype", "us", "floor_us", "baseline_us", "baseline"),
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
 }
+COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
 COLUMNS["sweep"] = COLUMNS["ablation"] = COLUMNS["decode"]
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
@@ -59,22 +62,16 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
 
 def check(name: str, document: dict[str, Any]) -> None:
     """Check one document; see ``load``."""
-    missing = [key for key in HEADER if key not in document]
+    missing = [key for key in HEADER if key not in document and (name, key) != ("coverage", "read_ceiling_gbps")]
     if missing:
         raise ResultsError(f"{name}.json lacks {', '.join(missing)}; write it with benchmarks/harness.py")
     for row in document["rows"]:
         missing = [key for key in COLUMNS[name] if key not in row]
         if missing:
-            raise ResultsError(f"{name}.json, row {row.get('model', row)}: lacks {', '.join(missing)}")
+            raise ResultsError(f"{name}.json, row {row.get('model', row.get('name', row))}: lacks {', '.join(missing)}")
         counts = [row[key] for key in FUNNEL if key in row]
         if name == "pipeline" and "evaluated" in row and counts != sorted(counts, reverse=True):
             raise ResultsError(f"{name}.json, row {row['model']}: {', '.join(FUNNEL)} are {counts}, but each is a part of the one before")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column to the left, the others to the right."""
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def conditions(document: dict[str, Any]) -> str:
@@ -82,10 +79,13 @@ def conditions(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     commits = sorted({r.get("commit", document["commit"])[:10] for r in document["rows"]})
     dates = sorted({r.get("date", document["date"]) for r in document["rows"]})
+    measured = f"{document['gpu']}, driver {document['driver']}, {versions}; "
+    made = f"commit {', '.join(commits)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+    if "read_ceiling_gbps" not in document:
+        return measured + made
     ceilings = sorted(round(r.get("read_ceiling_gbps", document["read_ceiling_gbps"])) for r in document["rows"])
     ceiling = " to ".join(dict.fromkeys((str(ceilings[0]), str(ceilings[-1]))))
-    return (f"{document['gpu']}, driver {document['driver']}, {versions}; read ceiling measured beside each {ceiling} GB/s; "
-            f"commit {', '.join(commits)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
+    return f"{measured}read ceiling measured beside each {ceiling} GB/s; {made}"
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -186,7 +186,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "kernels": ("kernels", plain_table("kernels")),
     "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
+    "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
+    "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
 }
+
+ONCE = frozenset({"supported"})  # one table, from the last folder that has it: a GPU's rather than the emulator's
 
 
 def section(marker: str, gpus: dict[str, dict[str, dict[str, Any]]]) -> str:
@@ -198,8 +202,11 @@ def section(marker: str, gpus: dict[str, dict[str, dict[str, Any]]]) -> str:
     if marker not in TABLES:
         raise ResultsError(f"no table is called {marker!r}; there are {', '.join(TABLES)}")
     name, make = TABLES[marker]
+    some = {gpu: results for gpu, results in gpus.items() if name in results}
+    if marker in ONCE:
+        some = dict(list(some.items())[-1:])
     parts = [f"{make(results[name])}\n\n{conditions(results[name])} ([{name}.json]({{path}}benchmarks/results/{gpu}/{name}.json))"
-             for gpu, results in gpus.items() if name in results]
+             for gpu, results in some.items()]
     return "\n\n".join(parts) or "Not measured yet."
 
 

@@ -1,9 +1,9 @@
-"""Where values lie: which ones alias, which lie side by side, and a first-fit plan of one arena over their lifetimes."""
+"""Where values lie: which are another's memory under another shape, and which may share memory in any way."""
 
 from collections.abc import Sequence
 
-from ..ir.graph import Graph, Node
-from .schema import argument
+from ..ir.graph import Graph, Node, Ref, ValueKind
+from .schema import argument, shared_arguments
 
 ALIGNMENT_BYTES = 256
 
@@ -62,3 +62,39 @@ def alias_roots(graph: Graph) -> dict[str, str]:
         if is_alias(graph, node):
             roots[node.outputs[0]] = roots[node.inputs[0]]
     return roots
+
+
+def memory_roots(graph: Graph) -> dict[str, str]:
+    """For every value one value that stands for all that it may share memory with: slices, transposes, results of writes in place.
+
+    Unlike ``alias_roots`` it says nothing about where in that memory a value lies.
+    """
+    roots = {value.name: value.name for value in graph.values}
+
+    def root_of(name: str) -> str:
+        while roots[name] != name:
+            roots[name] = name = roots[roots[name]]
+        return name
+
+    for node in graph.nodes:
+        sources = dict.fromkeys(name for argument_ in shared_arguments(node) for name in _values(argument_))
+        for name in (*sources, *node.outputs) if sources else ():
+            first = root_of(next(iter(sources)))
+            roots[root_of(name)] = first
+    return {name: root_of(name) for name in roots}
+
+
+def _values(given: object) -> list[str]:
+    if isinstance(given, Ref):
+        return [given.value]
+    return [name for item in given for name in _values(item)] if isinstance(given, tuple) else []
+
+
+def written_in_place(graph: Graph) -> frozenset[str]:
+    """Every value that may share memory with one that an operator writes in place; states, whose writers declare them, apart."""
+    written = {name for node in graph.nodes for name in node.mutates if graph.kind_of(name) is not ValueKind.STATE}
+    if not written:
+        return frozenset()
+    roots = memory_roots(graph)
+    found = {roots[name] for name in written}
+    return frozenset(name for name, root in roots.items() if root in found)

@@ -70,7 +70,7 @@ _RANDOM = frozenset({  # draw nothing where they are not training, which ``unfit
     "lstm", "gru", "rnn_relu", "rnn_tanh", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
 })
-_TRAINING = frozenset({"training", "train", "use_input_stats"})  # statistics are written where these hold, whatever the schema says
+_TRAINING = frozenset({"training", "train", "use_input_stats"})  # statistics, where given, are written where these hold
 _STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _HIDDEN = re.compile(rf"_backward|^_({defaults.LIBRARIES}|test|foreach|fused_(?!rms)|sparse|nested|amp|philox)"
                      rf"|^({defaults.LIBRARIES}|sparse|quantized|record|sym)_|from_file|resize|rename|print|save")
@@ -124,7 +124,8 @@ def _form(operator: Any, name: str) -> str:
 def unfit(op: str, given: dict[str, Any]) -> str:
     """Why a call may not have these arguments (by name, defaults filled in): it trains, so it draws numbers or writes statistics."""
     name = op.split(".")[1].removesuffix("_")
-    if name in _STATISTICS | _RANDOM and any(given.get(key) is True for key in _TRAINING):
+    keeps_none = name in _STATISTICS and given.get("running_mean") is None and given.get("running_var") is None
+    if name in _STATISTICS | _RANDOM and not keeps_none and any(given.get(key) is True for key in _TRAINING):
         return "is called as in training"
     if name in _RANDOM and "dropout_p" in given and given["dropout_p"] != 0:
         return "is called as in training"

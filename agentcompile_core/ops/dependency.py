@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from ..ir.graph import Graph
-from .aliasing import alias_roots
+from .aliasing import memory_roots
 
 
 @frozen(kw_only=True)
@@ -90,7 +90,7 @@ def dependencies(graph: Graph) -> Dependencies:
 
 
 def _direct(graph: Graph, index: Mapping[str, int]) -> list[int]:
-    roots = alias_roots(graph)
+    roots = memory_roots(graph) if any(node.mutates for node in graph.nodes) else {v.name: v.name for v in graph.values}
     touched = {roots[name] for node in graph.nodes for name in node.mutates}
     before = [0] * len(index)
     last_write: dict[str, int] = {}

@@ -156,6 +156,30 @@ def argument(node: Node, name: str) -> Argument:
     raise VerificationError(f"{node.op} has no parameter {name!r}")
 
 
+# Operators that may hand an operand on as it is, or a view of it, without their schema saying so.
+_HANDS_ON = frozenset({
+    "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "type_as", "broadcast_tensors", "meshgrid",
+    "atleast_1d", "atleast_2d", "atleast_3d", "numpy_T", "_unsafe_view", "rrelu",
+})
+
+
+def shared_arguments(node: Node) -> tuple[Argument, ...]:
+    """The arguments whose memory the results of a call may share: views, operands that are handed on, writes in place."""
+    return tuple(argument(node, name) for name in _shared(node.op)) if node.outputs else ()
+
+
+@cache
+def _shared(op: str) -> tuple[str, ...]:
+    from .interpreter import operator_of
+
+    schema: Any = operator_of(op)._schema  # type: ignore[attr-defined]
+    if op.split(".")[1] in _HANDS_ON:
+        return tuple(a.name for a in schema.arguments if "Tensor" in str(a.type))
+    if all(one.alias_info is None for one in schema.returns):
+        return ()
+    return tuple(a.name for a in schema.arguments if a.alias_info is not None)
+
+
 def verify_canonical(graphs: GraphSet) -> GraphSet:
     """Check that every node of every graph is in canonical form; return ``graphs``.
 

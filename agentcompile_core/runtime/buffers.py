@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..ir.graph import Graph, Node, ValueKind
 from ..ir.region import Role
-from ..ops.aliasing import alias_roots, is_alias
+from ..ops.aliasing import alias_roots, is_alias, memory_roots
 from .placement import Block, place, side_by_side
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[st
 
     ``fixed`` are further values that need a place of their own.
 
-    Lifetimes are in segments; an alias keeps its root alive. Values that a framework segment produces for a step get a
-    place too: they are copied there.
+    Lifetimes are in segments; whatever may share its memory (an alias, a slice) keeps a value alive. Values that a framework
+    segment produces for a step get a place too: they are copied there.
     """
     graph = program.graph
-    roots = alias_roots(graph)
+    roots, memory = alias_roots(graph), memory_roots(graph)
     first: dict[str, int] = {}
-    last: dict[str, int] = {}
+    last: dict[str, int] = {}  # by memory
     groups: dict[str, tuple[str, ...]] = {}
     for index, segment in enumerate(segments):
         reads, writes = _touched(graph, segment)
@@ -44,7 +44,7 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[st
             root = roots[name]
             if graph.kind_of(root) is ValueKind.INTERMEDIATE:
                 first.setdefault(root, index)
-                last[root] = index
+                last[memory[root]] = index
         for name, values in segment.operands:
             operand = next(o for o in segment.match.operands if o.name == name) if segment.match else None
             if operand is not None and operand.role is Role.OUTPUT and len(values) > 1:
@@ -52,8 +52,7 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[st
                 for value in own:
                     groups[value] = own
     for name in graph.outputs:
-        if roots[name] in last:
-            last[roots[name]] = len(segments)
+        last[memory[name]] = len(segments)
     needed = tuple(dict.fromkeys((*_step_values(graph, segments, roots), *fixed)))
     blocks: list[Block] = []
     done: set[str] = set()
@@ -64,7 +63,7 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[st
         done.update(group)
         nbytes = {v: graph.spec(v).nbytes for v in group}
         blocks.append(Block(values=side_by_side(group, nbytes), nbytes=sum(nbytes.values()),
-                            first=min(first[v] for v in group), last=max(last[v] for v in group)))
+                            first=min(first[v] for v in group), last=max(last[memory[v]] for v in group)))
     return place(blocks)
 
 

@@ -5,7 +5,7 @@ from attrs import evolve
 from ...errors import ContractError
 from ...ir.graph import Graph, ValueKind
 from ...ir.region import Match, Operand, Role
-from ...ops.aliasing import alias_roots
+from ...ops.aliasing import alias_roots, written_in_place
 from ...ops.dependency import Dependencies
 from ...plugin.match_kind import MatchKind
 
@@ -127,7 +127,7 @@ def _inputs(match: Match, graph: Graph) -> str:
 
 
 def _roles(match: Match, graph: Graph) -> str:
-    mutated = {value for node in graph.nodes for value in node.mutates}
+    mutated = {value for node in graph.nodes for value in node.mutates} | written_in_place(graph)
     for operand in match.operands:
         if operand.role in (Role.WEIGHT, Role.CONSTANT):
             for value in operand.values:

@@ -10,6 +10,7 @@ from ...plugin.interfaces import LoadedModel
 from .attention import DifferentHeads, Unsupported
 from .describe import describe, dtype_of, text_config
 from .export import export_decode, export_prefill
+from .functional import check_writes
 from .importer import import_program
 from .normalize import normalize
 
@@ -48,14 +49,14 @@ def _capture_decode(model: nn.Module, workload: Workload) -> tuple[KVSpec, Graph
     except DifferentHeads as exc:  # the configuration names them otherwise; the trace knows
         kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim)
         exported = export_decode(model, kv)
-    return kv, normalize(import_program(exported, "decode", GraphKind.DECODE))
+    return kv, check_writes(normalize(import_program(exported, "decode", GraphKind.DECODE)))
 
 
 def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec) -> list[Graph]:
     graphs = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
         exported = export_prefill(model, kv, tokens)
-        graph = normalize(import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens))
+        graph = check_writes(normalize(import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens)))
         graphs += [graph, fresh_variant(graph)]
     return graphs
 

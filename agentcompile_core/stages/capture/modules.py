@@ -19,6 +19,7 @@ from ...runtime.calls import Call, Shapeless, canonical, names_of, tree_of, writ
 from .attention import Unsupported
 from .describe import describe
 from .export import Exported, export_forward
+from .functional import check_writes
 from .importer import import_program, returned
 from .language_model import why_not
 from .normalize import normalize
@@ -137,6 +138,7 @@ def capture_module(loaded: LoadedModule, workload: Workload) -> GraphSet:
         exported = export_forward(loaded.module, loaded.example_inputs, loaded.example_keywords)
         graph = normalize(import_program(exported, "forward", GraphKind.FORWARD))
         call = call_of(exported, loaded.example_inputs, loaded.example_keywords)
+        check_writes(graph)
     except Exception as exc:  # whatever torch.export raises, the module still runs
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{loaded.name} runs on the framework: {why_not(exc)}")
     return GraphSet(model=info, workload=workload, graphs=(graph,), call=call)

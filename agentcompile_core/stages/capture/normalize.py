@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ...ir.graph import Argument, Graph, Node, Ref
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
+from .functional import without_writes
 from .rewrite import View, eliminate_dead_code, fuse, rebuild, resolve_chain
 
 
@@ -243,4 +244,4 @@ def _call(anchor: Node, kind: str, args: tuple[Argument, ...], index: int) -> No
     ))
 
 
-PASSES: tuple[Callable[[Graph], Graph], ...] = (drop_noise, collapse_rms_norm, collapse_rope, eliminate_dead_code)
+PASSES: tuple[Callable[[Graph], Graph], ...] = (without_writes, drop_noise, collapse_rms_norm, collapse_rope, eliminate_dead_code)

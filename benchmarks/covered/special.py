@@ -1,0 +1,49 @@
+"""What single model types need beside the shrunk default configuration: patterns of layers, divisors, switches."""
+
+from typing import Any
+
+_MLA = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}
+_ENCODER: dict[str, Any] = {"is_decoder": True, "pad_token_id": 0}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_chunk_size": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2,
+                         "mamba_chunk_size": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 4},
+    "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 16, "head_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"], "num_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": _HYBRID,
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID,
+    "qwen4_exp_text": _HYBRID,
+    "deepseek_v2": {**_MLA, "num_experts_per_tok": 2},
+    "deepseek_v3": _MLA,
+    "dots1": {"layer_types": None, "num_key_value_heads": 2},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "ministral": {"head_dim": 8},
+    "nemotron": {"head_dim": 8},
+    "modernbert-decoder": {"pad_token_id": 0},
+    "reformer": {"is_decoder": True},
+    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "bert",
+                     "bert-generation", "electra", "ernie", "megatron-bert", "roformer", "big_bird", "rembert"), _ENCODER),
+}
+TYPES = tuple("""
+    apertus arcee bamba bart bert bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama ernie4_5 exaone4
+    falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite
+    granitemoe granitemoehybrid helium hunyuan_v1_dense jamba jetmoe lfm2 llama llama4_text mamba mamba2 minimax ministral mistral
+    mixtral mpt nanochat olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe
+    qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma whisper xglm xlnet
+""".split())  # noqa: SIM905
+MORE = tuple("""
+    afmoe aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe cpmant
+    cwm data2vec-text deepseek_v4 doge electra ernie ernie4_5_moe exaone_moe flex_olmo flint gemma4_text gemma4_unified_text
+    glm4_moe gpt-sw3 gpt_neox_japanese granite_swa granitemoe_swa granitemoeshared hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
+    inkling2_text inkling_text internlm3 iquestcoder jais2 kolibri1 laguna lfm2_moe lfm3 marian mbart megatron-bert mellum
+    mimo_v2_flash minimax_m2 minimax_m3_vl_text ministral3 modernbert-decoder moshi mvp nemotron_h olmo_hybrid pegasus plbart
+    qwen3_5_moe_text qwen3_5_text rembert roberta roberta-prelayernorm roformer solar_open trocr xlm-roberta xlm-roberta-xl zaya
+""".split())  # noqa: SIM905
