@@ -67,7 +67,9 @@ def child(model: str, tokens: int) -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    began = time.perf_counter()
     compiled = api.compile(model, dtype="float16", random_weights=True)
+    compile_s = time.perf_counter() - began
     compiled.context.close()
     ids = torch.randint(0, compiled.graphs.model.vocab_size, (1, 128), generator=torch.Generator().manual_seed(0))
     never = {"eos_token_id": []} if "eos_token_id" in api.CompiledModel.generate.__doc__ else {}
@@ -82,7 +84,7 @@ def child(model: str, tokens: int) -> None:
 
     for _ in range(3):
         run()
-    print(json.dumps({"from": agentcompile_core.__file__, "notes": list(compiled.notes)}), file=answers, flush=True)
+    print(json.dumps({"from": agentcompile_core.__file__, "notes": list(compiled.notes), "compile_s": compile_s}), file=answers, flush=True)
     for _ in sys.stdin:
         print(json.dumps({"ms": run()}), file=answers, flush=True)
 
@@ -104,7 +106,8 @@ def compare(old: str, new: str, model: str, tokens: int, pairs: int) -> dict[str
     mean = statistics.mean(ratios)
     return {"model": model, "workload": f"128/{tokens}", "old_ms": statistics.median(a for a, _ in samples),
             "new_ms": statistics.median(b for _, b in samples), "ratio": mean, "upper": mean + half, "lower": mean - half, "pairs": pairs,
-            "no_slower": mean + half <= NO_SLOWER, "old_notes": sides[0].facts["notes"], "new_notes": sides[1].facts["notes"]}
+            "no_slower": mean + half <= NO_SLOWER, "old_compile_s": sides[0].facts["compile_s"],
+            "new_compile_s": sides[1].facts["compile_s"], "old_notes": sides[0].facts["notes"], "new_notes": sides[1].facts["notes"]}
 
 
 def main() -> int:
