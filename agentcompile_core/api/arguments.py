@@ -174,7 +174,7 @@ def check_sanitizer(config: Config, catalog: Catalog) -> None:
     found = next((v for name, v in catalog.validators.items() if config.sanitizer in (name, v.name)), None)
     if found is None:
         raise UsageError(f"--sanitize asks the validator {config.sanitizer}, which is not installed; install the plugin of your hardware's "
-                         "backend (for NVIDIA GPUs agentcompile-runtime-cuda), or leave --sanitize out")
+                         "backend, or leave --sanitize out")
     answer = found.available()
     if isinstance(answer, Reject):
         raise UsageError(answer.reason)
