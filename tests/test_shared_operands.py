@@ -12,15 +12,14 @@ from agentcompile_core.testing.matching import matched
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 
-@pytest.mark.parametrize("family", list(InputFamily))
+@pytest.mark.parametrize("family", [InputFamily.NORMAL, InputFamily.NORMAL_LARGE, InputFamily.INTEGERS, InputFamily.SPIKY])
 @pytest.mark.parametrize("shared", [True, False])
 def test_operands_of_one_value_hold_the_same(family: InputFamily, shared: bool) -> None:
     match, _ = doubles.fake_match()
     if shared:
         match = evolve(match, operands=tuple(evolve(o, values=("a",)) if o.name == "in1" else o for o in match.operands))
     made = make_inputs(match, doubles.FAKE_KIND, Case(family=family, seed=7), "cpu")
-    equal = torch.equal(made["in0"], made["in1"])
-    assert equal if shared else not equal or family == InputFamily.ONE_HOT, "two draws of one element in a hundred may agree"
+    assert torch.equal(made["in0"], made["in1"]) == shared
     assert made["in0"].data_ptr() != made["in1"].data_ptr()
 
 
