@@ -20,19 +20,21 @@ def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: di
     """Values of every operand that is not an output, by operand name, in the operand's shape and dtype.
 
     What ``kind`` does not make itself is drawn here: weights with the scale of trained ones, integers inside what they
-    index. States that are filled step by step hold data below the position and NaN from it on. ``into`` gives tensors to
-    fill instead of new ones.
+    index. States that are filled step by step hold data below the position and NaN from it on. Operands that are the same
+    values hold the same. ``into`` gives tensors to fill instead of new ones.
 
     Raises:
         ContractError: the kind made a tensor of another shape.
     """
     made: dict[str, Tensor] = {}
+    first: dict[tuple[tuple[str, ...], TensorSpec], str] = {}  # by values: the operand that came first with them
     for index, operand in enumerate(match.operands):
         if operand.role in (Role.OUTPUT, Role.WORKSPACE):
             continue
         generator = torch.Generator(device=device)
         generator.manual_seed(case.seed * 1009 + index)
-        tensor = make_operand(match, kind, operand, case, generator, device)
+        same = first.setdefault((operand.values, operand.spec), operand.name)
+        tensor = made[same].clone() if same in made else make_operand(match, kind, operand, case, generator, device)
         made[operand.name] = into[operand.name].copy_(tensor) if into is not None else tensor
     return made
 
