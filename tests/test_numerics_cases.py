@@ -18,7 +18,6 @@ from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 BY_NAME = {kind.name: kind for kind in KINDS}
-DTYPES = {"fp16": DType.F16, "bf16": DType.BF16, "fp32": DType.F32}
 
 
 def source(periods=(), grid=(1, 1, 1), block=(32, 1, 1)):
@@ -74,22 +73,18 @@ def test_every_family_is_drawn_and_holds_what_it_says() -> None:
 
 # ---- attention at the length where a few positions are lost in the noise of the others
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("rope", ["", "rms"])
-@pytest.mark.parametrize("dropped", [(8175, 8191), (4096, 4112), (0, 16), (5000, 5001)])
+@pytest.mark.parametrize(("dtype", "rope", "dropped"), [
+    (DType.BF16, "rms", (8175, 8191)), (DType.F16, "rms", (4096, 4112)), (DType.BF16, "", (0, 16)), (DType.F16, "rms", (5000, 5001))])
 def test_positions_that_are_not_attended_are_refused_at_capacity_8192(dtype: DType, rope: str, dropped: tuple[int, int]) -> None:
-    match, graph = cases.attention_case(heads=(4, 2), head_dim=64, capacity=8192, rope=rope, dtype=dtype)
-    refused = {}
-    for family in ("every_position", "peaked"):
-        values = graph_values(match, graph, make_inputs(match, BY_NAME["attention"], Case(family=family, seed=5, position=8191), "cpu"))
-        expected = oracle(graph, values)
-        out = graph.outputs[0]
-        honest = compile_nodes(graph, device="cpu").run({n: t.clone() for n, t in values.items()})
-        assert compare(honest[out], expected[out]).ok, family
-        start, end = dropped
-        lame = {n: t.clone() for n, t in values.items()}
-        lame["k_cache"], lame["v_cache"] = (torch.cat((lame[n][:, :start], lame[n][:, end:], lame[n][:, : end - start]), 1)
-                                            for n in ("k_cache", "v_cache"))
-        lame["position"] = lame["position"] - (end - start)
-        refused[family] = not compare(compile_nodes(graph, device="cpu").run(lame)[out], expected[out]).ok
-    assert refused["every_position"]
+    match, graph = cases.attention_case(heads=(2, 1), head_dim=64, capacity=8192, rope=rope, dtype=dtype)
+    case = Case(family="every_position", seed=5, position=8191)
+    values = graph_values(match, graph, make_inputs(match, BY_NAME["attention"], case, "cpu"))
+    expected, out = oracle(graph, values), graph.outputs[0]
+    honest = compile_nodes(graph, device="cpu").run({n: t.clone() for n, t in values.items()})
+    assert compare(honest[out], expected[out]).ok
+    start, end = dropped
+    lame = {n: t.clone() for n, t in values.items()}
+    for name in ("k_cache", "v_cache"):
+        lame[name] = torch.cat((lame[name][:, :start], lame[name][:, end:], lame[name][:, : end - start]), 1)
+    lame["position"] = lame["position"] - (end - start)
+    assert not compare(compile_nodes(graph, device="cpu").run(lame)[out], expected[out]).ok

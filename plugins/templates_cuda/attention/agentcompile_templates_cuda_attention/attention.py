@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentcompile_cuda_kit import c_type, make_source, operand_pointer
+from attrs import evolve
 
 from agentcompile_core.plugin_api import (
     ATTENTION,
@@ -82,7 +83,7 @@ class AttentionFamily(TemplateFamily):
             constants["terms"] = WEIGHT_TERMS
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, 1), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), arguments=_arguments(match, shape))
-        return make_source(
+        source = make_source(
             FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
             plan={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32), **constants},
             launches=(launch,),
@@ -93,8 +94,8 @@ class AttentionFamily(TemplateFamily):
                 Workspace(name="counters", nbytes=4 * shape.kv_heads, zeroed=True),
             ),
             reduction_depth=_depth(shape, schedule),
-            periods=_periods(schedule),
         )
+        return evolve(source, periods=_periods(schedule))
 
 
 def _type_problem(match: Match) -> str:

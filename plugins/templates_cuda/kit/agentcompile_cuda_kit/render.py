@@ -57,7 +57,6 @@ def make_source(
     features: Iterable[str] = (),
     workspaces: Iterable[Workspace] = (),
     reduction_depth: int = 0,
-    periods: Iterable[int] = (),
 ) -> StepSource:
     """A StepSource from a template and the choices of a schedule.
 
@@ -86,7 +85,6 @@ def make_source(
         launches=tuple(evolve(launch, entry=f"{launch.entry}_{digest}") for launch in launches),
         workspaces=tuple(workspaces),
         reduction_depth=reduction_depth,
-        periods=tuple(periods),
     )
 
 
