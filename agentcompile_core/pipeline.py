@@ -105,8 +105,9 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         tried=tried(plans, found.records, seen),
         step_us=selected.step_us,
         decisions=Decisions(margin=ctx.config.margin, advisor=ctx.config.advisor, validators=ctx.config.validators,
-                            competes=ctx.config.framework_competes, backend=ctx.backend.name if ctx.backend is not None else "",
-                            regions=choices_of(plans), places=places_of(found), advice=advice, step_us=selected.step_us),
+                            competes=ctx.config.framework_competes, regions=choices_of(plans),
+                            backend=ctx.backend.name if ctx.backend is not None else "",
+                            places=places_of(found), advice=advice, step_us=selected.step_us),
     )
 
 

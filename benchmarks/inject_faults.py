@@ -4,22 +4,39 @@
 """
 
 import argparse
+import fcntl
 import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT.parent / "tests")]
+
+
+def save(row: dict[str, Any], out: Path, head: dict[str, Any], names: set[str]) -> None:
+    """Put one row into ``faults.json`` in place of its older one, beside those of other processes; rows of no fault any more go."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "faults.json"
+    with open(out / ".faults.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = json.loads(path.read_text())["rows"] if path.exists() else []
+        rows = {one["fault"]: one for one in (*kept, {**row, "commit": head["commit"], "date": head["date"]}) if one["fault"] in names}
+        order = sorted(rows.values(), key=lambda one: (one["area"], one["fault"]))
+        fresh = out / ".faults.new"
+        fresh.write_text(json.dumps({**head, "rows": order}, indent=1) + "\n")
+        fresh.replace(path)
 
 
 def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tier", choices=("host", "device"), default="host")
-    parser.add_argument("--only", default="", help="faults whose area or name holds this text; nothing is written")
+    parser.add_argument("--only", default="", help="faults whose area or name holds one of these texts, comma separated")
+    parser.add_argument("--missing", action="store_true", help="only faults that have no green row yet")
     parser.add_argument("--out", type=Path, help="folder of faults.json (default: results/cpu, results/h200 for the device tier)")
     parser.add_argument("--commit", help="where there is no git here")
     options = parser.parse_args()
@@ -27,24 +44,26 @@ def main() -> int:
     import harness
     from faults import registry
 
-    chosen = [f for f in registry.load().values() if f.tier == options.tier and (options.only in f.area or options.only in f.name)]
-    rows = []
+    out = options.out or ROOT / "results" / ("cpu" if options.tier == "host" else "h200")
+    where = harness.machine() if options.tier == "device" else {"processors": os.cpu_count()}
+    head = {"schema": 1, **where, "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d"),
+            "versions": harness.versions()}
+    tier = {name: one for name, one in registry.load().items() if one.tier == options.tier}
+    path = out / "faults.json"
+    known = json.loads(path.read_text())["rows"] if options.missing and path.exists() else []
+    green = {row["fault"] for row in known if row["detected"]}
+    words = options.only.split(",")
+    chosen = [one for one in tier.values() if one.name not in green and any(word in one.area or word in one.name for word in words)]
+    bad = []
     for one in chosen:
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-            rows.append(registry.result(one, Path(folder)))
-        row = rows[-1]
+            row = registry.result(one, Path(folder))
+        save(row, out, head, set(tier))
+        bad += [] if row["detected"] else [one.name]
         state = "ok " if row["detected"] else "BAD"
         print(f"{state} {row['seconds']:6.1f} s  {row['area']}: {row['fault']}: {row['seen'][:160]}", flush=True)
-    bad = [row["fault"] for row in rows if not row["detected"]]
-    print(f"{len(rows)} faults, {len(bad)} not met{': ' if bad else ''}{', '.join(bad)}")
-    if not options.only:
-        out = options.out or ROOT / "results" / ("cpu" if options.tier == "host" else "h200")
-        where = harness.machine() if options.tier == "device" else {"processors": os.cpu_count()}
-        document = {"schema": 1, **where, "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d"),
-                    "versions": harness.versions(), "rows": rows}
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "faults.json").write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if bad or not rows else 0
+    print(f"{len(chosen)} faults, {len(bad)} not met{': ' if bad else ''}{', '.join(bad)}")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "benchmarks" / "results").glob("*/*.json"))
+OTHERS = ("faults", "storm")  # lists of checks rather than measurements; their own tests read them
+FILES = sorted(p for p in (ROOT / "benchmarks" / "results").glob("*/*.json") if p.stem not in OTHERS)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,50 @@
+"""Faults: a seeded tenth of them here, all by `make faults`; the list covers every area, and the committed results are green."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from faults import registry
+
+ROOT = Path(__file__).parents[1]
+FAULTS = registry.load()
+HOST = sorted(name for name, one in FAULTS.items() if one.tier == registry.HOST)
+COMMITTED = ROOT / "benchmarks" / "results" / "cpu" / "faults.json"
+SLOW = {  # seconds each: these start processes that import torch
+    name for name in HOST if FAULTS[name].area == "signals" or name in (
+        "a kernel that calls abort()", "a kernel that reads address 0", "a kernel that exits the process", "a kernel that never returns",
+        "a kernel that raises an exception", "a kernel that prints")}
+TENTH = random.Random(7).sample(sorted(set(HOST) - SLOW), len(HOST) // 10)
+
+
+def test_at_least_a_hundred_faults_over_every_area() -> None:
+    assert len(HOST) >= 100 and {FAULTS[name].area for name in HOST} == set(registry.AREAS)
+    assert len({FAULTS[name].injected + FAULTS[name].name for name in HOST}) == len(HOST)
+
+
+@pytest.mark.parametrize("name", TENTH)
+def test_a_fault_is_met_said_and_costs_nothing(name: str, tmp_path: Path) -> None:
+    row = registry.result(FAULTS[name], tmp_path)
+    assert row["detected"], row["seen"]
+    assert row["seen"] and row["lost"].startswith("nothing: ")
+
+
+def test_a_fault_that_is_not_met_is_a_red_row(tmp_path: Path) -> None:
+    def silent(folder: Path) -> str:
+        return ""
+
+    def wrong(folder: Path) -> str:
+        raise AssertionError("the program is wrong")
+
+    for run in (silent, wrong):
+        one = registry.Fault(area="kernels", name="x", injected="y", lost="nothing: z", run=run)
+        row = registry.result(one, tmp_path)
+        assert not row["detected"] and row["lost"] == "unknown"
+
+
+def test_the_committed_results_are_whole_and_green() -> None:
+    found = json.loads(COMMITTED.read_text())
+    assert [row["fault"] for row in found["rows"] if not row["detected"]] == []
+    assert {row["fault"] for row in found["rows"]} == set(HOST), "the list has changed: run `make faults` and commit what it wrote"
+    assert all(row["seen"] and row["lost"].startswith("nothing: ") for row in found["rows"])
