@@ -14,11 +14,12 @@ import agentcompile_core as ac
 from agentcompile_core.ir.graph import Graph, GraphKind
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.region import Access, Operand, Role
-from agentcompile_core.ops.aliasing import memory_roots, written_in_place
+from agentcompile_core.ops.aliasing import memory_roots, seen_changing, written_in_place
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.runtime.buffers import buffer_plan
 from agentcompile_core.runtime.program import Program, Segment
+from agentcompile_core.stages.analyze.boundaries import partition
 from agentcompile_core.stages.capture.export import export_forward
 from agentcompile_core.stages.capture.importer import import_program
 from agentcompile_core.stages.capture.normalize import normalize
@@ -154,3 +155,11 @@ def step_of(graph: Graph, name: str) -> Segment:
     step = Step(match_id="m", implementation="test/one", origin=Origin.GENERATED, schedule=Schedule({}))
     return Segment(nodes=(name,), step=step, match=evolve(match, nodes=(name,), operands=operands, epilogue=None),
                    operands=tuple((o.name, o.values) for o in operands))
+
+
+def test_no_kernel_reads_memory_that_is_seen_changing() -> None:
+    graph = captured(slice_written)
+    changing = seen_changing(graph)
+    assert {node.kind for node in graph.nodes if set((*node.inputs, *node.outputs)) & changing} >= {"mul", "exp", "zero_", "add"}
+    inside = {name for part in partition(graph) for name in part.nodes}
+    assert not any(set((*graph.node_by_name[name].inputs, *graph.node_by_name[name].outputs)) & changing for name in inside)

@@ -98,3 +98,22 @@ def written_in_place(graph: Graph) -> frozenset[str]:
     roots = memory_roots(graph)
     found = {roots[name] for name in written}
     return frozenset(name for name, root in roots.items() if root in found)
+
+
+def seen_changing(graph: Graph) -> frozenset[str]:
+    """Values of ``written_in_place`` whose memory something else shows: a view of it, or its old name read after the write.
+
+    The others are a chain of names, each overwritten and not read again: any order that keeps data flow is right.
+    """
+    written = written_in_place(graph)
+    if not written:
+        return frozenset()
+    roots = memory_roots(graph)
+    chain = {name for node in graph.nodes if node.mutates for name in (*node.mutates, *node.outputs)}
+    shown = {roots[name] for name in written - chain}
+    overwritten: set[str] = set()
+    for node in graph.nodes:
+        shown.update(roots[name] for name in node.inputs if name in overwritten)
+        overwritten.update(node.mutates)
+    shown.update(roots[name] for name in graph.outputs if name in overwritten)
+    return frozenset(name for name in written if roots[name] in shown)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from ...ir.graph import DType, Graph, Node
-from ...ops.aliasing import is_alias, written_in_place
+from ...ops.aliasing import is_alias, seen_changing
 from ...ops.dependency import Dependencies, bits, dependencies
 from ...ops.names import DATA_DEPENDENT, operator
 
@@ -25,15 +25,15 @@ class Part:
     layer: int = -1
 
 
-def boundary_reason(graph: Graph, node: Node, written: frozenset[str] = frozenset()) -> str:
-    """Why nothing may be fused across a node; empty if it is no hard boundary. ``written`` is what ``written_in_place`` says."""
+def boundary_reason(graph: Graph, node: Node, changing: frozenset[str] = frozenset()) -> str:
+    """Why nothing may be fused across a node; empty if it is no hard boundary. ``changing`` is what ``seen_changing`` says."""
     name, overload = operator(node)
     if ((name.endswith("_") and not name.endswith("__")) or overload.startswith("out")) and not node.mutates:
         return "undeclared mutation"
     if name in DATA_DEPENDENT:
         return "data-dependent operator"
-    if any(value in written for value in (*node.inputs, *node.outputs)):
-        return "memory that is written in place"
+    if any(value in changing for value in (*node.inputs, *node.outputs)):
+        return "memory that is seen changing"
     for value in (*node.inputs, *node.outputs):
         if graph.spec(value).dtype in UNSUPPORTED:
             return f"dtype {graph.spec(value).dtype.value}"
@@ -65,11 +65,11 @@ def partition(graph: Graph) -> tuple[Part, ...]:
 def _keys(graph: Graph, deps: Dependencies) -> list[str]:
     layers = layer_indices(graph.nodes)
     layered = deps.mask(name for name, layer in layers.items() if layer >= 0)
-    written = written_in_place(graph)
+    changing = seen_changing(graph)
     keys = []
     for i, node in enumerate(graph.nodes):
         layer = layers[node.name]
-        if boundary_reason(graph, node, written):
+        if boundary_reason(graph, node, changing):
             keys.append(f"boundary:{i}")
         elif layer >= 0:
             keys.append(f"layer:{layer}")
