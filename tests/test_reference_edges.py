@@ -117,7 +117,7 @@ def test_what_a_source_declares_changes_no_budget() -> None:
 def test_a_misaligned_case_misaligns() -> None:
     trial = doubles.fake_trial("honest")
     straight, crooked = (Buffers(trial, "cpu", misaligned=flag).addresses for flag in (False, True))
-    floats = list(trial.match.operands)
+    floats = trial.match.operands
     assert floats and all(straight[o.name] % 256 == 0 for o in floats)
     for operand in floats:
         promised = 16 if operand.spec.nbytes % 16 == 0 or operand.role.value not in ("input", "output") else operand.spec.dtype.bytes
