@@ -3,5 +3,5 @@
 LANGUAGE = "cuda"  # of sources and families that do not name theirs
 VALIDATORS = ("numerics",)
 LIBRARIES = "cuda|cudnn|miopen|mkldnn|mps|fbgemm"  # how torch's operators of one device or library begin: no graph may call them
-WINNERS = ("emulation",)  # asked about winners where they are installed, kernels are measured, and the time allows
+WINNERS = ("all",)  # every installed validator of winners that may be asked without being named
 SANITIZER = "sanitizer"  # asked about winners where the user wants it

@@ -59,7 +59,7 @@ class Config:
 
     advisor: str = _of("heuristic", "who advises on the order of the search")
     validators: tuple[str, ...] = _of(defaults.VALIDATORS, "who checks candidates, and who checks winners")
-    winners: tuple[str, ...] = _of(defaults.WINNERS, "who checks winners too, where it is installed, kernels are measured and time is left")
+    winners: tuple[str, ...] = _of(defaults.WINNERS, "who checks winners too, where kernels are measured and time is left; all: who offers")
     sanitize: bool = _of(False, "have the sanitizer judge every winner, and take none that it refuses")
     sanitizer: str = _of(defaults.SANITIZER, "the validator that sanitize asks")
     target: str = _of("", "hardware to compile for; empty: what is here, else the preferred one of what is installed")

@@ -135,6 +135,7 @@ class Validator(Offer):
     """Checks a candidate, inside the worker process."""
 
     scope: ClassVar[Literal["candidate", "winner"]] = "candidate"  # winner: only what is about to be used
+    unasked: ClassVar[bool] = False  # winner: may be asked without being named, where kernels are measured and time is left
     deadline_s: ClassVar[float] = 0.0  # of one check of a winner, in seconds; 0: that of the backend
 
     def available(self) -> Literal[True] | Reject:

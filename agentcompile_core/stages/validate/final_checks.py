@@ -43,15 +43,18 @@ def affordable(ctx: Context) -> tuple[str, ...]:
     """The validators of winners that are asked where the time allows."""
     if ctx.backend is None or not ctx.backend.clock or ctx.backend.emulated:
         return ()  # nothing is measured: what passes here is provisional and judged again where it is
-    installed = {v.name for v in ctx.catalog.validators.values() if v.scope == SCOPE} | set(ctx.catalog.validators)
-    return tuple(n for n in ctx.config.winners if n in installed and n not in required(ctx))
+    installed = {v.name: v for v in ctx.catalog.validators.values() if v.scope == SCOPE}
+    named = [n for n in ctx.config.winners if n in installed]
+    offered = sorted(n for n, v in installed.items() if v.unasked) if "all" in ctx.config.winners else []
+    return tuple(n for n in dict.fromkeys((*named, *offered)) if n not in required(ctx))
 
 
 def expected(ctx: Context) -> bool:
     """Whether a validator of winners is to be asked, as far as can be said before everything was looked up."""
     scopes = {name: v.scope for qualified, v in ctx.catalog.validators.items() for name in (qualified, v.name)}
     asked = (*ctx.config.validators, *ctx.config.winners)
-    return ctx.config.sanitize or any(scopes.get(name) == SCOPE for name in asked)
+    offered = "all" in ctx.config.winners and any(v.unasked for v in ctx.catalog.validators.values())
+    return ctx.config.sanitize or offered or any(scopes.get(name) == SCOPE for name in asked)
 
 
 def versions(ctx: Context) -> keys.Versions:

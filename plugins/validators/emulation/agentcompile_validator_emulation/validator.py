@@ -49,6 +49,7 @@ class EmulationValidator(Validator):
     name = "emulation"
     version = 1
     scope = "winner"
+    unasked = True
     settings_class = Settings
 
     def applies(self, trial: Trial) -> bool:
