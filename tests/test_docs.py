@@ -10,6 +10,7 @@ import pytest
 import agentcompile_core
 from agentcompile_core import api
 from agentcompile_core.cli import _parser
+from agentcompile_core.cli.parser import COMMANDS
 from agentcompile_core.configuration import Config
 from agentcompile_core.store import Store
 
