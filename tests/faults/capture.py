@@ -76,8 +76,8 @@ def _a_changed_capture_in_the_cache(folder: Path) -> str:
 
     store = SwappedStore(folder / "store")
     with lenient():
-        compiled(nn.ReLU(), store)
-        made = compiled(nn.ReLU(), store)
+        compiled(nn.ReLU(), store, example_inputs=(X,))
+        made = compiled(nn.ReLU(), store, example_inputs=(X,))
     assert torch.equal(made(X), X.relu())
     return noted(made, "made anew")
 
@@ -92,7 +92,7 @@ def _an_export_that_is_wrong(folder: Path) -> str:
 
     store = Store(folder / "store")
     with lenient():
-        made = compiled(Other(), store)
+        made = compiled(Other(), store, example_inputs=(X,))
     assert torch.equal(made(X), X.relu()) and "text-capture" not in store.describe()
     return noted(made, "runs on the framework")
 

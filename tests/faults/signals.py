@@ -66,7 +66,7 @@ def _resumed(folder: Path) -> str:
 
 def _ends(number: signal.Signals, code: int) -> Any:
     def run(folder: Path) -> str:
-        child = _started(folder, "1.0")
+        child = _started(folder, "10.0")
         child.send_signal(number)
         out, _ = child.communicate(timeout=60)
         assert child.returncode == code, child.returncode
