@@ -160,6 +160,6 @@ def step_of(graph: Graph, name: str) -> Segment:
 def test_no_kernel_reads_memory_that_is_seen_changing() -> None:
     graph = captured(slice_written)
     changing = seen_changing(graph)
-    assert {node.kind for node in graph.nodes if set((*node.inputs, *node.outputs)) & changing} >= {"mul", "exp", "zero_", "add"}
+    assert {node.kind for node in graph.nodes if {*node.inputs, *node.outputs} & changing} >= {"mul", "exp", "zero_", "add"}
     inside = {name for part in partition(graph) for name in part.nodes}
-    assert not any(set((*graph.node_by_name[name].inputs, *graph.node_by_name[name].outputs)) & changing for name in inside)
+    assert not any({*graph.node_by_name[name].inputs, *graph.node_by_name[name].outputs} & changing for name in inside)
