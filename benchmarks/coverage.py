@@ -43,6 +43,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # models this small only wait for each other's threads
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    options.commit = harness.commit(options.commit)  # what is judged, whatever is committed meanwhile
     chosen = sweep.items(options)
     with tempfile.TemporaryDirectory() as scratch:
         rows = sweep.run(chosen, sweep.bench_of(options, options.cache or Path(scratch)), options)
