@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(exc).__name__ != "OutOfMemoryError":  # torch's, without importing it here
             return _defect(options, exc)
         return _refuse(options, "the GPU has too little free memory for this model and context; use a smaller --context, or free some", 1)
-    except Exception as exc:
-        return _defect(options, exc)
     except KeyboardInterrupt:
         return _refuse(options, interrupt.what_is_kept(options, getattr(options, "progress", None)), 130)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except Exception as exc:
+        return _defect(options, exc)
 
 
 def _defect(options: argparse.Namespace, exc: Exception) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .progress import Progress
+from .progress import INTERRUPTED, Progress
 
 
 @contextmanager
@@ -20,13 +20,16 @@ def in_order() -> Iterator[None]:
 
     def first(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        INTERRUPTED.set()
         raise KeyboardInterrupt
 
+    INTERRUPTED.clear()
     signal.signal(signal.SIGINT, first)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        INTERRUPTED.clear()
 
 
 def what_is_kept(options: argparse.Namespace, progress: Progress | None) -> str:

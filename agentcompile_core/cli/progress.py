@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..plugin.events import (
     WorkloadChosen,
 )
 
+INTERRUPTED = threading.Event()  # Ctrl-C came: a library that swallows it while it is imported does not keep it from us
 EVERY_S = 10.0  # between two lines about candidates where nobody can see a line change
 LIVE_S = 0.1  # between two changes of the line on a terminal
 UNTIMED = ("load", "capture")  # stages that may take minutes and say nothing before they end
@@ -63,6 +65,8 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        if INTERRUPTED.is_set():
+            raise KeyboardInterrupt
         shown = self._shown.get(type(event))
         if shown is not None:
             shown(event)

@@ -107,7 +107,7 @@ def _ctrl_c_twice(folder: Path) -> str:
     assert child.stdout.readline() == "cleaning\n"
     began = time.monotonic()
     child.send_signal(signal.SIGINT)
-    assert child.wait(10) == -signal.SIGINT and time.monotonic() - began < 5
+    assert child.wait(60) == -signal.SIGINT and time.monotonic() - began < 50
     return "the first began the clean-up, the second ended the process"
 
 
