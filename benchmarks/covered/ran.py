@@ -15,14 +15,14 @@ class Launches:
 
     def __init__(self, backends: Iterable[Any]) -> None:
         self.count: Counter[str] = Counter()
-        self._before = {kind: kind.prepare for kind in {type(backend) for backend in backends}}
+        self._before = {kind: kind.prepare_launch for kind in {type(backend) for backend in backends}}
         for kind, prepare in self._before.items():
-            kind.prepare = self._counting(prepare)
+            kind.prepare_launch = self._counting(prepare)
 
     def stop(self) -> None:
         """Count no more."""
         for kind, prepare in self._before.items():
-            kind.prepare = prepare
+            kind.prepare_launch = prepare
 
     def _counting(self, prepare: Any) -> Any:
         @functools.wraps(prepare)
