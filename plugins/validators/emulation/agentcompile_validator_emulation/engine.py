@@ -34,10 +34,11 @@ class Mode(enum.Enum):
     SANITIZER = "sanitizer"
 
 
-# -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang. -fno-gnu-unique: many
+# -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang.
+# -fno-aggressive-loop-optimizations: a loop beyond the end of an array must stay one. -fno-gnu-unique: many
 # modules live in one process. -fno-threadsafe-statics: g++ guards shared arrays of half, whose constructor does nothing.
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
-           "-fno-finite-loops", "-fno-threadsafe-statics", "-w")
+           "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
 _LINES = ("-g1", "-gdwarf-4")  # source lines for messages
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {

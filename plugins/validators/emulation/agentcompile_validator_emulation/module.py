@@ -45,7 +45,8 @@ class Buffer:
     """A pointer argument: address and size in bytes (address 0: the null pointer).
 
     ``written_by_the_chain``: an earlier kernel writes it, so under programmatic dependent launch it may not be read
-    before the dependency wait.
+    before the dependency wait. ``published``: later kernels read it before theirs (``ac::load_hint``), so a thread that
+    writes it must have fenced what it wrote before.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Buffer:
     nbytes: int
     access: Access = Access.READ_WRITE
     written_by_the_chain: bool = True
+    published: bool = False
 
 
 Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float
@@ -90,7 +92,7 @@ SCHEDULES: tuple[LaunchOptions, ...] = (
 
 class _BufferSpec(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("role", ctypes.c_int),
-                ("written_by_the_chain", ctypes.c_int)]
+                ("written_by_the_chain", ctypes.c_int), ("published", ctypes.c_int)]
 
 
 class _LaunchRequest(ctypes.Structure):
@@ -143,7 +145,7 @@ class PreparedLaunch:
         live = [b for b in buffers if b.address]
         stacks = MAX_THREADS if math.prod(shape.block) * shape.cluster <= MAX_THREADS else MAX_THREADS * MAX_CLUSTER
         self._specs = (_BufferSpec * max(1, len(live)))(*[
-            _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain)) for b in live])
+            _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain), int(b.published)) for b in live])
         self._request = _LaunchRequest(
             entry=entry.encode(), grid=(ctypes.c_uint * 3)(*_three(shape.grid)), block=(ctypes.c_uint * 3)(*_three(shape.block)),
             dynamic_shared_bytes=shape.dynamic_shared_bytes, arguments=self._array, buffers=self._specs, cluster=shape.cluster,

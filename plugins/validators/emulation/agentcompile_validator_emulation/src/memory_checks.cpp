@@ -43,8 +43,12 @@ static Buffer* find_buffer(const char* address) {
 static void check_global(Thread* thread, const char* address, size_t bytes, AccessKind kind, const void* code) {
   Buffer* buffer = find_buffer(address);
   if (!buffer) {
-    for (const auto& range : module_ranges)  // constants and globals of the compiled module itself
-      if (address >= range.first && address + bytes <= range.second) return;
+    for (const auto& range : module_ranges) {  // constants and globals of the compiled module itself
+      if (address < range.first || address + bytes > range.second) continue;
+      if (kind.access == Access::write)
+        fail("write to a variable of the module: a kernel may keep nothing from one launch to the next%s", place(code).c_str());
+      return;
+    }
     fail_outside_buffers(address, bytes, kind.access, code);
   }
   const size_t offset = size_t(address - buffer->address);
@@ -57,6 +61,9 @@ static void check_global(Thread* thread, const char* address, size_t bytes, Acce
   if (must_wait && (kind.access == Access::write || buffer->written_by_the_chain))
     fail("%s of argument '%s' before ac::grid_dependency_wait(): an earlier kernel of the chain may still use it%s",
          verb(kind.access), buffer->name, place(code).c_str());
+  if (kind.access == Access::write && buffer->published && !kind.atomic && thread->unfenced_writes)
+    fail("write to '%s' without __threadfence() after this thread's earlier writes: a kernel that reads it before its dependency wait "
+         "may see it before them%s", buffer->name, place(code).c_str());
   if (kind.access == Access::write && !thread->unfenced_writes && !kind.atomic) {
     thread->unfenced_writes = true;
     ++block.unfenced_writers;

@@ -201,6 +201,7 @@ struct BufferSpec {  // one pointer argument; also the layout that Python passes
   size_t bytes;
   int role;                 // BufferRole
   int written_by_the_chain; // by an earlier kernel that may still be running (programmatic dependent launch)
+  int published;            // read by later kernels before their dependency wait (ac::load_hint)
 };
 enum BufferRole : int { role_read = 0, role_write = 1, role_read_write = 2 };
 void check_access(const void* address, size_t bytes, AccessKind kind, const void* code);
