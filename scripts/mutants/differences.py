@@ -1,7 +1,7 @@
-"""Whether a mutant writes other bits than the kernel it was made from, on random cases of the same launch."""
+"""Whether mutants write other bits than the kernel they were made from, on random cases of the same launch."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -26,8 +26,11 @@ class Runner:
         self._runs = [backend.prepare(handle, launch, argument_values(launch, self.buffers.addresses), launch.pdl)
                       for launch in source.launches]
 
-    def run(self) -> dict[str, torch.Tensor]:
-        """Run on what the buffers hold; outputs and states."""
+    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run on ``inputs`` by operand name; outputs and states."""
+        into = self.buffers.tensors(*GIVEN)
+        for name, tensor in inputs.items():
+            into[name].copy_(tensor)
         for tensor in self.buffers.tensors(Role.OUTPUT).values():
             tensor.fill_(float("nan") if tensor.is_floating_point() else -77)
         for launch in self._runs:
@@ -44,19 +47,26 @@ def random_cases(trial: Trial, count: int) -> Iterator[Case]:
         yield Case(family=draw.choice(families), seed=draw.randrange(1 << 30), position=draw.randint(min(positions), max(positions)))
 
 
-def difference(subject: Subject, source: StepSource, count: int) -> str:
-    """What the first of ``count`` random cases shows on which the mutant writes other bits; empty where none does."""
+def differences(subject: Subject, sources: Sequence[StepSource], count: int) -> list[str]:
+    """For each source what the first of ``count`` random cases shows on which it writes other bits; empty where none does."""
     kind = load().kinds[subject.match.kind]
-    one, other = Runner(subject, subject.source), Runner(subject, source)
-    for case in random_cases(subject.job(source).trial, count):
-        inputs = make_inputs(subject.match, kind, case, "cpu", into=one.buffers.tensors(*GIVEN))
-        into = other.buffers.tensors(*GIVEN)
-        for name, tensor in inputs.items():
-            into[name].copy_(tensor)
-        right, found = one.run(), other.run()
-        for name, tensor in right.items():
-            if not torch.equal(tensor.reshape(-1).view(torch.uint8), found[name].reshape(-1).view(torch.uint8)):
-                return f"{name} differs on {case.family} seed {case.seed} position {case.position}{_where(tensor, found[name])}"
+    original = Runner(subject, subject.source)
+    others = {index: Runner(subject, source) for index, source in enumerate(sources)}
+    seen = [""] * len(sources)
+    for case in random_cases(subject.job(subject.source).trial, count):
+        inputs = make_inputs(subject.match, kind, case, "cpu")
+        right = original.run(inputs)
+        for index, runner in list(others.items()):
+            seen[index] = _difference(right, runner.run(inputs), case)
+            if seen[index]:
+                del others[index]
+    return seen
+
+
+def _difference(right: dict[str, torch.Tensor], found: dict[str, torch.Tensor], case: Case) -> str:
+    for name, tensor in right.items():
+        if not torch.equal(tensor.reshape(-1).view(torch.uint8), found[name].reshape(-1).view(torch.uint8)):
+            return f"{name} differs on {case.family} seed {case.seed} position {case.position}{_where(tensor, found[name])}"
     return ""
 
 

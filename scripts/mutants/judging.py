@@ -16,7 +16,7 @@ from agentcompile_core.ir import serial
 from agentcompile_core.plugin_api import BuildError, Kernel, StepSource
 from agentcompile_core.worker import Job, Worker
 
-from .differences import difference
+from .differences import differences
 from .machine_code import MachineCode
 from .planning import Mutant, order_of
 from .subjects import BACKEND, Subject, load
@@ -24,7 +24,9 @@ from .subjects import BACKEND, Subject, load
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = ("agentcompile_core", "plugins/validators", "plugins/rules", "plugins/templates_cuda/kit")
 DEADLINES_S = {"build": 150.0, "check": 75.0}
-KILLED, NOT_COMPILING, SAME_CODE, NO_EFFECT, ELIGIBLE = "killed", "not compiling", "identical machine code", "no effect", "eligible"
+KILLED, NOT_COMPILING, ELIGIBLE = "killed", "not compiling", "eligible"
+SAME_CODE, EQUIVALENT = "identical machine code", "equivalent"
+NO_EFFECT = "no effect"  # on any subject, and no proof yet: as good as eligible
 VALIDATORS = ("numerics", "emulation")  # a winner has passed both
 MOST_SUBJECTS = 4  # on which a mutant may be right
 SPOT_CASES = 40
@@ -49,6 +51,8 @@ class Finding:
     message: str = ""
     same_code_on: tuple[str, ...] = ()  # subjects whose machine code it leaves as it is
     no_effect_on: tuple[str, ...] = ()  # subjects whose results it leaves as they are, bit for bit
+    proof: str = ""  # why it is right everywhere
+    cases: int = 0  # random cases that agreed bit for bit
 
 
 class Cache:
@@ -92,24 +96,33 @@ def judges_digest() -> str:
     return digest.hexdigest()
 
 
-def judged(mutants: Sequence[Mutant], seed: int, cached: Cache, processes: int,
+@frozen(kw_only=True)
+class Asked:
+    """How mutants are judged. ``trust_kills``: what an earlier version of the checks refused is not judged again."""
+
+    seed: int = 1
+    processes: int = 2
+    trust_kills: bool = False
+
+
+def judged(mutants: Sequence[Mutant], asked: Asked, cached: Cache,
            report: Callable[[Finding], None] = lambda finding: None) -> list[Finding]:
     """Judge every mutant; findings come in the order of ``mutants``."""
     waiting: queue.SimpleQueue[tuple[int, Mutant] | None] = queue.SimpleQueue()
-    for entry in (*enumerate(mutants), *[None] * processes):
+    for entry in (*enumerate(mutants), *[None] * asked.processes):
         waiting.put(entry)
     found: dict[int, Finding] = {}
     code = MachineCode()
 
     def serve() -> None:
         with Worker(deadlines_s=DEADLINES_S, builders=1) as worker:
-            judge = Judge(worker, cached, code, seed)
+            judge = Judge(worker, cached, code, asked)
             while (entry := waiting.get()) is not None:
                 found[entry[0]] = judge.finding(entry[1])
                 report(found[entry[0]])
 
-    with ThreadPoolExecutor(processes) as pool:
-        for done in [pool.submit(serve) for _ in range(processes)]:
+    with ThreadPoolExecutor(asked.processes) as pool:
+        for done in [pool.submit(serve) for _ in range(asked.processes)]:
             done.result()
     return [found[number] for number in sorted(found)]
 
@@ -117,8 +130,9 @@ def judged(mutants: Sequence[Mutant], seed: int, cached: Cache, processes: int,
 class Judge:
     """Judges one mutant after the other with a worker of its own."""
 
-    def __init__(self, worker: Worker, cached: Cache, code: MachineCode, seed: int) -> None:
-        self._worker, self._cached, self._code, self._seed = worker, cached, code, seed
+    def __init__(self, worker: Worker, cached: Cache, code: MachineCode, asked: "Asked") -> None:
+        self._worker, self._cached, self._code = worker, cached, code
+        self._seed, self._trust_kills = asked.seed, asked.trust_kills
         self._backend = load().find("agentcompile_backends", BACKEND)
         self._binaries: dict[str, str] = {}
 
@@ -169,7 +183,12 @@ class Judge:
         return self._binaries[subject.name]
 
     def _verdict(self, job: Job, kernel: Kernel) -> dict[str, Any]:
-        key = hashlib.sha256(f"{serial.dumps(job)} {judges_digest()}".encode()).hexdigest()
+        text = serial.dumps(job)
+        key = hashlib.sha256(f"{text} {judges_digest()}".encode()).hexdigest()
+        kill = hashlib.sha256(f"{serial.dumps(evolve(job.trial, cases=()))} {job.validators}".encode()).hexdigest()
+        earlier = self._cached.get(f"kill-{kill}") if self._trust_kills else None
+        if earlier is not None:
+            return earlier
 
         def ask() -> dict[str, Any]:
             ((_, evaluation),) = self._worker.evaluate([evolve(job, kernel=kernel)])
@@ -177,7 +196,10 @@ class Judge:
             cause = evaluation.failure.value if evaluation.failure else ""
             return {"cause": cause, "by": by, "message": evaluation.message[:MESSAGE] if cause else ""}
 
-        return self._cached.of(key, ask)
+        found = self._cached.of(key, ask)
+        if found["cause"]:
+            self._cached.put(f"kill-{kill}", found)
+        return found
 
     def _same_code(self, source: StepSource, subject: Subject) -> bool:
         return self._machine_code(source, subject) == self._code.original(subject.name, subject.source, subject.target)
@@ -188,4 +210,4 @@ class Judge:
 
     def _difference(self, subject: Subject, source: StepSource) -> str:
         key = hashlib.sha256(f"{serial.dumps(subject.job(source))} {SPOT_CASES} {judges_digest()}".encode()).hexdigest()
-        return self._cached.of(key, lambda: {"seen": difference(subject, source, SPOT_CASES)})["seen"]
+        return self._cached.of(key, lambda: {"seen": differences(subject, [source], SPOT_CASES)[0]})["seen"]

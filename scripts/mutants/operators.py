@@ -87,7 +87,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(name="warp_barrier", group="barriers", find=swap(r"(__syncthreads\(\)|(?<= )barrier\(\));", "__syncwarp()")),
     Operator(name="relaxed_arrival", group="barriers", find=swap(r"(cluster_arrive_release)\(\);", "cluster_arrive_relaxed")),
     Operator(name="always", group="masks", find=swap(r"( \?) ", " || true ?")),
-    Operator(name="never", group="masks", find=swap(r"( \?) ", " && false ?")),
+    Operator(name="never", group="masks", find=swap(r"^(?!.*is_aligned16).*?( \?) ", " && false ?")),
     Operator(name="one_condition", group="masks", find=swap(r"( && )", " || ")),
     Operator(name="half_warp", group="masks", find=swap(r"\((full_warp)[,)]", "0x0000ffffu")),
     Operator(name="short_shuffle", group="masks", find=swap(r"offset = (Width / 2|warp_size / 2|lanes);", "{} / 2", "{} * 2")),
@@ -98,7 +98,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(name="slightly_off", group="accumulators", find=wrap_call("fmaf", "1.002f * ", "")),
     Operator(name="no_rescale", group="accumulators", find=swap(r"(\*= rescale)", "*= 1.0f")),
     Operator(name="wrong_start", group="accumulators", find=swap(r"float \w+ = (0\.0f);", "1.0f")),
-    Operator(name="rounded_down", group="tails", find=swap(r"( - 1\)) / ", ")", " - 2)")),
+    Operator(name="rounded_down", group="tails", find=swap(r"( \+ [\w:. *()]+? - 1\)) / ", ")")),
     Operator(name="last_dropped", group="tails", find=swap(r" < (count|columns|vectors|n|length|row_end|width|in_vectors|padded|rows|span\.length|active|half)\b", "{} - 1")),
     Operator(name="either_end", group="tails", find=keep_argument("min")),
     Operator(name="lower_end", group="tails", find=keep_argument("max")),
@@ -126,7 +126,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(name="stale_load", group="waits", find=wrap_call("load_relaxed", "0 * ", "")),
     Operator(name="settled_too_early", group="waits", find=swap(r"( \|\| new_position != span\.position)", "")),
     Operator(name="one_percent", group="constants", find=swap(r"(?<![\w.])((?!0\.0f)\d+\.\d+(?:e[+-]?\d+)?f)\b", "(1.01f * {})", "-{}")),
-    Operator(name="sign", group="constants", find=swap(r"(?<=[\w)\]]) (-) (?=[\w(])", "+")),
+    Operator(name="sign", group="constants", find=swap(r"(?<=[\w)\]]) (-) (?=[\w(])(?!1\) /)", "+")),
     Operator(name="last_arrival", group="bounds", find=swap(r"( \+ 1u == expected)", " == expected", " + 2u == expected")),
 )
 
