@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from .machine_code import MachineCode
 from .planning import Mutant, order_of
 from .subjects import BACKEND, Subject, load
 
+log = logging.getLogger("mutants")
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = ("agentcompile_core", "plugins/validators", "plugins/rules", "plugins/templates_cuda/kit")
 DEADLINES_S = {"build": 150.0, "check": 75.0}
@@ -157,11 +159,14 @@ class Judge:
 
     def _on(self, subject: Subject, source: StepSource, finding: Finding) -> Finding:
         """Judge on one subject; without an outcome where the mutant is right there."""
+        original = self._original(subject)
+        if not original:
+            return finding
         try:
             kernel = self._backend.build(source, subject.target)
         except BuildError as exc:
             return evolve(finding, outcome=NOT_COMPILING, message=str(exc)[:MESSAGE])
-        if kernel.sha256 == self._original(subject):
+        if kernel.sha256 == original:
             return finding
         for name in VALIDATORS:
             verdict = self._verdict(subject.job(source, (name,)), kernel)
@@ -178,8 +183,13 @@ class Judge:
         return evolve(finding, no_effect_on=(*finding.no_effect_on, subject.name))
 
     def _original(self, subject: Subject) -> str:
+        """The binary's digest of the subject's own kernel; empty where the checks refuse even that: it is no subject then."""
         if subject.name not in self._binaries:
-            self._binaries[subject.name] = self._backend.build(subject.source, subject.target).sha256
+            kernel = self._backend.build(subject.source, subject.target)
+            refused = [found for name in VALIDATORS if (found := self._verdict(subject.job(subject.source, (name,)), kernel))["cause"]]
+            if refused:
+                log.warning("the unmutated kernel of %s is refused: %s", subject.name, refused[0]["message"])
+            self._binaries[subject.name] = "" if refused else kernel.sha256
         return self._binaries[subject.name]
 
     def _verdict(self, job: Job, kernel: Kernel) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Subject:
     def job(self, source: StepSource, validators: tuple[str, ...] = defaults.VALIDATORS) -> Job:
         """What the worker is asked of a candidate of this schedule: the same cases, no timing (nothing here is a GPU)."""
         kind = load().kinds[self.match.kind]
-        cases = cases_for(self.match, kind, f"mutants {self.family}", emulated=True)
+        cases = cases_for(self.match, kind, f"mutants {self.family}", emulated=True, source=self.source, schedule=self.schedule)
         trial = Trial(match=self.match, graph=self.graph, source=source, target=self.target, cases=cases)
         step = Step(match_id=self.match.id, implementation=self.family, origin=Origin.GENERATED, schedule=self.schedule)
         return Job(trial=trial, step=step, backend=BACKEND, validators=validators, time=False)
@@ -126,9 +126,9 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("lanes_padded", "attention", _attention(heads=(3, 1), head_dim=80, capacity=70, rope="none"), {**LANES, "splits": 1}),
     ("lanes_many_splits", "attention", _attention(heads=(1, 1), head_dim=256, capacity=600, rope="none"),
      {**LANES, "splits": 16, "merge": "global", "warps": 4}),
-    ("tensor_split", "attention", _attention(heads=(4, 1), head_dim=64, capacity=160, rope="rms"),
+    ("tensor_split_bf16", "attention", _attention(heads=(4, 1), head_dim=64, capacity=160, rope="rms", dtype=DType.BF16),
      {**TENSOR, "merge": "global", "splits": 2, "warps": 2, "early_kv": True}),
-    ("tensor_cluster_bf16", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=70, softcap=5.0, dtype=DType.BF16),
+    ("tensor_cluster_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=70, softcap=5.0),
      {**TENSOR, "merge": "cluster", "warps": 2, "splits": 2, "early_kv": False}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
     ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),

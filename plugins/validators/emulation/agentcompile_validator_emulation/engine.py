@@ -197,7 +197,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
             path = folder / header
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        unit = '#include "shim.h"\n#include "kernel.cu"\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
+        unit = '#include "shim.h"\n#include "kernel.cu"\nEMU_GUARDS()\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
         (folder / "unit.cpp").write_text(unit, encoding="utf-8")
         _compile_unit(toolchain, flags, folder, shim, deadline_s)
         link = [toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime)]
