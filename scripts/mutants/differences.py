@@ -23,7 +23,7 @@ class Runner:
         trial = subject.job(source).trial
         handle = backend.load(backend.build(source, subject.target))
         self.buffers = Buffers(trial, backend.device)
-        self._runs = [backend.prepare(handle, launch, argument_values(launch, self.buffers.addresses), launch.pdl)
+        self._runs = [backend.prepare_launch(handle, launch, argument_values(launch, self.buffers.addresses), launch.pdl)
                       for launch in source.launches]
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

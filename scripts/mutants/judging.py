@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +26,8 @@ from .subjects import BACKEND, Subject, load
 log = logging.getLogger("mutants")
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = ("agentcompile_core", "plugins/validators", "plugins/rules", "plugins/templates_cuda/kit")
-DEADLINES_S = {"build": 150.0, "check": 75.0}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of a worker: as many workers run as there are processors
+DEADLINES_S = {"build": 150.0, "check": 400.0}
 KILLED, NOT_COMPILING, ELIGIBLE = "killed", "not compiling", "eligible"
 SAME_CODE, EQUIVALENT = "identical machine code", "equivalent"
 NO_EFFECT = "no effect"  # on any subject, and no proof yet: as good as eligible
@@ -114,10 +116,11 @@ def judged(mutants: Sequence[Mutant], asked: Asked, cached: Cache,
     for entry in (*enumerate(mutants), *[None] * asked.processes):
         waiting.put(entry)
     found: dict[int, Finding] = {}
+    os.environ.update(ONE_THREAD)
     code = MachineCode()
 
     def serve() -> None:
-        with Worker(deadlines_s=DEADLINES_S, builders=1) as worker:
+        with Worker(deadlines_s=DEADLINES_S, builders=1, environment=tuple(ONE_THREAD)) as worker:
             judge = Judge(worker, cached, code, asked)
             while (entry := waiting.get()) is not None:
                 found[entry[0]] = judge.finding(entry[1])

@@ -75,6 +75,16 @@ def replace_argument(name: str, index: int, replacement: str) -> Finder:
 
 _ASSERTION = re.compile(r"static_assert\([^;]*;")
 WORD = r"[\w:\)\]]"
+ENDS = r"(count|columns|vectors|n|length|row_end|width|in_vectors|padded|rows|span\.length|active|half)"
+EXTENTS = (r"(\w+::size|size|Lanes|lanes|HeadDim|head_dim|row|cache_row|pitch|width|columns|step|stride|tile|Group|group|Threads|unroll"
+           r"|Plan::\w+|slot_elements|threads_per_row)")
+DIVISORS = r"(?:ac::warp_size|warp_size|HeadDim|lanes|Lanes|Plan::\w+|active|splits|2)"
+PLACES = r"(?:lane|e|index|i|threadIdx\.x|row|offset|half|column|element)"
+FACTORS = r"(?:scale|row\.inverse|attention_scaling|softcap|query_scale|score_scale|log2_e|norm_eps|sine|cosine)"
+TERMS = r"(?:eps|shift|added\[e\]|row\.mean|acc\[1\]|aux\[\d\]|in\[\d\]|scale)"
+SUM = r"(?<=[\w\]]) (\+=) (?!Threads|Batch|stride|Plan::|threads|step|stage)"
+LOADS = ("load", "load_chunk", "load_input", "load_aux", "load_tile", "load_keys", "load_values", "Head::load", "PreparedHead::load",
+         "load_affine", "add", "place", "combine", "sum_lanes", "store_to_cluster", "transform")
 OPERATORS: tuple[Operator, ...] = (
     Operator(name="less_or_equal", group="bounds", find=swap(rf"(?<={WORD}) (<) (?=[\w(])", "<=")),
     Operator(name="greater", group="bounds", find=swap(r" (>=) ", ">")),
@@ -91,34 +101,33 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(name="one_condition", group="masks", find=swap(r"( && )", " || ")),
     Operator(name="half_warp", group="masks", find=swap(r"\((full_warp)[,)]", "0x0000ffffu")),
     Operator(name="short_shuffle", group="masks", find=swap(r"offset = (Width / 2|warp_size / 2|lanes);", "{} / 2", "{} * 2")),
-    Operator(name="overwritten_sum", group="accumulators", find=swap(r"(?<=[\w\]]) (\+=) (?!Threads|Batch|stride|Plan::|threads|step|stage)", "=")),
-    Operator(name="subtracted", group="accumulators", find=swap(r"(?<=[\w\]]) (\+=) (?!Threads|Batch|stride|Plan::|threads|step|stage)", "-=")),
+    Operator(name="overwritten_sum", group="accumulators", find=swap(SUM, "=")),
+    Operator(name="subtracted", group="accumulators", find=swap(SUM, "-=")),
     Operator(name="forgotten_sum", group="accumulators", find=replace_argument("fmaf", 2, "0.0f")),
     Operator(name="half_precision", group="accumulators", find=wrap_call("fmaf", "__half2float(__float2half_rn(", "))")),
     Operator(name="slightly_off", group="accumulators", find=wrap_call("fmaf", "1.002f * ", "")),
     Operator(name="no_rescale", group="accumulators", find=swap(r"(\*= rescale)", "*= 1.0f")),
     Operator(name="wrong_start", group="accumulators", find=swap(r"float \w+ = (0\.0f);", "1.0f")),
     Operator(name="rounded_down", group="tails", find=swap(r"( \+ [\w:. *()]+? - 1\)) / ", ")")),
-    Operator(name="last_dropped", group="tails", find=swap(r" < (count|columns|vectors|n|length|row_end|width|in_vectors|padded|rows|span\.length|active|half)\b", "{} - 1")),
+    Operator(name="last_dropped", group="tails", find=swap(rf" < {ENDS}\b", "{} - 1")),
     Operator(name="either_end", group="tails", find=keep_argument("min")),
     Operator(name="lower_end", group="tails", find=keep_argument("max")),
     Operator(name="always_whole", group="tails", find=swap(r"(% [\w:<>]+::size == 0)", "* 0 == 0")),
     Operator(name="wide_stride", group="strides", find=swap(r"\+= ([\w:]+(?: \* [\w:]+)?)\)", "2 * ({})", "({}) + 1")),
-    Operator(name="wrong_factor", group="strides", find=swap(r"(?<=[\w\])]) \* (\w+::size|size|Lanes|lanes|HeadDim|head_dim|row|cache_row|pitch|width|columns|step|stride|tile|Group|group|Threads|unroll|Plan::\w+|slot_elements|threads_per_row)\b", "({} + 1)", "({} - 1)")),
-    Operator(name="other_quotient", group="strides", find=swap(r"(?<=[\w)]) (/|%) (?:ac::warp_size|warp_size|HeadDim|lanes|Lanes|Plan::\w+|active|splits|2)\b", "+")),
-    Operator(name="neighbour", group="strides", find=swap(r"(?<=[\w)\]]) (\+) (?:lane|e|index|i|threadIdx\.x|row|offset|half|column|element)\b", "+ 1 +", "-")),
+    Operator(name="wrong_factor", group="strides", find=swap(rf"(?<=[\w\])]) \* {EXTENTS}\b", "({} + 1)", "({} - 1)")),
+    Operator(name="other_quotient", group="strides", find=swap(rf"(?<=[\w)]) (/|%) {DIVISORS}\b", "+")),
+    Operator(name="neighbour", group="strides", find=swap(rf"(?<=[\w)\]]) (\+) {PLACES}\b", "+ 1 +", "-")),
     Operator(name="last_index", group="tie-breaks", find=swap(r"a\.index (<) b\.index", ">", "<=")),
     Operator(name="nan_order", group="tie-breaks", find=swap(r"return (a_nan);", "b_nan", "false")),
     Operator(name="value_order", group="tie-breaks", find=swap(r"(a\.value > b\.value)", "a.value >= b.value", "a.value < b.value")),
-    Operator(name="kept_first", group="tie-breaks", find=swap(r"(precedes\(b, a\))", "precedes(a, b)", "b.value >= a.value", "b.value > a.value")),
+    Operator(name="kept_first", group="tie-breaks",
+             find=swap(r"(precedes\(b, a\))", "precedes(a, b)", "b.value >= a.value", "b.value > a.value")),
     Operator(name="zero_element", group="dropped inputs", find=swap(r"(ac::to_float\([\w\[\].: +\-]+\))", "0.0f")),
-    Operator(name="no_term", group="dropped inputs", find=swap(r"(?<=[\w)\]])( [+\-] (?:eps|shift|added\[e\]|row\.mean|acc\[1\]|aux\[\d\]|in\[\d\]|scale))\b", "")),
+    Operator(name="no_term", group="dropped inputs", find=swap(rf"(?<=[\w)\]])( [+\-] {TERMS})\b", "")),
     Operator(name="no_statement", group="dropped inputs", find=swap(r"^[ \t]*([\w\[\].:>\-]+(?:\[[^\n=]*\])? [*+\-]?= [^;\n]*;)$", ";")),
     Operator(name="no_store", group="dropped inputs", find=swap(r"([\w\[\].:()]+(?:\.|::)store\([^;]*\);|store_\w+\([^;]*\);)", ";")),
-    Operator(name="no_load", group="dropped inputs", find=delete_call("load", "load_chunk", "load_input", "load_aux", "load_tile", "load_keys",
-                                                                     "load_values", "Head::load", "PreparedHead::load", "load_affine", "add",
-                                                                     "place", "combine", "sum_lanes", "store_to_cluster", "transform")),
-    Operator(name="no_factor", group="dropped inputs", find=swap(r"(?<=[\w)\]])( \* (?:scale|row\.inverse|attention_scaling|softcap|query_scale|score_scale|log2_e|norm_eps|sine|cosine))\b", "")),
+    Operator(name="no_load", group="dropped inputs", find=delete_call(*LOADS)),
+    Operator(name="no_factor", group="dropped inputs", find=swap(rf"(?<=[\w)\]])( \* {FACTORS})\b", "")),
     Operator(name="no_dependency_wait", group="waits", find=delete_call("grid_dependency_wait")),
     Operator(name="no_wait", group="waits", find=delete_call("mbarrier_wait", "wait_full", "cluster_wait", "acquire", "release")),
     Operator(name="other_parity", group="waits", find=swap(r"([\w.]*parity(?: \^ 1u)?)[);]", "0", "({}) ^ 1u")),

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import agentcompile_cuda_kit as cuda_kit
 from attrs import evolve, field, frozen
 
-
 from agentcompile_core.plugin_api import (
     ArgumentKind,
     Backend,
@@ -29,7 +28,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
-from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, Scalar
 from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,

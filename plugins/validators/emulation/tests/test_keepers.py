@@ -63,5 +63,5 @@ def test_every_prepared_launch_gets_another_thread_order():
             return lambda: None
 
     for _ in range(len(SCHEDULES)):
-        backend.prepare(Recorder(), trial.source.launches[0], (0, 0, 0), pdl=True)
+        backend.prepare_launch(Recorder(), trial.source.launches[0], (0, 0, 0), pdl=True)
     assert len(set(seen)) == len(SCHEDULES)
