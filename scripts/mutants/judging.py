@@ -32,7 +32,6 @@ KILLED, NOT_COMPILING, ELIGIBLE = "killed", "not compiling", "eligible"
 SAME_CODE, EQUIVALENT = "identical machine code", "equivalent"
 NO_EFFECT = "no effect"  # on any subject, and no proof yet: as good as eligible
 VALIDATORS = ("numerics", "emulation")  # a winner has passed both
-MOST_SUBJECTS = 4  # on which a mutant may be right
 SPOT_CASES = 40
 MESSAGE = 240  # characters kept
 
@@ -151,10 +150,8 @@ class Judge:
         order = order_of(mutant, self._seed)
         for subject in order:
             finding = self._on(subject, mutant.source(subject), evolve(finding, subject=subject.name))
-            if finding.outcome or len(finding.no_effect_on) == MOST_SUBJECTS:
-                break
-        if finding.outcome:
-            return finding
+            if finding.outcome:
+                return finding
         finding = evolve(finding, subject="")
         if finding.no_effect_on or not all(self._same_code(mutant.source(subject), subject) for subject in order):
             return evolve(finding, outcome=NO_EFFECT)
