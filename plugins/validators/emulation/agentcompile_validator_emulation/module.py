@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 from agentcompile_core.plugin_api import AgentCompileError, UsageError
 
+CONSTRUCTOR_GUARD = "_ZGV"  # how their names begin
 _CODE_ADDRESS = re.compile(r" \[code \+0x([0-9a-f]+)\]")
 
 
@@ -177,9 +178,12 @@ class EmulatedModule:
     def __init__(self, library: Path, *, checked: bool) -> None:
         self.library = library
         self.checked = checked
-        self._launch = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL).emu_launch
+        loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL)
+        self._launch = loaded.emu_launch
         self._launch.argtypes = [ctypes.POINTER(_LaunchRequest), ctypes.c_char_p, ctypes.c_size_t]
         self._launch.restype = ctypes.c_int
+        if checked:
+            _name_constructor_guards(loaded, library)
 
     def prepare(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
                 dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> PreparedLaunch:
@@ -202,6 +206,17 @@ class EmulatedModule:
             code = self._launch(ctypes.byref(request), error, len(error))
         if code:
             raise EmulationError(_with_source_lines(error.value.decode(errors="replace"), self.library))
+
+
+def _name_constructor_guards(loaded: ctypes.CDLL, library: Path) -> None:
+    """Tell the runtime where the compiler's own guards of static variables are; ``nm`` comes with every g++."""
+    done = subprocess.run(["nm", str(library)], capture_output=True, text=True, timeout=20, check=True)
+    places = {words[-1]: int(words[0], 16) for words in map(str.split, done.stdout.splitlines()) if len(words) == 3}
+    base = (ctypes.cast(loaded.emu_launch, ctypes.c_void_p).value or 0) - places["emu_launch"]
+    loaded.emu_add_constructor_guard.argtypes = [ctypes.c_void_p]
+    for name, place in places.items():
+        if name.startswith(CONSTRUCTOR_GUARD):
+            loaded.emu_add_constructor_guard(base + place)
 
 
 def _with_source_lines(message: str, library: Path) -> str:

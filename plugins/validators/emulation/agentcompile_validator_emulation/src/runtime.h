@@ -210,6 +210,7 @@ void mark_landed(char* destination, size_t bytes, const Thread* writer);
 void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier);
 void mark_mbarrier(unsigned long long* barrier);
 void check_mbarrier_use(unsigned long long* barrier);  // ordered after its initialisation?
+void add_constructor_guard(const char* guard);
 void begin_launch_checks(const BufferSpec* buffers, int count);
 void end_launch_checks();
 void begin_block_checks();
