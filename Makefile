@@ -49,6 +49,7 @@ results: setup
 # Error budgets against what the framework really errs, 2,000 draws of each row: an hour or two on one core.
 budgets: setup
 	$(BIN)/python scripts/budget_table.py
+
 # Wrong kernels made on purpose, judged as candidates are; about half an hour of two processors.
 mutants: setup
 	PYTHONPATH=scripts $(BIN)/python -m mutants
