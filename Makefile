@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test storm budgets faults coverage lint setup wheels results reference docs clean
+.PHONY: demo test storm budgets faults coverage mutants lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +49,10 @@ results: setup
 # Error budgets against what the framework really errs, 2,000 draws of each row: an hour or two on one core.
 budgets: setup
 	$(BIN)/python scripts/budget_table.py
+
+# Wrong kernels made on purpose, judged as candidates are; about half an hour of two processors.
+mutants: setup
+	PYTHONPATH=scripts $(BIN)/python -m mutants
 
 reference: setup
 	$(BIN)/python scripts/write_reference.py

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import agentcompile_cuda_kit as cuda_kit
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from agentcompile_core.plugin_api import (
     ArgumentKind,
@@ -28,7 +28,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
-from .module import Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, Scalar
 from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
@@ -66,6 +66,7 @@ class EmulationBackend(Backend):
         self._cache_folder = cache_folder
         self._loaded: dict[str, EmulatedModule] = {}
         self._lock = threading.Lock()
+        self._prepared = 0
 
     def available(self) -> Literal[True] | Reject:
         """True where g++ and the CUDA headers are found."""
@@ -126,10 +127,16 @@ class EmulationBackend(Backend):
             return self._loaded[kernel.sha256]
 
     def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
-        """``run(stream)`` runs the launch to its end; the stream is ignored. Tensors must outlive ``run``."""
+        """``run(stream)`` runs the launch to its end; the stream is ignored. Tensors must outlive ``run``.
+
+        Every launch that is prepared gets the next of the emulator's thread orders, copies land as late as they may in most of
+        them: who runs a kernel twice and compares sees what depends on either.
+        """
         values = [launch_argument(argument.kind, argument.name, value)
                   for argument, value in zip(launch.arguments, arguments, strict=True)]
-        options = LaunchOptions(programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
+        order = SCHEDULES[self._prepared % len(SCHEDULES)]
+        self._prepared += 1
+        options = evolve(order, programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
         prepared = handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options, launch.cluster)
 
         def run(stream: int = 0) -> None:

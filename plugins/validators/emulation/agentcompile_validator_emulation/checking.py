@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _BYTE_OF = re.compile(r"(?:at byte (?P<byte>\d+) of |(?P<outside>\d+) bytes (?P<side>before|past the end of) )?argument '(?P<name>\w+)'"
                       r"(?: at byte (?P<behind>\d+))?")
+POSITION = "position"  # the operand of every kind that other kernels may read as a hint, before their dependency wait
 _CONSTANT_ROLES = (Role.WEIGHT, Role.CONSTANT)
 _ACCESS = {Touch.READ: Access.READ, Touch.WRITE: Access.WRITE, Touch.READ_WRITE: Access.READ_WRITE}
 
@@ -100,4 +101,4 @@ def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", w
     if access is Access.WRITE and argument.operand in written:
         access = Access.READ_WRITE  # an earlier launch, or zeroing, has given it its contents
     return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
-                  written_by_the_chain=argument.role not in _CONSTANT_ROLES)
+                  written_by_the_chain=argument.role not in _CONSTANT_ROLES, published=argument.operand == POSITION)

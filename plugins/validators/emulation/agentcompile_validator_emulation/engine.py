@@ -34,10 +34,11 @@ class Mode(enum.Enum):
     SANITIZER = "sanitizer"
 
 
-# -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang. -fno-gnu-unique: many
+# -fno-strict-aliasing: kernels reinterpret vectors. -fno-finite-loops: a hang must stay a hang.
+# -fno-aggressive-loop-optimizations: a loop beyond the end of an array must stay one. -fno-gnu-unique: many
 # modules live in one process. -fno-threadsafe-statics: g++ guards shared arrays of half, whose constructor does nothing.
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
-           "-fno-finite-loops", "-fno-threadsafe-statics", "-w")
+           "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
 _LINES = ("-g1", "-gdwarf-4")  # source lines for messages
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
@@ -196,7 +197,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
             path = folder / header
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        unit = '#include "shim.h"\n#include "kernel.cu"\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
+        unit = '#include "shim.h"\n#include "kernel.cu"\nEMU_GUARDS()\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
         (folder / "unit.cpp").write_text(unit, encoding="utf-8")
         _compile_unit(toolchain, flags, folder, shim, deadline_s)
         link = [toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime)]

@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 from agentcompile_core.plugin_api import AgentCompileError, UsageError
 
+CONSTRUCTOR_GUARD = "_ZGV"  # how their names begin
 _CODE_ADDRESS = re.compile(r" \[code \+0x([0-9a-f]+)\]")
 
 
@@ -45,7 +46,8 @@ class Buffer:
     """A pointer argument: address and size in bytes (address 0: the null pointer).
 
     ``written_by_the_chain``: an earlier kernel writes it, so under programmatic dependent launch it may not be read
-    before the dependency wait.
+    before the dependency wait. ``published``: later kernels read it before theirs (``ac::load_hint``), so a thread that
+    writes it must have fenced what it wrote before.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Buffer:
     nbytes: int
     access: Access = Access.READ_WRITE
     written_by_the_chain: bool = True
+    published: bool = False
 
 
 Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float
@@ -90,7 +93,7 @@ SCHEDULES: tuple[LaunchOptions, ...] = (
 
 class _BufferSpec(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("role", ctypes.c_int),
-                ("written_by_the_chain", ctypes.c_int)]
+                ("written_by_the_chain", ctypes.c_int), ("published", ctypes.c_int)]
 
 
 class _LaunchRequest(ctypes.Structure):
@@ -143,7 +146,7 @@ class PreparedLaunch:
         live = [b for b in buffers if b.address]
         stacks = MAX_THREADS if math.prod(shape.block) * shape.cluster <= MAX_THREADS else MAX_THREADS * MAX_CLUSTER
         self._specs = (_BufferSpec * max(1, len(live)))(*[
-            _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain)) for b in live])
+            _BufferSpec(b.name.encode(), b.address, b.nbytes, int(b.access), int(b.written_by_the_chain), int(b.published)) for b in live])
         self._request = _LaunchRequest(
             entry=entry.encode(), grid=(ctypes.c_uint * 3)(*_three(shape.grid)), block=(ctypes.c_uint * 3)(*_three(shape.block)),
             dynamic_shared_bytes=shape.dynamic_shared_bytes, arguments=self._array, buffers=self._specs, cluster=shape.cluster,
@@ -175,9 +178,12 @@ class EmulatedModule:
     def __init__(self, library: Path, *, checked: bool) -> None:
         self.library = library
         self.checked = checked
-        self._launch = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL).emu_launch
+        loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL)
+        self._launch = loaded.emu_launch
         self._launch.argtypes = [ctypes.POINTER(_LaunchRequest), ctypes.c_char_p, ctypes.c_size_t]
         self._launch.restype = ctypes.c_int
+        if checked:
+            _name_constructor_guards(loaded, library)
 
     def prepare(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
                 dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> PreparedLaunch:
@@ -200,6 +206,17 @@ class EmulatedModule:
             code = self._launch(ctypes.byref(request), error, len(error))
         if code:
             raise EmulationError(_with_source_lines(error.value.decode(errors="replace"), self.library))
+
+
+def _name_constructor_guards(loaded: ctypes.CDLL, library: Path) -> None:
+    """Tell the runtime where the compiler's own guards of static variables are; ``nm`` comes with every g++."""
+    done = subprocess.run(["nm", str(library)], capture_output=True, text=True, timeout=20, check=True)
+    places = {words[-1]: int(words[0], 16) for words in map(str.split, done.stdout.splitlines()) if len(words) == 3}
+    base = (ctypes.cast(loaded.emu_launch, ctypes.c_void_p).value or 0) - places["emu_launch"]
+    loaded.emu_add_constructor_guard.argtypes = [ctypes.c_void_p]
+    for name, place in places.items():
+        if name.startswith(CONSTRUCTOR_GUARD):
+            loaded.emu_add_constructor_guard(base + place)
 
 
 def _with_source_lines(message: str, library: Path) -> str:

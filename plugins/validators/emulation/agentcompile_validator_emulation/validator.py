@@ -47,7 +47,7 @@ class EmulationValidator(Validator):
     """
 
     name = "emulation"
-    version = 1
+    version = 2
     scope = "winner"
     unasked = True
     settings_class = Settings

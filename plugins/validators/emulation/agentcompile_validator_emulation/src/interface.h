@@ -68,6 +68,9 @@ void trap(const char* reason);
 using KernelTrampoline = void (*)(void** arguments);
 void register_kernel(const char* name, KernelTrampoline trampoline);
 
+constexpr unsigned shared_guard_bytes = 64;
+void register_shared_guards(const char* before, const char* behind);
+
 template <class T>
 inline uint64_t to_bits(const T& value) {
   static_assert(sizeof(T) <= 8, "warp collectives move at most 8 bytes");

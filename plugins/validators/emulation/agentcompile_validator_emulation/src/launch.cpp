@@ -126,6 +126,9 @@ static void run_grid(const LaunchRequest& request) {
 
 }  // namespace emu
 
+// The address of a variable by which the compiler guards a constructor.
+extern "C" __attribute__((visibility("default"))) void emu_add_constructor_guard(const char* guard) { emu::add_constructor_guard(guard); }
+
 // Returns 0, or 1 with a sentence in `error`. One launch at a time in the process: stacks and the deadline's signal are shared.
 extern "C" __attribute__((visibility("default"))) int emu_launch(const emu::LaunchRequest* request, char* error,
                                                                  size_t error_bytes) {

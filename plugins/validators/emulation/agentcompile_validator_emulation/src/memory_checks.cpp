@@ -16,6 +16,16 @@ struct Buffer : BufferSpec {
 static std::vector<Buffer> buffers;
 static std::vector<std::pair<const char*, const char*>> module_ranges;
 
+// g++ guards the constructors of static variables, shared arrays of half among them, by variables of its own. Kernels write these
+// through no fault of theirs.
+static std::vector<const char*> constructor_guards;
+static bool guards_a_constructor(const char* address) {
+  for (const char* guard : constructor_guards)
+    if (address >= guard && address < guard + 8) return true;
+  return false;
+}
+void add_constructor_guard(const char* guard) { constructor_guards.push_back(guard); }
+
 // --- global memory -------------------------------------------------------------------------------------------------
 [[noreturn]] static void fail_outside_buffers(const char* address, size_t bytes, Access access, const void* code) {
   const Buffer* nearest = nullptr;
@@ -43,8 +53,12 @@ static Buffer* find_buffer(const char* address) {
 static void check_global(Thread* thread, const char* address, size_t bytes, AccessKind kind, const void* code) {
   Buffer* buffer = find_buffer(address);
   if (!buffer) {
-    for (const auto& range : module_ranges)  // constants and globals of the compiled module itself
-      if (address >= range.first && address + bytes <= range.second) return;
+    for (const auto& range : module_ranges) {  // constants and globals of the compiled module itself
+      if (address < range.first || address + bytes > range.second) continue;
+      if (kind.access == Access::write && !guards_a_constructor(address))
+        fail("write to a variable of the module: a kernel may keep nothing from one launch to the next%s", place(code).c_str());
+      return;
+    }
     fail_outside_buffers(address, bytes, kind.access, code);
   }
   const size_t offset = size_t(address - buffer->address);
@@ -57,6 +71,9 @@ static void check_global(Thread* thread, const char* address, size_t bytes, Acce
   if (must_wait && (kind.access == Access::write || buffer->written_by_the_chain))
     fail("%s of argument '%s' before ac::grid_dependency_wait(): an earlier kernel of the chain may still use it%s",
          verb(kind.access), buffer->name, place(code).c_str());
+  if (kind.access == Access::write && buffer->published && !kind.atomic && thread->unfenced_writes)
+    fail("write to '%s' without __threadfence() after this thread's earlier writes: a kernel that reads it before its dependency wait "
+         "may see it before them%s", buffer->name, place(code).c_str());
   if (kind.access == Access::write && !thread->unfenced_writes && !kind.atomic) {
     thread->unfenced_writes = true;
     ++block.unfenced_writers;

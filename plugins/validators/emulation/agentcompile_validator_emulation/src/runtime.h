@@ -201,6 +201,7 @@ struct BufferSpec {  // one pointer argument; also the layout that Python passes
   size_t bytes;
   int role;                 // BufferRole
   int written_by_the_chain; // by an earlier kernel that may still be running (programmatic dependent launch)
+  int published;            // read by later kernels before their dependency wait (ac::load_hint)
 };
 enum BufferRole : int { role_read = 0, role_write = 1, role_read_write = 2 };
 void check_access(const void* address, size_t bytes, AccessKind kind, const void* code);
@@ -209,6 +210,7 @@ void mark_landed(char* destination, size_t bytes, const Thread* writer);
 void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier);
 void mark_mbarrier(unsigned long long* barrier);
 void check_mbarrier_use(unsigned long long* barrier);  // ordered after its initialisation?
+void add_constructor_guard(const char* guard);
 void begin_launch_checks(const BufferSpec* buffers, int count);
 void end_launch_checks();
 void begin_block_checks();

@@ -14,6 +14,17 @@ static Cell& cell_of(std::vector<Cell>& cells, size_t offset, unsigned owner_lin
 }
 static Cell& cell_of(std::vector<Cell>& cells, size_t offset) { return cell_of(cells, offset, block.linear); }
 
+static const char* guards[2] = {nullptr, nullptr};
+void register_shared_guards(const char* before, const char* behind) {
+  guards[0] = before;
+  guards[1] = behind;
+}
+static bool touches_guard(const char* address, size_t bytes) {
+  for (const char* guard : guards)
+    if (guard && address < guard + shared_guard_bytes && address + bytes > guard) return true;
+  return false;
+}
+
 void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind kind, const void* code) {
   const bool is_static = static_region.contains(address);
   const SharedRegion& region = is_static ? static_region : dynamic_region;
@@ -22,6 +33,8 @@ void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind 
   if (offset + bytes > region.bytes)
     fail("out of bounds: %s of %zu bytes at byte %zu of %s, which has %zu bytes%s", verb(kind.access), bytes, offset, region.name,
          region.bytes, place(code).c_str());
+  if (is_static && touches_guard(address, bytes))
+    fail("out of bounds: %s of %zu bytes outside the kernel's static shared variables%s", verb(kind.access), bytes, place(code).c_str());
   for (size_t i = offset; i < offset + bytes; ++i) {
     Cell& cell = cell_of(cells, i);
     if (cell.content == Content::mbarrier)

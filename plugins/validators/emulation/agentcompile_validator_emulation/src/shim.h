@@ -31,6 +31,9 @@
 #undef __noinline__
 #undef __grid_constant__
 #define __shared__ static __attribute__((section("emu_shared")))  // one section: poisoned and tracked per block
+// Guards of the section: one before and one behind all shared variables of the unit, in whichever order the compiler lays them.
+#define EMU_SHARED_GUARD(name) static __attribute__((section("emu_shared"), used)) char name[::emu::shared_guard_bytes];
+EMU_SHARED_GUARD(emu_shared_guard_before)
 #define __global__
 #define __device__
 #define __host__
@@ -118,6 +121,11 @@ EMU_UNCHECKED inline void call_kernel(void (*kernel)(A...), void** arguments) {
   call_kernel(kernel, arguments, std::index_sequence_for<A...>{});
 }
 }  // namespace emu
+
+// Once, behind the kernels' source.
+#define EMU_GUARDS()                       \
+  EMU_SHARED_GUARD(emu_shared_guard_behind) \
+  static const bool emu_guarded = (::emu::register_shared_guards(emu_shared_guard_before, emu_shared_guard_behind), true);
 
 // One line per entry, after the kernel's source: makes it launchable by name with a void** argument array.
 #define EMU_EXPORT(kernel)                                                                              \

@@ -1,0 +1,67 @@
+"""What a launch leaves behind for others: variables of the module, counters that are read early; and thread orders of plain runs."""
+
+import numpy as np
+import pytest
+from agentcompile_validator_emulation.backend import EmulationBackend
+from agentcompile_validator_emulation.checking import POSITION
+from agentcompile_validator_emulation.engine import Mode
+from agentcompile_validator_emulation.module import SCHEDULES, Access, Buffer, EmulationError
+from agentcompile_validator_emulation.validator import EmulationValidator
+from emulation_fixtures import buffer, integer, launch, module
+
+COUNT = 64
+
+
+def run(entry: str, *more) -> np.ndarray:
+    values, out = np.arange(COUNT, dtype=np.float32), np.zeros(COUNT, np.float32)
+    launch(module("keepers.cu", Mode.CHECKED), entry, [buffer("in", values), buffer("out", out, Access.WRITE), *more])
+    return out
+
+
+@pytest.mark.parametrize("entry", ["keeps_a_count", "counts_atomically"])
+def test_a_kernel_may_keep_nothing_from_one_launch_to_the_next(entry):
+    with pytest.raises(EmulationError, match="write to a variable of the module: a kernel may keep nothing"):
+        run(entry, integer(COUNT))
+
+
+def test_constants_of_the_module_may_be_read():
+    np.testing.assert_array_equal(run("reads_a_table", integer(COUNT)), np.arange(COUNT) * (np.arange(COUNT) % 4 + 1))
+
+
+def position(published: bool) -> tuple[np.ndarray, Buffer]:
+    value = np.zeros(1, np.int64)
+    return value, Buffer(name=POSITION, address=value.ctypes.data, nbytes=8, published=published)
+
+
+def test_a_counter_that_others_read_early_moves_after_a_fence():
+    value, argument = position(published=True)
+    run("advances_after_a_fence", argument)
+    assert value[0] == 1
+    with pytest.raises(EmulationError, match=r"write to 'position' without __threadfence\(\) after this thread's earlier writes"):
+        run("advances_without_a_fence", argument)
+
+
+def test_a_state_that_nobody_reads_early_needs_no_fence():
+    value, argument = position(published=False)
+    run("advances_without_a_fence", argument)
+    assert value[0] == 1
+
+
+def test_a_loop_beyond_a_shared_array_is_not_optimised_away():
+    with pytest.raises(EmulationError, match=r"out of bounds|uninitialised read: static shared"):
+        run("sums_beyond_an_array", integer(COUNT))
+
+
+def test_every_prepared_launch_gets_another_thread_order():
+    """Runs of a plain build differ in order of threads and copies, so that whoever compares two of them sees what depends on it."""
+    backend, trial = EmulationBackend(), EmulationValidator().controls(EmulationBackend())[0][0]
+    seen = []
+
+    class Recorder:
+        def prepare(self, entry, grid, block, arguments, shared_bytes, options, cluster):
+            seen.append((options.order, options.warp_skewed, options.lazy_copies))
+            return lambda: None
+
+    for _ in range(len(SCHEDULES)):
+        backend.prepare_launch(Recorder(), trial.source.launches[0], (0, 0, 0), pdl=True)
+    assert len(set(seen)) == len(SCHEDULES)

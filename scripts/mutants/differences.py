@@ -1,0 +1,79 @@
+"""Whether mutants write other bits than the kernel they were made from, on random cases of the same launch."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values
+from agentcompile_core.worker.execution import Buffers
+from agentcompile_core.worker.operands import make_inputs
+
+from .subjects import BACKEND, Subject, load
+
+GIVEN = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
+WRITTEN = (Role.OUTPUT, Role.STATE)
+
+
+class Runner:
+    """One source over buffers of its own, in which every run starts afresh."""
+
+    def __init__(self, subject: Subject, source: StepSource) -> None:
+        backend = load().find("agentcompile_backends", BACKEND)
+        trial = subject.job(source).trial
+        handle = backend.load(backend.build(source, subject.target))
+        self.buffers = Buffers(trial, backend.device)
+        self._runs = [backend.prepare_launch(handle, launch, argument_values(launch, self.buffers.addresses), launch.pdl)
+                      for launch in source.launches]
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run on ``inputs`` by operand name; outputs and states."""
+        into = self.buffers.tensors(*GIVEN)
+        for name, tensor in inputs.items():
+            into[name].copy_(tensor)
+        for tensor in self.buffers.tensors(Role.OUTPUT).values():
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -77)
+        for launch in self._runs:
+            launch(0)
+        return self.buffers.tensors(*WRITTEN)
+
+
+def random_cases(trial: Trial, count: int) -> Iterator[Case]:
+    """Cases of every input family that the trial knows, at any position up to the last of its cases."""
+    draw = random.Random(f"{trial.match.id} {count}")
+    families = sorted({*InputFamily, *(case.family for case in trial.cases)})
+    positions = [case.position for case in trial.cases]
+    for _ in range(count):
+        yield Case(family=draw.choice(families), seed=draw.randrange(1 << 30), position=draw.randint(min(positions), max(positions)))
+
+
+def differences(subject: Subject, sources: Sequence[StepSource], count: int) -> list[str]:
+    """For each source what the first of ``count`` random cases shows on which it writes other bits; empty where none does."""
+    kind = load().kinds[subject.match.kind]
+    original = Runner(subject, subject.source)
+    others = {index: Runner(subject, source) for index, source in enumerate(sources)}
+    seen = [""] * len(sources)
+    for case in random_cases(subject.job(subject.source).trial, count):
+        inputs = make_inputs(subject.match, kind, case, "cpu")
+        right = original.run(inputs)
+        for index, runner in list(others.items()):
+            seen[index] = _difference(right, runner.run(inputs), case)
+            if seen[index]:
+                del others[index]
+    return seen
+
+
+def _difference(right: dict[str, torch.Tensor], found: dict[str, torch.Tensor], case: Case) -> str:
+    for name, tensor in right.items():
+        if not torch.equal(tensor.reshape(-1).view(torch.uint8), found[name].reshape(-1).view(torch.uint8)):
+            return f"{name} differs on {case.family} seed {case.seed} position {case.position}{_where(tensor, found[name])}"
+    return ""
+
+
+def _where(right: torch.Tensor, found: torch.Tensor) -> str:
+    left, other = right.reshape(-1).double(), found.reshape(-1).double()
+    unequal = ((left != other) & ~(left.isnan() & other.isnan())).nonzero().reshape(-1)
+    if not len(unequal):
+        return ": only signs of zeros or kinds of NaN"
+    first = int(unequal[0])
+    return f": {len(unequal)} of {len(left)} elements; element {first} is {other[first]:.6g}, not {left[first]:.6g}"

@@ -1,0 +1,108 @@
+"""Which mutants are made: every edit of every file, sampled so that files and classes of mistakes take turns."""
+
+import hashlib
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+
+from attrs import field, frozen
+
+from agentcompile_core.plugin_api import StepSource
+
+from .cheats import cheats
+from .operators import edits
+from .subjects import PLAN, Subject, subjects
+from .text import Edit, line_at, line_of
+
+# Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
+NOT_MUTATED = ("agentcompile/ptx.cuh",)
+
+
+@frozen(kw_only=True)
+class Mutant:
+    """One edit of one file; ``before`` and ``after`` are the first line that it changes."""
+
+    file: str
+    operator: str
+    group: str
+    line: int
+    before: str
+    after: str
+    occurrence: int  # among edits that look the same
+    edit: Edit = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """The same for the same mistake in the same statement, wherever it stands in the file."""
+        parts = (self.file, self.operator, self.before, self.after, str(self.occurrence))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+    def source(self, subject: Subject) -> StepSource:
+        """The source of ``subject`` with this mistake in it."""
+        text = subject.files()[self.file]  # names carry each source's digest, so the edit is looked for again
+        return subject.mutated(self.file, _by_id(self.file, text)[self.id].edit.apply(text))
+
+
+def mutants_of(file: str, text: str) -> Iterator[Mutant]:
+    """All mutants of one text."""
+    seen: dict[tuple[str, str, str], int] = defaultdict(int)
+    shown = _without_digests(text)
+    for operator, edit in (*edits(text), *cheats(file, text)):
+        mutated = edit.apply(text)
+        before, after = line_at(text, edit.start), line_at(mutated, edit.start)
+        if operator.group == "cheats":
+            before, after = "the kernel", operator.name
+        key = (operator.name, _without_digests(before), _without_digests(after))
+        seen[key] += 1
+        yield Mutant(file=file, operator=operator.name, group=operator.group, line=line_of(shown, edit.start), before=key[1], after=key[2],
+                     occurrence=seen[key], edit=edit)
+
+
+@lru_cache(maxsize=256)
+def _by_id(file: str, text: str) -> dict[str, Mutant]:
+    return {mutant.id: mutant for mutant in mutants_of(file, text)}
+
+
+def pool() -> dict[str, list[Mutant]]:
+    """All mutants by file; a file that several subjects share is counted once."""
+    found: dict[str, list[Mutant]] = {}
+    for subject in subjects().values():
+        for file, text in subject.files().items():
+            if file not in found and file not in NOT_MUTATED and file != PLAN:
+                found[file] = list(mutants_of(file, text))
+    return found
+
+
+def sampled(count: int, seed: int) -> list[Mutant]:
+    """``count`` mutants: classes take turns, within a class files, within both the order is drawn from ``seed``."""
+    queues: dict[str, dict[str, list[Mutant]]] = defaultdict(dict)
+    draw = random.Random(seed)
+    for file, mutants in sorted(pool().items()):
+        for group in sorted({mutant.group for mutant in mutants}):
+            own = [mutant for mutant in mutants if mutant.group == group]
+            draw.shuffle(own)
+            queues[group][file] = own
+    chosen: list[Mutant] = []
+    while len(chosen) < count and queues:
+        for group in sorted(queues):
+            files = queues[group]
+            file = next(iter(files))
+            mutants = files.pop(file)
+            chosen.append(mutants.pop())
+            if mutants:
+                files[file] = mutants  # behind the others
+        queues = defaultdict(dict, {group: files for group, files in queues.items() if files})
+    return chosen[:count]
+
+
+def order_of(mutant: Mutant, seed: int) -> list[Subject]:
+    """The subjects in which the mutated file takes part, in the order in which they are tried."""
+    having = [subject for subject in subjects().values() if mutant.file in subject.files()]
+    random.Random(f"{seed} {mutant.id}").shuffle(having)
+    return having
+
+
+def _without_digests(text: str) -> str:
+    return re.sub(r"_[0-9a-f]{16}\b", "", text)

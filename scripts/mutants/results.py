@@ -1,0 +1,75 @@
+"""The results file: every mutant with what became of it, and counts by class of mistake and by family."""
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict
+
+from agentcompile_core.version import __version__
+
+from .judging import ELIGIBLE, EQUIVALENT, KILLED, NO_EFFECT, NOT_COMPILING, SAME_CODE, Asked, Finding, judges_digest
+from .subjects import LIBRARY, TARGET, subjects
+
+MOST_EQUIVALENT = 0.10
+COLUMNS = ("generated", "not compiling", "killed by numerics", "killed by emulation", "killed in execution", "identical machine code",
+           "equivalent by proof", "wrong and eligible")
+
+
+def row_of(findings: Sequence[Finding]) -> dict[str, int]:
+    """Counts of some findings, by column."""
+    outcomes, judges = Counter(f.outcome for f in findings), Counter(f.by for f in findings if f.outcome == KILLED)
+    counts = (len(findings), outcomes[NOT_COMPILING], judges["numerics"], judges["emulation"], judges["execution"], outcomes[SAME_CODE],
+              outcomes[EQUIVALENT], outcomes[ELIGIBLE] + outcomes[NO_EFFECT])
+    return dict(zip(COLUMNS, counts, strict=True))
+
+
+def family_of(finding: Finding) -> str:
+    """The family whose file was mutated, or the device library."""
+    if finding.file.startswith(LIBRARY):
+        return "device library"
+    return next(subject.family for subject in subjects().values() if finding.file in subject.files())
+
+
+def by(findings: Sequence[Finding], key: Any) -> dict[str, dict[str, int]]:
+    """``row_of`` by what ``key`` says of a finding."""
+    names = sorted({key(finding) for finding in findings})
+    return {name: row_of([finding for finding in findings if key(finding) == name]) for name in names}
+
+
+def document(findings: Sequence[Finding], asked: Asked) -> dict[str, Any]:
+    """The content of the results file."""
+    return {
+        "seed": asked.seed, "target": TARGET, "agentcompile": __version__, "python": platform.python_version(),
+        "checks": judges_digest(), "earlier_kills_trusted": asked.trust_kills, "total": row_of(findings),
+        "by_class": by(findings, lambda finding: finding.group), "by_family": by(findings, family_of),
+        "mutants": [{key: value for key, value in asdict(finding).items() if value} for finding in findings],
+    }
+
+
+def shortcomings(found: dict[str, Any]) -> list[str]:
+    """What of the acceptance does not hold, in words; empty where all does."""
+    total = found["total"]
+    judged = total["generated"] - total["not compiling"]
+    equivalent = total["identical machine code"] + total["equivalent by proof"]
+    said = [] if judged >= 200 else [f"{judged} mutants were judged; at least 200 are asked for"]
+    if total["wrong and eligible"]:
+        said.append(f"{total['wrong and eligible']} mutants are eligible and not shown to be right")
+    if equivalent > MOST_EQUIVALENT * judged:
+        said.append(f"{equivalent} of {judged} mutants are equivalent; at most {MOST_EQUIVALENT:.0%} may be")
+    return said
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write the results file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def table(rows: dict[str, dict[str, int]]) -> str:
+    """Rows as text for a terminal."""
+    lines = [" " * 18 + "".join(f"{name.replace('killed ', ''):>24}" for name in COLUMNS)]
+    return "\n".join([*lines, *(f"{name:18}" + "".join(f"{row[column]:>24}" for column in COLUMNS) for name, row in rows.items())])

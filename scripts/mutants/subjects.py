@@ -1,0 +1,170 @@
+"""The candidates that are mutated: matches as the rules make them and schedules of the families' own spaces, at small sizes.
+
+Between them the subjects run every path of every template and of the device library: vectors and single elements, one and
+several warps per row, whole rows and slices in the ring, one split and many, merges through global memory and through
+clusters, hints before the dependency wait.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from agentcompile_cuda_kit import include_dir
+from agentcompile_cuda_kit.targets import preset
+from agentcompile_rules_transformers import testing as made
+from agentcompile_rules_transformers.elementwise import ElementwiseRule
+from attrs import evolve, field, frozen
+
+from agentcompile_core.configuration import defaults
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin_api import DType, Graph, Match, Origin, Schedule, Step, StepSource, Target, Trial
+from agentcompile_core.stages.validate.input_cases import cases_for
+from agentcompile_core.testing.matching import matched
+from agentcompile_core.worker import Job
+
+TARGET = "h200"
+BACKEND = "emulation"
+PLAN = "plan.cuh"
+LIBRARY = "agentcompile/"
+_INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^">]+)[">]', re.MULTILINE)
+Pair = tuple[Match, Graph]
+
+
+@frozen(kw_only=True)
+class Subject:
+    """One candidate: a match with its graph, a schedule, and the source that its family lowers them to."""
+
+    name: str
+    family: str
+    template: str  # file name of the template, relative to its package
+    match: Match = field(repr=False)
+    graph: Graph = field(repr=False)
+    schedule: Schedule
+    source: StepSource = field(repr=False)
+    target: Target = field(repr=False)
+
+    def files(self) -> dict[str, str]:
+        """Every text that takes part, by name: the template, its own headers, the plan and the library's headers."""
+        own = {self.template: self.source.code, **dict(self.source.headers)}
+        waiting, found = list(own.values()), dict(own)
+        while waiting:
+            for name in _INCLUDE.findall(waiting.pop()):
+                if name.startswith(LIBRARY) and name not in found:
+                    found[name] = (include_dir() / name).read_text(encoding="utf-8")
+                    waiting.append(found[name])
+        return found
+
+    def mutated(self, file: str, text: str) -> StepSource:
+        """The source with ``file`` replaced; a header of the library is replaced for this source alone."""
+        if file == self.template:
+            return evolve(self.source, code=text)
+        kept = tuple(pair for pair in self.source.headers if pair[0] != file)
+        return evolve(self.source, headers=(*kept, (file, text)))
+
+    def job(self, source: StepSource, validators: tuple[str, ...] = defaults.VALIDATORS) -> Job:
+        """What the worker is asked of a candidate of this schedule: the same cases, no timing (nothing here is a GPU)."""
+        kind = load().kinds[self.match.kind]
+        cases = cases_for(self.match, kind, f"mutants {self.family}", emulated=True, source=self.source, schedule=self.schedule)
+        trial = Trial(match=self.match, graph=self.graph, source=source, target=self.target, cases=cases)
+        step = Step(match_id=self.match.id, implementation=self.family, origin=Origin.GENERATED, schedule=self.schedule)
+        return Job(trial=trial, step=step, backend=BACKEND, validators=validators, time=False)
+
+
+@cache
+def load() -> Any:
+    """The installed plugins."""
+    return load_catalog(strict=False)
+
+
+def _first(points: tuple[Schedule, ...], wanted: Mapping[str, Any]) -> Schedule:
+    for point in points:
+        values = dict(point.items)
+        if all(values[name] in (value if isinstance(value, tuple) else (value,)) for name, value in wanted.items()):
+            return point
+    raise LookupError(f"no schedule with {dict(wanted)} among {len(points)}")
+
+
+def _row_broadcast() -> Pair:
+    draft, dtype = made.Draft(), DType.F16
+    shape = (1, 3, 40)
+    x = draft.given("in0", shape, dtype)
+    shifted = draft.one("aten.add.Tensor", (x, draft.given("in1", (40,), dtype)), shape, dtype)
+    return matched(ElementwiseRule(), draft.graph(draft.one("aten.tanh.default", (shifted,), shape, dtype)))
+
+
+def _linear(**said: Any) -> Callable[[], Pair]:
+    return lambda: made.linear_case(**said)
+
+
+def _gated(**said: Any) -> Callable[[], Pair]:
+    return lambda: made.gated_case(**said)
+
+
+def _attention(**said: Any) -> Callable[[], Pair]:
+    return lambda: made.attention_case(**said)
+
+
+LANES, TENSOR = {"path": "lanes"}, {"path": "tensor"}
+SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] = (
+    ("gemv_rows", "gemv", _linear(n=(40, 24), k=528, norm="rms"), {"path": "direct", "warps_per_row": 1, "rows": 2}),
+    ("gemv_combined", "gemv", _linear(n=600, k=700, bias=True, dtype=DType.F32),
+     {"path": "direct", "warps": 8, "warps_per_row": 4, "rows": 1, "blocks_per_sm": 2}),
+    ("gemv_long_row", "gemv", _linear(n=20, k=2400, norm="layer", dtype=DType.F32), {"path": "direct", "warps": 4}),
+    ("gemv_gated", "gemv", _gated(n=40, k=1400, norm="rms_one_plus", activation="gelu", dtype=DType.BF16),
+     {"path": "direct", "warps": 8, "warps_per_row": 4}),
+    ("gemv_scalar", "gemv", _linear(n=50, k=255, residual=True), {"path": "direct"}),
+    ("gemv_layer_f32", "gemv", _linear(n=30, k=388, norm="layer", bias=True, activation="relu", dtype=DType.F32), {"path": "direct"}),
+    ("ring_slices", "gemv", _gated(n=60, k=1800, norm="rms"), {"path": "ring", "rows": 1, "columns": 512, "stages": 3, "in_flight": 2}),
+    ("ring_whole_rows", "gemv", _linear(n=2200, k=264, residual=True), {"path": "ring", "rows": 2, "stages": (2, 3)}),
+    ("lanes_split", "attention", _attention(heads=(4, 2), head_dim=64, capacity=160, rope="rms"),
+     {**LANES, "merge": "global", "splits": 2, "warps": 4, "early_kv": False}),
+    ("lanes_early_cluster", "attention", _attention(heads=(4, 2), head_dim=64, capacity=160, rope="rms_one_plus"),
+     {**LANES, "merge": "cluster", "splits": 2, "warps": 4, "early_kv": True}),
+    ("lanes_window_f32", "attention",
+     _attention(heads=(2, 2), head_dim=32, capacity=96, window=40, softcap=5.0, rope="rms", dtype=DType.F32),
+     {**LANES, "splits": 2, "merge": "global", "early_kv": True}),
+    ("lanes_padded", "attention", _attention(heads=(3, 1), head_dim=80, capacity=70, rope="none"), {**LANES, "splits": 1, "lanes": 8}),
+    ("lanes_many_splits", "attention", _attention(heads=(1, 1), head_dim=256, capacity=600, rope="none"),
+     {**LANES, "splits": 16, "merge": "global", "warps": 4}),
+    ("tensor_split_bf16", "attention", _attention(heads=(4, 1), head_dim=64, capacity=160, rope="rms", dtype=DType.BF16),
+     {**TENSOR, "merge": "global", "splits": 2, "warps": 2, "early_kv": True}),
+    ("tensor_cluster_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=70, softcap=5.0),
+     {**TENSOR, "merge": "cluster", "warps": 2, "splits": 2, "early_kv": False}),
+    ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
+    ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),
+    ("norm_residual_odd", "norm", lambda: made.norm_case(columns=1003, rows=2, residual=True), {}),
+    ("norm_layer_f32", "norm", lambda: made.norm_case(columns=900, rows=2, norm="layer", dtype=DType.F32), {}),
+    ("rope", "rope", lambda: made.rope_case(heads=6, head_dim=64), {}),
+    ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
+    ("rope_table", "rope_table", lambda: made.rope_table_case(half=48, dtype=DType.F32), {}),
+    ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
+    ("elementwise_odd_bf16", "elementwise", lambda: made.elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"),
+                                                                         dtype=DType.BF16), {}),
+    ("elementwise_row", "elementwise", _row_broadcast, {}),
+    ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
+    ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
+    ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
+    ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
+    ("argmax_tiny_f32", "argmax", lambda: made.argmax_case(n=7, dtype=DType.F32), {}),
+)
+
+
+@cache
+def subjects() -> dict[str, Subject]:
+    """All subjects by name.
+
+    Raises:
+        LookupError: a family offers no schedule as the table asks for.
+    """
+    return {name: _subject(name, family, *make(), wanted) for name, family, make, wanted in SPECIFICATIONS}
+
+
+def _subject(name: str, family: str, match: Match, graph: Graph, wanted: Mapping[str, Any]) -> Subject:
+    offered = next(f for f in load().template_families.values() if f.name == family)
+    target = preset(TARGET)
+    schedule = _first(offered.space(match, target).points, wanted)
+    template = {"direct": "gemv.cu", "ring": "gemv_ring.cu", "tensor": "attention_tensor.cu"}.get(
+        str(dict(schedule.items).get("path")), f"{family}.cu")
+    return Subject(name=name, family=family, template=template, match=match, graph=graph, schedule=schedule,
+                   source=offered.lower(match, schedule, target), target=target)
