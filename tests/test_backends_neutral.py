@@ -91,7 +91,7 @@ def test_no_module_of_the_core_names_a_backend_runtime_or_validator() -> None:
 
 
 def test_the_default_list_in_the_configuration_holds_no_more_than_it_must() -> None:
-    assert literals(DEFAULTS) & NAMES == {"cuda", "numerics", "emulation"}
+    assert literals(DEFAULTS) & NAMES == {"cuda", "numerics"}
     assert sorted(VENDORS.findall(DEFAULTS.read_text())) == ["cuda", "cuda"], "the default language, and how operators of one library begin"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("faults", "storm")  # lists of checks rather than measurements; their own tests read them
+OTHERS = ("faults", "storm", "budgets")  # lists of checks rather than measurements; their own tests read them
 FILES = sorted(p for p in (ROOT / "benchmarks" / "results").glob("*/*.json") if p.stem not in OTHERS)
 
 
@@ -23,6 +23,13 @@ def tables() -> Any:
         sys.path.remove(str(ROOT / "benchmarks"))
         for name in ("tables", "chart", "harness", "coverage_tables", "markdown_table"):
             sys.modules.pop(name, None)
+
+
+def test_the_committed_budgets_are_tight_and_met() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "cpu" / "budgets.json").read_text())["rows"]
+    exact = {"gather", "argmax"}
+    assert len(rows) > 90 and all(row["outside"] == 0 for row in rows)
+    assert all(3 <= row["median"] <= 30 for row in rows if row["family"] not in exact)
 
 
 def document(rows: list[dict[str, Any]]) -> dict[str, Any]:

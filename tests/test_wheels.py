@@ -93,7 +93,7 @@ def test_a_toml_configures_plugins_from_their_wheels(installed: Path, tmp_path: 
     advisor, validators, document, notes = json.loads(done.stdout)
     assert (advisor, validators, notes) == ("replay", ["numerics", "emulation"], [])
     assert document["agentcompile_advisors"]["replay/replay"] == {"file": str(tmp_path / "advice.json")}
-    assert document["agentcompile_validators"]["emulation/emulation"] == {"max_bytes": 1000}
+    assert document["agentcompile_validators"]["emulation/emulation"] == {"max_bytes": 1000, "compiler": "g++"}
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from ..plugin.interfaces import Backend, Validator
 from ..worker import Evaluation, Job
 from ..worker.evaluate import WorkerState
 from ..worker.execution import Execution, Result
+from ..worker.validating import Validating
 from .demands import SHORTEST_REASON, catalog_of, demand, demand_identity, installed
 from .doubles import FakeBackend, fake_trial
 from .tried import same_bits, step_of
@@ -113,8 +114,8 @@ class ValidatorConformance:
         return _Unguarded(self.validator, self.backend).judged(trial)
 
 
-class _Uncontrolled(WorkerState):
-    """A worker that takes the validator's word: its controls are a test of their own."""
+class _Uncontrolled(Validating):
+    """Takes the validator's word: its controls are a test of their own."""
 
     def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
         return ""
@@ -125,8 +126,8 @@ class _Unguarded:
 
     def __init__(self, validator: Validator, backend: Backend) -> None:
         self.validator, self.backend = validator, backend
-        self.session = _Uncontrolled(catalog_of(validator, backend))
-        self.catalog = self.session.catalog
+        self.catalog = catalog_of(validator, backend)
+        self.session = WorkerState(self.catalog, validating=_Uncontrolled(self.catalog))
 
     def judged(self, trial: Trial) -> Evaluation:
         """What the worker would say of ``trial``."""

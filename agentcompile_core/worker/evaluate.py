@@ -21,12 +21,12 @@ from .validating import SILENT, Validating
 
 
 class WorkerState:
-    """What lives as long as the child: the catalog, tried validators, references, framework timings."""
+    """What lives as long as the child: the catalog, tried validators (``validating``), references, framework timings."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, validating: Validating | None = None) -> None:
         self.catalog = catalog
         self.oracles = Oracles()
-        self._validating = Validating(catalog)
+        self._validating = validating or Validating(catalog)
         self._baselines: dict[str, Measurement | Reject] = {}
         self.used: Backend | None = None  # the backend that served last
         self._clocks: dict[str, tuple[float, ...] | Reject] = {}

@@ -38,26 +38,31 @@ def in_float64(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         env[name] = env[name].to(torch.float64, copy=True) if env[name].is_floating_point() else env[name].clone()
     rest = _hide_unattended(graph, env)
     found = compile_nodes(graph, device=device, dtype_override=torch.float64).run(env)
-    for name, (first, tail) in rest.items():
-        found[name][:, first:] = tail
+    for name, hidden in rest.items():
+        for where, held in hidden:
+            found[name][:, where] = held
     return found
 
 
-def _hide_unattended(graph: Graph, env: dict[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
-    """Zero what lies behind the positions that attention may look at; (first position, what was there) by cache.
+def _hide_unattended(graph: Graph, env: dict[str, Tensor]) -> dict[str, tuple[tuple[slice, Tensor], ...]]:
+    """Zero what lies outside the positions that attention may look at; (positions, what was there) by cache.
 
     Where the live length is on the device, the framework multiplies the whole capacity with probabilities of zero, and zero
     times NaN is NaN.
     """
-    rest: dict[str, tuple[int, Tensor]] = {}
+    rest: dict[str, tuple[tuple[slice, Tensor], ...]] = {}
     for node in graph.nodes:
         position = argument(node, "position") if node.op == ATTENTION else None
         if position is None or position.value not in env:  # type: ignore[union-attr]
             continue
-        first = int(env[position.value]) + graph.spec(node.inputs[0]).shape[2]  # type: ignore[union-attr]
+        at, window = int(env[position.value]), argument(node, "window")  # type: ignore[union-attr]
+        outside = [slice(at + graph.spec(node.inputs[0]).shape[2], None)]
+        if isinstance(window, int) and 0 < window <= at:  # the first row attends to itself and window - 1 positions before it
+            outside.append(slice(0, at - window + 1))
         for name in node.mutates:
-            rest[name] = (first, env[name][:, first:].clone())
-            env[name][:, first:] = 0
+            rest[name] = tuple((where, env[name][:, where].clone()) for where in outside)
+            for where in outside:
+                env[name][:, where] = 0
     return rest
 
 

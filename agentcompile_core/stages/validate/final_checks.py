@@ -30,8 +30,12 @@ def candidates(ctx: Context) -> tuple[str, ...]:
 
 
 def in_budget(ctx: Context) -> tuple[str, ...]:
-    """The configured validators of winners, which have their share of the search's budget."""
-    return tuple(dict.fromkeys(n for n in ctx.config.validators if validator(ctx, n).scope == SCOPE))
+    """The configured validators of winners, which have their share of the search's budget.
+
+    One that is not installed is none: without it no candidate is judged, so there is nothing to select.
+    """
+    scopes = {name: v.scope for qualified, v in ctx.catalog.validators.items() for name in (qualified, v.name)}
+    return tuple(dict.fromkeys(n for n in ctx.config.validators if scopes.get(n) == SCOPE))
 
 
 def required(ctx: Context) -> tuple[str, ...]:

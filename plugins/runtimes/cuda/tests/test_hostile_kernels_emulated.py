@@ -11,7 +11,7 @@ from agentcompile_core.worker.evaluate import WorkerState
 from agentcompile_core.worker.protocol import Evaluation, Job
 
 WORKS = 40  # launches of the one that stops
-CHEATS = ("stops working", "returns when out is filled", "keeps results by address")
+CHEATS = ("stops working", "returns when out is filled")  # results kept by address may show in the many runs of a validator
 
 
 class Clocked(EmulationBackend):

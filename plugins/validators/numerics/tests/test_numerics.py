@@ -119,7 +119,7 @@ def test_in_a_session_the_controls_come_first():
     assert first.failure is None
     assert first.measurement is not None
     assert backend.builds == 2  # the candidate, and one build for all controls
-    assert phases == ["controls of numerics", "check", "time"]
+    assert phases == ["controls of numerics", "check by numerics", "time"]
     assert backend.time is not None
     second = session.evaluate(evolve(job, trial=doubles.fake_trial("wrong")), backend.build(doubles.fake_source("wrong"), job.trial.target),
                               phases.append)
