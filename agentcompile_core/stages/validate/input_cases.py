@@ -45,6 +45,7 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
         return Case(family=family, seed=drawn, position=position, misaligned=misaligned)
 
     fixed = [case(0, family, position) for family, position in dict.fromkeys(pairs)]
+    fixed.append(case(0, F.INTEGERS, positions[-1], misaligned=True))  # at the addresses that the runtime promises, and no better
     named = [case(1 + i, _RISKS[risk], positions[i % len(positions)], risk is Risk.MISALIGNED) for i, risk in enumerate(risks)]
     return (*fixed, *named)
 
