@@ -33,7 +33,7 @@ def proven(findings: Sequence[Finding], mutants: Sequence[Mutant], cached: Cache
     written, by_id = proofs(), {mutant.id: mutant for mutant in mutants}
     waiting: dict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
-        if finding.outcome == NO_EFFECT and finding.id in written:
+        if finding.no_effect_on and finding.outcome == NO_EFFECT and finding.id in written:
             waiting[min(finding.no_effect_on, key=_size)].append(finding)
     done: dict[str, Finding] = {}
     for name in sorted(waiting, key=_size):
