@@ -1,18 +1,5 @@
-"""Texts of the plugins in test_seen_cases.py, and of the module that they serve: an addition of 100 numbers."""
+"""Texts of the plugins in test_seen_cases.py; the module that they serve adds 100 numbers."""
 
-MODULE = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return a + b
-
-def get_inputs():
-    return [torch.randn(100), torch.randn(100)]
-
-def get_init_inputs():
-    return []
-"""
 NAMES = """
 import os
 from attrs import evolve, frozen

@@ -8,6 +8,7 @@ from typing import Any
 
 import agentcompile_rules_transformers
 import pytest
+from addition_module import MODULE
 from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 from hypothesis import given, settings
@@ -202,19 +203,6 @@ def agentcompile_validators() -> list[Any]:
     return [doubles.SimpleValidator()]
 
 
-MODULE = '''
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return a + b
-
-def get_inputs():
-    return [torch.randn(100), torch.randn(100)]
-
-def get_init_inputs():
-    return []
-'''
 
 
 def compiled(store: Store, model: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch, *extra: tuple[str, object]) -> Any:

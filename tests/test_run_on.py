@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, field, frozen
+from offering import Offers
 
 from agentcompile_core.api import hardware
 from agentcompile_core.configuration import Config
 from agentcompile_core.errors import Reject, UsageError
 from agentcompile_core.ir.target import Target
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.testing.doubles import FakeBackend
 from agentcompile_core.testing.targets import FAKE
 
@@ -46,25 +46,12 @@ class OtherLanguage(FakeBackend):
     name, languages = "in_c", ("c",)
 
 
-class Offers:
-    def __init__(self, *targets: Target, backends: tuple[Any, ...] = ()) -> None:
-        self.targets, self.backends = targets, backends
-
-    @hookimpl
-    def agentcompile_targets(self) -> Any:
-        return self.targets
-
-    @hookimpl
-    def agentcompile_backends(self) -> Any:
-        return self.backends
-
-
 @pytest.fixture
 def catalog(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine with an accelerator, its backend, and an emulator of it."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *a, **k: type("Device", (), {"type": "npu"})())
-    offers = Offers(REAL, backends=(Real(), Emulator(), OtherLanguage()))
+    offers = Offers((REAL,), backends=(Real(), Emulator(), OtherLanguage()))
     return load_catalog(only=(), strict=True, extra=[("outside", offers)])
 
 
@@ -106,9 +93,9 @@ def test_equal_targets_of_several_plugins_are_one_and_different_ones_are_asked_a
     def named(*offers: Offers) -> Any:
         return load_catalog(only=(), extra=[(f"plugin_{i}", one) for i, one in enumerate(offers)]).find("agentcompile_targets", "real")
 
-    assert named(Offers(REAL), Offers(evolve(REAL))) == REAL
+    assert named(Offers((REAL,)), Offers((evolve(REAL),))) == REAL
     with pytest.raises(UsageError, match="'real' is offered by several plugins: plugin_0/real, plugin_1/real"):
-        named(Offers(REAL), Offers(evolve(REAL, sm_count=1)))
+        named(Offers((REAL,)), Offers((evolve(REAL, sm_count=1),)))
 
 
 def test_emulation_alone_knows_the_targets_that_it_emulates() -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from seen_plugins import ADDING, CAPTURING, FAMILY, HARDWARE, LONG, MODULE, NAMES, SAID, UNTIMED
+from addition_module import MODULE
+from seen_plugins import ADDING, CAPTURING, FAMILY, HARDWARE, LONG, NAMES, SAID, UNTIMED
 
 ROOT = Path(__file__).parents[1]
 class Place:

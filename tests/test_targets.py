@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from offering import Offers
 
 from agentcompile_core.api import hardware
 from agentcompile_core.configuration import Config
@@ -15,7 +16,6 @@ from agentcompile_core.ir.candidate import Feature
 from agentcompile_core.ir.source_check import check_source
 from agentcompile_core.ir.target import NO_TARGET, Target
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.stages.plan import unfit
 from agentcompile_core.testing.doubles import FakeBackend, FakeFamily, fake_match, fake_source
 from agentcompile_core.testing.targets import FAKE, OLDER_FAKE
@@ -35,19 +35,6 @@ class AcmeBackend(FakeBackend):
 
 class AbsentBackend(AcmeBackend):
     name, here, device = "absent", False, "npu"
-
-
-class Offers:
-    def __init__(self, targets: tuple[Any, ...] = (), backends: tuple[Any, ...] = ()) -> None:
-        self.targets, self.backends = targets, backends
-
-    @hookimpl
-    def agentcompile_targets(self) -> Any:
-        return self.targets
-
-    @hookimpl
-    def agentcompile_backends(self) -> Any:
-        return self.backends
 
 
 def catalog_of(*targets: Any, backends: tuple[Any, ...] = (), strict: bool = True) -> Any:

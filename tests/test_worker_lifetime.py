@@ -7,6 +7,7 @@ from typing import Any
 
 import agentcompile_rules_transformers
 import pytest
+from addition_module import MODULE
 
 import agentcompile_core as ac
 import agentcompile_core.worker
@@ -20,19 +21,6 @@ from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker
 
-MODULE = '''
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return a + b
-
-def get_inputs():
-    return [torch.randn(100), torch.randn(100)]
-
-def get_init_inputs():
-    return []
-'''
 PLUGIN = SimpleNamespace(agentcompile_template_families=hookimpl(lambda: [doubles.FakeFamily()]),
                          agentcompile_backends=hookimpl(lambda: [doubles.FakeBackend()]),
                          agentcompile_validators=hookimpl(lambda: [doubles.SimpleValidator()]))
