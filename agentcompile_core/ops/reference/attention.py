@@ -72,7 +72,8 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     live = min(how.position + count, keys.value.shape[1])
     seen = _mask(live, count, how.position, how.window, q.value.device)
     k, v = (_attended(x, live, seen.any(0)) for x in (keys, values))
-    rows = Bounded(*(t.reshape(kv_heads, heads // kv_heads, count, dim) for t in (q.value, q.error)))
+    grouped = (kv_heads, heads // kv_heads, count, dim)
+    rows = Bounded(q.value.reshape(grouped), q.error.reshape(grouped))
     scores = (rows.value @ k.value.transpose(-1, -2)) * how.scale
     slope = torch.ones((), dtype=torch.float64, device=scores.device)
     if how.softcap:

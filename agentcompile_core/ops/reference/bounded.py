@@ -24,12 +24,14 @@ class Bounded:
     Zero error means that only the very same number is right. An error that is not finite, beside a value that is, means
     that nothing is known of the element: an intermediate result may have left its type's range, and what a kernel that
     keeps it in a wider type gets is as right as the framework's infinity. ``choices`` (an index that an argmax chose):
-    over the last axis of what was searched, True where the error bounds allow the maximum to be.
+    over the last axis of what was searched, True where the error bounds allow the maximum to be. ``read_from``: the type of
+    the tensor that ``value`` was read from as it was, so that nothing in it can lie outside that type's range.
     """
 
     value: Tensor
     error: Tensor
     choices: Tensor | None = None
+    read_from: torch.dtype | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -40,7 +42,8 @@ class Bounded:
 def exact(tensor: Tensor) -> Bounded:
     """``tensor`` as it is, without error: floats as float64, everything else unchanged."""
     value = tensor.double() if tensor.is_floating_point() else tensor
-    return Bounded(value, torch.zeros((), dtype=torch.float64, device=tensor.device).expand(value.shape))
+    none = torch.zeros((), dtype=torch.float64, device=tensor.device).expand(value.shape)
+    return Bounded(value, none, read_from=tensor.dtype)
 
 
 def times(slope: Tensor, error: Tensor) -> Tensor:
@@ -56,7 +59,7 @@ def overflow_limit(dtype: torch.dtype) -> float:
 
 def consumed(stored: Bounded, dtype: DType) -> Bounded:
     """A stored intermediate as the next operator reads it: nothing is known of what may have become infinite in ``dtype``."""
-    if not dtype.is_float or dtype is DType.F64:
+    if not dtype.is_float or dtype is DType.F64 or stored.read_from == torch_dtype(dtype):
         return stored
     lost = stored.value.isfinite() & (stored.value.abs() + stored.error >= overflow_limit(torch_dtype(dtype)))
     return Bounded(stored.value, torch.where(lost, torch.inf, stored.error), stored.choices) if bool(lost.any()) else stored
