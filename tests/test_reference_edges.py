@@ -15,7 +15,8 @@ from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.reference import Bounded, compare, oracle
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker.execution import Buffers, Execution
+from agentcompile_core.worker.buffers import Buffers
+from agentcompile_core.worker.execution import Execution
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder

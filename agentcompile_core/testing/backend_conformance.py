@@ -20,7 +20,8 @@ from ..ir.target import Target
 from ..ir.verdict import Case, Trial
 from ..ops.reference import compare
 from ..plugin.interfaces import Backend
-from ..worker.execution import Buffers, Execution, fill
+from ..worker.buffers import Buffers, fill
+from ..worker.execution import Execution
 from ..worker.operands import make_inputs
 from .demands import catalog_of, demand, demand_answer, demand_identity
 from .tried import POISONS, misjudged, what_raised

@@ -15,13 +15,13 @@ from ..ir.region import Role
 from ..ir.verdict import Case
 from ..ops.reference import compare
 from . import timing
-from .execution import Buffers, Execution, fill
+from .buffers import GIVEN, Buffers, fill
+from .execution import Execution
+from .memory import Unchanged, any_of, words
 from .operands import make_inputs
 from .timing import Rotation
 
 POISON = -333.0  # validators use others
-GIVEN = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
-READ_ONLY = (Role.INPUT, Role.WEIGHT, Role.CONSTANT)
 WARM_SPEEDUP = 8.0  # no cache that outlives a launch delivers more than eight times what the memory does
 OTHER_SEED = 7919  # of a trial with a single case
 
@@ -102,32 +102,21 @@ def _compared(execution: Execution, turn: Rotation, case: Case) -> str:
     differ: dict[str, list[torch.Tensor]] = {name: [] for name in first}
     for copy in turn.copies[1:]:
         for name, tensor in execution.values(copy.tensors(Role.OUTPUT)).items():
-            differ[name].append((_words(tensor) != _words(first[name])).any())
-    unequal = [name for name, flags in differ.items() if _any(flags)]
-    return f"{', '.join(unequal)} differ between equal copies of the inputs" if unequal else ""
+            differ[name].append((words(tensor) != words(first[name])).any())
+    if not any_of(flag for flags in differ.values() for flag in flags):
+        return ""
+    unequal = [name for name, flags in differ.items() if any_of(flags)]
+    return f"{', '.join(unequal)} differ between equal copies of the inputs"
 
 
 def _touched(execution: Execution, turn: Rotation) -> str:
     """Which buffers that no run may write were written, by operand; asked of the device once for all copies."""
-    outside: dict[str, list[torch.Tensor]] = {}
-    changed: dict[str, list[torch.Tensor]] = {}
-    fresh = make_inputs(turn.copies[0].trial.match, execution.kind, turn.case, execution.device)
-    for copy in turn.copies:
-        for name, buffer in (*copy.operands.items(), *copy.workspaces.items()):
-            outside.setdefault(name, []).extend((band != buffer.guard_byte).any() for band in buffer.bands)
-        for name, tensor in copy.tensors(*READ_ONLY).items():
-            changed.setdefault(name, []).append((_words(tensor) != _words(fresh[name])).any())
-    notes = [f"{what}: {', '.join(names)}" for what, found in (("wrote outside", outside), ("changed", changed))
-             if (names := [name for name, flags in found.items() if _any(flags)])]
-    return "; ".join(notes)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor, in words as wide as divide it: comparing is bound by memory."""
-    flat = tensor.reshape(-1)
-    wide = flat.nbytes % 8 == 0 and flat.data_ptr() % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
-    return flat.view(torch.int64 if wide else torch.uint8)
-
-
-def _any(flags: list[torch.Tensor]) -> bool:
-    return bool(torch.stack(flags).any()) if flags else False
+    fresh = Buffers(turn.copies[0].trial, execution.device)
+    make_inputs(fresh.trial.match, execution.kind, turn.case, execution.device, into=fresh.tensors(*GIVEN))
+    kept = [[Unchanged(mine, its) for mine, its in zip(copy.read, fresh.read, strict=True)] for copy in turn.copies]
+    flags = [flag for copy in turn.copies for flag in copy.bands_written()]
+    if not any_of((*flags, *(one.changed() for arenas in kept for one in arenas))):
+        return ""
+    outside = dict.fromkeys(name for copy in turn.copies for name in copy.damaged())
+    changed = dict.fromkeys(name for arenas in kept for one in arenas for name in one.names())
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in (("wrote outside", outside), ("changed", changed)) if names)

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from ..errors import ContractError
 from ..ir import serial
-from ..ir.candidate import Workspace
-from ..ir.graph import DType, TensorSpec
-from ..ir.region import Access, Operand, Role
+from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
 from ..ops.reference import Bounded, oracle
@@ -20,11 +18,9 @@ from ..ops.reference.second_opinion import Disagreement, disagreement
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind, plain_kind
 from ..runtime.executables import BoundCall
-from .memory import Guarded, Unchanged, guarded
+from .buffers import GIVEN, READ_ONLY, Buffers, Watch
 from .operands import graph_values, make_inputs, split_values
 
-OUTPUT_GUARD = 0xA5
-VECTOR_BYTES = 16
 FULL = 0  # depth of the reference: every reduction in full
 ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match share them
 
@@ -38,6 +34,7 @@ class Oracles:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Case, int], dict[str, Bounded]] = {}
         self._opinions: dict[tuple[str, Case], str] = {}
+        self._nbytes = 0
 
     def opinion(self, key: tuple[str, Case], ask: Callable[[], str]) -> str:
         """What the framework has against the reference under ``key`` (empty: nothing), asked for if it is not known."""
@@ -49,14 +46,15 @@ class Oracles:
         """The reference under ``key``, made if it is not there."""
         if key not in self._kept:
             made = make()
-            while self._kept and _nbytes(self._kept) + _nbytes({key: made}) > ORACLE_BYTES:
-                del self._kept[next(iter(self._kept))]
+            self._nbytes += _nbytes(made)
+            while self._kept and self._nbytes > ORACLE_BYTES:
+                self._nbytes -= _nbytes(self._kept.pop(next(iter(self._kept))))
             self._kept[key] = made
         return self._kept[key]
 
 
-def _nbytes(kept: dict[tuple[str, Case, int], dict[str, Bounded]]) -> int:
-    return sum(16 * bound.value.numel() for values in kept.values() for bound in values.values())
+def _nbytes(made: dict[str, Bounded]) -> int:
+    return sum(16 * bound.value.numel() for bound in made.values())
 
 
 @define(kw_only=True, eq=False)
@@ -74,59 +72,6 @@ class Result:
     detail: str = ""
 
 
-class Buffers:
-    """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses.
-
-    ``misaligned``: operands begin at odd multiples of what the runtime promises (``promised_alignment``).
-    """
-
-    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0, misaligned: bool = False) -> None:
-        self.trial, self.device = trial, device
-        self.operands: dict[str, Guarded] = {}
-        self.workspaces: dict[str, Guarded] = {}
-        for operand in trial.match.operands:
-            written = operand.access is not Access.READ
-            shift = shift_bytes + (promised_alignment(operand) if misaligned else 0)
-            self.operands[operand.name] = guarded(operand.spec, device, OUTPUT_GUARD if written else 0xFF, shift)
-            if operand.role is Role.OUTPUT:
-                fill(self.operands[operand.name].tensor, poison)
-        for workspace in trial.source.workspaces:
-            self.workspaces[workspace.name] = _workspace(workspace, device)
-
-    def tensors(self, *roles: Role) -> dict[str, Tensor]:
-        """Operand tensors with one of ``roles`` (none given: all)."""
-        return {o.name: self.operands[o.name].tensor for o in self.trial.match.operands if not roles or o.role in roles}
-
-    @property
-    def addresses(self) -> dict[str, int]:
-        """Addresses of operands and workspaces by name."""
-        return {name: buffer.address for name, buffer in (*self.operands.items(), *self.workspaces.items())}
-
-    def damaged(self) -> list[str]:
-        """Names of the buffers whose guard bands were written."""
-        return [name for name, buffer in (*self.operands.items(), *self.workspaces.items()) if not buffer.intact]
-
-
-def promised_alignment(operand: Operand) -> int:
-    """Bytes that the address of an operand is a multiple of: 16; activations lie side by side, so less where they are ragged."""
-    ragged = operand.role in (Role.INPUT, Role.OUTPUT) and operand.spec.nbytes % VECTOR_BYTES
-    return operand.spec.dtype.bytes if ragged else VECTOR_BYTES
-
-
-def fill(tensor: Tensor, poison: float) -> None:
-    """Fill with a poison: as it is in floats, as an integer far out of range in integers."""
-    if tensor.is_floating_point():
-        tensor.fill_(poison)
-    else:
-        tensor.fill_(-77 if poison != poison else int(poison) - 1000)
-
-
-def _workspace(workspace: Workspace, device: str) -> Guarded:
-    buffer = guarded(TensorSpec(shape=(workspace.nbytes,), dtype=DType.U8), device, OUTPUT_GUARD)
-    buffer.tensor.fill_(0 if workspace.zeroed else 0xFF)
-    return buffer
-
-
 class Execution:
     """A trial with its loaded kernel. Implements ``TrialRun``."""
 
@@ -137,7 +82,7 @@ class Execution:
         self._oracles = oracles or Oracles()
         self._digest = serial.digest(trial.graph, trial.match)
         self._runs = 0
-        self._drawn: tuple[Case, dict[str, Tensor]] | None = None  # of the run before this one, for a second run of its case
+        self._before: tuple[Case, Buffers, dict[str, Tensor]] | None = None  # of the first run of a case, for the second
         self.fault: BaseException | None = None  # the last exception that came from here, and not from whoever asked
 
     @property
@@ -169,39 +114,31 @@ class Execution:
     def _run(self, case: Case, poison: float) -> Result:
         self._runs += 1
         buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3), misaligned=case.misaligned)
-        roles = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
-        self._fill(case, buffers.tensors(*roles))
-        states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}
-        watched = {name: Unchanged(tensor) for name, tensor in buffers.tensors(*(r for r in roles if r is not Role.STATE)).items()}
+        before = self._before if self._before is not None and self._before[0] == case else None
+        self._before = None
+        if before is None:
+            make_inputs(self.trial.match, self.kind, case, self.device, into=buffers.tensors(*GIVEN))
+            states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}
+        else:  # the second run of a case: the inputs of the first, which it left as they were
+            _, first, states = before
+            buffers.fill_from(first)
+            for name, tensor in buffers.tensors(Role.STATE).items():
+                tensor.copy_(states[name])
+        watch = Watch(buffers, None if before is None else before[1])
         run = self.prepared(buffers)
         run(self.stream())
         self.synchronize()
-        result = self._result(buffers, states, watched)
-        if not result.inputs_unchanged:  # the reference is shared by all candidates: it must not see what this one wrote
+        touched = watch.touched()
+        inputs = {**buffers.tensors(*READ_ONLY), **states}
+        if touched:  # the reference is shared by all candidates: it must not see what this one wrote
             made = make_inputs(self.trial.match, self.kind, case, self.device)
-            result.inputs.update({name: made[name] for name in watched})
-        self._drawn = None if self._drawn else (case, result.inputs)
-        return result
-
-    def _fill(self, case: Case, into: dict[str, Tensor]) -> None:
-        """The operands of ``case``: those of the run before where that ran the same case, else drawn."""
-        if self._drawn is not None and self._drawn[0] == case:
-            for name, tensor in self._drawn[1].items():
-                into[name].copy_(tensor)
-            return
-        self._drawn = None
-        make_inputs(self.trial.match, self.kind, case, self.device, into=into)
-
-    def _result(self, buffers: Buffers, states: dict[str, Tensor], watched: dict[str, Unchanged]) -> Result:
-        damaged = buffers.damaged()
-        changed = [name for name, before in watched.items() if not before.holds()]
-        dirty = [w.name for w in self.trial.source.workspaces if w.zeroed and bool(buffers.workspaces[w.name].tensor.any())]
-        notes = [f"{what}: {', '.join(names)}" for what, names in (
-            ("wrote outside", damaged), ("changed", changed), ("workspace not zero again", dirty)) if names]
+            inputs = {name: made[name] for name in inputs}
+        elif before is None:
+            self._before = (case, buffers, states)
         return Result(
-            inputs={**{name: buffers.operands[name].tensor for name in watched}, **states},
-            outputs=buffers.tensors(Role.OUTPUT, Role.STATE), guards_intact=not damaged, inputs_unchanged=not changed,
-            workspaces_restored=not dirty, detail="; ".join(notes))
+            inputs=inputs, outputs=buffers.tensors(Role.OUTPUT, Role.STATE), guards_intact="wrote outside" not in touched,
+            inputs_unchanged="changed" not in touched, workspaces_restored="workspace not zero again" not in touched,
+            detail="; ".join(f"{what}: {', '.join(names)}" for what, names in touched.items()))
 
     def inputs(self, case: Case, device: str) -> dict[str, Tensor]:
         """The operands of ``case`` that are not outputs, as ``run`` makes them, on another device."""

@@ -19,7 +19,8 @@ from ..ir.verdict import Case, Trial
 from ..ops.interpreter import compile_nodes
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind
-from .execution import Buffers, Execution
+from .buffers import GIVEN, Buffers
+from .execution import Execution
 from .operands import graph_values, make_inputs
 
 REPETITIONS = 25
@@ -59,12 +60,12 @@ def rotation(trial: Trial, kind: MatchKind, case: Case, device: str) -> Rotation
     copies: list[Buffers] = []
     for _ in range(count):
         buffers = Buffers(roomy(trial, kind), device)
-        filled = buffers.tensors(Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
         if copies:
-            for name, tensor in filled.items():
+            buffers.fill_from(copies[0])
+            for name, tensor in buffers.tensors(Role.STATE).items():
                 tensor.copy_(copies[0].operands[name].tensor)
         else:
-            make_inputs(buffers.trial.match, kind, case, device, into=filled)
+            make_inputs(buffers.trial.match, kind, case, device, into=buffers.tensors(*GIVEN))
         copies.append(buffers)
     return Rotation(copies=tuple(copies), cold=cold, case=case)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values
-from agentcompile_core.worker.execution import Buffers
+from agentcompile_core.worker.buffers import Buffers
 from agentcompile_core.worker.operands import make_inputs
 
 from .subjects import BACKEND, Subject, load

@@ -48,15 +48,16 @@ def _compare_unequal(rest: Tensor, out: Tensor, whole: Tensor, error: Tensor, li
     off = torch.where(_is_right(out, value, error, limit), 0.0, (out - value).abs())
     off = off.nan_to_num(nan=torch.inf, posinf=torch.inf)
     use = torch.where(off == 0, 0.0, off / error.nan_to_num(nan=0.0, posinf=0.0))
-    worst, biggest = int(use.argmax()), float(off.max())
-    wrong = int((use > 1.0).sum())
+    at = use.argmax()
+    scale = whole.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
+    facts = (use[at], off.max(), scale, (use > 1.0).sum(), rest[at])
+    seen, biggest, largest, wrong, worst = torch.stack([fact.double() for fact in facts]).tolist()  # the device is waited for once
     detail = ""
     if wrong:
-        detail = f"{wrong} of {whole.numel()} elements beyond the budget; element {int(rest[worst])} is {float(out[worst]):.6g}, "
-        detail += f"reference {float(value[worst]):.6g} +- {float(error[worst].nan_to_num(nan=0.0)):.3g}"
-    scale = float(whole.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max())
-    return Comparison(ok=not wrong, max_abs=biggest, max_rel=biggest / scale if scale else 0.0, budget_use=float(use[worst]),
-                      wrong=wrong, worst=int(rest[worst]), detail=detail)
+        detail = f"{int(wrong)} of {whole.numel()} elements beyond the budget; element {int(worst)} is {float(out[at]):.6g}, "
+        detail += f"reference {float(value[at]):.6g} +- {float(error[at].nan_to_num(nan=0.0)):.3g}"
+    return Comparison(ok=not wrong, max_abs=biggest, max_rel=biggest / largest if largest else 0.0, budget_use=seen, wrong=int(wrong),
+                      worst=int(worst), detail=detail)
 
 
 def same(out: Tensor, value: Tensor) -> Tensor:
