@@ -2,7 +2,8 @@
 
 Each version runs in a process of its own, with its packages first on the path; both hold their compiled model, and the
 parent lets them generate in turns (ABBA), so that clocks and temperature are the same for both. Reported is the mean of
-the paired ratios new / old with the upper end of its 95 % confidence interval ("no slower": at most 1.03).
+the paired ratios new / old with the upper end of its 95 % confidence interval ("no slower": at most 1.03). A pair runs on
+one GPU; with ``--gpus N`` models are spread over that many, one after another on each.
 
     python benchmarks/paired.py OLD_SITE NEW_SITE qwen3-1.7b llama-3.2-1b --out paired.json
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,11 @@ NO_SLOWER = 1.03
 class Side:
     """One version: a child that compiled a model and generates on demand."""
 
-    def __init__(self, site: str, model: str, tokens: int) -> None:
+    def __init__(self, site: str, model: str, tokens: int, gpu: str) -> None:
         folder = tempfile.mkdtemp()
         path = os.pathsep.join((str(Path(site).resolve()), os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, "PYTHONPATH": path, "AGENTCOMPILE_CACHE_DIR": folder, "AGENTCOMPILE_CONFIG": ""}
+        environment.update({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(harness.CONFIGS / model), str(tokens)]
         self._child = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        text=True)  # in a folder of its own: workers are modules, looked up where their parent stands first
@@ -89,9 +92,10 @@ def child(model: str, tokens: int) -> None:
         print(json.dumps({"ms": run()}), file=answers, flush=True)
 
 
-def compare(old: str, new: str, model: str, tokens: int, pairs: int) -> dict[str, Any]:
+def compare(options: argparse.Namespace, model: str, gpu: str) -> dict[str, Any]:
     """One row: medians of both sides and the paired ratio."""
-    sides = [Side(old, model, tokens), Side(new, model, tokens)]
+    tokens, pairs = options.tokens, options.pairs
+    sides = [Side(options.old, model, tokens, gpu), Side(options.new, model, tokens, gpu)]
     try:
         samples: list[tuple[float, float]] = []
         for index in range(pairs):
@@ -110,6 +114,18 @@ def compare(old: str, new: str, model: str, tokens: int, pairs: int) -> dict[str
             "new_compile_s": sides[1].facts["compile_s"], "old_notes": sides[0].facts["notes"], "new_notes": sides[1].facts["notes"]}
 
 
+def spread(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of all models in their order."""
+    count = max(1, options.gpus)
+
+    def on(gpu: int) -> list[dict[str, Any]]:
+        return [compare(options, model, str(gpu) if options.gpus else "") for model in options.models[gpu::count]]
+
+    with ThreadPoolExecutor(count) as pool:
+        rows = [row for found in pool.map(on, range(count)) for row in found]
+    return sorted(rows, key=lambda row: options.models.index(row["model"]))
+
+
 def main() -> int:
     """Compare and print a table; exit with 1 where the new version is slower."""
     if sys.argv[1:2] == ["--child"]:
@@ -121,9 +137,10 @@ def main() -> int:
     parser.add_argument("models", nargs="+", choices=harness.MODELS)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--gpus", type=int, default=0, help="spread the models over this many GPUs (default: the current one)")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
-    rows = [compare(options.old, options.new, model, options.tokens, options.pairs) for model in options.models]
+    rows = spread(options)
     for row in rows:
         print(f"{row['model']:<14} old {row['old_ms']:8.2f} ms  new {row['new_ms']:8.2f} ms  "
               f"ratio {row['ratio']:.4f} (upper {row['upper']:.4f})")
