@@ -99,15 +99,17 @@ class _Stage:
         stored = {entry.key: record for entry in entries if (record := self._ctx.store.record(entry.key)) is not None}
         left_s = max(0.0, self._stop_at - time.monotonic())
         self._ctx.emit(SearchStarted(total=len(entries), cached=len(stored), left_s=left_s))
-        for entry in entries:
-            if entry.key in stored:
-                ledger.recall_record(entry, stored[entry.key])
+        known = [entry for entry in entries if entry.key in stored]
+        for entry in sorted(known, key=lambda entry: stored[entry.key].failure is Cause.OUTPACED):  # those that others outpaced come last
+            if not ledger.recall_record(entry, stored[entry.key]):
+                del stored[entry.key]
         fresh = [entry for entry in entries if entry.key not in stored]
         if search.ended:
             ledger.leave(fresh, Reason.ENDED)
         else:
             self._evaluate(fresh, search)
-        return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
+        records = self._settled(entries, search)
+        return Evaluated(candidates=candidates, records=(*records, *ledger.baselines.values()), kernels=ledger.kernels,
                          cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
 
     def _evaluate(self, fresh: list[Entry], search: Search) -> None:
@@ -133,6 +135,14 @@ class _Stage:
     def _job(self, entry: Entry) -> Job:
         return evolve(job_of(entry, self._backend, self._ctx), baseline=entry.place not in self._ledger.baselines,
                       good_enough_us=self._ledger.best_us.get(entry.place, 0.0))
+
+    def _settled(self, entries: list[Entry], search: Search) -> list[TuningRecord]:
+        """All records, as the validators of winners leave them; where they closed every rival, those that it outpaced have their turn."""
+        records = self._judged(entries)
+        while again := self._ledger.reopened(entries, records):
+            self._evaluate(again, search)
+            records = self._judged(entries)
+        return records
 
     def _judged(self, entries: list[Entry]) -> list[TuningRecord]:
         by_key = {entry.key: entry for entry in entries}
