@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ..errors import Cause, UsageError
+from ..errors import BuildError, Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..ir.verdict import Outcome, Trial, Verdict
@@ -64,18 +64,20 @@ class Validating:
             trials = [*((t, True) for t in good), *((t, False) for t in bad)]
         except BaseException as exc:
             return f"they raised {type(exc).__name__}: {exc}"[:500]
-        kernels: dict[str, Kernel] = {}  # trials often differ in an argument only
+        kernels: dict[str, Kernel | None] = {}  # trials often differ in an argument only
         return next((why for trial, expected in trials if (why := self._control(validator, trial, execution, expected, kernels))), "")
 
-    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool, kernels: dict[str, Kernel]) -> str:
+    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool,
+                 kernels: dict[str, Kernel | None]) -> str:
         backend: Backend = execution.backend
         here = evolve(trial, target=execution.trial.target)
         code = trial.source.code
         try:
             if code not in kernels:
-                kernels[code] = backend.build(here.source, here.target)
+                kernels[code] = _built(here, backend, expected)
             kind = self._catalog.kinds.get(here.match.kind)  # a control need not be of a kind that is installed
-            verdict = validator.check(here, Execution(here, backend, backend.load(kernels[code]), kind=kind))
+            kernel = kernels[code]
+            verdict = validator.check(here, Execution(here, backend, None if kernel is None else backend.load(kernel), kind=kind))
         except BaseException as exc:
             return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
         wrong = wrong_with(verdict)
@@ -84,6 +86,20 @@ class Validating:
         if verdict.passed is expected:
             return ""
         return f"{trial.match.id} {'is good but failed' if expected else 'is bad but passed'} ({verdict.message})"
+
+
+def _built(trial: Trial, backend: Backend, good: bool) -> Kernel | None:
+    """The kernel of a control; None for a bad one that the backend refuses to build: a validator may still see in its text what is wrong.
+
+    Raises:
+        BuildError: a good one does not build.
+    """
+    try:
+        return backend.build(trial.source, trial.target)
+    except BuildError:
+        if good:
+            raise
+        return None
 
 
 def wrong_with(verdict: Any) -> str:
