@@ -67,7 +67,7 @@ def test_a_few_steps_learn_and_the_saved_model_loads(script: ModuleType, tmp_pat
     model = Qwen3ForCausalLM(config)
     steps = list(script.train(model, ids, ids, script.Limits(steps=12, minutes=math.inf, rows=1, compiled=False)))
     assert steps == []  # shorter than one report
-    assert script.held_out_loss(model, ids) < 0.5 * math.log(config.vocab_size)
+    assert script.held_out_loss(model, ids[:600]) < 0.5 * math.log(config.vocab_size)
 
     script.save(model, tokenizer, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
