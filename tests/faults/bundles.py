@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 
 from agentcompile_core import api
-from agentcompile_core.configuration import Config, files
+from agentcompile_core.configuration import files
 from agentcompile_core.report import audit, audit_words
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.emit import evidence, write
@@ -142,13 +142,7 @@ def _a_source_that_is_code(folder: Path) -> str:
 
 
 def _loaded(folder: Path, target: Path, **options: Any) -> Any:
-    from agentcompile_core.plugin.discovery import load_catalog
-
-    plugin = cheap.offers(template_families=options.pop("family", cheap.Family("honest")), backends=cheap.Backend())
-    with cheap.lenient():
-        catalog = load_catalog(only=(), extra=[("doubles", plugin), ("rules", cheap.agentcompile_rules_transformers)])
-        config = Config(validators=(), backend="fake", **options)
-        return api.load(target, _made()[1], device="cpu", run_on="fake", catalog=catalog, config=config, store=Store(folder / "own"))
+    return cheap.loaded(target, _made()[1], Store(folder / "own"), workers=cheap.HERE, **options)
 
 
 def _adds(made: Any) -> None:
