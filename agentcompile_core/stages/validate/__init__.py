@@ -8,6 +8,7 @@ from attrs import evolve
 
 from ...budget import SPARE_SHARE
 from ...context import Context
+from ...errors import Cause
 from ...ir.advice import OrderedPlan
 from ...ir.candidate import Candidate
 from ...ir.evaluated import Evaluated
