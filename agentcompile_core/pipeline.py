@@ -109,7 +109,7 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         decisions=Decisions(margin=ctx.config.margin, advisor=ctx.config.advisor, validators=ctx.config.validators,
                             competes=ctx.config.framework_competes, regions=choices_of(plans),
                             backend=ctx.backend.name if ctx.backend is not None else "",
-                            places=places_of(found), advice=advice, step_us=selected.step_us),
+                            places=places_of(found), advice=advice, step_us=selected.step_us, chain=selected.chain),
     )
 
 
