@@ -18,10 +18,11 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
-from agentcompile_core.testing import doubles
+from agentcompile_core.testing import bad_validators, doubles
 from agentcompile_core.worker import Worker
 
 HERE = "here"
+BAD_HERE = "here, with validators that misbehave"
 MODULE = """
 import torch
 
@@ -70,6 +71,8 @@ def lenient() -> Iterator[None]:
 class Here:
     """The worker without its process: evaluates in this one, for storms in which nothing crashes but the whole."""
 
+    catalog = staticmethod(doubles.catalog)
+
     def __init__(self, **_: Any) -> None:
         self._state: Any = None
 
@@ -77,7 +80,7 @@ class Here:
         """Make the state."""
         from agentcompile_core.worker.evaluate import WorkerState
 
-        self._state = self._state or WorkerState(doubles.catalog())
+        self._state = self._state or WorkerState(self.catalog())
 
     def close(self) -> None:
         """Forget it."""
@@ -94,6 +97,12 @@ class Here:
             yield index, evolve(self._state.evaluate(job, built, lambda phase: None), kernel=built) if kernel else built
 
 
+class BadHere(Here):
+    """The same, with validators that misbehave."""
+
+    catalog = staticmethod(bad_validators.catalog)
+
+
 class Backend(doubles.FakeBackend):
     """The fake backend, which waits seconds instead of minutes."""
 
@@ -103,7 +112,7 @@ class Backend(doubles.FakeBackend):
 @contextlib.contextmanager
 def _doubles_in_the_worker(catalog: str) -> Iterator[None]:
     real = agentcompile_core.worker.Worker
-    made = Here if catalog == HERE else partial(Worker, catalog=catalog, builders=1)
+    made = {HERE: Here, BAD_HERE: BadHere}.get(catalog) or partial(Worker, catalog=catalog, builders=1)
     agentcompile_core.worker.Worker = made  # type: ignore[misc,assignment]
     try:
         yield
