@@ -95,7 +95,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C compiler called cc")
     folder = tmp_path_factory.mktemp("chain")
     (folder / "mlp.py").write_text(MLP)
-    settings = Config(target="acme_one", validators=("simple",), rounds=1, budget_plans=10, budget_s=60.0, margin=-0.6)
+    settings = Config(target="acme_one", validators=("simple",), rounds=1, budget_plans=6, budget_s=60.0, margin=-0.6)
     real, agentcompile_core.worker.Worker = agentcompile_core.worker.Worker, lambda **_: Worker(catalog())
     try:
         with lenient():
