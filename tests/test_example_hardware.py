@@ -37,7 +37,7 @@ if __name__ == "__main__":
     store = Store(folder + ".cache")
     ours = api.compile(model, target="acme_one", origins=("generated",), rounds=1, budget_s=60.0, budget_plans=24, store=store, **asked)
     ours.save(folder)
-    again, plain = api.load(folder, model, store=store), api.load(folder, model, run_on="framework")  # our own kernels: none is judged again
+    again, plain = api.load(folder, model, store=store), api.load(folder, model, run_on="framework")  # of our own: not judged again
     expected = plain.generate(prompt, 12, do_sample=False)[0].tolist()
     steps = [s.step for p in again.session._programs.values() for s in p.segments if s.step]
     records = ours.compilation.records
