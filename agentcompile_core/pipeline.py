@@ -1,6 +1,7 @@
 """The whole flow, top to bottom. A newcomer starts here: eight stages over immutable values, and one loop of rounds."""
 
 import time
+from functools import partial
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -9,6 +10,7 @@ from .budget import CHAIN_SHARE, WINNERS_SHARE
 from .context import Context
 from .errors import Failure, StageName, UsageError, bounded
 from .installation.building import built
+from .installation.trust import Judge
 from .ir.advice import AdviceRecord, OrderedPlan
 from .ir.baseline import FRAMEWORK
 from .ir.bundle import Bundle
@@ -28,7 +30,7 @@ from .runtime.program import Program, framework_program
 from .stages import advise, analyze, emit, lower, plan, select, validate
 from .stages.emit.evidence import with_evidence
 from .stages.select import chain
-from .stages.validate import final_checks
+from .stages.validate import again, final_checks
 
 SELECTIONS = 3  # of one compilation, while validators of winners refuse what was selected
 
@@ -107,7 +109,7 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         decisions=Decisions(margin=ctx.config.margin, advisor=ctx.config.advisor, validators=ctx.config.validators,
                             competes=ctx.config.framework_competes, regions=choices_of(plans),
                             backend=ctx.backend.name if ctx.backend is not None else "",
-                            places=places_of(found), advice=advice, step_us=selected.step_us),
+                            places=places_of(found), advice=advice, step_us=selected.step_us, chain=selected.chain),
     )
 
 
@@ -223,6 +225,11 @@ class _Clock:
     @property
     def seconds(self) -> tuple[tuple[str, float], ...]:
         return tuple(self._seconds.items())
+
+
+def judge_of(selections: tuple[Selection, ...]) -> Judge:
+    """Who judges kernels of a bundle with these selections that were made again here: stage validate, as it judges candidates."""
+    return partial(again.judged, signatures={step.step: s.signature for s in selections for step in s.steps})
 
 
 def frontend_for(what: object, ctx: Context) -> Frontend:

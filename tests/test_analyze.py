@@ -15,10 +15,11 @@ from agentcompile_core.ir.graph import (
     map_refs,
 )
 from agentcompile_core.ir.region import Analysis, SemanticLabel
+from agentcompile_core.ops.canonical import canonical
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.stages import analyze
 from agentcompile_core.stages.analyze.boundaries import boundary_reason, layer_indices, partition
-from agentcompile_core.stages.analyze.merging import canonical, merge
+from agentcompile_core.stages.analyze.merging import merge
 
 # ---- regions
 

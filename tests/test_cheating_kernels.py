@@ -7,19 +7,19 @@ from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.record import Measurement
 from agentcompile_core.ir.region import Role
-from agentcompile_core.ir.verdict import Case, InputFamily
+from agentcompile_core.ir.verdict import Case, InputFamily, Outcome
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker import after_timing
+from agentcompile_core.worker import after_timing, evaluate
 from agentcompile_core.worker.evaluate import WorkerState
 from agentcompile_core.worker.protocol import Evaluation, Job
 
 
-def evaluated(behaviour: str, us: float = 5.0, **changes: object) -> Evaluation:
+def evaluated(behaviour: str, us: float = 5.0, backend: str = "fake", **changes: object) -> Evaluation:
     """What a fresh child finds out about one fake kernel, in this process."""
     step = Step(match_id="elementwise:add+1:add", implementation="doubles/fake_family", origin=Origin.GENERATED,
                 schedule=Schedule({"behave": behaviour}))
     trial = doubles.fake_trial(behaviour, us)
-    job = Job(trial=evolve(trial, **changes), step=step, backend="fake", validators=("simple",), baseline=True)
+    job = Job(trial=evolve(trial, **changes), step=step, backend=backend, validators=("simple",), baseline=True)
     session = WorkerState(doubles.catalog())
     kernel = session.build(job)
     return session.evaluate(job, kernel, lambda phase: None)
@@ -38,6 +38,36 @@ def test_a_kernel_that_cheats_the_clock_is_refused_with_the_reason(behaviour: st
     found = evaluated(behaviour, cases=given)
     assert found.verdicts[0].passed, "the validator alone does not see it"
     assert (found.failure, found.measurement) == (cause, None) and message in found.message
+
+
+@pytest.mark.parametrize("cases", [1, 2])
+@pytest.mark.parametrize(("behaviour", "message"), [("lazy", "does not look at its inputs again"),
+                                                    ("caches", "does not look at its inputs again")])
+def test_a_kernel_that_cannot_be_timed_is_run_again_at_the_same_addresses(behaviour: str, message: str, cases: int) -> None:
+    given = doubles.fake_trial(behaviour).cases[:cases]
+    found = evaluated(behaviour, backend="no_time", cases=given)
+    assert found.verdicts[0].outcome is Outcome.PASS, "the validator alone does not see it"
+    assert found.failure is Cause.TOLERANCE and message in found.message
+
+
+@pytest.mark.parametrize(("behaviour", "cause", "message"), [
+    ("lies", Cause.TOLERANCE, "stopped doing its work: run 41 at the same addresses, on poisoned outputs"),
+    ("stops", Cause.TOLERANCE, "stopped doing its work: run 41 at the same addresses, on poisoned outputs"),
+    ("input_later", Cause.MEMORY_FAULT, "after 41 runs at the same addresses: changed: in0"),
+    ("outside_later", Cause.MEMORY_FAULT, "after 41 runs at the same addresses: wrote outside: out"),
+])
+def test_and_as_often_as_its_validation_leaves_time_for(behaviour: str, cause: Cause, message: str,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "UNTIMED_SHARE", 1e9)
+    found = evaluated(behaviour, backend="no_time")
+    assert (found.failure, found.measurement) == (cause, None) and message in found.message
+
+
+@pytest.mark.parametrize("share", [0.0, 1e9])
+def test_what_holds_there_is_provisional(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "UNTIMED_SHARE", share)
+    found = evaluated("honest", backend="no_time")
+    assert found.failure is None and found.verdicts[0].outcome is Outcome.PROVISIONAL
 
 
 def test_an_honest_kernel_passes_and_its_baseline_is_timed_on_the_inputs_of_the_case() -> None:

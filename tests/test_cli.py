@@ -158,6 +158,17 @@ def test_doctor_says_what_this_machine_can_do(cli, as_json: bool) -> None:
         assert "torch" in out and "accelerator" in out
 
 
+def test_doctor_asks_backends_as_they_are_configured(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "agentcompile.toml"
+    monkeypatch.setenv("AGENTCOMPILE_CONFIG", str(own))
+    for text, name, words in (('[plugin.emulation]\ncompiler = "no-such-compiler"\n', "backend emulation", "no-such-compiler"),
+                              ('rounds = "many"\n', "configuration", "rounds")):
+        own.write_text(text)
+        code, out, _ = cli("doctor", "--json")
+        (check,) = (c for c in json.loads(out)["checks"] if c["name"] == name)
+        assert not check["ok"] and words in check["seen"] and code == int(check["required"])
+
+
 def test_doctor_fails_where_something_required_is_missing(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentcompile_core import report
 

@@ -34,10 +34,10 @@ if __name__ == "__main__":
     prompt = torch.tensor([[5, 9, 2, 7, 11]])
     asked = dict(dtype="float32", max_context=64)
     # The framework is no allowed origin, so no clock decides what is tested.
-    ours = api.compile(model, target="acme_one", origins=("generated",), rounds=1, budget_s=60.0, budget_plans=24,
-                       store=Store(None), **asked)
+    store = Store(folder + ".cache")
+    ours = api.compile(model, target="acme_one", origins=("generated",), rounds=1, budget_s=60.0, budget_plans=24, store=store, **asked)
     ours.save(folder)
-    again, plain = api.load(folder, model), api.load(folder, model, run_on="framework")
+    again, plain = api.load(folder, model, store=store), api.load(folder, model, run_on="framework")  # of our own: not judged again
     expected = plain.generate(prompt, 12, do_sample=False)[0].tolist()
     steps = [s.step for p in again.session._programs.values() for s in p.segments if s.step]
     records = ours.compilation.records

@@ -1,6 +1,6 @@
 """Kernels of a bundle that somebody else made: built again from installed families, or refused without the user's word."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,27 @@ class Emulation(FakeBackend):
     name = "emulation"
 
 
+def context(target: Any, store: Store | None = None, trusting: bool = False) -> Context:
+    return Context(catalog=load_catalog(strict=False), target=target, config=Config(trust_kernels=trusting), store=store or Store(None))
+
+
+def passes(asked: Sequence[Any], backend: Any, ctx: Context) -> Sequence[str]:
+    """A judge who finds nothing; what the real one finds is in test_rebuilt_kernels.py."""
+    return [""] * len(asked)
+
+
 def decided(tiny_bundle: Path, change: Callable[[Any], Any] = lambda source: source, store: Store | None = None,
             trusting: bool = False) -> tuple[trust.Trusted, FakeBackend, Context]:
     """What is decided about the bundle's kernels, every source of its decode program changed, with a backend that builds anything."""
     installed = bundle_reader.read(tiny_bundle)
     target = installed.manifest.target
-    ctx = Context(catalog=load_catalog(strict=False), target=target, config=Config(trust_kernels=trusting), store=store or Store(None))
+    ctx = context(target, store, trusting)
     backend = Emulation()
     program = installed.programs["decode"]
     made = {s.key: change(s) for s in program.sources}
     segments = tuple(evolve(s, source=made[s.source].key) if s.source else s for s in program.segments)
     programs = {"decode": evolve(program, sources=tuple(made.values()), segments=segments)}
-    return trust.decide(programs, installed.kernels, target, backend, ctx), backend, ctx
+    return trust.decide(programs, installed.kernels, trust.Foreign(target=target, judge=passes), backend, ctx), backend, ctx
 
 
 def steps(found: trust.Trusted) -> int:
@@ -54,7 +63,7 @@ def test_what_installed_families_make_is_built_again(tiny_bundle: Path) -> None:
     found, _, _ = decided(tiny_bundle)
     count = len(bundle_reader.read(tiny_bundle).programs["decode"].sources)
     assert steps(found) > 0 and found.notes == (f"{count} kernels of the bundle not known to this machine's cache: made again from the "
-                                                "installed families",)
+                                                "installed families, and validated here",)
     assert all(kernel.backend == "emulation" for kernel in found.kernels.values())
 
 

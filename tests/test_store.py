@@ -53,7 +53,7 @@ def test_another_store_on_the_same_root_sees_it(tmp_path: Path) -> None:
     first.put_record(make_record())
     second = Store(tmp_path)
     assert second.kernel("k1") == make_kernel()
-    assert second.records("s1") == (make_record(),)
+    assert second.record("r1") == make_record()
 
 
 def test_the_last_put_of_a_key_wins(store: Store) -> None:
@@ -62,13 +62,6 @@ def test_the_last_put_of_a_key_wins(store: Store) -> None:
         store.put_record(make_record(us=us))
     assert store.text("captures", "c1") == "two"
     assert store.record("r1") == make_record(us=2.0)
-
-
-def test_records_of_one_signature_in_order_of_keys(store: Store) -> None:
-    for key, signature in (("b", "s1"), ("a", "s1"), ("c", "s2")):
-        store.put_record(make_record(key, signature))
-    assert [r.key for r in store.records("s1")] == ["a", "b"]
-    assert store.records("s3") == ()
 
 
 def test_a_failed_candidate_is_kept_with_its_cause(store: Store) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import agentcompile_rules_transformers
 import pytest
 import torch
+from addition_module import MODULE
 
 import agentcompile_core as ac
 import agentcompile_core.worker
@@ -22,19 +23,6 @@ from agentcompile_core.worker import Worker
 from agentcompile_core.worker.evaluate import WorkerState
 from agentcompile_core.worker.protocol import Job
 
-MODULE = '''
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return a + b
-
-def get_inputs():
-    return [torch.arange(100.0), torch.ones(100)]
-
-def get_init_inputs():
-    return []
-'''
 CATALOG = "agentcompile_core.testing.bad_validators:catalog"
 NAMED = {"dies": "code 9", "hangs": "no end of check by candidate_hangs within 2 s"}
 

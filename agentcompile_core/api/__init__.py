@@ -11,7 +11,7 @@ from .. import pipeline
 from ..configuration import Config
 from ..context import Context
 from ..errors import UsageError
-from ..installation import install
+from ..installation import install, trust
 from ..ir.bundle import Bundle
 from ..ir.graph import DType, Workload
 from ..pipeline import Compilation
@@ -107,8 +107,10 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
 
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
          store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
-    """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no compiler, no tuning, nothing of it executed.
+    """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no tuning, nothing of it executed.
 
+    Kernels that this user's cache knows run as they are. The others are built again from the installed families and validated, within
+    ``budget_s``, before they run; what cannot be, or does not pass, is left to the framework (docs/trust.md).
     ``store`` is as for ``compile``. ``options`` are the fields of Config (``trust_kernels=True`` runs kernels that were not built
     here, as they are), and what opens the model: ``random_weights``, ``example_inputs``.
 
@@ -135,8 +137,9 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = bundle_reader.on_framework(installed), {}
+    foreign = trust.Foreign(target=installed.manifest.target, judge=pipeline.judge_of(installed.selections))
     runnable = install.Runnable(graphs=installed.graphs, programs=programs, kernels=kernels,
-                                provisional=installed.manifest.provisional, made_for=installed.manifest.target)
+                                provisional=installed.manifest.provisional, foreign=foreign)
     session, notes = install.install(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,

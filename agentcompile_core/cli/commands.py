@@ -13,7 +13,7 @@ from ..api import arguments
 from ..configuration import Config
 from ..errors import UsageError
 from ..ir import serial
-from ..plugin import failures
+from ..plugin import failures, settings
 from ..plugin.discovery import load_catalog
 from ..report import audit, audit_words
 from ..runtime import bundle_reader
@@ -163,7 +163,12 @@ def plugins_command(options: argparse.Namespace) -> int:
 
 def doctor_command(options: argparse.Namespace) -> int:
     """Say what this machine can do."""
-    facts = report.doctor_facts(load_catalog(strict=False))
+    catalog, wrong = load_catalog(strict=False), ""
+    try:
+        catalog, _ = settings.configured(catalog, arguments.resolved({}, catalog)[0].config)  # a backend may need what is set for it
+    except UsageError as exc:
+        wrong = str(exc)
+    facts = report.doctor_facts(catalog, wrong)
     _print(options, {"checks": facts}, report.doctor_text(facts))
     return 0 if all(f["ok"] or not f["required"] for f in facts) else 1
 

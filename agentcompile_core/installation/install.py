@@ -11,7 +11,6 @@ from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageErro
 from ..ir.candidate import Kernel
 from ..ir.graph import GraphSet
 from ..ir.region import Match
-from ..ir.target import Target
 from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from ..runtime.built_in import CORES_OWN
@@ -34,15 +33,15 @@ Programs = dict[str, Program]
 class Runnable:
     """What is to be installed, from a compilation or a bundle.
 
-    ``provisional``: its steps were validated, never measured. ``made_for``: of a bundle, whose kernels are not believed, its
-    target; None for a compilation of this process.
+    ``provisional``: its steps were validated, never measured. ``foreign``: of a bundle, whose kernels are not believed; None for a
+    compilation of this process.
     """
 
     graphs: GraphSet
     programs: Programs
     kernels: Mapping[str, Kernel] = field(factory=dict, repr=False)
     provisional: bool = False
-    made_for: Target | None = None
+    foreign: trust.Foreign | None = None
 
 
 def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: Context) -> tuple[AnySession, tuple[str, ...]]:
@@ -95,10 +94,10 @@ def _has_steps(programs: Programs) -> bool:
 
 def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: list[str]) -> tuple[Programs, Executables]:
     backend = _backend(what, device, run_on, ctx)
-    if backend is not None and what.made_for is not None and _has_steps(what.programs):
-        trusted = trust.decide(what.programs, what.kernels, what.made_for, backend, ctx)
+    if backend is not None and what.foreign is not None and _has_steps(what.programs):
+        trusted = trust.decide(what.programs, what.kernels, what.foreign, backend, ctx)
         notes += trusted.notes
-        what = evolve(what, programs=trusted.programs, kernels=trusted.kernels, made_for=None)
+        what = evolve(what, programs=trusted.programs, kernels=trusted.kernels, foreign=None)
         kernels: Mapping[str, Kernel] = trusted.kernels
     else:
         kernels = _built_by(backend, what, ctx) if backend is not None and run_on != "auto" else what.kernels

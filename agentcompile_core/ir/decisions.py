@@ -9,7 +9,7 @@ from attrs import frozen
 
 from .advice import AdviceRecord
 from .evaluated import Evaluated
-from .plan import Cover, RegionPlan
+from .plan import Cover, RegionPlan, Step
 
 
 @frozen(kw_only=True)
@@ -21,6 +21,30 @@ class RegionChoices:
     instances: int
     covers: tuple[Cover, ...]
     matches: tuple[tuple[str, tuple[str, ...]], ...]  # id, nodes
+
+
+@frozen(kw_only=True)
+class ChainTrial:
+    """One thing that the captured chain tried in the place of what it held, and whether it was taken.
+
+    ``ratio`` is the upper bound of its paired time over that of the incumbent; 0: they were not compared. ``refused`` says why the
+    step was wrong with it or, of a removal (``step`` is None) without a ratio, with what it removes.
+    """
+
+    signature: str
+    match_id: str
+    step: Step | None
+    ratio: float = 0.0
+    refused: str = ""
+    taken: bool = False
+
+
+@frozen(kw_only=True)
+class ChainLog:
+    """What the captured chain began with, as signature and step, and what it tried, in order."""
+
+    started: tuple[tuple[str, Step], ...]
+    trials: tuple[ChainTrial, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -37,6 +61,7 @@ class Decisions:
     places: tuple[int, ...] = ()
     advice: tuple[AdviceRecord, ...] = ()
     step_us: tuple[float, float] = (0.0, 0.0)  # the shortened step of the chain: with kernels, on the framework
+    chain: ChainLog | None = None  # None: no chain judged the selections
 
 
 def choices_of(plans: Iterable[RegionPlan]) -> tuple[RegionChoices, ...]:

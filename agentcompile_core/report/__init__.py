@@ -178,8 +178,11 @@ def plugins_text(catalog: Catalog) -> str:
     return table(rows, ("plugin", "distribution", "state", "offers", "message"))
 
 
-def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
-    """What this machine has; required things that are missing make `doctor` exit with 1."""
+def doctor_facts(catalog: Catalog, misconfigured: str = "") -> list[dict[str, Any]]:
+    """What this machine has, with the plugins as they are configured; required things that are missing make `doctor` exit with 1.
+
+    ``misconfigured``: why the configuration cannot be used, so that nothing of it was applied.
+    """
     facts = [_fact("python", platform.python_version(), True, required=True), _fact("agentcompile-core", __version__, True, required=True)]
     for package, required in (("torch", True), ("transformers", True), ("safetensors", True), ("litellm", False),
                               ("flash-attn", False), ("pybind11", False), ("triton", False)):
@@ -187,6 +190,8 @@ def doctor_facts(catalog: Catalog) -> list[dict[str, Any]]:
     facts.append(_accelerator())
     compiler = shutil.which("g++")
     facts.append(_fact("C++ compiler", compiler or "g++ not found: install it for emulators and bundle extensions", bool(compiler)))
+    if misconfigured:
+        facts.append(_fact("configuration", misconfigured, False, required=True))
     for name, backend in catalog.backends.items():
         answer = catalog.guard(backend.available, stage=_load_stage(), plugin=name, subject="available")
         identity = catalog.guard(backend.identity, stage=_load_stage(), plugin=name, subject="identity")

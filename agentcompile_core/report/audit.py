@@ -7,14 +7,15 @@ built, measured or lowered, and no plugin is asked.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..ir.baseline import FRAMEWORK
-from ..ir.decisions import Decisions, RegionChoices
-from ..ir.plan import Cover
+from ..ir.decisions import ChainLog, Decisions, RegionChoices
+from ..ir.plan import Cover, Step
 from ..ir.record import Measurement, TuningRecord
 from ..ir.selection import Basis, SelectedStep, Selection
 from ..ir.verdict import Outcome
+from . import audit_chain
 from .audit_words import advised, between, evidence_of, why_none
 
 
@@ -22,7 +23,7 @@ from .audit_words import advised, between, evidence_of, why_none
 class Decision:
     """One decision made again. ``problems``: why it does not follow from the records; empty: it does."""
 
-    kind: str  # step, region, program or advice
+    kind: str  # step, region, chain, program or advice
     subject: str
     decision: str
     evidence: tuple[str, ...] = ()
@@ -58,6 +59,9 @@ def audit(selections: Iterable[Selection], records: tuple[TuningRecord, ...], de
             found.append(Decision(kind="region", subject=region.region, decision="none", problems=("the run selected nothing for it",)))
             continue
         best = {match: _best(match, mine, decisions, selection.basis) for match, _ in region.matches}
+        if decisions.chain is not None:
+            alone = {match: _best(match, mine, decisions, Basis.CHAIN) for match, _ in region.matches}
+            found.append(_chain(region, selection, decisions.chain, alone, decisions))
         found.append(_region(region, selection, best, decisions))
         found += [_step(region, step, best, decisions) for step in selection.steps]
         found += [_refused(region, match, best[match]) for match in _left_out(region, selection)]
@@ -65,6 +69,37 @@ def audit(selections: Iterable[Selection], records: tuple[TuningRecord, ...], de
         found.append(Decision(kind="records", subject="records.json", decision=f"{len(records)} records",
                               problems=(f"decisions.json places {len(decisions.places)} of them",)))
     return (*found, *(_program(name, program, chosen) for name, program in sorted(programs.items())))
+
+
+def _chain(region: RegionChoices, selection: Selection, log: ChainLog, alone: dict[str, _Best], decisions: Decisions) -> Decision:
+    """What the captured chain made of one region: what it began with follows from the records, what it ended with from its trials."""
+    def mine(steps: Iterable[tuple[str, Step]]) -> dict[str, Step]:
+        return {step.match_id: step for signature, step in steps if signature == region.signature}
+
+    own = evolve(log, started=tuple(s for s in log.started if s[0] == region.signature),
+                 trials=tuple(t for t in log.trials if t.signature == region.signature))
+    replay = audit_chain.replayed(own, decisions.margin)
+    covers, wanted = [c for c in region.covers if c.matches], {}
+    if covers:
+        cover = _best_cover(covers, alone, region, decisions)
+        wanted = {m: record.step for m in cover.matches if (record := alone[m].record) is not None and alone[m].place >= 0}
+    problems = [*audit_chain.differences(wanted, mine(log.started), "the chain began with another step for"), *replay.problems]
+    steps = {s.step.match_id: s.step for s in selection.steps}
+    if steps or not _was_slower(decisions):
+        problems += audit_chain.differences(replay.held.get(region.signature, {}), steps, "selected for")
+    return Decision(kind="chain", subject=region.region, decision=f"{len(steps)} steps", evidence=audit_chain.evidence_of(own),
+                    problems=tuple(problems))
+
+
+def _was_slower(decisions: Decisions) -> bool:
+    """Whether the whole step was not faster with kernels, so that everything fell back."""
+    ours, framework = decisions.step_us
+    return bool(framework) and decisions.competes and ours * (1 + decisions.margin) >= framework
+
+
+def _best_cover(covers: list[Cover], best: dict[str, _Best], region: RegionChoices, decisions: Decisions) -> Cover:
+    turn = 1 if decisions.competes else -1  # where the framework does not compete, nodes count before microseconds
+    return max(covers, key=lambda c: (*_worth(c, best, region)[::turn], -c.rank))
 
 
 def _best(match: str, mine: list[tuple[TuningRecord, int]], decisions: Decisions, basis: Basis) -> _Best:
@@ -112,17 +147,16 @@ def _region(region: RegionChoices, selection: Selection, best: dict[str, _Best],
 def _cover_problems(region: RegionChoices, selection: Selection, best: dict[str, _Best], decisions: Decisions) -> list[str]:
     steps = {step.step.match_id for step in selection.steps}
     covers = [c for c in region.covers if c.matches]
-    ours, framework = decisions.step_us
-    slower = bool(framework) and decisions.competes and ours * (1 + decisions.margin) >= framework
+    ours, slower = decisions.step_us[0], _was_slower(decisions)
     if not steps and ours and slower:
         return []  # the whole step was slower
     if selection.basis is Basis.CHAIN:
         found = [] if any(steps <= set(c.matches) for c in covers) else ["its steps are in no cover of the region"]
+        found += ["it is said to be the chain's, of which there is no log"] if decisions.chain is None else []
         return found + (["the whole step was not faster with it"] if slower else [])
     if not covers:
         return ["steps were selected where the planner found no cover"] if steps else []
-    turn = 1 if decisions.competes else -1  # where the framework does not compete, nodes count before microseconds
-    cover = max(covers, key=lambda c: (*_worth(c, best, region)[::turn], -c.rank))
+    cover = _best_cover(covers, best, region, decisions)
     wanted = {m for m in cover.matches if best[m].record is not None and best[m].place >= 0}
     if steps == wanted or (not steps and ours):
         return []

@@ -118,19 +118,6 @@ class Store:
                     text = shelf.database.get(key)
         return None if text is None else _record(key, text)
 
-    def records(self, signature: str) -> tuple[TuningRecord, ...]:
-        """Every stored record of one region signature, in order of the keys."""
-        rows: dict[str, str] = {}
-        spare = self._spare.shelf() if self._spare.keys else None
-        for shelf in (self._shelf, spare):
-            if shelf is not None:
-                with self._tolerate("reading the tuning database", shelf):
-                    rows.update(pair for pair in shelf.database.of_signature(signature)
-                                if shelf is not spare or (DATABASE, pair[0]) in self._spare.keys)
-        rows.update({key: text for key, (owner, text) in list(self._rows.items()) if owner == signature})
-        found = (_record(key, rows[key]) for key in sorted(rows))
-        return tuple(record for record in found if record is not None and record.signature == signature)
-
     def put_record(self, record: TuningRecord) -> None:
         """Store a record under its own key."""
         key, text = check_name("key", record.key), serial.dumps(record)

@@ -61,10 +61,6 @@ class Database:
         rows = self._query(f"{_SELECT} WHERE key = ?", key)
         return rows[0][1] if rows else None
 
-    def of_signature(self, signature: str) -> list[tuple[str, str]]:
-        """Key and text of every row of one signature, in order of the keys; damaged rows are left out."""
-        return self._query(f"{_SELECT} WHERE signature = ? ORDER BY key", signature)
-
     def put(self, key: str, signature: str, text: str) -> None:
         """Write one row, replacing another one of the same key."""
         row = (key, signature, text, _sum(key, signature, text))

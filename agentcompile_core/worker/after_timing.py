@@ -1,9 +1,11 @@
 """What is looked at once a kernel was timed: a kernel that is fast because it does not do its work any more is not fast.
 
 In this order: the outputs that the timed runs left; the same inputs again in every copy, with the outputs poisoned; other inputs
-at the same addresses, behind outputs that are filled with the old answer; and every buffer that no run may have touched.
+at the same addresses, behind outputs that are filled with the old answer; and every buffer that no run may have touched. Where there is
+no clock, all but the first of it is looked at too, in one copy and behind as many runs as there is time for.
 """
 
+import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -12,7 +14,7 @@ from attrs import evolve
 from ..errors import Cause
 from ..ir.record import Measurement
 from ..ir.region import Role
-from ..ir.verdict import Case
+from ..ir.verdict import Case, Trial
 from ..ops.reference import compare
 from . import timing
 from .buffers import GIVEN, Buffers, fill
@@ -24,6 +26,7 @@ from .timing import Rotation
 POISON = -333.0  # validators use others
 WARM_SPEEDUP = 8.0  # no cache that outlives a launch delivers more than eight times what the memory does
 OTHER_SEED = 7919  # of a trial with a single case
+MOST_RUNS = 40  # of a kernel that cannot be timed
 
 Finding = tuple[Cause, str]
 
@@ -43,26 +46,62 @@ def look(execution: Execution, turn: Rotation) -> Finding | None:
     runs = [execution.prepared(buffers) for buffers in turn.copies]
     _again(execution, turn.copies, runs)
     again = _compared(execution, turn, turn.case)
-    touched = _touched(execution, turn)
+    touched = _touched(turn, _fresh(execution, turn.copies[0].trial, turn.case))
     if touched:  # what is wrong with outputs then follows from it
         return Cause.MEMORY_FAULT, f"after it was timed: {touched}"
     if timed:
         return Cause.TOLERANCE, f"the output that was timed is wrong: {timed}"
     if again:
         return Cause.TOLERANCE, f"it stopped doing its work: one more run after it was timed, on poisoned outputs, is wrong: {again}"
-    return _on_other_inputs(execution, turn, runs[0])
+    runs[0](execution.stream())  # the last run before: what remembers one call only remembers this one
+    wrong = _on_other_inputs(execution, turn, runs[0])
+    make_inputs(turn.copies[0].trial.match, execution.kind, turn.case, execution.device, into=turn.copies[0].tensors(*GIVEN))  # as before
+    return wrong
+
+
+def look_untimed(execution: Execution, spare_s: float) -> Finding | None:
+    """The same for a kernel that cannot be timed here: before the poisoned run there are as many others as ``spare_s`` seconds hold."""
+    case, trial = execution.trial.cases[0], timing.roomy(execution.trial, execution.kind)
+    fresh, buffers = _fresh(execution, trial, case), Buffers(trial, execution.device)
+    buffers.fill_from(fresh)
+    for name, tensor in buffers.tensors(Role.STATE).items():
+        tensor.copy_(fresh.operands[name].tensor)
+    execution.expected(case, fresh.tensors(*GIVEN))  # before a state moves on
+    turn, run = timing.Rotation(copies=(buffers,), cold=False, case=case), execution.prepared(buffers)
+    runs = 1 + _often(run, execution, spare_s)
+    _again(execution, turn.copies, (run,))
+    again = _compared(execution, turn, case)
+    touched = _touched(turn, fresh)
+    if touched:
+        return Cause.MEMORY_FAULT, f"after {runs} runs at the same addresses: {touched}"
+    if again:
+        return Cause.TOLERANCE, f"it stopped doing its work: run {runs} at the same addresses, on poisoned outputs, is wrong: {again}"
+    return _on_other_inputs(execution, turn, run)
+
+
+def _filled(execution: Execution, buffers: Buffers, case: Case) -> dict[str, torch.Tensor]:
+    """Fill what is given with the inputs of ``case``; returns copies of them."""
+    made = make_inputs(buffers.trial.match, execution.kind, case, execution.device, into=buffers.tensors(*GIVEN))
+    return {name: tensor.clone() for name, tensor in made.items()}
+
+
+def _often(run: Callable[[int], None], execution: Execution, spare_s: float) -> int:
+    """Run it again and again, ``MOST_RUNS`` times at most, while less than ``spare_s`` seconds are over; returns how often."""
+    began, stream = time.monotonic(), execution.stream()
+    for count in range(MOST_RUNS):
+        if time.monotonic() - began >= spare_s:
+            return count
+        run(stream)
+    return MOST_RUNS
 
 
 def _on_other_inputs(execution: Execution, turn: Rotation, run: Callable[[int], None]) -> Finding | None:
     """Other data where the old data was, and the old answer where the new one belongs: only work makes the new answer."""
     case, first = other_case(execution.trial.cases), turn.copies[0]
-    expected = execution.expected(case, make_inputs(execution.trial.match, execution.kind, case, execution.device))
-    run(execution.stream())  # the last run before: what remembers one call only remembers this one
-    make_inputs(first.trial.match, execution.kind, case, execution.device, into=first.tensors(*GIVEN))
+    expected = execution.expected(case, _filled(execution, first, case))
     run(execution.stream())
     execution.synchronize()
     seen = {name: compare(tensor, expected[name]) for name, tensor in execution.values(first.tensors(Role.OUTPUT)).items()}
-    make_inputs(first.trial.match, execution.kind, turn.case, execution.device, into=first.tensors(*GIVEN))  # as they were
     wrong = next((f"{name}: {one.detail}" for name, one in seen.items() if not one.ok), "")
     return (Cause.TOLERANCE, f"it does not look at its inputs again: where other inputs lie at the same addresses, and the answer to the "
                              f"ones before them in its outputs, {wrong}") if wrong else None
@@ -109,10 +148,11 @@ def _compared(execution: Execution, turn: Rotation, case: Case) -> str:
     return f"{', '.join(unequal)} differ between equal copies of the inputs"
 
 
-def _touched(execution: Execution, turn: Rotation) -> str:
-    """Which buffers that no run may write were written, by operand; asked of the device once for all copies."""
-    fresh = Buffers(turn.copies[0].trial, execution.device)
-    make_inputs(fresh.trial.match, execution.kind, turn.case, execution.device, into=fresh.tensors(*GIVEN))
+def _touched(turn: Rotation, fresh: Buffers) -> str:
+    """Which buffers that no run may write were written, by operand: guard bands, and what is not as in ``fresh``.
+
+    Asked of the device once for all copies.
+    """
     kept = [[Unchanged(mine, its) for mine, its in zip(copy.read, fresh.read, strict=True)] for copy in turn.copies]
     flags = [flag for copy in turn.copies for flag in copy.bands_written()]
     if not any_of((*flags, *(one.changed() for arenas in kept for one in arenas))):
@@ -120,3 +160,10 @@ def _touched(execution: Execution, turn: Rotation) -> str:
     outside = dict.fromkeys(name for copy in turn.copies for name in copy.damaged())
     changed = dict.fromkeys(name for arenas in kept for one in arenas for name in one.names())
     return "; ".join(f"{what}: {', '.join(names)}" for what, names in (("wrote outside", outside), ("changed", changed)) if names)
+
+
+def _fresh(execution: Execution, trial: Trial, case: Case) -> Buffers:
+    """Buffers with the inputs of ``case``, which nothing runs on."""
+    made = Buffers(trial, execution.device)
+    make_inputs(trial.match, execution.kind, case, execution.device, into=made.tensors(*GIVEN))
+    return made

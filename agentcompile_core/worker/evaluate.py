@@ -21,6 +21,7 @@ from .validating import SILENT, Validating
 
 FIRST_CASES = 3  # after these a candidate is timed for the first time
 OUTPACED = 1.4  # times the best of its match: too slow alone to be selected, or to win inside the chain
+UNTIMED_SHARE = 0.02  # of the time that the validators took: more runs of what cannot be timed
 
 
 class WorkerState:
@@ -76,6 +77,7 @@ class WorkerState:
             return Evaluation(kernel=kernel, failure=cause, message=message[:2000])
 
     def _judged(self, job: Job, execution: Execution, done: Evaluation, phase: Callable[[str], None]) -> Evaluation:
+        began = time.monotonic()
         try:
             slow = self._outpaced(job, execution, done, phase) if job.time and job.good_enough_us else None
             if slow is not None:
@@ -90,7 +92,7 @@ class WorkerState:
                 return evolve(done, failure=Cause.CONTRACT, message=f"none of {', '.join(job.validators)} has anything to say of it")
             if job.time:
                 phase("time")
-                done = self._timed(job, execution, done)
+                done = self._timed(job, execution, done, UNTIMED_SHARE * (time.monotonic() - began))
             return done
         except AgentCompileError as exc:
             return evolve(done, failure=Cause.CONTRACT, message=str(exc)[:2000])
@@ -127,11 +129,12 @@ class WorkerState:
                 break
         return tuple(found)
 
-    def _timed(self, job: Job, execution: Execution, done: Evaluation) -> Evaluation:
+    def _timed(self, job: Job, execution: Execution, done: Evaluation, spare_s: float) -> Evaluation:
         case = job.trial.cases[0]
         possible = self._clock(execution.backend)
         if isinstance(possible, Reject):
-            return _provisional(done, possible.reason)
+            wrong = after_timing.look_untimed(execution, spare_s)
+            return _provisional(done, possible.reason) if wrong is None else evolve(done, failure=wrong[0], message=wrong[1])
         turn = timing.rotation(job.trial, execution.kind, case, execution.device)
         measured = timing.time_kernel(execution, turn)
         execution.synchronize()

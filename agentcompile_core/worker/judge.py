@@ -17,6 +17,7 @@ from attrs import evolve, field, frozen
 from ..errors import AgentCompileError
 from ..ir import serial
 from ..ir.candidate import Kernel
+from ..ir.decisions import ChainTrial
 from ..ir.graph import Graph, ValueKind
 from ..ir.region import Region
 from ..ir.selection import SelectedStep, Selection
@@ -67,6 +68,7 @@ class ChainAnswer:
     """The selections that won, what the shortened step takes with them and on the framework alone, in microseconds.
 
     ``refused``: of each step that was not taken since the whole step was wrong with it, region, match, the step in words, and why.
+    ``trials``: everything that was tried, in order; who makes it again from ``question.selections`` gets ``selections``.
     """
 
     selections: tuple[Selection, ...]
@@ -76,6 +78,7 @@ class ChainAnswer:
     tried: int
     accepted: int
     refused: tuple[tuple[str, str, str, str], ...] = ()
+    trials: tuple[ChainTrial, ...] = ()
 
 
 def judge(argument: Any, state: Any, phase: Callable[[str], None]) -> Any:
@@ -96,6 +99,7 @@ class _Chain:
         self.inputs = make.tensors((ValueKind.INPUT,), by_source=False)
         self.tried = self.accepted = 0
         self.refused: list[tuple[str, str, str, str]] = []
+        self.trials: list[ChainTrial] = []
 
     def captured(self, selections: tuple[Selection, ...]) -> Variant:
         """The step under these selections."""
@@ -144,7 +148,7 @@ class _Chain:
         self.phase("framework")
         framework_us = self._framework_us()
         return ChainAnswer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried,
-                           accepted=self.accepted, refused=tuple(self.refused))
+                           accepted=self.accepted, refused=tuple(self.refused), trials=tuple(self.trials))
 
     def _sound(self, incumbent: tuple[Selection, ...], best: Variant) -> tuple[tuple[Selection, ...], Variant]:
         """The incumbent if it still does its work, else without the step that does not; without any if that is not one alone."""
@@ -159,13 +163,17 @@ class _Chain:
             if captured is None or _fails_when_timed(captured):
                 continue
             step = next(x for s in incumbent if s.signature == removal.signature for x in s.steps if x.step.match_id == removal.match_id)
-            self._refuse(removal.signature, step, why)
+            self._take_out(removal.signature, step, why)
             return challenger, captured
         for selection in incumbent:
             for step in selection.steps:
-                self._refuse(selection.signature, step, why)
+                self._take_out(selection.signature, step, why)
         nothing = tuple(evolve(s, steps=()) for s in incumbent)
         return nothing, self.captured(nothing)
+
+    def _take_out(self, signature: str, step: SelectedStep, why: str) -> None:
+        self._refuse(signature, step, why)
+        self.trials.append(ChainTrial(signature=signature, match_id=step.step.match_id, step=None, refused=why, taken=True))
 
     def _refuse(self, signature: str, step: SelectedStep, why: str) -> None:
         self.refused.append((signature, step.step.match_id, str(step.step), f"after it was timed inside the captured chain, {why}"))
@@ -193,24 +201,26 @@ class _Chain:
         self.phase(str(what))
         self.tried += 1
         captured = self._captured_or_none(challenger)
-        if captured is None:
-            return None
+        ratio, why = (0.0, "") if captured is None else self._compared(captured, best)
+        if why and what.selected is not None:
+            self._refuse(what.signature, what.selected, why)
+        taken = bool(ratio) and not why and ratio < 1.0 - self.q.margin
+        self.trials.append(ChainTrial(signature=what.signature, match_id=what.match_id, ratio=ratio, refused=why, taken=taken,
+                                      step=what.selected.step if what.selected is not None else None))
+        self.accepted += taken
+        return captured if taken else None
+
+    def _compared(self, captured: Variant, best: Variant) -> tuple[float, str]:
+        """The upper bound of the paired ratio, and what is wrong with a challenger that would win by it."""
         quick = captured.sample_us() / best.sample_us()
         if quick > 1.01:
-            return None
+            return quick, ""
         ratios = []
         for pair in range(PAIRS):
             samples = (captured.sample_us(), best.sample_us()) if pair % 2 else tuple(reversed((best.sample_us(), captured.sample_us())))
             ratios.append(samples[0] / samples[1])
-        if upper_bound(ratios) >= 1.0 - self.q.margin:
-            return None
-        why = captured.wrong()
-        if why:
-            if what.selected is not None:
-                self._refuse(what.signature, what.selected, why)
-            return None
-        self.accepted += 1
-        return captured
+        ratio = upper_bound(ratios)
+        return ratio, captured.wrong() if ratio < 1.0 - self.q.margin else ""
 
 
 def _fails_when_timed(captured: Variant) -> str:

@@ -13,15 +13,16 @@ import torch
 from attrs import evolve
 
 from agentcompile_core import api
-from agentcompile_core.configuration import Config, files
+from agentcompile_core.configuration import files
 from agentcompile_core.report import audit, audit_words
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.emit import evidence, write
 from agentcompile_core.store import Store
+from agentcompile_core.testing import doubles
 
 from . import cheap
 from .registry import add, fault
-from .seen import command, refused
+from .seen import command, noted, refused
 
 AREA, KEPT = "bundles", "nothing of it ran"
 PARTS = ("graphs.json", "programs.json", "selections.json", "records.json", "decisions.json", "failures.json", "search.json")
@@ -142,13 +143,7 @@ def _a_source_that_is_code(folder: Path) -> str:
 
 
 def _loaded(folder: Path, target: Path, **options: Any) -> Any:
-    from agentcompile_core.plugin.discovery import load_catalog
-
-    plugin = cheap.offers(template_families=options.pop("family", cheap.Family("honest")), backends=cheap.Backend())
-    with cheap.lenient():
-        catalog = load_catalog(only=(), extra=[("doubles", plugin), ("rules", cheap.agentcompile_rules_transformers)])
-        config = Config(validators=(), backend="fake", **options)
-        return api.load(target, _made()[1], device="cpu", run_on="fake", catalog=catalog, config=config, store=Store(folder / "own"))
+    return cheap.loaded(target, _made()[1], Store(folder / "own"), workers=cheap.HERE, **options)
 
 
 def _adds(made: Any) -> None:
@@ -174,6 +169,35 @@ def _a_binary_of_nobody(folder: Path) -> str:
     made = _loaded(folder, _made()[0].save(folder / "bundle"))
     _adds(made)
     return next(note for note in made.notes if "made again from the installed families" in note)
+
+
+def _made_again(behaviour: str, workers: str, words: str) -> Any:
+    def run(folder: Path) -> str:
+        from test_rebuilt_kernels import with_behaviour
+
+        target = with_behaviour(_made()[0], behaviour, folder / "bundle")
+        made = cheap.loaded(target, _made()[1], Store(None), workers=workers, family=cheap.Family("honest", behaviour))
+        for _ in range(20):
+            _adds(made)
+        return noted(made, words)
+
+    return run
+
+
+for _name in ("wrong", "lies", "stops", "lazy", "caches", "outside", "input_later"):
+    add(AREA, f"a bundle whose kernel {doubles.BEHAVIOURS[_name]}",
+        f"a bundle's kernel, which an installed family makes again, {doubles.BEHAVIOURS[_name]}",
+        _made_again(_name, cheap.HERE, "made again here and not validated"), "it was validated here and did not pass; the result is right")
+add(AREA, "a bundle whose kernel calls abort()", "a bundle's kernel, which an installed family makes again, ends the process that runs it",
+    _made_again("abort", "agentcompile_core.testing.doubles:catalog", "SIGABRT"),
+    "it ended a worker; the framework runs, the result is right")
+
+
+@fault(AREA, "a bundle's kernels are not known here, and there is no time to validate them", "the framework ran; the result is right")
+def _no_time_to_validate_a_bundle(folder: Path) -> str:
+    made = _loaded(folder, _made()[0].save(folder / "bundle"), budget_s=1e-6)
+    _adds(made)
+    return noted(made, "within the budget of 1e-06 s")
 
 
 @fault(AREA, "a project's file that comes with a checkout trusts kernels", "only the user may trust kernels")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
-from agentcompile_core.testing import doubles
+from agentcompile_core.testing import bad_validators, doubles
 from agentcompile_core.worker import Worker
 
 HERE = "here"
+BAD_HERE = "here, with validators that misbehave"
 MODULE = """
 import torch
 
@@ -69,6 +71,8 @@ def lenient() -> Iterator[None]:
 class Here:
     """The worker without its process: evaluates in this one, for storms in which nothing crashes but the whole."""
 
+    catalog = staticmethod(doubles.catalog)
+
     def __init__(self, **_: Any) -> None:
         self._state: Any = None
 
@@ -76,19 +80,27 @@ class Here:
         """Make the state."""
         from agentcompile_core.worker.evaluate import WorkerState
 
-        self._state = self._state or WorkerState(doubles.catalog())
+        self._state = self._state or WorkerState(self.catalog())
 
     def close(self) -> None:
         """Forget it."""
         self._state = None
 
-    def evaluate(self, jobs: Any, **_: Any) -> Iterator[tuple[int, Any]]:
-        """Each job in order."""
+    def evaluate(self, jobs: Any, stop_at: float | None = None, **_: Any) -> Iterator[tuple[int, Any]]:
+        """Each job in order, until ``stop_at``."""
         self.start()
         for index, job in enumerate(jobs):
+            if stop_at is not None and time.monotonic() >= stop_at:
+                return
             built = self._state.build(job)
             kernel = hasattr(built, "binary")
             yield index, evolve(self._state.evaluate(job, built, lambda phase: None), kernel=built) if kernel else built
+
+
+class BadHere(Here):
+    """The same, with validators that misbehave."""
+
+    catalog = staticmethod(bad_validators.catalog)
 
 
 class Backend(doubles.FakeBackend):
@@ -100,7 +112,7 @@ class Backend(doubles.FakeBackend):
 @contextlib.contextmanager
 def _doubles_in_the_worker(catalog: str) -> Iterator[None]:
     real = agentcompile_core.worker.Worker
-    made = Here if catalog == HERE else partial(Worker, catalog=catalog, builders=1)
+    made = {HERE: Here, BAD_HERE: BadHere}.get(catalog) or partial(Worker, catalog=catalog, builders=1)
     agentcompile_core.worker.Worker = made  # type: ignore[misc,assignment]
     try:
         yield
@@ -111,9 +123,24 @@ def _doubles_in_the_worker(catalog: str) -> Iterator[None]:
 def compiled(model: Path, store: Store, *, family: Any = None, extra: tuple[tuple[str, Any], ...] = (), run_on: str = "fake",
              workers: str = "agentcompile_core.testing.doubles:catalog", report: Any = None, **config: Any) -> Any:
     """Compile with doubles; ``config`` are fields of Config."""
+    with _here(workers, family, extra, config) as found:
+        watch = {} if report is None else {"report": report}
+        return ac.compile(str(model), device="cpu", run_on=run_on, store=store, **found, **watch)
+
+
+def loaded(bundle: Path, model: Path, store: Store, *, family: Any = None, workers: str = "agentcompile_core.testing.doubles:catalog",
+           extra: tuple[tuple[str, Any], ...] = (), report: Any = None, **config: Any) -> Any:
+    """Load a bundle with doubles, its steps on the fake backend; ``config`` are fields of Config."""
+    with _here(workers, family, extra, config) as found:
+        watch = {} if report is None else {"report": report}
+        return ac.load(bundle, str(model), device="cpu", run_on="fake", store=store, **found, **watch)
+
+
+@contextlib.contextmanager
+def _here(workers: str, family: Any, extra: tuple[tuple[str, Any], ...], config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Catalog and configuration of doubles, lenient, with doubles in the worker."""
     plugin = offers(template_families=family or Family("honest"), backends=Backend(), validators=doubles.SimpleValidator())
     settings = {"validators": ("simple",), "backend": "fake", "rounds": 1, "budget_plans": 4, "advisor": "heuristic", **config}
     with lenient(), _doubles_in_the_worker(workers):
         catalog = load_catalog(only=(), extra=[("doubles", plugin), ("rules", agentcompile_rules_transformers), *extra])
-        watch = {} if report is None else {"report": report}
-        return ac.compile(str(model), device="cpu", run_on=run_on, catalog=catalog, store=store, config=Config(**settings), **watch)
+        yield {"catalog": catalog, "config": Config(**settings)}

@@ -142,6 +142,7 @@ COMMANDS: dict[str, tuple[tuple[object, ...], str]] = {
     "a model that is nowhere": (("compile", "/nowhere/model", *QUICKLY), "no folder"),
     "a bundle that is none": (("explain", TINY), "is not a bundle"),
     "an audit of what is no run": (("audit", TINY), "is not a bundle"),
+    "a sanitizer that cannot work here": (("compile", TINY, "--sanitize", "--device", "cpu"), "sanitize"),
     "a cache command without its file": (("cache", "export"), "needs a file"),
 }
 for _name, (_arguments, _words) in COMMANDS.items():

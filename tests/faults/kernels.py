@@ -21,7 +21,8 @@ REASONS = {  # behaviour: cause, part of the message
 FATAL = {"abort": "SIGABRT", "segfault": "SIGSEGV", "exit": "exited with code 7", "hang": "no end of check", "raises": "told to fail"}
 
 
-def _record(made: Any, behaviour: str) -> Any:
+def record_of(made: Any, behaviour: str) -> Any:
+    """The record of the one candidate that does ``behaviour``, which was refused; the honest one serves."""
     right(made)
     (selection,) = made.compilation.selections
     assert [str(s.step.schedule["behave"]) for s in selection.steps] == ["honest"], "the honest kernel was not selected"
@@ -35,7 +36,7 @@ def _record(made: Any, behaviour: str) -> Any:
 def _kernel(behaviour: str, words: str, workers: str) -> Any:
     def run(folder: Path) -> str:
         made = cheap.compiled(cheap.module(folder), Store(folder / "store"), family=cheap.Family(behaviour, "honest"), workers=workers)
-        record = _record(made, behaviour)
+        record = record_of(made, behaviour)
         assert words in record.message, record.message
         assert workers == cheap.HERE or behaviour == "raises" or told(made, words, folder)
         return f"{record.failure.value}: {record.message}"
@@ -78,7 +79,10 @@ def _a_validator_that_lets_everything_pass(folder: Path) -> str:
     return told(made, "control", folder)
 
 
-TIMES = {"lies": "works a few times and not any more", "nan_time": "has a time that is no number", "too_fast": "is faster than memory"}
+TIMES = {"stops": "works sixteen times and returns at once from then on", "lazy": "returns at once where an answer lies already",
+         "caches": "keeps its results by address", "input_later": "changes its input later on",
+         "outside_later": "writes past the end later on", "lies": "works a few times and not any more",
+         "nan_time": "has a time that is no number", "too_fast": "is faster than memory"}
 for _name, _what in TIMES.items():
     add("timing", f"a kernel that {_what}", f"a candidate {doubles.BEHAVIOURS[_name]}", _kernel(_name, "", cheap.HERE), KEPT)
 

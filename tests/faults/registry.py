@@ -72,12 +72,14 @@ def load() -> dict[str, Fault]:
         capture,
         compilers,
         device,
+        edges,
         exchange,
         inputs,
         kernels,
         plugins,
         signals,
         storage,
+        validators,
     )
 
     return FAULTS

@@ -6,6 +6,7 @@ What nothing beats stays on the framework. Sources and kernels are those that va
 from attrs import frozen
 
 from ...context import Context
+from ...ir.decisions import ChainLog
 from ...ir.evaluated import Evaluated
 from ...ir.graph import Graph
 from ...ir.plan import RegionPlan
@@ -19,10 +20,11 @@ __all__ = ["Selected", "run"]
 
 @frozen(kw_only=True)
 class Selected:
-    """A selection per region, and microseconds of the chain's shortened step with them and on the framework (0: not measured)."""
+    """A selection per region, microseconds of the chain's shortened step with them and on the framework (0: not measured), and its log."""
 
     selections: tuple[Selection, ...]
     step_us: tuple[float, float] = (0.0, 0.0)
+    chain: ChainLog | None = None
 
 
 def run(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, graph: Graph | None = None) -> Selected:
@@ -55,4 +57,5 @@ def _by_chain(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, gra
     if ctx.config.framework_competes and answer.framework_us and slower:
         why = f"the whole step takes {answer.us:.1f} us with kernels and {answer.framework_us:.1f} us on the framework"
         judged = tuple(fallback(s.signature, s.region, why) for s in judged)
-    return Selected(selections=judged, step_us=(answer.us, answer.framework_us))
+    log = ChainLog(started=tuple((s.signature, x.step) for s in started for x in s.steps), trials=answer.trials)
+    return Selected(selections=judged, step_us=(answer.us, answer.framework_us), chain=log)

@@ -8,9 +8,9 @@ from attrs import evolve
 
 from ...budget import SPARE_SHARE
 from ...context import Context
-from ...errors import Cause, Failure, StageName
+from ...errors import Cause
 from ...ir.advice import OrderedPlan
-from ...ir.candidate import CALLABLE, Candidate
+from ...ir.candidate import Candidate
 from ...ir.evaluated import Evaluated
 from ...ir.record import TuningRecord
 from ...ir.search_log import Reason, Untried
@@ -19,7 +19,7 @@ from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
 from ...worker import Job
 from . import final_checks, winners
-from .entries import Entry, Queue
+from .entries import Entry, Queue, job_of
 from .ledger import Ledger
 from .resume import Search
 
@@ -31,7 +31,7 @@ def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], lef
     Matches take turns, those of the favourite cover and those that move most bytes first, so that an early end finds
     every match served.
     """
-    if ctx.backend is None or not _can_judge(ctx):
+    if ctx.backend is None or not final_checks.installed(ctx):
         if ctx.backend is None:
             ctx.emit(Skipped(subject="validate", message="no backend can launch kernels here; nothing is validated or selected"))
         untried = tuple(Untried(signature=c.signature, step=c.step, reason=Reason.NO_JUDGE) for c in candidates)
@@ -64,21 +64,6 @@ def confirm(selections: tuple[Selection, ...], found: Evaluated, rounds: Sequenc
 def only_confirmed(found: Evaluated, ctx: Context) -> Evaluated:
     """What is known, with everything closed that the required validators of winners have not passed yet."""
     return winners.only_confirmed(found, ctx)
-
-
-def job_of(entry: Entry, backend: Backend, ctx: Context) -> Job:
-    """What the worker is asked about an entry; its kernel comes along where the store has it."""
-    known = None if entry.candidate.source.language == CALLABLE else ctx.store.kernel(entry.kernel_key)
-    return Job(trial=entry.trial, step=entry.candidate.step, backend=backend.name, validators=final_checks.candidates(ctx), kernel=known)
-
-
-def _can_judge(ctx: Context) -> bool:
-    for name in ctx.config.validators:
-        if all(validator.name != name for validator in ctx.catalog.validators.values()):
-            message = "is not installed; without it no kernel is trusted, so everything stays on the framework"
-            ctx.fail(Failure(stage=StageName.VALIDATE, cause=Cause.UNAVAILABLE, plugin=name, subject="validator", message=message))
-            return False
-    return True
 
 
 class _Stage:

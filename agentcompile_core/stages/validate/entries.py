@@ -6,13 +6,14 @@ from attrs import evolve, field, frozen
 
 from ...context import Context
 from ...ir.advice import OrderedPlan
-from ...ir.candidate import Candidate
+from ...ir.candidate import CALLABLE, Candidate
 from ...ir.region import Match, Role
 from ...ir.search_log import Reason, Untried
 from ...ir.verdict import Case, Trial
 from ...plugin.events import Skipped
 from ...plugin.interfaces import Backend
 from ...store import keys
+from ...worker import Job
 from . import final_checks
 from .input_cases import cases_for
 
@@ -152,3 +153,9 @@ def largest_bytes(match: Match) -> int:
 def environment(backend: Backend, ctx: Context) -> str:
     """Digest of everything beside the trial that a result depends on; see keys.environment."""
     return keys.environment(backend, final_checks.versions(ctx))
+
+
+def job_of(entry: Entry, backend: Backend, ctx: Context) -> Job:
+    """What the worker is asked about an entry; its kernel comes along where the store has it."""
+    known = None if entry.candidate.source.language == CALLABLE else ctx.store.kernel(entry.kernel_key)
+    return Job(trial=entry.trial, step=entry.candidate.step, backend=backend.name, validators=final_checks.candidates(ctx), kernel=known)

@@ -24,6 +24,16 @@ def validator(ctx: Context, name: str) -> Validator:
     return found
 
 
+def installed(ctx: Context) -> bool:
+    """Whether every configured validator is installed; one that is not is a recorded failure."""
+    for name in ctx.config.validators:
+        if all(validator.name != name for validator in ctx.catalog.validators.values()):
+            message = "is not installed; without it no kernel is trusted, so everything stays on the framework"
+            ctx.fail(Failure(stage=StageName.VALIDATE, cause=Cause.UNAVAILABLE, plugin=name, subject="validator", message=message))
+            return False
+    return True
+
+
 def candidates(ctx: Context) -> tuple[str, ...]:
     """The configured validators that judge every candidate, by their configured names."""
     return tuple(n for n in ctx.config.validators if validator(ctx, n).scope != SCOPE)

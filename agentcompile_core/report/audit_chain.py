@@ -1,0 +1,66 @@
+"""The captured chain's decisions made again from its log: each trial by its ratio, and the steps that are left by the trials."""
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from ..ir.decisions import ChainLog, ChainTrial
+from ..ir.plan import Step
+
+CHAIN_MARGIN = 0.5  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
+Held = dict[str, dict[str, Step]]  # signature, match id
+
+
+@frozen(kw_only=True)
+class Replay:
+    """What the log leads to: what the chain held in the end, and what does not follow in the log itself."""
+
+    held: Held
+    problems: tuple[str, ...]
+
+
+def replayed(log: ChainLog, margin: float) -> Replay:
+    """Make every trial of the log again, in order."""
+    held: Held = {}
+    for signature, step in log.started:
+        held.setdefault(signature, {})[step.match_id] = step
+    problems: list[str] = []
+    for number, trial in enumerate(log.trials, 1):
+        wins = _wins(trial, CHAIN_MARGIN * margin)
+        if wins is not trial.taken:
+            problems.append(f"trial {number}, {_name(trial)}, was {'taken' if trial.taken else 'not taken'}; by {_evidence(trial)} it "
+                            f"is{'' if wins else ' not'}")
+        if wins and trial.step is not None:
+            held.setdefault(trial.signature, {})[trial.match_id] = trial.step
+        elif wins:
+            held.get(trial.signature, {}).pop(trial.match_id, None)
+    return Replay(held=held, problems=tuple(problems))
+
+
+def _wins(trial: ChainTrial, margin: float) -> bool:
+    if not trial.ratio:
+        return trial.step is None and bool(trial.refused)  # a step with which the whole step was wrong goes, whatever it takes
+    return not trial.refused and trial.ratio < 1.0 - margin
+
+
+def _name(trial: ChainTrial) -> str:
+    return str(trial.step) if trial.step is not None else f"the framework on {trial.match_id}"
+
+
+def _evidence(trial: ChainTrial) -> str:
+    if trial.refused:
+        return f"what was wrong with it ({trial.refused})"
+    return f"its ratio {trial.ratio:.3f}" if trial.ratio else "its log, which compares nothing,"
+
+
+def evidence_of(log: ChainLog) -> tuple[str, ...]:
+    """What was tried in the chain, in words: counts, and everything that was taken."""
+    taken = [trial for trial in log.trials if trial.taken]
+    lines = [f"it began with {len(log.started)} steps; {len(log.trials)} alternatives tried, {len(taken)} taken"]
+    return (*lines, *(f"taken: {_name(trial)}, by {_evidence(trial)}" for trial in taken))
+
+
+def differences(wanted: Mapping[str, Step], found: Mapping[str, Step], what: str) -> list[str]:
+    """Where two sets of steps of one region differ."""
+    return [f"{what} {match}: {found.get(match) or 'the framework'}, and {wanted.get(match) or 'the framework'} follows"
+            for match in sorted({*wanted, *found}) if wanted.get(match) != found.get(match)]
