@@ -35,7 +35,7 @@ def main() -> int:
     asked = Asked(seed=arguments.seed, processes=arguments.processes, trust_kills=arguments.trust_kills)
     mutants = sampled(arguments.count, arguments.seed)
     found = judged(mutants, asked, cached, report)
-    found = document(proven(found, mutants, cached, arguments.cases, lambda text: print(text, flush=True)), asked)
+    found = document(proven(found, mutants, cached, asked, arguments.cases, lambda text: print(text, flush=True)), asked)
     write(arguments.out, found)
     print(table({**found["by_class"], "all": found["total"]}), table(found["by_family"]), sep="\n\n")
     said = shortcomings(found)
@@ -45,7 +45,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300, help="mutants (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=250, help="mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="workers (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=CASES, help="random cases that a proven mutant must agree on (default: %(default)s)")

@@ -38,22 +38,22 @@ class Runner:
         return self.buffers.tensors(*WRITTEN)
 
 
-def random_cases(trial: Trial, count: int) -> Iterator[Case]:
-    """Cases of every input family that the trial knows, at any position up to the last of its cases."""
-    draw = random.Random(f"{trial.match.id} {count}")
+def random_cases(trial: Trial, numbers: range) -> Iterator[Case]:
+    """Cases of every input family that the trial knows, at any position up to the last of its cases; each is drawn from its number."""
     families = sorted({*InputFamily, *(case.family for case in trial.cases)})
     positions = [case.position for case in trial.cases]
-    for _ in range(count):
+    for number in numbers:
+        draw = random.Random(f"{trial.match.id} {number}")
         yield Case(family=draw.choice(families), seed=draw.randrange(1 << 30), position=draw.randint(min(positions), max(positions)))
 
 
-def differences(subject: Subject, sources: Sequence[StepSource], count: int) -> list[str]:
-    """For each source what the first of ``count`` random cases shows on which it writes other bits; empty where none does."""
+def differences(subject: Subject, sources: Sequence[StepSource], numbers: range) -> list[str]:
+    """For each source what the first of the random cases of these ``numbers`` shows on which it writes other bits; empty: none does."""
     kind = load().kinds[subject.match.kind]
     original = Runner(subject, subject.source)
     others = {index: Runner(subject, source) for index, source in enumerate(sources)}
     seen = [""] * len(sources)
-    for case in random_cases(subject.job(subject.source).trial, count):
+    for case in random_cases(subject.job(subject.source).trial, numbers):
         inputs = make_inputs(subject.match, kind, case, "cpu")
         right = original.run(inputs)
         for index, runner in list(others.items()):

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import queue
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from agentcompile_core.ir import serial
-from agentcompile_core.plugin_api import BuildError, Kernel, StepSource
+from agentcompile_core.plugin_api import BuildError, Cause, Kernel, StepSource
 from agentcompile_core.worker import Job, Worker
 
 from .differences import differences
@@ -23,7 +22,6 @@ from .machine_code import MachineCode
 from .planning import Mutant, order_of
 from .subjects import BACKEND, Subject, load
 
-log = logging.getLogger("mutants")
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = ("agentcompile_core", "plugins/validators", "plugins/rules", "plugins/templates_cuda/kit")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of a worker: as many workers run as there are processors
@@ -152,23 +150,16 @@ class Judge:
             finding = self._on(subject, mutant.source(subject), evolve(finding, subject=subject.name))
             if finding.outcome:
                 return finding
-        finding = evolve(finding, subject="")
-        if finding.no_effect_on or not all(self._same_code(mutant.source(subject), subject) for subject in order):
-            return evolve(finding, outcome=NO_EFFECT)
-        return evolve(finding, outcome=SAME_CODE, same_code_on=tuple(subject.name for subject in order))
+        return evolve(finding, subject="", outcome=NO_EFFECT if finding.no_effect_on else SAME_CODE)
 
     def _on(self, subject: Subject, source: StepSource, finding: Finding) -> Finding:
         """Judge on one subject; without an outcome where the mutant is right there."""
         original = self._original(subject)
-        if not original:
-            return finding
         try:
             kernel = self._backend.build(source, subject.target)
         except BuildError as exc:
             return evolve(finding, outcome=NOT_COMPILING, message=str(exc)[:MESSAGE])
-        if kernel.sha256 == original:
-            return finding
-        for name in VALIDATORS:
+        for name in VALIDATORS if kernel.sha256 != original else ():
             verdict = self._verdict(subject.job(source, (name,)), kernel)
             if verdict["cause"]:
                 outcome = NOT_COMPILING if verdict["cause"] == "compile" else KILLED
@@ -177,19 +168,23 @@ class Judge:
             return evolve(finding, outcome=NOT_COMPILING)
         if self._same_code(source, subject):
             return evolve(finding, same_code_on=(*finding.same_code_on, subject.name))
-        seen = self._difference(subject, source)
+        seen = self._difference(subject, source) if kernel.sha256 != original else ""
         if seen:
             return evolve(finding, outcome=ELIGIBLE, message=seen)
         return evolve(finding, no_effect_on=(*finding.no_effect_on, subject.name))
 
     def _original(self, subject: Subject) -> str:
-        """The binary's digest of the subject's own kernel; empty where the checks refuse even that: it is no subject then."""
+        """The binary's digest of the subject's own kernel.
+
+        Raises:
+            RuntimeError: the checks refuse even that, so what they say of its mutants means nothing.
+        """
         if subject.name not in self._binaries:
             kernel = self._backend.build(subject.source, subject.target)
             refused = [found for name in VALIDATORS if (found := self._verdict(subject.job(subject.source, (name,)), kernel))["cause"]]
             if refused:
-                log.warning("the unmutated kernel of %s is refused: %s", subject.name, refused[0]["message"])
-            self._binaries[subject.name] = "" if refused else kernel.sha256
+                raise RuntimeError(f"the unmutated kernel of {subject.name} is refused: {refused[0]['message']}")
+            self._binaries[subject.name] = kernel.sha256
         return self._binaries[subject.name]
 
     def _verdict(self, job: Job, kernel: Kernel) -> dict[str, Any]:
@@ -204,6 +199,8 @@ class Judge:
             ((_, evaluation),) = self._worker.evaluate([evolve(job, kernel=kernel)])
             by = next((v.validator for v in evaluation.verdicts if not v.passed), "" if evaluation.failure is None else "execution")
             cause = evaluation.failure.value if evaluation.failure else ""
+            if evaluation.failure is Cause.UNAVAILABLE:  # of the worker, or of a validator that fails its own controls: no verdict
+                raise RuntimeError(f"{job.trial.source.digest} was not judged: {evaluation.message}")
             return {"cause": cause, "by": by, "message": evaluation.message[:MESSAGE] if cause else ""}
 
         found = self._cached.of(key, ask)
@@ -220,4 +217,4 @@ class Judge:
 
     def _difference(self, subject: Subject, source: StepSource) -> str:
         key = hashlib.sha256(f"{serial.dumps(subject.job(source))} {SPOT_CASES} {judges_digest()}".encode()).hexdigest()
-        return self._cached.of(key, lambda: {"seen": differences(subject, [source], SPOT_CASES)[0]})["seen"]
+        return self._cached.of(key, lambda: {"seen": differences(subject, [source], range(SPOT_CASES))[0]})["seen"]

@@ -1,9 +1,9 @@
-"""Which mutants are made: every edit of every file, sampled so that files and classes of mistakes take turns."""
+"""Which mutants are made: every edit of every file, sampled so that operators, files and places take turns."""
 
 import hashlib
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -76,25 +76,36 @@ def pool() -> dict[str, list[Mutant]]:
 
 
 def sampled(count: int, seed: int) -> list[Mutant]:
-    """``count`` mutants: classes take turns, within a class files, within both the order is drawn from ``seed``."""
-    queues: dict[str, dict[str, list[Mutant]]] = defaultdict(dict)
+    """``count`` mutants; a larger sample begins with the smaller one.
+
+    An operator brings mutants in proportion to the square root of how many it can make: all operators are there, and those that find
+    many places are there more often without being most of the sample. Each brings its next one from the file that it has brought
+    least of, there from the line that least were drawn of by any operator; what is left is drawn from ``seed``. So the sample
+    spreads over operators, files and places, and what becomes of a mutant has no part in it.
+    """
     draw = random.Random(seed)
-    for file, mutants in sorted(pool().items()):
-        for group in sorted({mutant.group for mutant in mutants}):
-            own = [mutant for mutant in mutants if mutant.group == group]
-            draw.shuffle(own)
-            queues[group][file] = own
+    waiting: dict[str, list[Mutant]] = defaultdict(list)
+    for _, mutants in sorted(pool().items()):
+        for mutant in mutants:
+            waiting[mutant.operator].append(mutant)
+    order = sorted(waiting)
+    draw.shuffle(order)
+    for operator in order:
+        draw.shuffle(waiting[operator])
+    weight = {operator: len(waiting[operator]) ** 0.5 for operator in order}
+    brought: Counter[str] = Counter()
+    files: Counter[tuple[str, str]] = Counter()
+    places: Counter[tuple[str, int]] = Counter()
     chosen: list[Mutant] = []
-    while len(chosen) < count and queues:
-        for group in sorted(queues):
-            files = queues[group]
-            file = next(iter(files))
-            mutants = files.pop(file)
-            chosen.append(mutants.pop())
-            if mutants:
-                files[file] = mutants  # behind the others
-        queues = defaultdict(dict, {group: files for group, files in queues.items() if files})
-    return chosen[:count]
+    while len(chosen) < count and any(waiting.values()):
+        operator = min((name for name in order if waiting[name]), key=lambda name: (brought[name] + 0.5) / weight[name])
+        mutant = min(waiting[operator], key=lambda one: (files[one.operator, one.file], places[one.file, one.line]))
+        waiting[operator].remove(mutant)
+        brought[operator] += 1
+        files[operator, mutant.file] += 1
+        places[mutant.file, mutant.line] += 1
+        chosen.append(mutant)
+    return chosen
 
 
 def order_of(mutant: Mutant, seed: int) -> list[Subject]:
