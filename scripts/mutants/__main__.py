@@ -27,7 +27,7 @@ def main() -> int:
     began = time.monotonic()
 
     def report(finding: Finding) -> None:
-        why = finding.message or ", ".join(finding.no_effect_on)
+        why = finding.message or ", ".join((*finding.other_bits_on, *finding.no_effect_on))
         print(f"{time.monotonic() - began:7.1f} {finding.outcome:12} {finding.by:12} {finding.subject:20} {finding.file}:{finding.line} "
               f"{finding.operator} {finding.id} | {finding.before} | {finding.after} | {why[:110]}", flush=True)
 

@@ -17,7 +17,7 @@ from agentcompile_core.ir import serial
 from agentcompile_core.plugin_api import BuildError, Cause, Kernel, StepSource
 from agentcompile_core.worker import Job, Worker
 
-from .differences import differences
+from .differences import beyond_budget, differences
 from .machine_code import MachineCode
 from .planning import Mutant, order_of
 from .subjects import BACKEND, Subject, load
@@ -25,10 +25,12 @@ from .subjects import BACKEND, Subject, load
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = ("agentcompile_core", "plugins/validators", "plugins/rules", "plugins/templates_cuda/kit")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of a worker: as many workers run as there are processors
-DEADLINES_S = {"build": 150.0, "check": 400.0}
+DEADLINES_S = {"build": 150.0, "check": 60.0}  # a check of an unmutated kernel takes 2 to 10 s
 KILLED, NOT_COMPILING, ELIGIBLE = "killed", "not compiling", "eligible"
 SAME_CODE, EQUIVALENT = "identical machine code", "equivalent"
+WITHIN = "within the budget"  # rounds otherwise: other bits, and no error that the contract does not allow
 NO_EFFECT = "no effect"  # on any subject, and no proof yet: as good as eligible
+OTHER_BITS = "other bits"  # but within the budget, and no proof yet: as good as eligible
 VALIDATORS = ("numerics", "emulation")  # a winner has passed both
 SPOT_CASES = 40
 MESSAGE = 240  # characters kept
@@ -52,8 +54,9 @@ class Finding:
     message: str = ""
     same_code_on: tuple[str, ...] = ()  # subjects whose machine code it leaves as it is
     no_effect_on: tuple[str, ...] = ()  # subjects whose results it leaves as they are, bit for bit
+    other_bits_on: tuple[str, ...] = ()  # subjects whose results it leaves within the error budget, with other bits
     proof: str = ""  # why it is right everywhere
-    cases: int = 0  # random cases that agreed bit for bit
+    cases: int = 0  # random cases that agreed bit for bit, or stayed within the budget
 
 
 class Cache:
@@ -142,7 +145,8 @@ class Judge:
         """Judge ``mutant`` on one subject after the other until it is refused, or shown to be wrong and eligible.
 
         Where a subject's launch never runs into the mistake, the mutant is right there: its machine code is the same, or every
-        bit that it writes. Such subjects are named, and the next one is tried.
+        bit that it writes. Where it rounds otherwise, it is right as long as it stays within the error budget. Such subjects are
+        named, and the next one is tried.
         """
         finding = Finding(**{name: getattr(mutant, name) for name in ("id", "file", "line", "operator", "group", "before", "after")})
         order = order_of(mutant, self._seed)
@@ -150,7 +154,8 @@ class Judge:
             finding = self._on(subject, mutant.source(subject), evolve(finding, subject=subject.name))
             if finding.outcome:
                 return finding
-        return evolve(finding, subject="", outcome=NO_EFFECT if finding.no_effect_on else SAME_CODE)
+        outcome = OTHER_BITS if finding.other_bits_on else NO_EFFECT if finding.no_effect_on else SAME_CODE
+        return evolve(finding, subject="", outcome=outcome)
 
     def _on(self, subject: Subject, source: StepSource, finding: Finding) -> Finding:
         """Judge on one subject; without an outcome where the mutant is right there."""
@@ -168,10 +173,12 @@ class Judge:
             return evolve(finding, outcome=NOT_COMPILING)
         if self._same_code(source, subject):
             return evolve(finding, same_code_on=(*finding.same_code_on, subject.name))
-        seen = self._difference(subject, source) if kernel.sha256 != original else ""
+        if kernel.sha256 == original or not self._spotted(differences, subject, source):
+            return evolve(finding, no_effect_on=(*finding.no_effect_on, subject.name))
+        seen = self._spotted(beyond_budget, subject, source)
         if seen:
             return evolve(finding, outcome=ELIGIBLE, message=seen)
-        return evolve(finding, no_effect_on=(*finding.no_effect_on, subject.name))
+        return evolve(finding, other_bits_on=(*finding.other_bits_on, subject.name))
 
     def _original(self, subject: Subject) -> str:
         """The binary's digest of the subject's own kernel.
@@ -215,6 +222,6 @@ class Judge:
         key = hashlib.sha256(f"{serial.dumps(source)} {self._code.library}".encode()).hexdigest()
         return self._cached.of(key, lambda: {"code": self._code.of(source, subject.target)})["code"]
 
-    def _difference(self, subject: Subject, source: StepSource) -> str:
-        key = hashlib.sha256(f"{serial.dumps(subject.job(source))} {SPOT_CASES} {judges_digest()}".encode()).hexdigest()
-        return self._cached.of(key, lambda: {"seen": differences(subject, [source], range(SPOT_CASES))[0]})["seen"]
+    def _spotted(self, look: Callable[[Subject, list[StepSource], range], list[str]], subject: Subject, source: StepSource) -> str:
+        key = hashlib.sha256(f"{look.__name__} {serial.dumps(subject.job(source))} {SPOT_CASES} {judges_digest()}".encode()).hexdigest()
+        return self._cached.of(key, lambda: {"seen": look(subject, [source], range(SPOT_CASES))[0]})["seen"]

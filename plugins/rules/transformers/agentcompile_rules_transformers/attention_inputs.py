@@ -1,9 +1,15 @@
-"""Inputs of attention that show a position left out, counted twice or taken from elsewhere, however many positions there are.
+"""Inputs of attention that show what those of single operands cannot.
+
+Families that show a position left out, counted twice or taken from elsewhere, however many positions there are:
 
 ``every_position``: the query is zero, so all attended positions weigh the same, and every row of V is one element of 1. An
 element of the result counts the few positions that carry it, so one of them missing changes it by a tenth, not by 1/8192.
 ``peaked``: the keys of a few positions point along a query head as the kernel sees it, after norm and rotation, so that the
 softmax is shared by them alone.
+
+Families of the core, as they concern attention as a whole. ``ties``: all rows of the cached V are nearly the same, so that errors of
+single weights average out and one that all weights share stands out. ``one_huge``: where a norm keeps the query's size, one huge
+weight of that norm lets the scores of one head lie further above those of another than the exponential reaches.
 """
 
 import math
@@ -11,13 +17,26 @@ import math
 import torch
 from torch import Tensor
 
-from agentcompile_core.plugin_api import Case, Match, Operand
+from agentcompile_core.plugin_api import Case, InputFamily, Match, Operand
 
 EVERY_POSITION, PEAKED = "every_position", "peaked"
 FAMILIES = (EVERY_POSITION, PEAKED)
 MOST_PER_ELEMENT = 12  # positions that one element of the result counts
 PEAKS = 8  # positions that share the softmax of a query head
 ABOVE = 6.0  # by how much their scores lie above those of all others together
+LEVEL, UNEVEN = 1.1, 0.1  # mean and deviation of a level V
+HUGE = 2048.0
+
+
+def edges(match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+    """The operand that a family of the core concerns here and that the core, which knows no attention, would draw as any; else None."""
+    if (case.family, operand.name) == (InputFamily.TIES, "v_cache"):
+        return LEVEL + UNEVEN * torch.randn(operand.spec.shape, generator=generator, device=device)
+    if (case.family, operand.name) == (InputFamily.ONE_HUGE, "q_norm"):
+        weight = 1.0 + 0.1 * torch.randn(operand.spec.shape, generator=generator, device=device)
+        weight.reshape(-1)[case.seed % weight.numel()] = HUGE
+        return weight
+    return None
 
 
 def telling(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
