@@ -19,7 +19,7 @@ from agentcompile_core.plugin_api import (
     position_edges,
 )
 
-from .attention_inputs import FAMILIES, edges, telling
+from .attention_inputs import FAMILIES, telling
 
 L = SemanticLabel
 ROPE_BASE = 1e6
@@ -81,10 +81,10 @@ class Attention(Normed):
         return position_edges(match.integer("capacity"), emulated, (window - 1, window, window + 1) if window else ())
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Tables of the position; what shows a position left out; what single operands cannot show."""
+        """Tables of the position; what single operands cannot show."""
         made = rotation(match, operand, case, device)
         if made is not None or case.family not in FAMILIES:
-            return made if made is not None else edges(match, operand, case, generator, device)
+            return made
         operands = [match.operand(name) for name in ("cos", "sin")]
         cos, sin = (rotation(match, each, case, device) if each is not None else None for each in operands)
         return telling(match, operand, case, (cos, sin) if cos is not None and sin is not None else None, device)
