@@ -14,6 +14,7 @@ from attrs import asdict
 
 from agentcompile_core.version import __version__
 
+from .equivalence import CASES
 from .judging import (
     ELIGIBLE,
     EQUIVALENT,
@@ -29,7 +30,7 @@ from .judging import (
 )
 from .subjects import BACKEND, LIBRARY, TARGET, load, subjects
 
-MOST_EQUIVALENT = 0.10
+FEWEST, MOST_EQUIVALENT = 200, 0.10
 NO_GPU = {"gpu": "no GPU, kernels judged on the emulator", "gpu_uuid": "none", "driver": "none"}
 COLUMNS = ("generated", "not compiling", "killed by numerics", "killed by emulation", "killed in execution", "identical machine code",
            "equivalent by proof", "within the budget by proof", "wrong and eligible")
@@ -83,12 +84,21 @@ def shortcomings(found: dict[str, Any]) -> list[str]:
     total = found["total"]
     judged = total["generated"] - total["not compiling"]
     equivalent = total["identical machine code"] + total["equivalent by proof"] + total["within the budget by proof"]
-    said = [] if judged >= 200 else [f"{judged} mutants were judged; at least 200 are asked for"]
+    said = [] if judged >= FEWEST else [f"{judged} mutants were judged; at least {FEWEST} are asked for"]
     if total["wrong and eligible"]:
         said.append(f"{total['wrong and eligible']} mutants are eligible and not shown to be right")
     if equivalent > MOST_EQUIVALENT * judged:
         said.append(f"{equivalent} of {judged} mutants are equivalent; at most {MOST_EQUIVALENT:.0%} may be")
-    return said
+    doubtful = [row["id"] for row in found.get("rows", ()) if not is_shown(row)]
+    return [*said, f"without a proof or {CASES} random cases: {', '.join(doubtful)}"] if doubtful else said
+
+
+def is_shown(row: dict[str, Any]) -> bool:
+    """Whether a row has what its outcome asks for: a proof where it is called right, random cases where it was let through anywhere."""
+    compared = row.get("cases", 0) >= CASES
+    if row["outcome"] in (EQUIVALENT, WITHIN):
+        return compared and bool(row.get("proof"))
+    return compared or not row.get("other_bits_on")
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

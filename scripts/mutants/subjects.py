@@ -131,7 +131,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**SLICE, "path": "direct", "warps_per_row": 1, "rows": 2}),
     ("gemv_combined", "gemv", _linear(n=50, k=700, bias=True, dtype=DType.F32),
      {**SLICE, "path": "direct", "warps": 8, "warps_per_row": 4, "rows": 1, "blocks_per_sm": 2}),
-    ("gemv_long_row", "gemv", _linear(n=20, k=2400, norm="layer", dtype=DType.F32), {"path": "direct", "warps": 4}),
+    ("gemv_long_row", "gemv", _linear(n=12, k=5000, norm="layer", dtype=DType.F32), {"path": "direct", "warps": 4}),
     ("gemv_gated", "gemv", _gated(n=40, k=1400, norm="rms_one_plus", activation="gelu", dtype=DType.BF16),
      {"path": "direct", "warps": 8, "warps_per_row": 4}),
     ("gemv_scalar", "gemv", _linear(n=50, k=255, residual=True), {"path": "direct"}),
