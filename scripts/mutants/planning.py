@@ -18,6 +18,7 @@ from .text import Edit, line_at, line_of
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
+_EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan::\w+\)")
 
 
 @frozen(kw_only=True)
@@ -38,6 +39,11 @@ class Mutant:
         """The same for the same mistake in the same statement, wherever it stands in the file."""
         parts = (self.file, self.operator, self.before, self.after, str(self.occurrence))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+    @property
+    def early(self) -> bool:
+        """Whether its line is decided when it is compiled."""
+        return _EARLY.search(self.before) is not None
 
     def source(self, subject: Subject) -> StepSource:
         """The source of ``subject`` with this mistake in it."""
@@ -80,8 +86,9 @@ def sampled(count: int, seed: int) -> list[Mutant]:
 
     An operator brings mutants in proportion to the square root of how many it can make: all operators are there, and those that find
     many places are there more often without being most of the sample. Each brings its next one from the file that it has brought
-    least of, there from the line that least were drawn of by any operator; what is left is drawn from ``seed``. So the sample
-    spreads over operators, files and places, and what becomes of a mutant has no part in it.
+    least of, there from the line that least were drawn of by any operator; what is left is drawn from ``seed``. Lines that a compiler
+    decides come behind those that run: a mistake there mostly makes another schedule, or nothing. So the sample spreads over
+    operators, files and places, and what becomes of a mutant has no part in it.
     """
     draw = random.Random(seed)
     waiting: dict[str, list[Mutant]] = defaultdict(list)
@@ -99,7 +106,7 @@ def sampled(count: int, seed: int) -> list[Mutant]:
     chosen: list[Mutant] = []
     while len(chosen) < count and any(waiting.values()):
         operator = min((name for name in order if waiting[name]), key=lambda name: (brought[name] + 0.5) / weight[name])
-        mutant = min(waiting[operator], key=lambda one: (files[one.operator, one.file], places[one.file, one.line]))
+        mutant = min(waiting[operator], key=lambda one: (one.early, files[one.operator, one.file], places[one.file, one.line]))
         waiting[operator].remove(mutant)
         brought[operator] += 1
         files[operator, mutant.file] += 1

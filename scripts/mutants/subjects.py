@@ -170,6 +170,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
     ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
+    ("argmax_rounds", "argmax", lambda: made.argmax_case(n=20011), SLICE),
     ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
     ("argmax_tiny_f32", "argmax", lambda: made.argmax_case(n=7, dtype=DType.F32), {}),
 )
