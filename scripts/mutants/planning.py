@@ -14,10 +14,11 @@ from agentcompile_core.plugin_api import StepSource
 from .cheats import cheats
 from .operators import edits
 from .subjects import PLAN, Subject, subjects
-from .text import Edit, line_at, line_of
+from .text import Edit, line_at, line_of, statement_before
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
+LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan::\w+\)")
 
 
@@ -32,6 +33,7 @@ class Mutant:
     before: str
     after: str
     occurrence: int  # among edits that look the same
+    early: bool  # in a statement that is decided when it is compiled
     edit: Edit = field(repr=False)
 
     @property
@@ -39,11 +41,6 @@ class Mutant:
         """The same for the same mistake in the same statement, wherever it stands in the file."""
         parts = (self.file, self.operator, self.before, self.after, str(self.occurrence))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-    @property
-    def early(self) -> bool:
-        """Whether its line is decided when it is compiled."""
-        return _EARLY.search(self.before) is not None
 
     def source(self, subject: Subject) -> StepSource:
         """The source of ``subject`` with this mistake in it."""
@@ -63,7 +60,7 @@ def mutants_of(file: str, text: str) -> Iterator[Mutant]:
         key = (operator.name, _without_digests(before), _without_digests(after))
         seen[key] += 1
         yield Mutant(file=file, operator=operator.name, group=operator.group, line=line_of(shown, edit.start), before=key[1], after=key[2],
-                     occurrence=seen[key], edit=edit)
+                     occurrence=seen[key], early=bool(_EARLY.search(statement_before(text, edit.start) + before)), edit=edit)
 
 
 @lru_cache(maxsize=256)
@@ -95,10 +92,13 @@ def sampled(count: int, seed: int) -> list[Mutant]:
     for _, mutants in sorted(pool().items()):
         for mutant in mutants:
             waiting[mutant.operator].append(mutant)
-    order = sorted(waiting)
+    order = sorted(waiting.keys() - LATER)
     draw.shuffle(order)
     for operator in order:
         draw.shuffle(waiting[operator])
+    for operator in LATER:
+        random.Random(f"{seed} {operator}").shuffle(waiting[operator])
+    order += LATER
     weight = {operator: len(waiting[operator]) ** 0.5 for operator in order}
     brought: Counter[str] = Counter()
     files: Counter[tuple[str, str]] = Counter()

@@ -166,6 +166,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
     ("elementwise_odd_bf16", "elementwise", lambda: made.elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"),
                                                                          dtype=DType.BF16), {}),
+    ("elementwise_chain", "elementwise", lambda: made.elementwise_case(columns=70, operators=("sigmoid", "mul", "tanh", "add", "gelu"),
+                                                                      dtype=DType.F32), {}),
     ("elementwise_row", "elementwise", _row_broadcast, {}),
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
