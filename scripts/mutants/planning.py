@@ -19,7 +19,7 @@ from .text import Edit, line_at, line_of, statement_before
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
 LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
-_EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan::\w+\)")
+_EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")
 
 
 @frozen(kw_only=True)
@@ -104,10 +104,14 @@ def sampled(count: int, seed: int) -> list[Mutant]:
     files: Counter[tuple[str, str]] = Counter()
     places: Counter[tuple[str, int]] = Counter()
     chosen: list[Mutant] = []
+    seen: set[tuple[str, int, str]] = set()  # two operators may write the same
     while len(chosen) < count and any(waiting.values()):
         operator = min((name for name in order if waiting[name]), key=lambda name: (brought[name] + 0.5) / weight[name])
         mutant = min(waiting[operator], key=lambda one: (one.early, files[one.operator, one.file], places[one.file, one.line]))
         waiting[operator].remove(mutant)
+        if (written := (mutant.file, mutant.line, mutant.after)) in seen:
+            continue
+        seen.add(written)
         brought[operator] += 1
         files[operator, mutant.file] += 1
         places[mutant.file, mutant.line] += 1

@@ -15,11 +15,12 @@ from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers import testing as made
 from agentcompile_rules_transformers.attention import AttentionRule
 from agentcompile_rules_transformers.elementwise import ElementwiseRule
+from agentcompile_rules_transformers.rope import RopeTableRule
 from attrs import evolve, field, frozen
 
 from agentcompile_core.configuration import defaults
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType, Graph, Match, Origin, Schedule, Step, StepSource, Target, Trial, ValueKind
+from agentcompile_core.plugin_api import DType, Graph, Match, Origin, Schedule, Step, StepSource, Symbol, Target, Trial, ValueKind
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.testing.matching import matched
 from agentcompile_core.worker import Job
@@ -111,6 +112,15 @@ def _partly_rotated_with_sinks(heads: tuple[int, int], head_dim: int, rotary_dim
                                                             mutates=("k_cache", "v_cache"))))
 
 
+def _scaled_table(half: int, scaling: float) -> Pair:
+    """The table of a position whose entries are scaled, as long contexts have it."""
+    draft, dtype = made.Draft(), DType.F16
+    given = (draft.given("position", (1, 1), DType.I64), draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT))
+    shapes = [(1, 1, 2 * half)] * 2
+    table = draft.call("agentcompile.rotary_embedding.default", (*given, scaling, Symbol("dtype", dtype.value)), *shapes, dtype=dtype)
+    return matched(RopeTableRule(), draft.graph(*table))
+
+
 def _linear(**said: Any) -> Callable[[], Pair]:
     return lambda: made.linear_case(**said)
 
@@ -163,6 +173,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("rope", "rope", lambda: made.rope_case(heads=6, head_dim=64), {}),
     ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
     ("rope_table", "rope_table", lambda: made.rope_table_case(half=48, dtype=DType.F32), {}),
+    ("rope_table_scaled", "rope_table", lambda: _scaled_table(half=20, scaling=1.25), {}),
     ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
     ("elementwise_odd_bf16", "elementwise", lambda: made.elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"),
                                                                          dtype=DType.BF16), {}),
