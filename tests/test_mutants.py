@@ -36,7 +36,8 @@ def mutated(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("text, mutants", [
-    ("  if (i < n) out[i] = x;", {"  if (i <= n) out[i] = x;", "  if (true) out[i] = x;", "  if (i < n - 1) out[i] = x;"}),
+    ("  if (i < n) out[i] = x;", {"  if (i <= n) out[i] = x;", "  if (true) out[i] = x;", "  if (i < n - 1) out[i] = x;",
+                                  "  if (i < n) out[i ^ 1] = x;"}),
     ("  __syncthreads();", {"  ;", "  __syncwarp();"}),
     ("  ac::grid_dependency_wait();", {"  ;"}),
     ("  sum += x;", {"  sum = x;", "  sum -= x;", "  ;"}),
