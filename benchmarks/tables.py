@@ -13,12 +13,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import coverage_tables
+import mutant_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
 from markdown_table import table
 
 ROOT = RESULTS.parent.parent
-DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "docs" / "coverage.md", ROOT / "README.md")
+DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "docs" / "coverage.md", ROOT / "docs" / "mutants.md", ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
 SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
@@ -188,6 +189,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
+    "mutant_classes": ("mutants", mutant_tables.by_class), "mutant_families": ("mutants", mutant_tables.by_family),
+    "mutants_right": ("mutants", mutant_tables.right),
 }
 
 ONCE = frozenset({"supported"})  # one table, from the last folder that has it: a GPU's rather than the emulator's

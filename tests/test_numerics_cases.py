@@ -88,3 +88,31 @@ def test_positions_that_are_not_attended_are_refused_at_capacity_8192(dtype: DTy
         lame[name] = torch.cat((lame[name][:, :start], lame[name][:, end:], lame[name][:, : end - start]), 1)
     lame["position"] = lame["position"] - (end - start)
     assert not compare(compile_nodes(graph, device="cpu").run(lame)[out], expected[out]).ok
+
+
+# ---- errors that all positions, or all heads, share
+
+def softmax_result(tensors: dict[str, torch.Tensor], position: int, over_heads: bool = False) -> torch.Tensor:
+    """Attention of 2 heads over one KV head as HuggingFace's eager path computes it: fp32 softmax, weights in the element type."""
+    q = tensors["q"].reshape(2, 64).float()
+    rows = [torch.cat((tensors[f"{n}_cache"][0, :position, 0].float(), tensors[n].reshape(1, 64).float())) for n in ("k", "v")]
+    scores = q @ rows[0].T * 64**-0.5
+    highest = scores.max() if over_heads else scores.amax(-1, keepdim=True)
+    weights = (scores - highest).exp()
+    return (weights / weights.sum(-1, keepdim=True)).to(tensors["q"].dtype).float() @ rows[1]
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("family", ["level", "apart"])
+def test_errors_that_all_weights_share_are_refused_and_honest_ones_are_not(dtype: DType, family: str) -> None:
+    match, graph = cases.attention_case(heads=(2, 1), head_dim=64, capacity=96, dtype=dtype)
+    step = 2.0**-11 if dtype is DType.F16 else 2.0**-8
+    for seed in range(20):
+        case = Case(family=family, seed=seed, position=60 + seed)
+        tensors = make_inputs(match, BY_NAME["attention"], case, "cpu")
+        values, out = graph_values(match, graph, tensors), graph.outputs[0]
+        expected = oracle(graph, values)[out]
+        framework = compile_nodes(graph, device="cpu").run({n: t.clone() for n, t in values.items()})[out]
+        assert compare(framework, expected).ok and compare(softmax_result(tensors, case.position).to(framework.dtype), expected).ok
+        wrong = expected.value * (1 + 0.9 * step) if family == "level" else softmax_result(tensors, case.position, over_heads=True)
+        assert not compare(wrong.to(framework.dtype), expected).ok

@@ -27,7 +27,7 @@ def main() -> int:
     began = time.monotonic()
 
     def report(finding: Finding) -> None:
-        why = finding.message or ", ".join(finding.no_effect_on)
+        why = finding.message or ", ".join((*finding.other_bits_on, *finding.no_effect_on))
         print(f"{time.monotonic() - began:7.1f} {finding.outcome:12} {finding.by:12} {finding.subject:20} {finding.file}:{finding.line} "
               f"{finding.operator} {finding.id} | {finding.before} | {finding.after} | {why[:110]}", flush=True)
 
@@ -35,7 +35,7 @@ def main() -> int:
     asked = Asked(seed=arguments.seed, processes=arguments.processes, trust_kills=arguments.trust_kills)
     mutants = sampled(arguments.count, arguments.seed)
     found = judged(mutants, asked, cached, report)
-    found = document(proven(found, mutants, cached, arguments.cases, lambda text: print(text, flush=True)), asked)
+    found = document(proven(found, mutants, cached, asked, arguments.cases, lambda text: print(text, flush=True)), asked)
     write(arguments.out, found)
     print(table({**found["by_class"], "all": found["total"]}), table(found["by_family"]), sep="\n\n")
     said = shortcomings(found)
@@ -45,7 +45,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300, help="mutants (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=280, help="mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="workers (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=CASES, help="random cases that a proven mutant must agree on (default: %(default)s)")

@@ -1,12 +1,13 @@
-"""Whether mutants write other bits than the kernel they were made from, on random cases of the same launch."""
+"""Whether mutants write other bits than the kernel they were made from, or leave the error budget, on random cases of the same launch."""
 
 import random
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values
+from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values, compare
 from agentcompile_core.worker.buffers import Buffers
+from agentcompile_core.worker.execution import Execution
 from agentcompile_core.worker.operands import make_inputs
 
 from .subjects import BACKEND, Subject, load
@@ -38,22 +39,22 @@ class Runner:
         return self.buffers.tensors(*WRITTEN)
 
 
-def random_cases(trial: Trial, count: int) -> Iterator[Case]:
-    """Cases of every input family that the trial knows, at any position up to the last of its cases."""
-    draw = random.Random(f"{trial.match.id} {count}")
+def random_cases(trial: Trial, numbers: range) -> Iterator[Case]:
+    """Cases of every input family that the trial knows, at any position up to the last of its cases; each is drawn from its number."""
     families = sorted({*InputFamily, *(case.family for case in trial.cases)})
     positions = [case.position for case in trial.cases]
-    for _ in range(count):
+    for number in numbers:
+        draw = random.Random(f"{trial.match.id} {number}")
         yield Case(family=draw.choice(families), seed=draw.randrange(1 << 30), position=draw.randint(min(positions), max(positions)))
 
 
-def differences(subject: Subject, sources: Sequence[StepSource], count: int) -> list[str]:
-    """For each source what the first of ``count`` random cases shows on which it writes other bits; empty where none does."""
+def differences(subject: Subject, sources: Sequence[StepSource], numbers: range) -> list[str]:
+    """For each source what the first of the random cases of these ``numbers`` shows on which it writes other bits; empty: none does."""
     kind = load().kinds[subject.match.kind]
     original = Runner(subject, subject.source)
     others = {index: Runner(subject, source) for index, source in enumerate(sources)}
     seen = [""] * len(sources)
-    for case in random_cases(subject.job(subject.source).trial, count):
+    for case in random_cases(subject.job(subject.source).trial, numbers):
         inputs = make_inputs(subject.match, kind, case, "cpu")
         right = original.run(inputs)
         for index, runner in list(others.items()):
@@ -61,6 +62,24 @@ def differences(subject: Subject, sources: Sequence[StepSource], count: int) -> 
             if seen[index]:
                 del others[index]
     return seen
+
+
+def beyond_budget(subject: Subject, sources: Sequence[StepSource], numbers: range) -> list[str]:
+    """For each source the first of the random cases of these ``numbers`` in which it leaves the error budget; empty: none."""
+    return [_beyond(subject, source, numbers) for source in sources]
+
+
+def _beyond(subject: Subject, source: StepSource, numbers: range) -> str:
+    trial, backend = subject.job(source).trial, load().find("agentcompile_backends", BACKEND)
+    execution = Execution(trial, backend, backend.load(backend.build(source, subject.target)), kind=load().kinds[subject.match.kind])
+    for case in random_cases(trial, numbers):
+        result = execution.run(case, float("nan"))
+        expected = execution.expected(case, result.inputs)
+        for name, tensor in execution.values(result.outputs).items():
+            found = compare(tensor, expected[name])
+            if not found.ok:
+                return f"{name} on {case.family} seed {case.seed} position {case.position}: {found.detail}"
+    return ""
 
 
 def _difference(right: dict[str, torch.Tensor], found: dict[str, torch.Tensor], case: Case) -> str:

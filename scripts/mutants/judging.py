@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import queue
 import threading
@@ -15,22 +14,23 @@ from typing import Any
 from attrs import evolve, frozen
 
 from agentcompile_core.ir import serial
-from agentcompile_core.plugin_api import BuildError, Kernel, StepSource
+from agentcompile_core.plugin_api import BuildError, Cause, Kernel, StepSource
 from agentcompile_core.worker import Job, Worker
 
-from .differences import differences
+from .differences import beyond_budget, differences
 from .machine_code import MachineCode
 from .planning import Mutant, order_of
 from .subjects import BACKEND, Subject, load
 
-log = logging.getLogger("mutants")
 ROOT = Path(__file__).resolve().parents[2]
 JUDGES = ("agentcompile_core", "plugins/validators", "plugins/rules", "plugins/templates_cuda/kit")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of a worker: as many workers run as there are processors
-DEADLINES_S = {"build": 150.0, "check": 400.0}
+DEADLINES_S = {"build": 150.0, "check": 60.0}  # a check of an unmutated kernel takes 2 to 10 s
 KILLED, NOT_COMPILING, ELIGIBLE = "killed", "not compiling", "eligible"
 SAME_CODE, EQUIVALENT = "identical machine code", "equivalent"
+WITHIN = "within the budget"  # rounds otherwise: other bits, and no error that the contract does not allow
 NO_EFFECT = "no effect"  # on any subject, and no proof yet: as good as eligible
+OTHER_BITS = "other bits"  # but within the budget, and no proof yet: as good as eligible
 VALIDATORS = ("numerics", "emulation")  # a winner has passed both
 SPOT_CASES = 40
 MESSAGE = 240  # characters kept
@@ -54,8 +54,9 @@ class Finding:
     message: str = ""
     same_code_on: tuple[str, ...] = ()  # subjects whose machine code it leaves as it is
     no_effect_on: tuple[str, ...] = ()  # subjects whose results it leaves as they are, bit for bit
+    other_bits_on: tuple[str, ...] = ()  # subjects whose results it leaves within the error budget, with other bits
     proof: str = ""  # why it is right everywhere
-    cases: int = 0  # random cases that agreed bit for bit
+    cases: int = 0  # random cases that agreed bit for bit, or stayed within the budget
 
 
 class Cache:
@@ -144,7 +145,8 @@ class Judge:
         """Judge ``mutant`` on one subject after the other until it is refused, or shown to be wrong and eligible.
 
         Where a subject's launch never runs into the mistake, the mutant is right there: its machine code is the same, or every
-        bit that it writes. Such subjects are named, and the next one is tried.
+        bit that it writes. Where it rounds otherwise, it is right as long as it stays within the error budget. Such subjects are
+        named, and the next one is tried.
         """
         finding = Finding(**{name: getattr(mutant, name) for name in ("id", "file", "line", "operator", "group", "before", "after")})
         order = order_of(mutant, self._seed)
@@ -152,23 +154,17 @@ class Judge:
             finding = self._on(subject, mutant.source(subject), evolve(finding, subject=subject.name))
             if finding.outcome:
                 return finding
-        finding = evolve(finding, subject="")
-        if finding.no_effect_on or not all(self._same_code(mutant.source(subject), subject) for subject in order):
-            return evolve(finding, outcome=NO_EFFECT)
-        return evolve(finding, outcome=SAME_CODE, same_code_on=tuple(subject.name for subject in order))
+        outcome = OTHER_BITS if finding.other_bits_on else NO_EFFECT if finding.no_effect_on else SAME_CODE
+        return evolve(finding, subject="", outcome=outcome)
 
     def _on(self, subject: Subject, source: StepSource, finding: Finding) -> Finding:
         """Judge on one subject; without an outcome where the mutant is right there."""
         original = self._original(subject)
-        if not original:
-            return finding
         try:
             kernel = self._backend.build(source, subject.target)
         except BuildError as exc:
             return evolve(finding, outcome=NOT_COMPILING, message=str(exc)[:MESSAGE])
-        if kernel.sha256 == original:
-            return finding
-        for name in VALIDATORS:
+        for name in VALIDATORS if kernel.sha256 != original else ():
             verdict = self._verdict(subject.job(source, (name,)), kernel)
             if verdict["cause"]:
                 outcome = NOT_COMPILING if verdict["cause"] == "compile" else KILLED
@@ -177,19 +173,25 @@ class Judge:
             return evolve(finding, outcome=NOT_COMPILING)
         if self._same_code(source, subject):
             return evolve(finding, same_code_on=(*finding.same_code_on, subject.name))
-        seen = self._difference(subject, source)
+        if kernel.sha256 == original or not self._spotted(differences, subject, source):
+            return evolve(finding, no_effect_on=(*finding.no_effect_on, subject.name))
+        seen = self._spotted(beyond_budget, subject, source)
         if seen:
             return evolve(finding, outcome=ELIGIBLE, message=seen)
-        return evolve(finding, no_effect_on=(*finding.no_effect_on, subject.name))
+        return evolve(finding, other_bits_on=(*finding.other_bits_on, subject.name))
 
     def _original(self, subject: Subject) -> str:
-        """The binary's digest of the subject's own kernel; empty where the checks refuse even that: it is no subject then."""
+        """The binary's digest of the subject's own kernel.
+
+        Raises:
+            RuntimeError: the checks refuse even that, so what they say of its mutants means nothing.
+        """
         if subject.name not in self._binaries:
             kernel = self._backend.build(subject.source, subject.target)
             refused = [found for name in VALIDATORS if (found := self._verdict(subject.job(subject.source, (name,)), kernel))["cause"]]
             if refused:
-                log.warning("the unmutated kernel of %s is refused: %s", subject.name, refused[0]["message"])
-            self._binaries[subject.name] = "" if refused else kernel.sha256
+                raise RuntimeError(f"the unmutated kernel of {subject.name} is refused: {refused[0]['message']}")
+            self._binaries[subject.name] = kernel.sha256
         return self._binaries[subject.name]
 
     def _verdict(self, job: Job, kernel: Kernel) -> dict[str, Any]:
@@ -204,6 +206,8 @@ class Judge:
             ((_, evaluation),) = self._worker.evaluate([evolve(job, kernel=kernel)])
             by = next((v.validator for v in evaluation.verdicts if not v.passed), "" if evaluation.failure is None else "execution")
             cause = evaluation.failure.value if evaluation.failure else ""
+            if evaluation.failure is Cause.UNAVAILABLE:  # of the worker, or of a validator that fails its own controls: no verdict
+                raise RuntimeError(f"{job.trial.source.digest} was not judged: {evaluation.message}")
             return {"cause": cause, "by": by, "message": evaluation.message[:MESSAGE] if cause else ""}
 
         found = self._cached.of(key, ask)
@@ -218,6 +222,6 @@ class Judge:
         key = hashlib.sha256(f"{serial.dumps(source)} {self._code.library}".encode()).hexdigest()
         return self._cached.of(key, lambda: {"code": self._code.of(source, subject.target)})["code"]
 
-    def _difference(self, subject: Subject, source: StepSource) -> str:
-        key = hashlib.sha256(f"{serial.dumps(subject.job(source))} {SPOT_CASES} {judges_digest()}".encode()).hexdigest()
-        return self._cached.of(key, lambda: {"seen": differences(subject, [source], SPOT_CASES)[0]})["seen"]
+    def _spotted(self, look: Callable[[Subject, list[StepSource], range], list[str]], subject: Subject, source: StepSource) -> str:
+        key = hashlib.sha256(f"{look.__name__} {serial.dumps(subject.job(source))} {SPOT_CASES} {judges_digest()}".encode()).hexdigest()
+        return self._cached.of(key, lambda: {"seen": look(subject, [source], range(SPOT_CASES))[0]})["seen"]

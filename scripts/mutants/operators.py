@@ -74,6 +74,8 @@ def replace_argument(name: str, index: int, replacement: str) -> Finder:
 
 
 _ASSERTION = re.compile(r"static_assert\([^;]*;")
+INDICES = (r"(i|e|j|u|g|r|w|lane|number|index|warp|row|element|element \+ \w+|other|block|head|first|held|place|output|column|vector"
+           r"|threadIdx\.x)")
 WORD = r"[\w:\)\]]"
 ENDS = r"(count|columns|vectors|n|length|row_end|width|in_vectors|padded|rows|span\.length|active|half)"
 EXTENTS = (r"(\w+::size|size|Lanes|lanes|HeadDim|head_dim|row|cache_row|pitch|width|columns|step|stride|tile|Group|group|Threads|unroll"
@@ -117,6 +119,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(name="wrong_factor", group="strides", find=swap(rf"(?<=[\w\])]) \* {EXTENTS}\b", "({} + 1)", "({} - 1)")),
     Operator(name="other_quotient", group="strides", find=swap(rf"(?<=[\w)]) (/|%) {DIVISORS}\b", "+")),
     Operator(name="neighbour", group="strides", find=swap(rf"(?<=[\w)\]]) (\+) {PLACES}\b", "+ 1 +", "-")),
+    Operator(name="other_element", group="strides", find=swap(rf"\[{INDICES}\]", "{} ^ 1")),
     Operator(name="last_index", group="tie-breaks", find=swap(r"a\.index (<) b\.index", ">", "<=")),
     Operator(name="nan_order", group="tie-breaks", find=swap(r"return (a_nan);", "b_nan", "false")),
     Operator(name="value_order", group="tie-breaks", find=swap(r"(a\.value > b\.value)", "a.value >= b.value", "a.value < b.value")),

@@ -1,9 +1,9 @@
-"""Which mutants are made: every edit of every file, sampled so that files and classes of mistakes take turns."""
+"""Which mutants are made: every edit of every file, sampled so that operators, files and places take turns."""
 
 import hashlib
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -14,10 +14,12 @@ from agentcompile_core.plugin_api import StepSource
 from .cheats import cheats
 from .operators import edits
 from .subjects import PLAN, Subject, subjects
-from .text import Edit, line_at, line_of
+from .text import Edit, line_at, line_of, statement_before
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
+LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
+_EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")
 
 
 @frozen(kw_only=True)
@@ -31,6 +33,7 @@ class Mutant:
     before: str
     after: str
     occurrence: int  # among edits that look the same
+    early: bool  # in a statement that is decided when it is compiled
     edit: Edit = field(repr=False)
 
     @property
@@ -57,7 +60,7 @@ def mutants_of(file: str, text: str) -> Iterator[Mutant]:
         key = (operator.name, _without_digests(before), _without_digests(after))
         seen[key] += 1
         yield Mutant(file=file, operator=operator.name, group=operator.group, line=line_of(shown, edit.start), before=key[1], after=key[2],
-                     occurrence=seen[key], edit=edit)
+                     occurrence=seen[key], early=bool(_EARLY.search(statement_before(text, edit.start) + before)), edit=edit)
 
 
 @lru_cache(maxsize=256)
@@ -76,25 +79,44 @@ def pool() -> dict[str, list[Mutant]]:
 
 
 def sampled(count: int, seed: int) -> list[Mutant]:
-    """``count`` mutants: classes take turns, within a class files, within both the order is drawn from ``seed``."""
-    queues: dict[str, dict[str, list[Mutant]]] = defaultdict(dict)
+    """``count`` mutants; a larger sample begins with the smaller one.
+
+    An operator brings mutants in proportion to the square root of how many it can make: all operators are there, and those that find
+    many places are there more often without being most of the sample. Each brings its next one from the file that it has brought
+    least of, there from the line that least were drawn of by any operator; what is left is drawn from ``seed``. Lines that a compiler
+    decides come behind those that run: a mistake there mostly makes another schedule, or nothing. So the sample spreads over
+    operators, files and places, and what becomes of a mutant has no part in it.
+    """
     draw = random.Random(seed)
-    for file, mutants in sorted(pool().items()):
-        for group in sorted({mutant.group for mutant in mutants}):
-            own = [mutant for mutant in mutants if mutant.group == group]
-            draw.shuffle(own)
-            queues[group][file] = own
+    waiting: dict[str, list[Mutant]] = defaultdict(list)
+    for _, mutants in sorted(pool().items()):
+        for mutant in mutants:
+            waiting[mutant.operator].append(mutant)
+    order = sorted(waiting.keys() - LATER)
+    draw.shuffle(order)
+    for operator in order:
+        draw.shuffle(waiting[operator])
+    for operator in LATER:
+        random.Random(f"{seed} {operator}").shuffle(waiting[operator])
+    order += LATER
+    weight = {operator: len(waiting[operator]) ** 0.5 for operator in order}
+    brought: Counter[str] = Counter()
+    files: Counter[tuple[str, str]] = Counter()
+    places: Counter[tuple[str, int]] = Counter()
     chosen: list[Mutant] = []
-    while len(chosen) < count and queues:
-        for group in sorted(queues):
-            files = queues[group]
-            file = next(iter(files))
-            mutants = files.pop(file)
-            chosen.append(mutants.pop())
-            if mutants:
-                files[file] = mutants  # behind the others
-        queues = defaultdict(dict, {group: files for group, files in queues.items() if files})
-    return chosen[:count]
+    seen: set[tuple[str, int, str]] = set()  # two operators may write the same
+    while len(chosen) < count and any(waiting.values()):
+        operator = min((name for name in order if waiting[name]), key=lambda name: (brought[name] + 0.5) / weight[name])
+        mutant = min(waiting[operator], key=lambda one: (one.early, files[one.operator, one.file], places[one.file, one.line]))
+        waiting[operator].remove(mutant)
+        if (written := (mutant.file, mutant.line, mutant.after)) in seen:
+            continue
+        seen.add(written)
+        brought[operator] += 1
+        files[operator, mutant.file] += 1
+        places[mutant.file, mutant.line] += 1
+        chosen.append(mutant)
+    return chosen
 
 
 def order_of(mutant: Mutant, seed: int) -> list[Subject]:

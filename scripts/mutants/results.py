@@ -2,8 +2,11 @@
 
 import json
 import platform
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +14,33 @@ from attrs import asdict
 
 from agentcompile_core.version import __version__
 
-from .judging import ELIGIBLE, EQUIVALENT, KILLED, NO_EFFECT, NOT_COMPILING, SAME_CODE, Asked, Finding, judges_digest
-from .subjects import LIBRARY, TARGET, subjects
+from .equivalence import CASES
+from .judging import (
+    ELIGIBLE,
+    EQUIVALENT,
+    KILLED,
+    NO_EFFECT,
+    NOT_COMPILING,
+    OTHER_BITS,
+    SAME_CODE,
+    WITHIN,
+    Asked,
+    Finding,
+    judges_digest,
+)
+from .subjects import BACKEND, LIBRARY, TARGET, load, subjects
 
-MOST_EQUIVALENT = 0.10
+FEWEST, MOST_EQUIVALENT = 200, 0.10
+NO_GPU = {"gpu": "no GPU, kernels judged on the emulator", "gpu_uuid": "none", "driver": "none"}
 COLUMNS = ("generated", "not compiling", "killed by numerics", "killed by emulation", "killed in execution", "identical machine code",
-           "equivalent by proof", "wrong and eligible")
+           "equivalent by proof", "within the budget by proof", "wrong and eligible")
 
 
 def row_of(findings: Sequence[Finding]) -> dict[str, int]:
     """Counts of some findings, by column."""
     outcomes, judges = Counter(f.outcome for f in findings), Counter(f.by for f in findings if f.outcome == KILLED)
     counts = (len(findings), outcomes[NOT_COMPILING], judges["numerics"], judges["emulation"], judges["execution"], outcomes[SAME_CODE],
-              outcomes[EQUIVALENT], outcomes[ELIGIBLE] + outcomes[NO_EFFECT])
+              outcomes[EQUIVALENT], outcomes[WITHIN], outcomes[ELIGIBLE] + outcomes[NO_EFFECT] + outcomes[OTHER_BITS])
     return dict(zip(COLUMNS, counts, strict=True))
 
 
@@ -43,24 +60,45 @@ def by(findings: Sequence[Finding], key: Any) -> dict[str, dict[str, int]]:
 def document(findings: Sequence[Finding], asked: Asked) -> dict[str, Any]:
     """The content of the results file."""
     return {
-        "seed": asked.seed, "target": TARGET, "agentcompile": __version__, "python": platform.python_version(),
-        "checks": judges_digest(), "earlier_kills_trusted": asked.trust_kills, "total": row_of(findings),
-        "by_class": by(findings, lambda finding: finding.group), "by_family": by(findings, family_of),
-        "mutants": [{key: value for key, value in asdict(finding).items() if value} for finding in findings],
+        "schema": 1, **NO_GPU, "versions": versions(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
+        "seed": asked.seed, "target": TARGET, "checks": judges_digest(), "earlier_kills_trusted": asked.trust_kills,
+        "total": row_of(findings), "by_class": by(findings, lambda finding: finding.group), "by_family": by(findings, family_of),
+        "rows": [{key: value for key, value in asdict(finding).items() if value} for finding in findings],
     }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what takes part in judging."""
+    return {"agentcompile": __version__, "python": platform.python_version(), "torch": metadata.version("torch"),
+            "emulation": load().find("agentcompile_backends", BACKEND).compiler()}
+
+
+def commit() -> str:
+    """The commit that is judged."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return found.stdout.strip() or "unknown"
 
 
 def shortcomings(found: dict[str, Any]) -> list[str]:
     """What of the acceptance does not hold, in words; empty where all does."""
     total = found["total"]
     judged = total["generated"] - total["not compiling"]
-    equivalent = total["identical machine code"] + total["equivalent by proof"]
-    said = [] if judged >= 200 else [f"{judged} mutants were judged; at least 200 are asked for"]
+    equivalent = total["identical machine code"] + total["equivalent by proof"] + total["within the budget by proof"]
+    said = [] if judged >= FEWEST else [f"{judged} mutants were judged; at least {FEWEST} are asked for"]
     if total["wrong and eligible"]:
         said.append(f"{total['wrong and eligible']} mutants are eligible and not shown to be right")
     if equivalent > MOST_EQUIVALENT * judged:
         said.append(f"{equivalent} of {judged} mutants are equivalent; at most {MOST_EQUIVALENT:.0%} may be")
-    return said
+    doubtful = [row["id"] for row in found.get("rows", ()) if not is_shown(row)]
+    return [*said, f"without a proof or {CASES} random cases: {', '.join(doubtful)}"] if doubtful else said
+
+
+def is_shown(row: dict[str, Any]) -> bool:
+    """Whether a row has what its outcome asks for: a proof where it is called right, random cases where it was let through anywhere."""
+    compared = row.get("cases", 0) >= CASES
+    if row["outcome"] in (EQUIVALENT, WITHIN):
+        return compared and bool(row.get("proof"))
+    return compared or not row.get("other_bits_on")
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 from agentcompile_cuda_kit import include_dir
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers import testing as made
+from agentcompile_rules_transformers.attention import AttentionRule
 from agentcompile_rules_transformers.elementwise import ElementwiseRule
+from agentcompile_rules_transformers.rope import RopeTableRule
 from attrs import evolve, field, frozen
 
 from agentcompile_core.configuration import defaults
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType, Graph, Match, Origin, Schedule, Step, StepSource, Target, Trial
+from agentcompile_core.plugin_api import DType, Graph, Match, Origin, Schedule, Step, StepSource, Symbol, Target, Trial, ValueKind
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.testing.matching import matched
 from agentcompile_core.worker import Job
@@ -93,6 +95,32 @@ def _row_broadcast() -> Pair:
     return matched(ElementwiseRule(), draft.graph(draft.one("aten.tanh.default", (shifted,), shape, dtype)))
 
 
+def _partly_rotated_with_sinks(heads: tuple[int, int], head_dim: int, rotary_dim: int, dtype: DType) -> Pair:
+    """Decode attention whose heads rotate in their first ``rotary_dim`` elements, with one sink per query head."""
+    draft, capacity = made.Draft(), 96
+    table = tuple(draft.given(name, (1, 1, rotary_dim), dtype) for name in ("cos", "sin"))
+    sides = []
+    for name, count in zip(("q", "k", "v"), (heads[0], heads[1], heads[1]), strict=True):
+        side = draft.given(name, (1, 1, count, head_dim), dtype)
+        side = draft.one("aten.transpose.int", (side, 1, 2), (1, count, 1, head_dim), dtype, kind="view")
+        sides.append(side if name == "v" else draft.one("agentcompile.rope.default", (side, *table), (1, count, 1, head_dim), dtype))
+    states = [draft.given(name, (1, capacity, heads[1], head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
+    position, sinks = draft.given("position", (1,), DType.I64), draft.weight("sinks", heads[0], dtype=dtype)
+    arguments = (*sides, *states, position, head_dim**-0.5, 0, 0.0, sinks)
+    shape = (1, 1, heads[0], head_dim)
+    return matched(AttentionRule(), draft.graph(*draft.call("agentcompile.attention.default", arguments, shape, dtype=dtype,
+                                                            mutates=("k_cache", "v_cache"))))
+
+
+def _scaled_table(half: int, scaling: float) -> Pair:
+    """The table of a position whose entries are scaled, as long contexts have it."""
+    draft, dtype = made.Draft(), DType.F16
+    given = (draft.given("position", (1, 1), DType.I64), draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT))
+    shapes = [(1, 1, 2 * half)] * 2
+    table = draft.call("agentcompile.rotary_embedding.default", (*given, scaling, Symbol("dtype", dtype.value)), *shapes, dtype=dtype)
+    return matched(RopeTableRule(), draft.graph(*table))
+
+
 def _linear(**said: Any) -> Callable[[], Pair]:
     return lambda: made.linear_case(**said)
 
@@ -106,19 +134,24 @@ def _attention(**said: Any) -> Callable[[], Pair]:
 
 
 LANES, TENSOR = {"path": "lanes"}, {"path": "tensor"}
+SLICE = {"sm_count": 4}  # of a GPU: small matrices then keep every block busy for several rounds
 SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] = (
     ("gemv_rows", "gemv", _linear(n=(40, 24), k=528, norm="rms"), {"path": "direct", "warps_per_row": 1, "rows": 2}),
-    ("gemv_combined", "gemv", _linear(n=600, k=700, bias=True, dtype=DType.F32),
-     {"path": "direct", "warps": 8, "warps_per_row": 4, "rows": 1, "blocks_per_sm": 2}),
-    ("gemv_long_row", "gemv", _linear(n=20, k=2400, norm="layer", dtype=DType.F32), {"path": "direct", "warps": 4}),
+    ("gemv_rounds", "gemv", _linear(n=(90, 50), k=264, residual=False, dtype=DType.BF16),
+     {**SLICE, "path": "direct", "warps_per_row": 1, "rows": 2}),
+    ("gemv_combined", "gemv", _linear(n=50, k=700, bias=True, dtype=DType.F32),
+     {**SLICE, "path": "direct", "warps": 8, "warps_per_row": 4, "rows": 1, "blocks_per_sm": 2}),
+    ("gemv_long_row", "gemv", _linear(n=12, k=5000, norm="layer", dtype=DType.F32), {"path": "direct", "warps": 4}),
     ("gemv_gated", "gemv", _gated(n=40, k=1400, norm="rms_one_plus", activation="gelu", dtype=DType.BF16),
      {"path": "direct", "warps": 8, "warps_per_row": 4}),
     ("gemv_scalar", "gemv", _linear(n=50, k=255, residual=True), {"path": "direct"}),
     ("gemv_layer_f32", "gemv", _linear(n=30, k=388, norm="layer", bias=True, activation="relu", dtype=DType.F32), {"path": "direct"}),
     ("ring_slices", "gemv", _gated(n=60, k=1800, norm="rms"), {"path": "ring", "rows": 1, "columns": 512, "stages": 3, "in_flight": 2}),
-    ("ring_whole_rows", "gemv", _linear(n=2200, k=264, residual=True), {"path": "ring", "rows": 2, "stages": (2, 3)}),
+    ("ring_rounds", "gemv", _linear(n=150, k=1104, dtype=DType.BF16),
+     {**SLICE, "path": "ring", "rows": 1, "columns": 512, "stages": (2, 3, 4), "in_flight": (1, 2)}),
+    ("ring_whole_rows", "gemv", _linear(n=300, k=264, residual=True), {**SLICE, "path": "ring", "rows": 2, "stages": (2, 3)}),
     ("lanes_split", "attention", _attention(heads=(4, 2), head_dim=64, capacity=160, rope="rms"),
-     {**LANES, "merge": "global", "splits": 2, "warps": 4, "early_kv": False}),
+     {**LANES, "merge": "global", "splits": 2, "warps": 4, "lanes": 4, "early_kv": False}),
     ("lanes_early_cluster", "attention", _attention(heads=(4, 2), head_dim=64, capacity=160, rope="rms_one_plus"),
      {**LANES, "merge": "cluster", "splits": 2, "warps": 4, "early_kv": True}),
     ("lanes_window_f32", "attention",
@@ -131,6 +164,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**TENSOR, "merge": "global", "splits": 2, "warps": 2, "early_kv": True}),
     ("tensor_cluster_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=70, softcap=5.0),
      {**TENSOR, "merge": "cluster", "warps": 2, "splits": 2, "early_kv": False}),
+    ("lanes_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 2), 64, 32, DType.F16), {**LANES, "splits": 2}),
+    ("tensor_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 1), 128, 64, DType.BF16), {**TENSOR, "splits": 1}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
     ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),
     ("norm_residual_odd", "norm", lambda: made.norm_case(columns=1003, rows=2, residual=True), {}),
@@ -138,13 +173,17 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("rope", "rope", lambda: made.rope_case(heads=6, head_dim=64), {}),
     ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
     ("rope_table", "rope_table", lambda: made.rope_table_case(half=48, dtype=DType.F32), {}),
+    ("rope_table_scaled", "rope_table", lambda: _scaled_table(half=20, scaling=1.25), {}),
     ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
     ("elementwise_odd_bf16", "elementwise", lambda: made.elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"),
                                                                          dtype=DType.BF16), {}),
+    ("elementwise_chain", "elementwise", lambda: made.elementwise_case(columns=70, operators=("sigmoid", "mul", "tanh", "add", "gelu"),
+                                                                      dtype=DType.F32), {}),
     ("elementwise_row", "elementwise", _row_broadcast, {}),
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
     ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
+    ("argmax_rounds", "argmax", lambda: made.argmax_case(n=20011), SLICE),
     ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
     ("argmax_tiny_f32", "argmax", lambda: made.argmax_case(n=7, dtype=DType.F32), {}),
 )
@@ -162,8 +201,8 @@ def subjects() -> dict[str, Subject]:
 
 def _subject(name: str, family: str, match: Match, graph: Graph, wanted: Mapping[str, Any]) -> Subject:
     offered = next(f for f in load().template_families.values() if f.name == family)
-    target = preset(TARGET)
-    schedule = _first(offered.space(match, target).points, wanted)
+    target = evolve(preset(TARGET), sm_count=wanted.get("sm_count", preset(TARGET).sm_count))
+    schedule = _first(offered.space(match, target).points, {key: value for key, value in wanted.items() if key != "sm_count"})
     template = {"direct": "gemv.cu", "ring": "gemv_ring.cu", "tensor": "attention_tensor.cu"}.get(
         str(dict(schedule.items).get("path")), f"{family}.cu")
     return Subject(name=name, family=family, template=template, match=match, graph=graph, schedule=schedule,

@@ -37,6 +37,11 @@ def line_at(text: str, place: int) -> str:
     return text[text.rfind("\n", 0, place) + 1:_line_end(text, place)].strip()
 
 
+def statement_before(text: str, place: int) -> str:
+    """The text between the end of the statement before and a character."""
+    return re.split(r"[;{}]", text[:place])[-1]
+
+
 def _line_end(text: str, place: int) -> int:
     end = text.find("\n", place)
     return len(text) if end < 0 else end

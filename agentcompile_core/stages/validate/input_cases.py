@@ -19,7 +19,7 @@ _RISKS = {
     Risk.RAGGED_TAIL: F.INTEGERS, Risk.MISALIGNED: F.INTEGERS, Risk.LARGE_VALUES: F.NORMAL_LARGE, Risk.CANCELLATION: F.SPIKY,
     Risk.LONG_REDUCTION: F.NORMAL, Risk.SHARED_MEMORY_RACE: F.NORMAL, Risk.REGISTER_PRESSURE: F.NORMAL,
 }
-MOST_POSITIONS, MOST_EMULATED = 16, 6  # of those that a schedule asks for
+MOST_POSITIONS, MOST_EMULATED = 20, 8  # of those that a schedule asks for
 MOST_PERIODS = 8
 
 
@@ -28,7 +28,7 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     """Cases of a candidate; the first is the one that is timed.
 
     Behind the fixed set of families and positions come the positions that ``source`` and ``schedule`` make special, drawn in
-    the families in which ``kind`` sees a position left out, and one case for each of ``risks``: an advisor adds cases, and
+    the families that are ``kind``'s own, and one case for each of ``risks``: an advisor adds cases, and
     changes or removes none. ``seed`` is any text; equal text gives equal cases, whatever the schedule, where family and
     position are equal. ``emulated`` keeps positions small and few, since emulation is slow.
     """

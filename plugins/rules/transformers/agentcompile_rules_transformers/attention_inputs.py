@@ -1,9 +1,13 @@
-"""Inputs of attention that show a position left out, counted twice or taken from elsewhere, however many positions there are.
+"""Inputs of attention that show what those of single operands cannot, however many positions there are.
 
 ``every_position``: the query is zero, so all attended positions weigh the same, and every row of V is one element of 1. An
 element of the result counts the few positions that carry it, so one of them missing changes it by a tenth, not by 1/8192.
 ``peaked``: the keys of a few positions point along a query head as the kernel sees it, after norm and rotation, so that the
 softmax is shared by them alone.
+``level``: all rows of V are nearly the same and no position stands out, so that errors of single weights average out, and one that
+all weights of a head share stands out.
+``apart``: the scores of some query heads lie further above those of others than the exponential reaches, so that a maximum taken
+over heads leaves nothing of the lower ones.
 """
 
 import math
@@ -13,18 +17,24 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import Case, Match, Operand
 
-EVERY_POSITION, PEAKED = "every_position", "peaked"
-FAMILIES = (EVERY_POSITION, PEAKED)
+EVERY_POSITION, PEAKED, LEVEL, APART = "every_position", "peaked", "level", "apart"
+FAMILIES = (EVERY_POSITION, PEAKED, LEVEL, APART)
 MOST_PER_ELEMENT = 12  # positions that one element of the result counts
 PEAKS = 8  # positions that share the softmax of a query head
 ABOVE = 6.0  # by how much their scores lie above those of all others together
+MEAN, DEVIATION = 1.03, 0.05  # of a level V: just above a power of two, where a rounding is largest beside the value
+FLAT = 0.25  # size of the query that goes with it
+FAR = 256.0  # size of the query heads that stand above
+HUGE = 2048.0  # the weight that does it behind a norm, which makes all heads one size
 
 
 def telling(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
     """One operand in one of these families; None: as the core draws it. ``table``: cos and sin of the position."""
     if case.family == EVERY_POSITION:
         return _counted(match, operand, case, device)
-    return _peaked(match, operand, case, table, device) if case.family == PEAKED else None
+    if case.family == PEAKED:
+        return _peaked(match, operand, case, table, device)
+    return (_level if case.family == LEVEL else _apart)(match, operand, case, device)
 
 
 def _generator(case: Case, number: int, device: str) -> torch.Generator:
@@ -52,7 +62,7 @@ def _counted(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
 
 def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
     if operand.name in ("q_norm", "k_norm"):
-        return torch.full(operand.spec.shape, 0.0 if match.text("norm") == "rms_one_plus" else 1.0, device=device)
+        return torch.full(operand.spec.shape, 1.0 - _neutral(match), device=device)
     if operand.name == "q":
         return _query(match, case, device).reshape(operand.spec.shape)
     if operand.name != "k_cache":
@@ -74,6 +84,31 @@ def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Ten
             query = seen[head, i % group]
             keys[0, place, head] = query * (top / (match.number("scale") * float(query.square().sum().clamp_min(1e-6))))
     return keys
+
+
+def _level(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
+    if operand.name in ("q_norm", "k_norm"):
+        return torch.full(operand.spec.shape, FLAT - _neutral(match), device=device)
+    if operand.name not in ("q", "v", "v_cache"):
+        return None
+    drawn = torch.randn(operand.spec.shape, generator=_generator(case, len(operand.name), device), device=device)
+    return FLAT * drawn if operand.name == "q" else MEAN + DEVIATION * drawn
+
+
+def _apart(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
+    if operand.name == "q_norm":
+        weight = torch.full(operand.spec.shape, 1.0 - _neutral(match), device=device)
+        weight.reshape(-1)[case.seed % weight.numel()] = HUGE
+        return weight
+    if operand.name != "q" or match.flag("qk_norm"):
+        return None
+    above = (torch.arange(match.integer("heads"), device=device) + case.seed) % 2
+    return (_query(match, case, device) * (FLAT + FAR * above)[:, None]).reshape(operand.spec.shape)
+
+
+def _neutral(match: Match) -> float:
+    """What the norm adds to its weight."""
+    return 1.0 if match.text("norm", "none") == "rms_one_plus" else 0.0
 
 
 def _query(match: Match, case: Case, device: str) -> Tensor:

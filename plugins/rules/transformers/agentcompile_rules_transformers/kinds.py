@@ -9,6 +9,7 @@ from agentcompile_core.plugin_api import (
     AttributeKind,
     Case,
     Graph,
+    InputFamily,
     Match,
     MatchKind,
     Operand,
@@ -32,7 +33,10 @@ NORM_ATTRIBUTES = (
 
 
 def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
-    """cos, sin and inverse frequencies as HuggingFace makes them: the angles of a position, twice behind each other."""
+    """cos, sin and inverse frequencies as HuggingFace makes them: the angles of a position, twice behind each other.
+
+    In all families but the first the second half is another than the first: what is rotated is said element by element.
+    """
     spec = operand.spec
     if operand.name == "inv_freq":
         return (ROPE_BASE ** (-torch.arange(spec.numel, device=device) / spec.numel)).reshape(spec.shape)
@@ -40,7 +44,7 @@ def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
         return None
     half = spec.shape[-1] // 2
     angles = float(case.position) * ROPE_BASE ** (-torch.arange(half, device=device) / max(half, 1)) + case.seed % 7
-    table = torch.cat((angles, angles))
+    table = torch.cat((angles, angles if case.family == InputFamily.NORMAL else angles.flip(0) + 1.0))
     return (table.cos() if operand.name == "cos" else table.sin()).expand(spec.shape).clone()
 
 
@@ -81,7 +85,7 @@ class Attention(Normed):
         return position_edges(match.integer("capacity"), emulated, (window - 1, window, window + 1) if window else ())
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Tables of the position; what shows a position left out."""
+        """Tables of the position; what single operands cannot show."""
         made = rotation(match, operand, case, device)
         if made is not None or case.family not in FAMILIES:
             return made
@@ -130,7 +134,7 @@ NORM = Normed(
     attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES),
 )
 ROPE = Rotary(
-    name=kind_names.ROPE, doc="out = x rotated",
+    name=kind_names.ROPE, doc="out = x rotated", version=2,
     operands=(OperandKind("x", READS, doc="[.., heads, .., head_dim]"), OperandKind("cos", READS, doc="[.., rotary_dim]"),
               OperandKind("sin", READS, doc="[.., rotary_dim]"), OperandKind("out", OUT)),
     attributes=(AttributeKind("heads"), AttributeKind("head_dim"), AttributeKind("rotary_dim"),
@@ -143,7 +147,7 @@ ROPE_TABLE = Rotary(
     attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float)),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=2,
+    name=kind_names.ATTENTION, families=FAMILIES, version=3,
     doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),

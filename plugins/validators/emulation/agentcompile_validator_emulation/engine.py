@@ -90,10 +90,11 @@ def _forget_unused(cache: Path) -> None:
     """Remove what nobody has used for a month; done when the emulator itself is built, that is, rarely."""
     sweep(cache)
     oldest = time.time() - UNUSED_S
-    for path in cache.glob("**/*"):
-        with contextlib.suppress(OSError):  # another process may be faster
-            if path.is_file() and path.stat().st_mtime < oldest:
-                path.unlink()
+    for folder, _, names in os.walk(cache):  # which passes over folders that another process removes meanwhile
+        for path in (Path(folder) / name for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 def _run(command: Sequence[str], deadline_s: float, what: str) -> None:

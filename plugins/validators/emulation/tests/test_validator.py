@@ -1,14 +1,16 @@
 """The plugin's two offers: what the validator refuses, and kernels run through the backend as the core runs them."""
 
 import ctypes
+import os
 import shutil
+from pathlib import Path
 
 import attrs
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_validator_emulation import backend as backend_module
-from agentcompile_validator_emulation import toolchain
+from agentcompile_validator_emulation import engine, toolchain
 from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.checking import run_checked
 from agentcompile_validator_emulation.validator import EmulationValidator
@@ -236,3 +238,21 @@ def test_a_compiler_is_stopped_at_the_deadline(cache):
     build('extern "C" __global__ void nothing() {}', {}, ["nothing"], cache_folder=cache)  # the emulator itself
     with pytest.raises(BuildError, match=r"did not finish within 0\.001 s"):
         build('extern "C" __global__ void slow() {}', {}, ["slow"], cache_folder=cache, deadline_s=0.001)
+
+
+def test_the_sweep_of_the_cache_passes_over_folders_that_another_process_removes(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old.so").touch()
+        os.utime(tmp_path / name / "old.so", (0, 0))
+    is_file = Path.is_file
+
+    def beside_another_process(path):
+        for folder in (tmp_path / name for name in "ab" if path.name == "old.so"):
+            if folder != path.parent:
+                shutil.rmtree(folder, ignore_errors=True)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", beside_another_process)
+    engine._forget_unused(tmp_path)
+    assert list(tmp_path.glob("*/*.so")) == []
