@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import budget_tables
 import coverage_tables
 import mutant_tables
 from chart import decode_chart
@@ -19,7 +20,7 @@ from harness import MODELS, RESULTS
 from markdown_table import table
 
 ROOT = RESULTS.parent.parent
-DOCUMENTS = (ROOT / "docs" / "performance.md", ROOT / "docs" / "coverage.md", ROOT / "docs" / "mutants.md", ROOT / "README.md")
+DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "coverage", "mutants", "budgets")), ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
 SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
@@ -78,6 +79,8 @@ def check(name: str, document: dict[str, Any]) -> None:
 def conditions(document: dict[str, Any]) -> str:
     """What a table's figures were measured on, in one sentence."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    if "gpu" not in document:  # figures of numbers, which no machine makes faster; the commit is among the versions
+        return f"{versions}."
     commits = sorted({r.get("commit", document["commit"])[:10] for r in document["rows"]})
     dates = sorted({r.get("date", document["date"]) for r in document["rows"]})
     measured = f"{document['gpu']}, driver {document['driver']}, {versions}; "
@@ -190,7 +193,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
     "mutant_classes": ("mutants", mutant_tables.by_class), "mutant_families": ("mutants", mutant_tables.by_family),
-    "mutants_right": ("mutants", mutant_tables.right),
+    "mutants_right": ("mutants", mutant_tables.right), "budgets": ("budgets", budget_tables.budgets),
 }
 
 ONCE = frozenset({"supported"})  # one table, from the last folder that has it: a GPU's rather than the emulator's
