@@ -4,7 +4,7 @@ import hashlib
 import multiprocessing
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
@@ -56,21 +56,40 @@ def proven(findings: Sequence[Finding], mutants: Sequence[Mutant], cached: Cache
 
     One of no effect that has a proof is equivalent if every bit agrees, on the smallest subject on which it has none. One that
     rounds otherwise on a subject must stay within the error budget there: else it is eligible and wrong, whatever other subjects
-    say of it. If nothing refuses it, it is right where it has a proof. All mutants of a subject share its cases.
+    say of it. If nothing refuses it, it is right where it has a proof. One that seemed to have no effect and writes other bits in
+    some cases is one that rounds otherwise; the cases around these are tried again. All mutants of a subject share its cases.
     """
-    written, by_id = proofs(), {mutant.id: mutant for mutant in mutants}
+    by_id, written = {mutant.id: mutant for mutant in mutants}, proofs()
+    done = {finding.id: finding for finding in findings}
+
+    def try_all(waiting: dict[tuple[str, bool], list[Finding]], numbers: Callable[[str], list[range]]) -> dict[Part, list[str]]:
+        parts = [Part(name, bits, tuple(by_id[one.id].source(subjects()[name]) for one in own), some)
+                 for (name, bits), own in waiting.items() for some in numbers(name)]
+        seen = _seen(parts, cached, asked.processes, say)
+        for (name, bits), own in waiting.items():
+            for index, one in enumerate(own):
+                shown = (found[index] for part, found in seen.items() if (part.subject, part.bits) == (name, bits))
+                first = next(filter(None, shown), "")
+                done[one.id] = _concluded(one, name, first, written.get(one.id, ""), cases)
+        return seen
+
+    seen = try_all(_waiting(findings, written.keys()), lambda name: _parts(cases))
+    doubtful = [evolve(one, outcome=OTHER_BITS, other_bits_on=(one.subject,), message="")
+                for one in done.values() if one.outcome == NO_EFFECT and one.message]
+    where = {(part.subject, part.numbers) for part, found in seen.items() if part.bits and any(found)}
+    try_all(_waiting(doubtful, written.keys()), lambda name: [some for some in _parts(cases) if (name, some) in where])
+    return [done[finding.id] for finding in findings]
+
+
+def _waiting(findings: Iterable[Finding], having_proofs: Collection[str]) -> dict[tuple[str, bool], list[Finding]]:
+    """What random cases are to be run, by subject and whether bits must agree."""
     waiting: dict[tuple[str, bool], list[Finding]] = defaultdict(list)
     for finding in findings:
         if finding.other_bits_on and finding.outcome in (OTHER_BITS, KILLED):
             waiting[min(finding.other_bits_on, key=_size), False].append(finding)
-        elif finding.outcome == NO_EFFECT and finding.id in written:
+        elif finding.outcome == NO_EFFECT and finding.id in having_proofs:
             waiting[min(finding.no_effect_on, key=_size), True].append(finding)
-    parts = [Part(name, bits, tuple(by_id[finding.id].source(subjects()[name]) for finding in own), numbers)
-             for (name, bits), own in waiting.items() for numbers in _parts(cases)]
-    first = _first_seen(parts, cached, asked.processes, say)
-    done = {finding.id: _concluded(finding, name, seen, written.get(finding.id, ""), cases)
-            for (name, bits), own in waiting.items() for finding, seen in zip(own, first[name, bits], strict=True)}
-    return [done.get(finding.id, finding) for finding in findings]
+    return waiting
 
 
 def _concluded(finding: Finding, subject: str, seen: str, proof: str, cases: int) -> Finding:
@@ -81,23 +100,21 @@ def _concluded(finding: Finding, subject: str, seen: str, proof: str, cases: int
     return evolve(finding, subject=subject, proof=proof, cases=cases, outcome=WITHIN if finding.other_bits_on else EQUIVALENT)
 
 
-def _first_seen(parts: Sequence[Part], cached: Cache, processes: int, say: Callable[[str], None]) -> dict[tuple[str, bool], list[str]]:
-    """What was first seen of every source, by subject and way to look, over all of its parts; in processes of one thread each."""
-    found: dict[tuple[str, bool], list[str]] = {}
+def _seen(parts: Sequence[Part], cached: Cache, processes: int, say: Callable[[str], None]) -> dict[Part, list[str]]:
+    """What was first seen of every source in each part; in processes of one thread each."""
+    found: dict[Part, list[str]] = {}
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         running: dict[str, Future[dict[str, list[str]]]] = {
             part.key: pool.submit(part.seen) for part in parts if cached.get(part.key) is None}
         for part in parts:
-            seen = cached.of(part.key, lambda: running[part.key].result())["seen"]  # noqa: B023 (called at once)
-            before = found.setdefault((part.subject, part.bits), [""] * len(seen))
-            found[part.subject, part.bits] = [one or other for one, other in zip(before, seen, strict=True)]
-            say(f"random cases {part.numbers.start} to {part.numbers.stop - 1} on {part.subject}: {len(seen)} mutants, "
-                f"{sum(map(bool, seen))} differ")
+            found[part] = cached.of(part.key, lambda: running[part.key].result())["seen"]  # noqa: B023 (called at once)
+            say(f"random cases {part.numbers.start} to {part.numbers.stop - 1} on {part.subject}: {len(found[part])} mutants, "
+                f"{sum(map(bool, found[part]))} differ")
     return found
 
 
-def _parts(cases: int) -> Iterator[range]:
-    return (range(start, min(start + PART, cases)) for start in range(0, cases, PART))
+def _parts(cases: int) -> list[range]:
+    return [range(start, min(start + PART, cases)) for start in range(0, cases, PART)]
 
 
 def _size(name: str) -> int:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ OTHER_BITS = "other bits"  # but within the budget, and no proof yet: as good as
 VALIDATORS = ("numerics", "emulation")  # a winner has passed both
 SPOT_CASES = 40
 MESSAGE = 240  # characters kept
+_FOLDER = re.compile(r"/\S*/agentcompile-private-\w+/")  # where it was compiled
 
 
 @frozen(kw_only=True)
@@ -163,7 +165,7 @@ class Judge:
         try:
             kernel = self._backend.build(source, subject.target)
         except BuildError as exc:
-            return evolve(finding, outcome=NOT_COMPILING, message=str(exc)[:MESSAGE])
+            return evolve(finding, outcome=NOT_COMPILING, message=_FOLDER.sub("", str(exc))[:MESSAGE])
         for name in VALIDATORS if kernel.sha256 != original else ():
             verdict = self._verdict(subject.job(source, (name,)), kernel)
             if verdict["cause"]:
