@@ -177,7 +177,7 @@ def test_replaying_the_judges_log_gives_what_the_judge_selected(data: st.DataObj
     with pytest.MonkeyPatch.context() as patch:
         answer = answered(patch, first, *others)
     log = ChainLog(started=(("s1", first.step),), trials=answer.trials)
-    replay = audit_chain.replayed(log, 0.01)  # the judge was given half of that
+    replay = audit_chain.replayed(log, 0.01)  # the judge was given the chain's part of that
     assert replay.problems == ()
     assert list(replay.held.get("s1", {}).values()) == [x.step for s in answer.selections for x in s.steps]
     assert len([t for t in answer.trials if t.ratio or t.step is not None]) == answer.tried
