@@ -5,6 +5,8 @@ import json
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,17 @@ def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: floa
     The head says what the newest rows were measured on; every row says on which GPU, at which commit and when it was measured itself.
     """
     path = out / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(out / f".{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(path):
         return _write(path, rows, read_ceiling_gbps, given_commit)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is about to write this results file; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.stem}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write(path: Path, rows: list[dict[str, Any]], read_ceiling_gbps: float, given_commit: str | None) -> Path:
