@@ -36,15 +36,15 @@ from . import reports, running
 CAUSES = {"memcheck": Cause.MEMORY_FAULT, "racecheck": Cause.RACE, "initcheck": Cause.MEMORY_FAULT, "synccheck": Cause.RACE}
 BULK = "bulk_control_b01kc0de"
 BULK_COUNT = 128
-MANY_BLOCKS = 1 << 17  # of the control: more hazards than racecheck keeps, so that it says so of a right kernel too
+MANY_BLOCKS = 1 << 18  # of the control: more hazards than racecheck keeps, so that it says so of a right kernel too
 
 
 class SanitizerValidator(Validator):
     """Refuses what compute-sanitizer reports, on the first and the last case of a winner.
 
     It is asked where ``--sanitize`` is given. What a tool says of a kernel with bulk copies is a false alarm only if it says the
-    same of the least kernel with a bulk copy that is right, run in the same way; a race only if one side of it is such a copy
-    in the machine code, since racecheck (2025.3) does not see that a wait on a barrier in shared memory orders it.
+    same of the least kernel that fills a slot by bulk copies and is right, run in the same way; a race only if one side of it is
+    such a copy in the machine code.
     """
 
     name = "sanitizer"
@@ -137,11 +137,11 @@ def _is_false(finding: reports.Finding, kinds: frozenset[str], bulk_copies: froz
 
 
 def bulk_control(target: Target, blocks: int = 1) -> Trial:
-    """A trial of the bulk control: out = in0 + in1, 128 elements, in0 by way of a bulk copy, the same in every block."""
+    """A trial of the bulk control: out = in0 + in1, 128 elements, in0 by way of bulk copies into one slot, the same in every block."""
     code = resources.files(__package__).joinpath("control.cu").read_text(encoding="utf-8")
     arguments = (pointer("in0", Role.INPUT, DType.F32), pointer("in1", Role.INPUT, DType.F32),
                  pointer("out", Role.OUTPUT, DType.F32, Access.WRITE))
-    launch = Launch(entry=BULK, grid=(blocks, 1, 1), block=(32, 1, 1), arguments=arguments)
+    launch = Launch(entry=BULK, grid=(blocks, 1, 1), block=(64, 1, 1), arguments=arguments)
     source = StepSource(digest="b01kc0de", code=code, features=(Feature.BULK_COPY, Feature.MBARRIER), launches=(launch,))
     (made,) = control_trials((source,), target)
     operands = tuple(evolve(o, spec=evolve(o.spec, shape=(BULK_COUNT,))) for o in made.match.operands)
