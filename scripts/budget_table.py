@@ -99,7 +99,7 @@ def drawn(match: Match, draws: int, first_seed: int) -> Iterator[Case]:
     """``draws`` cases over the input families whose results are finite, at seeded positions."""
     kind = BY_NAME[match.kind]
     generator = torch.Generator().manual_seed(first_seed)
-    families = (*DRAWN, *kind.families)
+    families = (*DRAWN, *kind.families, *kind.lasting_families(match))
     has_position = any(operand.role.value == "length" for operand in match.operands)
     for i in range(draws):
         position = int(torch.randint(0, kind.capacity(match), (1,), generator=generator)) if has_position else 1
