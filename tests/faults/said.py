@@ -61,13 +61,14 @@ def _server(location: str = "") -> Iterator[Any]:
 
 @fault("advice", "the server of an advisor redirects its request to another one", "the key went nowhere else, the program is right")
 def _a_server_of_advice_that_redirects(folder: Path) -> str:
-    from agentcompile_advisor_litellm import LiteLLMAdvisor, Settings
+    from agentcompile_advisor_litellm import API_BASE, MODEL, LiteLLMAdvisor
 
     with pytest.MonkeyPatch.context() as patch, _server() as elsewhere:
         patch.setenv("OPENAI_API_KEY", KEY)
         with _server(f"http://127.0.0.1:{elsewhere.server_port}/v1/chat/completions") as server:
-            settings = Settings(model="openai/stub", api_base=f"http://127.0.0.1:{server.server_port}/v1", timeout_s=20.0)
-            advisor = ("acme", cheap.offers(advisors=LiteLLMAdvisor(settings)))
+            patch.setenv(MODEL, "openai/stub")
+            patch.setenv(API_BASE, f"http://127.0.0.1:{server.server_port}/v1")
+            advisor = ("acme", cheap.offers(advisors=LiteLLMAdvisor()))
             made = cheap.compiled(cheap.module(folder), Store(None), workers=cheap.HERE, advisor="litellm", extra=(advisor,))
             right(made)
             assert server.RequestHandlerClass.keys == [f"Bearer {KEY}"], f"{len(server.RequestHandlerClass.keys)} requests: {[str(f) for f in made.compilation.failures]}"
