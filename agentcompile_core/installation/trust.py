@@ -13,8 +13,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from attrs import field, frozen
 
 from ..context import Context
-from ..errors import one_line
-from ..ir.candidate import Kernel, StepSource
+from ..errors import Cause, Failure, StageName, one_line
+from ..ir.candidate import CALLABLE, Kernel, StepSource
 from ..ir.plan import Step
 from ..ir.target import Target
 from ..ir.verdict import Rejudged, Trial
@@ -22,7 +22,7 @@ from ..plugin.interfaces import Backend
 from ..runtime.executables import call_key
 from ..runtime.make_program import without_steps
 from ..runtime.program import Program, Segment
-from ..runtime.sources import source_of, version_of
+from ..runtime.sources import source_of
 from .building import build_one
 from .claims import Place, claims_of
 
@@ -90,7 +90,8 @@ def _judged(programs: Mapping[str, Program], own: set[str], foreign: Foreign, ba
     def call_of(segment: Segment) -> StepSource | None:
         assert segment.step is not None and segment.match is not None
         try:  # what is not installed in this version, or does not cope with its match, is said where it is bound
-            if version_of(segment.step, ctx.catalog) == segment.version:
+            implementation = ctx.catalog.implementations[segment.step.implementation]
+            if implementation.version == segment.version and implementation.accepts(segment.match, ctx.target) is True:
                 return source_of(segment.step, segment.match, ctx.catalog, foreign.target)
         except Exception:
             return None
@@ -98,6 +99,10 @@ def _judged(programs: Mapping[str, Program], own: set[str], foreign: Foreign, ba
 
     claims = claims_of(programs, own, foreign.target, call_of)
     said = foreign.judge([(claim.step, claim.trial) for claim in claims], backend, ctx) if claims else ()
+    lost = {claim.step.implementation: (claim, one.why) for claim, one in zip(claims, said, strict=True)
+            if one.why and claim.trial.source.language == CALLABLE}
+    for name, (claim, why) in lost.items():
+        ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=name, subject=str(claim.step), message=why))
     return {place: one for claim, one in zip(claims, said, strict=True) for place in claim.places}
 
 
