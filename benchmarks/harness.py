@@ -4,6 +4,7 @@ import fcntl
 import json
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT.parent / "scripts"))
+
+from checkout import commit as commit  # noqa: E402
+
 CONFIGS = ROOT / "configs"
 RESULTS = ROOT / "results"
 MODELS = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b")
@@ -38,14 +43,6 @@ def machine() -> dict[str, Any]:
     query = subprocess.run(command, capture_output=True, text=True, check=False)
     driver = query.stdout.strip() if query.returncode == 0 else ""
     return {"gpu": torch.cuda.get_device_name(0), "gpu_uuid": uuid, "driver": driver}
-
-
-def commit(given: str | None = None) -> str:
-    """The commit that is measured; ``given`` where there is no git here."""
-    if given:
-        return given
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    return found.stdout.strip() or "unknown"
 
 
 def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None) -> Path:
