@@ -201,7 +201,8 @@ def test_what_cannot_be_bound_any_more_runs_on_the_framework(outside: Any, acme:
         assert note.startswith("2 steps of the bundle bound to an installed implementation and not validated: ") and reason in note
     else:
         assert note == f"{reason}: the nodes of 2 steps run on the framework's operators"
-    assert [f.plugin for f in again.context.failures if f.plugin == "acme/residual"] == ["acme/residual"]
+    told = [f for f in again.context.failures if f.plugin == "acme/residual"]
+    assert len(told) == 1, told
     assert decode_calls(again) == []
     assert tokens(again) == expected
 

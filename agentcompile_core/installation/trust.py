@@ -101,7 +101,10 @@ def _judged(programs: Mapping[str, Program], own: set[str], foreign: Foreign, ba
     said = foreign.judge([(claim.step, claim.trial) for claim in claims], backend, ctx) if claims else ()
     lost = {claim.step.implementation: (claim, one.why) for claim, one in zip(claims, said, strict=True)
             if one.why and claim.trial.source.language == CALLABLE}
+    told = {failure.plugin for failure in ctx.failures if failure.stage is StageName.VALIDATE}  # what raised there is in the book
     for name, (claim, why) in lost.items():
+        if name in told:
+            continue
         ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=name, subject=str(claim.step), message=why))
     return {place: one for claim, one in zip(claims, said, strict=True) for place in claim.places}
 
