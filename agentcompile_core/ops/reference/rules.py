@@ -180,7 +180,7 @@ def _embedding(call: Call) -> tuple[Bounded, ...]:
 
 def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
     x, one_plus = call.bounded("x"), bool(call["one_plus"])
-    inner = None if one_plus else call.graph.spec(call.node.inputs[0]).dtype
+    inner = None if one_plus or call["weight"] is None else call.graph.spec(call.node.inputs[0]).dtype
     return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
 
 
@@ -194,6 +194,11 @@ def _rms_norm(call: Call) -> tuple[Bounded, ...]:
 def _layer_norm(call: Call) -> tuple[Bounded, ...]:
     x = _last_axis_only(call)
     return (reductions.layer_norm(x, call["weight"], call["bias"], float(call["eps"]), call.length(x.value.shape[-1])),)
+
+
+def _our_layer_norm(call: Call) -> tuple[Bounded, ...]:
+    x = call.bounded("x")
+    return (reductions.layer_norm(x, call.bounded("weight"), None, float(call["eps"]), call.length(x.value.shape[-1])),)
 
 
 def _last_axis_only(call: Call) -> Bounded:
@@ -211,11 +216,12 @@ def _softmax(call: Call) -> tuple[Bounded, ...]:
 
 
 def _rope(call: Call) -> tuple[Bounded, ...]:
-    return (reductions.rope(call.bounded("x"), call.bounded("cos"), call.bounded("sin"), call.dtype),)
+    return (reductions.rope(call.bounded("x"), call.bounded("cos"), call.bounded("sin"), call.dtype, bool(call["interleaved"])),)
 
 
 def _rotary(call: Call) -> tuple[Bounded, ...]:
-    return reductions.rotary_table(call.bounded("position_ids").value, call.bounded("inv_freq"), float(call["attention_scaling"]))
+    position, frequencies = call.bounded("position_ids").value, call.bounded("inv_freq")
+    return reductions.rotary_table(position, frequencies, float(call["attention_scaling"]), bool(call["interleaved"]))
 
 
 def _attention(call: Call) -> tuple[Bounded, ...]:
@@ -291,6 +297,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_JOINS, _cat),
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
+    "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
     "agentcompile.argmax.default": _argmax,
 }
