@@ -10,7 +10,7 @@ import torch
 
 from ...errors import AgentCompileError
 from ..dtypes import torch_dtype
-from . import pointwise, reductions
+from . import piecewise, pointwise, reductions
 from .attention import Attending, append, attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -58,9 +58,8 @@ def _view(call: Call) -> tuple[Bounded, ...]:
 
 
 def _masked_fill(call: Call) -> tuple[Bounded, ...]:
-    x, mask, fill = call.bounded("self"), call.bounded("mask").value, pointwise.bounded(call["value"], call.bounded("self").value)
-    value = torch.where(mask, fill.value.to(x.value.dtype), x.value)
-    return (Bounded(value, torch.where(mask, fill.error, x.error)),)
+    x, fill = call.bounded("self"), pointwise.bounded(call["value"], call.bounded("self").value)
+    return (pointwise.where(call.bounded("mask"), Bounded(fill.value.to(x.value.dtype), fill.error), x),)
 
 
 def _cat(call: Call) -> tuple[Bounded, ...]:
@@ -268,15 +267,16 @@ _RESHAPES = _overloads(("view", "_unsafe_view", "reshape"), "default")
 _JOINS = ("aten.cat.default", "aten.concat.default")
 MOVES = frozenset((*_VIEWS, *_RESHAPES, *_JOINS))  # operators that only move values
 _FUNCTIONS = (
-    "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal",
+    "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal", "log", "log1p", "expm1", "erf",
+    "mish", "log_sigmoid", "hardswish", "hardsigmoid",
 )
-_COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
 _MAKERS = (
     *_overloads(("full", "zeros", "ones", "scalar_tensor", "arange"), "default"), "aten.arange.start", "aten.arange.start_step",
-    *_overloads(_COMPARISONS, "Tensor", "Scalar"), "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
+    "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
     "agentcompile.advance.default", "agentcompile.start_decode.default",
 )
 _RULES: dict[str, Rule] = {
+    **piecewise.RULES,
     **dict.fromkeys(_RESHAPES, _reshape),
     **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(_overloads(("masked_fill",), "Scalar", "Tensor"), _masked_fill),

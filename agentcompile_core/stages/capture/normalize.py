@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from ...ir.graph import Graph, Node, Ref, ValueKind
+from ...ir.graph import Argument, Graph, Node, Ref, ValueKind
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
 from .collapse_norms import collapse_norms
@@ -96,7 +96,7 @@ def _as_lookup(view: View, node: Node) -> Node | None:
     owned = view.graph.kind_of(table.value) in (ValueKind.WEIGHT, ValueKind.CONSTANT)
     if not owned or len(view.shape(table)) != 2 or len(indices) != 1 or node.args[1][0] is None:
         return None
-    source = indices[0]
+    source: Argument = indices[0]
     while (made := view.node(source)) is not None and made.kind == "view":
         source = made.args[0]
     if not isinstance(source, Ref) or source.value not in ("session.position", "session.ids"):

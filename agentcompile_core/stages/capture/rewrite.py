@@ -59,7 +59,7 @@ class View:
             return None
         first, end = argument_of(node, "start") or 0, argument_of(node, "end")
         width = self.shape(node.args[0])[-1]
-        return (node.args[0], first) if first in (0, 1) and (end is None or (isinstance(end, int) and end >= width)) else None
+        return (node.args[0], first) if isinstance(first, int) and first in (0, 1) and (end is None or (isinstance(end, int) and end >= width)) else None
 
     def shape(self, argument: Argument) -> tuple[int, ...]:
         """Shape of the value ``argument`` refers to."""

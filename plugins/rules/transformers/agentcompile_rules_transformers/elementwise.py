@@ -14,6 +14,7 @@ from agentcompile_core.plugin_api import (
     SemanticLabel,
     Target,
     TensorSpec,
+    cone,
     express,
     grow,
     has_one_rounding,
@@ -40,7 +41,17 @@ class ElementwiseRule(RegionRule):
         for node in graph.nodes:
             if is_pointwise(view, node):
                 found += _chains(view, node)
-        return found
+        seen = {match.nodes for match in found}
+        return found + [match for match in _cones(view) if match.nodes not in seen]
+
+
+def _cones(view: RegionView) -> Iterator[Match]:
+    """Everything that one result is computed from by pointwise nodes alone."""
+    for node in view.graph.nodes:
+        result = view.graph.spec(node.outputs[0]) if node.outputs else None
+        found = cone(view, node, limit=MOST_INPUTS, fits=lambda value, result=result: bool(_broadcast(view.graph.spec(value), result)))
+        if found is not None and found.expression.operations:
+            yield _match(view, found.nodes, found.external, found.output, found.expression)
 
 
 def _chains(view: RegionView, node: Node) -> Iterator[Match]:

@@ -84,6 +84,35 @@ def test_gate_within_budget(dtype: DType, step: int, data: st.DataObject) -> Non
     assert bool(((tensors["out"].double() - expected).abs() <= budget).all())
 
 
+EXACT = {
+    PointwiseKind.ABS: torch.abs, PointwiseKind.FLOOR: torch.floor, PointwiseKind.MIN: torch.minimum, PointwiseKind.MAX: torch.maximum,
+    PointwiseKind.GREATER: lambda a, b: (a > b).float(), PointwiseKind.AT_LEAST: lambda a, b: (a >= b).float(),
+    PointwiseKind.EQUAL: lambda a, b: (a == b).float(), PointwiseKind.WHERE: lambda c, a, b: torch.where(c != 0, a, b),
+}
+CLOSE = {
+    PointwiseKind.SQRT: torch.sqrt, PointwiseKind.LOG: torch.log, PointwiseKind.LOG1P: torch.log1p, PointwiseKind.EXPM1: torch.expm1,
+    PointwiseKind.ERF: torch.erf, PointwiseKind.SIN: torch.sin, PointwiseKind.COS: torch.cos,
+}
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *CLOSE], ids=lambda kind: kind.value)
+def test_every_word_of_the_grammar_with_nan_and_infinities(kind: PointwiseKind) -> None:
+    names = tuple(f"in{j}" for j in range(kind.arity))
+    match = pointwise_match(1, 150, ("full",) * kind.arity, Expression(arguments=names, operations=(Operation(kind, names),)),
+                            DType.F32)
+    tensors = draw(match, 4)
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.5, -2.5, 1e-30, 100.0])
+    for j, name in enumerate(names):
+        tensors[name][0, : 11 * 11] = special.repeat(11) if j == 0 else special.repeat_interleave(11).roll(11 * (j - 1))
+    emulated(match, 4).run(tensors)
+    given_values = [tensors[name] for name in names]
+    if kind in EXACT:
+        torch.testing.assert_close(tensors["out"], EXACT[kind](*given_values), rtol=0, atol=0, equal_nan=True)
+    else:
+        expected = CLOSE[kind](*(x.double() for x in given_values)).float()
+        torch.testing.assert_close(tensors["out"], expected, rtol=2.0**-21, atol=2.0**-24, equal_nan=True)
+
+
 def test_mixed_types_scalars_and_copies() -> None:
     product = Expression(arguments=("in0", "in1"), operations=(Operation(PointwiseKind.MUL, ("in0", "in1")),))
     match = pointwise_match(3, 40, ("full", "scalar"), product, DType.F32, (DType.F16, DType.F32))
