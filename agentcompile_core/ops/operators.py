@@ -24,6 +24,8 @@ SCHEMAS: dict[str, str] = {
     "layer_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "argmax": "(Tensor logits) -> Tensor",
+    "cached": "(Tensor x, int layer, bool is_value) -> Tensor",
+    "masked": "(Tensor scores, int window) -> Tensor",
     "advance": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history) -> ()",
     "start_decode": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history, Tensor start, Tensor length)"
     " -> ()",
@@ -104,6 +106,16 @@ def start_decode(token: Tensor, ids: Tensor, position: Tensor, history: Tensor, 
     ids.copy_(token.view(1, 1))
     position.copy_(start + length)
     history.index_copy_(0, position.clamp(max=history.shape[0] - 1), token)
+
+
+def cached(x: Tensor, layer: int, is_value: bool) -> Tensor:
+    """K or V of a layer as its cache hands them out; a mark of capture that no captured graph holds."""
+    return x.clone()
+
+
+def masked(scores: Tensor, window: int) -> Tensor:
+    """Scores to which a causal mask was added; a mark of capture that no captured graph holds."""
+    return scores.clone()
 
 
 def append(cache: Tensor, rows: Tensor, position: Tensor, fresh: bool) -> None:
@@ -226,7 +238,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 _BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope,
-    "argmax": argmax, "advance": advance, "start_decode": start_decode,
+    "argmax": argmax, "cached": cached, "masked": masked, "advance": advance, "start_decode": start_decode,
 }
 
 

@@ -7,7 +7,7 @@ from attrs import define, evolve, field
 from ...ir.graph import Argument, Graph, Node, Ref, Value
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
-from .rewrite import View, both_orders, call, fuse, rebuild
+from .rewrite import View, beside, both_orders, call, eliminate_dead_code, fuse, rebuild
 
 ROTARY = "agentcompile.rotary_embedding.default"
 
@@ -58,6 +58,72 @@ def interleave_tables(graph: Graph) -> Graph:
         like = shaped or Node(name=node.name, op="aten.alias.default", kind="view", args=(new,), outputs=node.outputs)
         replaced[node.name] = canonical(evolve(like, name=node.name, args=(new, *like.args[1:]), outputs=node.outputs))
     return added.done(replaced) if replaced else graph
+
+
+def rotate_by_heads(graph: Graph) -> Graph:
+    """A rotation of [1, T, H, D], tokens first, is one of [1, H, T, D] between two transpositions.
+
+    Before: ``x * c + swapped * s`` with tables [1, T, 1, R] that are ``repeat_interleave(unsqueeze(t, 2), 2, 3)`` (GPT-J, CodeGen).
+    After: ``transpose(rope(transpose(x), repeat_interleave(t, 2, -1), ..., interleaved))``.
+    """
+    view = View(graph)
+    nodes: list[Node] = []
+    values: list[Value] = []
+    tables: dict[str, str] = {}
+    for node in graph.nodes:
+        found = _by_tokens(view, node)
+        if found is None:
+            nodes.append(node)
+            continue
+        x, halves = found
+        shape = view.shape(x)
+        for half in halves:
+            if half.value not in tables:
+                tables[half.value] = twice = f"{half.value}.twice"
+                nodes.append(beside(node, twice, "aten.repeat_interleave.self_int", "repeat_interleave", (half, 2, -1)))
+                spec = graph.spec(half.value)
+                values.append(Value(name=twice, spec=evolve(spec, shape=(*spec.shape[:-1], 2 * spec.shape[-1]), strides=())))
+        turned, rotated = f"{node.name}.turned", f"{node.name}.rotated"
+        spec = evolve(graph.spec(node.outputs[0]), shape=(shape[0], shape[2], shape[1], shape[3]), strides=_swapped(shape))
+        values += [Value(name=turned, spec=spec), Value(name=rotated, spec=spec)]
+        cos, sin = (Ref(tables[half.value]) for half in halves)
+        nodes += [
+            beside(node, turned, "aten.transpose.int", "view", (x, 1, 2)),
+            beside(node, rotated, "agentcompile.rope.default", "rope", (Ref(turned), cos, sin, True)),
+            beside(node, node.name, "aten.transpose.int", "view", (Ref(rotated), 1, 2), node.outputs),
+        ]
+    return eliminate_dead_code(rebuild(evolve(graph, values=(*graph.values, *values)), nodes)) if values else graph
+
+
+def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of the transposition of a contiguous [1, T, H, D]; empty where it is contiguous as well."""
+    _, tokens, heads, width = shape
+    return () if tokens == 1 or heads == 1 else (tokens * heads * width, width, heads * width, 1)
+
+
+def _by_tokens(view: View, node: Node) -> tuple[Ref, tuple[Ref, Ref]] | None:
+    """x and the halves of its tables, cos first."""
+    for first, second in both_orders(node, "aten.add.Tensor"):
+        straight, turned = view.node(first, "aten.mul.Tensor"), view.node(second, "aten.mul.Tensor")
+        if straight is None or turned is None:
+            continue
+        for x, cos in both_orders(straight, "aten.mul.Tensor"):
+            for swapped, sin in both_orders(turned, "aten.mul.Tensor"):
+                halves = _half_table(view, cos), _half_table(view, sin)
+                if not isinstance(x, Ref) or len(view.shape(x)) != 4 or view.shape(x)[0] != 1 or None in halves:
+                    continue
+                plain = not view.graph.spec(x.value).strides and _swap_of(view, swapped, x) == "interleaved"
+                if plain and all(2 * view.shape(half)[-1] == view.shape(x)[-1] for half in halves):
+                    return x, halves  # type: ignore[return-value]
+    return None
+
+
+def _half_table(view: View, argument: Argument) -> Ref | None:
+    """The [1, T, R / 2] table under ``repeat_interleave(unsqueeze(t, 2), 2, 3)``."""
+    twice = view.node(argument, "aten.repeat_interleave.self_int")
+    column = view.node(twice.args[0], "aten.unsqueeze.default") if twice is not None and twice.args[1:] in ((2, 3), (2, -1)) else None
+    found = column.args[0] if column is not None and argument_of(column, "dim") == 2 else None
+    return found if isinstance(found, Ref) and len(view.shape(found)) == 3 and view.shape(found)[0] == 1 else None
 
 
 def collapse_rope(graph: Graph) -> Graph:

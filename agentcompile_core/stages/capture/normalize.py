@@ -5,15 +5,14 @@ Every pass keeps the results bitwise: the operators of namespace agentcompile ro
 
 from collections.abc import Callable
 
-from attrs import evolve
-
-from ...ir.graph import Argument, Graph, Node, Ref, ValueKind
+from ...ir.graph import Graph, Node, Ref
 from ...ops.schema import argument as argument_of
-from ...ops.schema import canonical
+from .collapse_linear import collapse_linear
 from .collapse_norms import collapse_norms
-from .collapse_rope import collapse_rope, interleave_tables
+from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .functional import without_writes
-from .rewrite import View, eliminate_dead_code, rebuild, resolve_chain
+from .lookups import look_up_positions
+from .rewrite import eliminate_dead_code, rebuild, resolve_chain
 
 
 def normalize(graph: Graph) -> Graph:
@@ -78,32 +77,7 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
     return not (node.op in _COPIES and in_place)
 
 
-def look_up_positions(graph: Graph) -> Graph:
-    """A row of a table by the position of the session is a lookup like that of a token.
-
-    Before: ``index(table, [position])`` of a two-dimensional weight. After: ``embedding(table, position)``. Other indices may
-    be negative, which counts from the end in one and is refused in the other.
-    """
-    view = View(graph)
-    nodes = [_as_lookup(view, node) or node for node in graph.nodes]
-    return rebuild(graph, nodes)
-
-
-def _as_lookup(view: View, node: Node) -> Node | None:
-    if node.op != "aten.index.Tensor" or not isinstance(node.args[0], Ref) or not isinstance(node.args[1], tuple):
-        return None
-    table, indices = node.args[0], [one for one in node.args[1] if one is not None]
-    owned = view.graph.kind_of(table.value) in (ValueKind.WEIGHT, ValueKind.CONSTANT)
-    if not owned or len(view.shape(table)) != 2 or len(indices) != 1 or node.args[1][0] is None:
-        return None
-    source: Argument = indices[0]
-    while (made := view.node(source)) is not None and made.kind == "view":
-        source = made.args[0]
-    if not isinstance(source, Ref) or source.value not in ("session.position", "session.ids"):
-        return None
-    return canonical(evolve(node, op="aten.embedding.default", kind="embedding", args=(table, indices[0]), kwargs=()))
-
-
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, drop_noise, look_up_positions, collapse_norms, interleave_tables, collapse_rope, eliminate_dead_code,
+    without_writes, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
+    collapse_rope, eliminate_dead_code,
 )

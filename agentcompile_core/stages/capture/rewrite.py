@@ -59,7 +59,8 @@ class View:
             return None
         first, end = argument_of(node, "start") or 0, argument_of(node, "end")
         width = self.shape(node.args[0])[-1]
-        return (node.args[0], first) if isinstance(first, int) and first in (0, 1) and (end is None or (isinstance(end, int) and end >= width)) else None
+        whole = end is None or (isinstance(end, int) and end >= width)
+        return (node.args[0], first) if isinstance(first, int) and first in (0, 1) and whole else None
 
     def shape(self, argument: Argument) -> tuple[int, ...]:
         """Shape of the value ``argument`` refers to."""
@@ -170,6 +171,11 @@ def call(anchor: Node, kind: str, args: tuple[Argument, ...], suffix: object) ->
         name=f"{kind}.{suffix}", op=f"agentcompile.{kind}.default", kind=kind, args=args, outputs=anchor.outputs,
         module=anchor.module, layer=anchor.layer,
     ))
+
+
+def beside(anchor: Node, name: str, op: str, kind: str, args: tuple[Argument, ...], outputs: tuple[str, ...] = ()) -> Node:
+    """A node of the layer of ``anchor``, whose result (none given) is called as it is."""
+    return canonical(Node(name=name, op=op, kind=kind, args=args, outputs=outputs or (name,), module=anchor.module, layer=anchor.layer))
 
 
 def both_orders(node: Node, op: str) -> tuple[tuple[Argument, Argument], ...]:
