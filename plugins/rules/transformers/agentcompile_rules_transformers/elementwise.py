@@ -31,7 +31,7 @@ class ElementwiseRule(RegionRule):
     """``elementwise`` matches: each pointwise node, and each chain from it on that ends in one value."""
 
     name = "elementwise"
-    version = 1
+    version = 2
     kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:

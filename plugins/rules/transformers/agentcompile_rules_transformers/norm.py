@@ -91,7 +91,7 @@ class NormRule(RegionRule):
     """``norm`` matches: every norm, and every norm with the addition of two full tensors before it."""
 
     name = "norm"
-    version = 1
+    version = 2
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:

@@ -66,7 +66,7 @@ class RopeRule(RegionRule):
     """``rope`` matches: rotations that stand alone (where attention does not take them in)."""
 
     name = "rope"
-    version = 1
+    version = 2
     kinds = (kinds.ROPE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -88,7 +88,7 @@ class RopeTableRule(RegionRule):
     """``rope_table`` matches: cos and sin of the position of one token."""
 
     name = "rope_table"
-    version = 1
+    version = 2
     kinds = (kinds.ROPE_TABLE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:

@@ -31,7 +31,7 @@ class RopeTableFamily(TemplateFamily):
     """``rope_table`` matches: cos, sin [2 * half] of position * inv_freq [half], each frequency standing twice."""
 
     name = "rope_table"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for an int64 position, fp32 frequencies and cos and sin of one floating point type and 2 * half elements."""
