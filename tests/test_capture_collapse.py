@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from agentcompile_cuda_kit.targets import PRESETS
+from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from capture_models import SIZES, tiny, without
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -184,3 +186,43 @@ def test_indices_of_a_caller_may_be_negative_and_stay_an_index() -> None:
     assert kinds(graph) == {"index": 1}
     module = Lookup()
     assert torch.equal(run(graph, module, ids), module.table[ids])
+
+
+class Interleaved(nn.Module):
+    """Norms of the parts that every head holds side by side, as fused Q, K and V are cut in one of several ways."""
+
+    def __init__(self, way: str, width: int) -> None:
+        super().__init__()
+        self.way, self.norm = way, nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        width = self.norm.normalized_shape[0]
+        heads = x.shape[-1] // (3 * width)
+        if self.way == "select":
+            whole = x.view(1, 1, heads, 3, width)
+            return tuple(self.norm(whole[..., i, :]) for i in range(3))
+        whole = x.view(1, 1, heads, 3 * width).transpose(1, 2)
+        if self.way == "reshaped":
+            return tuple(self.norm(part.reshape(1, heads, 1, 1, width)) for part in whole.split(width, -1))
+        return tuple(self.norm(part) for part in whole.chunk(3, -1))
+
+
+@pytest.mark.parametrize("way", ["select", "chunk", "reshaped"])
+@FEW
+@given(heads=st.integers(2, 4), width=st.integers(2, 5), dtype=DTYPES)
+def test_parts_that_lie_apart_are_packed_once_each_and_keep_their_bits(way: str, heads: int, width: int, dtype: torch.dtype) -> None:
+    module, x = Interleaved(way, width).to(dtype), torch.randn(1, 1, heads * 3 * width).to(dtype)
+    raw = forward_graph(module, x)
+    graph = normalize(raw)
+    assert kinds(graph)["copy"] == 3 and "chunk" not in {node.op.split(".")[1] for node in graph.nodes}
+    env = {**dict(module.named_parameters()), "input.0": x}
+    found, wanted = (compile_nodes(one, device="cpu").run(env) for one in (graph, raw))
+    assert all(torch.equal(found[a], wanted[b]) for a, b in zip(graph.outputs, raw.outputs, strict=True))
+    matches = [m for m in ElementwiseRule().find(graph, PRESETS["h200"]) if m.text("broadcast0") == "strided"]
+    assert len(matches) == 3
+    for match in matches:  # what the attributes say of the part is what the framework copies
+        source = compile_nodes(graph, device="cpu", outputs=[match.need("in0").values[0]]).run(env)[match.need("in0").values[0]]
+        shape, strides = ([match.integer(f"{name}{i}") for i in range(4)] for name in ("extent", "stride"))
+        part = source.as_strided(shape, strides, match.integer("offset"))
+        out = match.need("out").values[0]
+        assert torch.equal(part.flatten(), compile_nodes(graph, device="cpu", outputs=[out]).run(env)[out].flatten())

@@ -34,8 +34,8 @@ CAPTURED = {
     # these take no positions, or count them from a cache that they are handed
     "opt": {"vocab_size": 128, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
             "max_position_embeddings": 20, "word_embed_proj_dim": 32, **TOKENS},
-    "bart": {"vocab_size": 128, "d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
-             "max_position_embeddings": 20, **TOKENS, "pad_token_id": 0},
+    "bart": {"vocab_size": 128, "d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4,
+             "decoder_ffn_dim": 48, "max_position_embeddings": 20, **TOKENS, "pad_token_id": 0},
     # and these compute attention themselves
     "gptj": {**GPT, "rotary_dim": 8},
     "codegen": {**GPT, "rotary_dim": 4},

@@ -85,7 +85,9 @@ def rotate_by_heads(graph: Graph) -> Graph:
                 values.append(Value(name=twice, spec=evolve(spec, shape=(*spec.shape[:-1], 2 * spec.shape[-1]), strides=())))
         turned, rotated = f"{node.name}.turned", f"{node.name}.rotated"
         spec = evolve(graph.spec(node.outputs[0]), shape=(shape[0], shape[2], shape[1], shape[3]), strides=_swapped(shape))
-        values += [Value(name=turned, spec=spec), Value(name=rotated, spec=spec)]
+        apart = graph.spec(x.value).strides
+        across = evolve(spec, strides=(apart[0], apart[2], apart[1], apart[3]) if apart else spec.strides)
+        values += [Value(name=turned, spec=across), Value(name=rotated, spec=spec)]
         cos, sin = (Ref(tables[half.value]) for half in halves)
         nodes += [
             beside(node, turned, "aten.transpose.int", "view", (x, 1, 2)),
@@ -112,7 +114,8 @@ def _by_tokens(view: View, node: Node) -> tuple[Ref, tuple[Ref, Ref]] | None:
                 halves = _half_table(view, cos), _half_table(view, sin)
                 if not isinstance(x, Ref) or len(view.shape(x)) != 4 or view.shape(x)[0] != 1 or None in halves:
                     continue
-                plain = not view.graph.spec(x.value).strides and _swap_of(view, swapped, x) == "interleaved"
+                whole = view.graph.tokens == 1 or not view.graph.spec(x.value).strides
+                plain = whole and _swap_of(view, swapped, x) == "interleaved"
                 if plain and all(2 * view.shape(half)[-1] == view.shape(x)[-1] for half in halves):
                     return x, halves  # type: ignore[return-value]
     return None

@@ -12,6 +12,7 @@ from .collapse_norms import collapse_norms
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .functional import without_writes
 from .lookups import look_up_positions
+from .packing import pack_operands
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain
 
 
@@ -79,5 +80,5 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
-    collapse_rope, eliminate_dead_code,
+    collapse_rope, pack_operands, eliminate_dead_code,
 )

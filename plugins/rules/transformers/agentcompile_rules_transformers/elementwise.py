@@ -23,6 +23,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import kinds
+from .parts import parts
 
 MOST_INPUTS = 6
 
@@ -42,7 +43,7 @@ class ElementwiseRule(RegionRule):
             if is_pointwise(view, node):
                 found += _chains(view, node)
         seen = {match.nodes for match in found}
-        return found + [match for match in _cones(view) if match.nodes not in seen]
+        return [*found, *(match for match in _cones(view) if match.nodes not in seen), *parts(view)]
 
 
 def _cones(view: RegionView) -> Iterator[Match]:

@@ -187,10 +187,15 @@ ATTENTION = Attention(
     ),
 )
 ELEMENTWISE = MatchKind(
-    name=kind_names.ELEMENTWISE, doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row",
+    name=kind_names.ELEMENTWISE, version=2,
+    doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row;"
+        " or in0 alone, of which out is a part that lies apart",
     operands=(OperandKind("in", READS, repeated=True), OperandKind("out", OUT)),
     attributes=(AttributeKind("count"), AttributeKind("columns"),
-                AttributeKind("broadcast", str, repeated=True, doc="full, row or scalar")),
+                AttributeKind("broadcast", str, repeated=True, doc="full, row, scalar or strided"),
+                AttributeKind("offset", int, 0, doc="of a strided input: its first element"),
+                AttributeKind("extent", int, repeated=True, doc="of a strided input: of its four axes"),
+                AttributeKind("stride", int, repeated=True, doc="of a strided input: of its four axes, in elements")),
 )
 GATHER = MatchKind(
     name=kind_names.GATHER, doc="out = table[ids]",

@@ -6,6 +6,8 @@ elements; ``dtype`` is the element type of weights and activations.
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from agentcompile_core.plugin_api import (
     Argument,
     DType,
@@ -148,6 +150,16 @@ def elementwise_case(*, columns: int, rows: int = 1, operators: Sequence[str] = 
         else:
             x = draft.one(f"aten.{name}.default", (x,), shape, dtype)
     return matched(ElementwiseRule(), draft.graph(x))
+
+
+def part_case(*, heads: int, width: int, parts: int = 3, dtype: DType = DType.F16) -> Pair:
+    """The second of ``parts`` that each of ``heads`` heads holds side by side, of ``width`` elements each, in one piece."""
+    draft, shape = Draft(), (1, 1, heads, width)
+    whole = draft.given("in0", (1, 1, heads, parts, width), dtype)
+    part = draft.one("aten.select.int", (whole, 3, 1), shape, dtype, kind="view")
+    each = heads * parts * width
+    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=(each, each, parts * width, 1)))
+    return matched(ElementwiseRule(), draft.graph(draft.one("aten.contiguous.default", (part,), shape, dtype, kind="copy")))
 
 
 def rope_case(*, heads: int, head_dim: int, rotary_dim: int = 0, interleaved: bool = False, dtype: DType = DType.F16) -> Pair:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
+from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily, StridedCopyFamily
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ from agentcompile_validator_emulation.module import SCHEDULES
 from agentcompile_validator_emulation.testing import TINY, TORCH, UNIT, Emulated, aligned, operand
 
 H200 = preset("h200")
-POINTWISE, LOOKUP = ElementwiseFamily(), GatherFamily()
+POINTWISE, LOOKUP, PARTS = ElementwiseFamily(), GatherFamily(), StridedCopyFamily()
 FEW = settings(max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 # T(silu(in0)) * in1 + in2, as a gated MLP with a bias would have it
 GATE = Expression(arguments=("in0", "in1", "in2"), operations=(
@@ -140,6 +140,31 @@ def test_gather_copies_rows(data: st.DataObject) -> None:
     assert torch.equal(tensors["out"], table[ids])
 
 
+def part_match(source: torch.Tensor, part: torch.Tensor, dtype: DType) -> Match:
+    axes = [(1, 0)] * 4 + [(n, s) for n, s in zip(part.shape, part.stride(), strict=True) if n != 1]
+    numbered = [item for i, (n, s) in enumerate(axes[-4:]) for item in ((f"extent{i}", n), (f"stride{i}", s))]
+    operands = (operand("in0", Role.INPUT, tuple(source.shape), dtype), operand("out", Role.OUTPUT, tuple(part.shape), dtype, Access.WRITE))
+    return Match(kind=ELEMENTWISE, label=SemanticLabel.ELEMENTWISE, nodes=("copy",), operands=operands,
+                 attributes=(("count", part.numel()), ("columns", part.shape[-1]), ("broadcast0", "strided"),
+                             ("offset", part.storage_offset()), *numbered))
+
+
+@FEW
+@given(data=st.data())
+def test_a_part_is_copied_in_its_order(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from((DType.F16, DType.BF16, DType.F32)))
+    source = torch.randn(*(data.draw(st.integers(1, 5)) for _ in range(4))).to(TORCH[dtype])
+    part = source.permute(data.draw(st.permutations(range(4))))
+    axis = data.draw(st.integers(0, 3))
+    first = data.draw(st.integers(0, part.shape[axis] - 1))
+    part = part.narrow(axis, first, data.draw(st.integers(1, part.shape[axis] - first)))
+    match = part_match(source, part, dtype)
+    assert PARTS.accepts(match, H200) is True and "strided" in POINTWISE.accepts(match, H200).reason
+    tensors = {"in0": aligned(source, TORCH[dtype]), "out": aligned(torch.full(part.shape, math.nan), TORCH[dtype])}
+    Emulated(PARTS.lower(match, Schedule({"threads": 64}), H200), match, H200).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    assert torch.equal(tensors["out"], part)
+
+
 def test_spaces_and_rejects() -> None:
     match = pointwise_match(1, 64, ("full", "full", "row"), GATE, DType.F16)
     for family, item in ((POINTWISE, match), (LOOKUP, gather_match(1, 2048, 1000))):
@@ -147,6 +172,7 @@ def test_spaces_and_rejects() -> None:
         assert 0 < len(points) == len(set(points)) <= 64
     assert "float16" in POINTWISE.accepts(pointwise_match(1, 8, ("full",), None, DType.F16, (DType.I64,)), H200).reason
     assert "7 inputs" in POINTWISE.accepts(pointwise_match(1, 8, ("full",) * 7, None, DType.F16), H200).reason
+    assert "one strided input" in PARTS.accepts(match, H200).reason
     assert "serves" in LOOKUP.accepts(match, H200).reason
 
 
