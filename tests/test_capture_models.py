@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,8 @@ CAPTURED = {
     "stablelm": without("head_dim"),
     "glm": SIZES,
     "nanochat": without("head_dim"),
+}
+WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no positions, or computes attention itself
     # these take no positions, or count them from a cache that they are handed
     "opt": {"vocab_size": 128, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
             "max_position_embeddings": 20, "word_embed_proj_dim": 32, **TOKENS},
@@ -59,9 +62,9 @@ EITHER = {
 }
 
 
-@pytest.mark.parametrize("model_type", CAPTURED)
+@pytest.mark.parametrize("model_type", [*CAPTURED, *WITHOUT_ITS_HELP])
 def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
-    model = tiny(model_type, CAPTURED[model_type])
+    model = tiny(model_type, {**CAPTURED, **WITHOUT_ITS_HELP}[model_type])
     graphs = capture_language_model(model, model_type, WORKLOAD).verify()
     assert graphs.eager_reason == ""
     want, want_logits = greedy(model, PROMPT, 8)
