@@ -4,12 +4,11 @@ from agentcompile_core.plugin_api import TemplateFamily, hookimpl
 
 from .elementwise import ElementwiseFamily
 from .gather import GatherFamily
-from .strided_copy import StridedCopyFamily
 
-__all__ = ["ElementwiseFamily", "GatherFamily", "StridedCopyFamily", "agentcompile_template_families"]
+__all__ = ["ElementwiseFamily", "GatherFamily", "agentcompile_template_families"]
 
 
 @hookimpl
 def agentcompile_template_families() -> tuple[TemplateFamily, ...]:
     """The families of this distribution."""
-    return (ElementwiseFamily(), GatherFamily(), StridedCopyFamily())
+    return (ElementwiseFamily(), GatherFamily(),)

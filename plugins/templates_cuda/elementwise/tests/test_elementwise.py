@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily, StridedCopyFamily
+from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from agentcompile_validator_emulation.module import SCHEDULES
 from agentcompile_validator_emulation.testing import TINY, TORCH, UNIT, Emulated, aligned, operand
 
 H200 = preset("h200")
-POINTWISE, LOOKUP, PARTS = ElementwiseFamily(), GatherFamily(), StridedCopyFamily()
+POINTWISE, LOOKUP = ElementwiseFamily(), GatherFamily()
 FEW = settings(max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 # T(silu(in0)) * in1 + in2, as a gated MLP with a bias would have it
 GATE = Expression(arguments=("in0", "in1", "in2"), operations=(
@@ -159,9 +160,8 @@ def test_a_part_is_copied_in_its_order(data: st.DataObject) -> None:
     first = data.draw(st.integers(0, part.shape[axis] - 1))
     part = part.narrow(axis, first, data.draw(st.integers(1, part.shape[axis] - first)))
     match = part_match(source, part, dtype)
-    assert PARTS.accepts(match, H200) is True and "strided" in POINTWISE.accepts(match, H200).reason
     tensors = {"in0": aligned(source, TORCH[dtype]), "out": aligned(torch.full(part.shape, math.nan), TORCH[dtype])}
-    Emulated(PARTS.lower(match, Schedule({"threads": 64}), H200), match, H200).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    emulated(match, 1).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
     assert torch.equal(tensors["out"], part)
 
 
@@ -172,7 +172,9 @@ def test_spaces_and_rejects() -> None:
         assert 0 < len(points) == len(set(points)) <= 64
     assert "float16" in POINTWISE.accepts(pointwise_match(1, 8, ("full",), None, DType.F16, (DType.I64,)), H200).reason
     assert "7 inputs" in POINTWISE.accepts(pointwise_match(1, 8, ("full",) * 7, None, DType.F16), H200).reason
-    assert "one strided input" in PARTS.accepts(match, H200).reason
+    part = torch.randn(4, 4).t()
+    assert "float16 to float32" in POINTWISE.accepts(evolve(part_match(part, part, DType.F16), operands=(
+        operand("in0", Role.INPUT, (4, 4), DType.F16), operand("out", Role.OUTPUT, (4, 4), DType.F32, Access.WRITE))), H200).reason
     assert "serves" in LOOKUP.accepts(match, H200).reason
 
 
