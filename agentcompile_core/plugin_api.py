@@ -52,9 +52,10 @@ if TYPE_CHECKING:
         Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict,
     )
     from .ops.growth import (
-        Growth as Growth, express as express, grow as grow, has_one_rounding as has_one_rounding,
-        is_pointwise as is_pointwise, translate as translate,
+        Growth as Growth, cone as cone, express as express, grow as grow, has_one_rounding as has_one_rounding,
+        is_pointwise as is_pointwise,
     )
+    from .ops.grammar import translate as translate
     from .ops.names import operator as operator
     from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
     from .ops.region_view import (
@@ -118,7 +119,8 @@ _NAMES = {
     "ir.source_check": "argument_values check_source",
     "ir.target": "NO_TARGET Target",
     "ir.verdict": "Case Check InputFamily Outcome Trial Verdict",
-    "ops.growth": "Growth express grow has_one_rounding is_pointwise translate",
+    "ops.growth": "Growth cone express grow has_one_rounding is_pointwise",
+    "ops.grammar": "translate",
     "ops.names": "operator",
     "ops.reference": "Bounded Comparison compare oracle",
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",

@@ -36,6 +36,8 @@ EVALUATE: dict[PointwiseKind, Callable[..., Tensor]] = {
     K.ADD: torch.add, K.SUB: torch.sub, K.MUL: torch.mul, K.DIV: torch.div, K.NEG: torch.neg, K.SILU: nn.functional.silu,
     K.GELU: nn.functional.gelu, K.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"), K.RELU: torch.relu,
     K.SIGMOID: torch.sigmoid, K.TANH: torch.tanh, K.EXP: torch.exp, K.RSQRT: torch.rsqrt, K.ROUND: lambda x: x,
+    K.MIN: torch.minimum, K.MAX: torch.maximum, K.GREATER: lambda a, b: (a > b).to(a.dtype),
+    K.WHERE: lambda c, a, b: torch.where(c != 0, a, b),
 }
 
 
@@ -91,14 +93,14 @@ def elementwise_matches(graph: Graph) -> list[Match]:
 aten = torch.ops.aten
 # (name, call, whether an elementwise kernel may compute it, whether the reference has a rule for it)
 CALLS: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool, bool], ...] = (
-    ("rsub alpha", lambda x, y: torch.rsub(x, 3, alpha=2), False, True),
-    ("add.Scalar alpha", lambda x, y: aten.add.Scalar(x, 3, 2), False, True),
-    ("sub.Scalar alpha", lambda x, y: aten.sub.Scalar(x, 3, 0.5), False, True),
-    ("rsub.Scalar alpha", lambda x, y: aten.rsub.Scalar(x, 3, 2), False, True),
-    ("rsub.Tensor alpha", lambda x, y: torch.rsub(x, y, alpha=-1.5), False, True),
-    ("add alpha", lambda x, y: torch.add(x, y, alpha=2), False, True),
-    ("add number alpha", lambda x, y: torch.add(x, 3, alpha=2), False, True),
-    ("sub alpha", lambda x, y: torch.sub(x, y, alpha=0.25), False, True),
+    ("rsub alpha", lambda x, y: torch.rsub(x, 3, alpha=2), True, True),
+    ("add.Scalar alpha", lambda x, y: aten.add.Scalar(x, 3, 2), True, True),
+    ("sub.Scalar alpha", lambda x, y: aten.sub.Scalar(x, 3, 0.5), True, True),
+    ("rsub.Scalar alpha", lambda x, y: aten.rsub.Scalar(x, 3, 2), True, True),
+    ("rsub.Tensor alpha", lambda x, y: torch.rsub(x, y, alpha=-1.5), True, True),
+    ("add alpha", lambda x, y: torch.add(x, y, alpha=2), True, True),
+    ("add number alpha", lambda x, y: torch.add(x, 3, alpha=2), True, True),
+    ("sub alpha", lambda x, y: torch.sub(x, y, alpha=0.25), True, True),
     ("add alpha one", lambda x, y: torch.add(x, y, alpha=1), True, True),
     ("add alpha float one", lambda x, y: torch.add(x, y, alpha=1.0), True, True),
     ("add.Scalar alpha one", lambda x, y: aten.add.Scalar(x, 3, 1), True, True),
@@ -136,8 +138,8 @@ CALLS: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool, bool], ...] = 
     ("relu", lambda x, y: x.relu(), True, True),
     ("exp", lambda x, y: x.exp(), True, True),
     ("rsqrt", lambda x, y: y.rsqrt(), True, True),
-    ("clamp", lambda x, y: x.clamp(-0.5, 0.5), False, False),
-    ("leaky relu", lambda x, y: nn.functional.leaky_relu(x, 0.2), False, False),
+    ("clamp", lambda x, y: x.clamp(-0.5, 0.5), True, True),
+    ("leaky relu", lambda x, y: nn.functional.leaky_relu(x, 0.2), True, True),
     ("cut to integers", lambda x, y: (x * 4).to(torch.int32) + y, False, True),
     ("softmax", lambda x, y: x.softmax(0), False, True),
     ("softmax wide", lambda x, y: torch.softmax(x, -1, dtype=torch.float32), False, True),

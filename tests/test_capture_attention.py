@@ -102,10 +102,14 @@ def test_mask_is_understood_by_asking_it(function: Any, window: int) -> None:
     lambda b, h, q, kv: kv >= 0,  # both directions
 ], ids=["chunked", "prefix", "hole", "bidirectional"])
 def test_other_masks_refuse(function: Any) -> None:
+    mask = mask_interface(kv_length=32, mask_function=function)  # made for nothing, it would do no harm
     with pytest.raises(Unsupported, match="neither causal nor a sliding window"):
-        mask_interface(kv_length=32, mask_function=function)
+        attend(recorder(), mask=mask)
+    with pytest.raises(Unsupported, match="neither causal nor a sliding window"):
+        torch.zeros(1) + mask
 
 
 def test_padding_mask_refuses() -> None:
+    mask = mask_interface(kv_length=32, mask_function=causal_mask_function, attention_mask=torch.ones(1, 32))
     with pytest.raises(Unsupported, match="padding mask"):
-        mask_interface(kv_length=32, mask_function=causal_mask_function, attention_mask=torch.ones(1, 32))
+        attend(recorder(), mask=mask)

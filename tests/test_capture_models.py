@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,26 +30,41 @@ CAPTURED = {
     "starcoder2": {**without("head_dim"), "sliding_window": 5},
     "olmo2": without("head_dim"),
     "stablelm": without("head_dim"),
+    "glm": SIZES,
+    "nanochat": without("head_dim"),
+}
+WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no positions, or computes attention itself
+    # these take no positions, or count them from a cache that they are handed
+    "opt": {"vocab_size": 128, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "max_position_embeddings": 20, "word_embed_proj_dim": 32, **TOKENS},
+    "bart": {"vocab_size": 128, "d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4,
+             "decoder_ffn_dim": 48, "max_position_embeddings": 20, **TOKENS, "pad_token_id": 0},
+    # and these compute attention themselves
+    "gptj": {**GPT, "rotary_dim": 8},
+    "codegen": {**GPT, "rotary_dim": 4},
+    "falcon": {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 48,
+               "max_position_embeddings": 64, **TOKENS},
+    "xglm": {"vocab_size": 128, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64,
+             **TOKENS, "pad_token_id": 0},
 }
 REFUSED = {
     "mamba": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **TOKENS}, "no attention heads"),
     "mixtral": ({**SIZES, "num_local_experts": 4}, "outside aten"),
     "qwen3_moe": ({**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, "outside aten"),
-    "gptj": ({**GPT, "rotary_dim": 4}, "outside transformers' attention interface"),
-    "bloom": ({"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS}, "position_ids"),
+    "gpt_neo": ({"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+                 "max_position_embeddings": 64, **TOKENS}, "computes attention itself, in a way that is not understood"),
+    "mpt": ({"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, **TOKENS}, "computes attention itself"),
     "llama4_text": ({**SIZES, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48}, "branches"),
 }
 EITHER = {
-    "opt": {"vocab_size": 128, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "max_position_embeddings": 64, "word_embed_proj_dim": 32, **TOKENS},
     "gpt_oss": {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
 }
 
 
-@pytest.mark.parametrize("model_type", CAPTURED)
+@pytest.mark.parametrize("model_type", [*CAPTURED, *WITHOUT_ITS_HELP])
 def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
-    model = tiny(model_type, CAPTURED[model_type])
+    model = tiny(model_type, {**CAPTURED, **WITHOUT_ITS_HELP}[model_type])
     graphs = capture_language_model(model, model_type, WORKLOAD).verify()
     assert graphs.eager_reason == ""
     want, want_logits = greedy(model, PROMPT, 8)

@@ -12,10 +12,12 @@ from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Symbol, ValueKind, Workload
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.schema import argument
+from agentcompile_core.stages.capture.collapse_norms import collapse_norms
+from agentcompile_core.stages.capture.collapse_rope import collapse_rope
 from agentcompile_core.stages.capture.export import export_decode, export_forward, export_prefill
 from agentcompile_core.stages.capture.importer import import_program, layer_of
 from agentcompile_core.stages.capture.language_model import kv_spec
-from agentcompile_core.stages.capture.normalize import PASSES, collapse_rms_norm, collapse_rope, drop_noise, normalize
+from agentcompile_core.stages.capture.normalize import PASSES, drop_noise, normalize
 from agentcompile_core.stages.capture.rewrite import eliminate_dead_code
 
 
@@ -103,7 +105,7 @@ class Norm(nn.Module):
 
 def test_rms_norm_is_found() -> None:
     module = Norm().half()
-    graph = collapse_rms_norm(drop_noise(forward_graph(module, torch.randn(8, 8).half())))
+    graph = collapse_norms(drop_noise(forward_graph(module, torch.randn(8, 8).half())))
     assert kinds(graph) == {"rms_norm": 1} and [argument(graph.nodes[0], name) for name in ("eps", "one_plus")] == [1e-5, False]
 
 

@@ -28,9 +28,24 @@ MEANING = {
     K.GELU: lambda a: 0.5 * a * (1 + math.erf(a / math.sqrt(2))),
     K.GELU_TANH: lambda a: 0.5 * a * (1 + math.tanh(0.8 * (a + 0.04 * a * a * a))),
     K.ROUND: lambda a: float(round(a)) if math.isfinite(a) else a,
+    K.ABS: abs,
+    K.SQRT: lambda a: math.sqrt(abs(a)),
+    K.LOG: lambda a: math.log(abs(a) + 1e-3),
+    K.LOG1P: lambda a: math.log1p(abs(a)),
+    K.EXPM1: lambda a: math.expm1(min(a, 80.0)),
+    K.ERF: math.erf,
+    K.SIN: lambda a: math.sin(a) if math.isfinite(a) else a,
+    K.COS: lambda a: math.cos(a) if math.isfinite(a) else a,
+    K.FLOOR: lambda a: float(math.floor(a)) if math.isfinite(a) else a,
+    K.MIN: min,
+    K.MAX: max,
+    K.GREATER: lambda a, b: float(a > b),
+    K.AT_LEAST: lambda a, b: float(a >= b),
+    K.EQUAL: lambda a, b: float(a == b),
+    K.WHERE: lambda a, b, c: b if a else c,
 }
 OPERATORS = {K.ADD: "{0} + {1}", K.SUB: "{0} - {1}", K.MUL: "{0} * {1}", K.NEG: "-({0})"}
-PYTHON = Dialect(name="python", operations={k: OPERATORS.get(k, f"{k.value}({', '.join(['{0}', '{1}'][:k.arity])})") for k in K},
+PYTHON = Dialect(name="python", operations={k: OPERATORS.get(k, f"{k.value}({', '.join(['{0}', '{1}', '{2}'][:k.arity])})") for k in K},
                  literal=lambda x: f"float('{x!r}')", local="{name} = {value}")
 ARGUMENTS = ("acc0", "acc1", "aux0")
 NAMES = {"acc0": "acc[0]", "acc1": "acc[1]", "aux0": "aux[0]"}

@@ -22,11 +22,29 @@ class PointwiseKind(enum.Enum):
     EXP = "exp"
     RSQRT = "rsqrt"
     ROUND = "round"  # round to the element type of the match, where the contract rounds
+    ABS = "abs"
+    SQRT = "sqrt"
+    LOG = "log"
+    LOG1P = "log1p"
+    EXPM1 = "expm1"
+    ERF = "erf"
+    SIN = "sin"
+    COS = "cos"
+    FLOOR = "floor"
+    MIN = "min"  # the smaller of two; NaN where either is
+    MAX = "max"
+    GREATER = "greater"  # 1 where the first is greater than the second, else 0; NaN is neither greater nor equal
+    AT_LEAST = "at_least"
+    EQUAL = "equal"
+    WHERE = "where"  # the second where the first is not 0, else the third
 
     @property
     def arity(self) -> int:
         """Number of operands."""
-        return 2 if self in (PointwiseKind.ADD, PointwiseKind.SUB, PointwiseKind.MUL, PointwiseKind.DIV) else 1
+        return _ARITY.get(self.value, 1)
+
+
+_ARITY = {**dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "greater", "at_least", "equal"), 2), "where": 3}
 
 
 @frozen

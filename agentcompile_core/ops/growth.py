@@ -4,28 +4,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir.expression import Expression, Operation, PointwiseKind
+from ..ir.expression import Expression, Operation
 from ..ir.graph import Argument, DType, Node, Ref
+from .grammar import COPIES, rounds, translate
 from .region_view import KERNEL_TYPES, RegionView, is_contiguous
-from .schema import argument
 
-K = PointwiseKind
 Operand = str | int | float  # of an Operation: argument name, index of an earlier operation, literal
 
-_BINARY = {"add": K.ADD, "sub": K.SUB, "mul": K.MUL, "multiply": K.MUL, "div": K.DIV, "divide": K.DIV}
-_BINARY_OPS = {f"aten.{name}.{overload}": kind for name, kind in _BINARY.items() for overload in ("Tensor", "Scalar")}
-_SCALED = ("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar")  # their ``alpha`` multiplies ``other``
-_REVERSED = ("aten.rsub.Tensor", "aten.rsub.Scalar")  # other - alpha * self
-_ROUNDING = {f"aten.{name}.{overload}" for name in ("div", "divide") for overload in ("Tensor_mode", "Scalar_mode")}
-_UNARY = {
-    f"aten.{kind.value}.default": kind
-    for kind in (K.NEG, K.SILU, K.RELU, K.SIGMOID, K.TANH, K.EXP, K.RSQRT)
-}
-_GELU = {"none": K.GELU, "tanh": K.GELU_TANH}
-_CASTS = (
-    "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other", "aten._to_copy.default", "aten.type_as.default",
-)
 MOST_NODES = 8
+MOST_CONE_NODES = 24
 
 
 @frozen(kw_only=True)
@@ -38,71 +25,27 @@ class Growth:
     external: tuple[str, ...]
 
 
-Parts = tuple[tuple[PointwiseKind, tuple[Argument, ...]], ...]
-
-
-def translate(view: RegionView, node: Node) -> Parts | None:
-    """The scalar operations of a node over its own arguments; None if it is outside the grammar.
-
-    Only overloads that are listed here by name, and of those only calls whose every argument the operations account for.
-    A ``Ref("")`` argument means the result of the operation before it; no operations at all mean the identity.
-    """
-    if node.op in _CASTS:
-        return _cast(view, node)
-    if node.op in _UNARY:
-        return ((_UNARY[node.op], (argument(node, "self"),)),)
-    if node.op == "aten.gelu.default":
-        kind = _GELU.get(str(argument(node, "approximate")))
-        return ((kind, (argument(node, "self"),)),) if kind is not None else None
-    if node.op in ("aten.square.default", "aten.pow.Tensor_Scalar"):
-        return _power(argument(node, "self"), 2 if node.op == "aten.square.default" else argument(node, "exponent"))
-    return _binary(node)
-
-
-def _binary(node: Node) -> Parts | None:
-    kind = _BINARY_OPS.get(node.op)
-    if kind is not None and (node.op not in _SCALED or argument(node, "alpha") == 1):
-        return ((kind, (argument(node, "self"), argument(node, "other"))),)
-    if node.op in _ROUNDING and argument(node, "rounding_mode") is None:
-        return ((K.DIV, (argument(node, "self"), argument(node, "other"))),)
-    if node.op in _REVERSED and argument(node, "alpha") == 1:
-        return ((K.SUB, (argument(node, "other"), argument(node, "self"))),)
-    return None
-
-
-def _power(base: Argument, exponent: Argument) -> Parts | None:
-    if isinstance(exponent, Ref) or exponent not in (2, 3):
-        return None
-    square = (K.MUL, (base, base))
-    return (square,) if exponent == 2 else (square, (K.MUL, (Ref(""), base)))
-
-
-def _cast(view: RegionView, node: Node) -> Parts | None:
-    """A cast to float32 keeps every number, one from float32 rounds; between float16 and bfloat16 the ranges differ."""
-    if len(node.outputs) != 1:
-        return None
-    given, made = (view.graph.spec(name).dtype for name in (node.inputs[0], node.outputs[0]))
-    if given is made or made is DType.F32:
-        return ()
-    return ((K.ROUND, (argument(node, "self"),)),) if given is DType.F32 else None
-
-
 def has_one_rounding(view: RegionView, nodes: Iterable[str], output: str) -> bool:
     """Whether every cast to a narrower type among ``nodes`` is to the type of ``output``: an Expression rounds to one type."""
-    casts = [node for node in map(view.graph.node_by_name.__getitem__, nodes) if node.op in _CASTS]
-    targets = {view.graph.spec(node.outputs[0]).dtype for node in casts if _cast(view, node)}
+    casts = [node for node in map(view.graph.node_by_name.__getitem__, nodes) if rounds(view, node)]
+    targets = {view.graph.spec(node.outputs[0]).dtype for node in casts}
     return targets <= {view.graph.spec(output).dtype}
 
 
 def is_pointwise(view: RegionView, node: Node) -> bool:
     """Whether a node computes a float tensor element by element within the grammar."""
-    if len(node.outputs) != 1 or not node.inputs or node.mutates:
+    return _in_grammar(view, node) and all(view.graph.spec(value).dtype in KERNEL_TYPES for value in (*node.inputs, *node.outputs))
+
+
+def _in_grammar(view: RegionView, node: Node) -> bool:
+    """As ``is_pointwise``, for nodes inside an expression as well: a comparison is 1 or 0 there."""
+    if len(node.outputs) != 1 or not node.inputs or node.mutates or node.op in COPIES:
         return False
     operations = translate(view, node)
     if operations is None or not all(_is_scalar(given) for _, arguments in operations for given in arguments):
         return False
     specs = [view.graph.spec(value) for value in (*node.inputs, *node.outputs)]
-    return all(spec.dtype in KERNEL_TYPES and is_contiguous(spec) for spec in specs)
+    return all(spec.dtype in (*KERNEL_TYPES, DType.BOOL) and is_contiguous(spec) for spec in specs)
 
 
 def _is_scalar(given: Argument) -> bool:
@@ -130,13 +73,14 @@ class _Builder:
         if not parts:
             self.alias(node.inputs[0], node.outputs[0])
             return
+        first = len(self.operations)
         for kind, arguments in parts:
-            self.operations.append(Operation(kind, tuple(self._operand(a) for a in arguments)))
+            self.operations.append(Operation(kind, tuple(self._operand(a, first) for a in arguments)))
         self.operands[node.outputs[0]] = len(self.operations) - 1
 
-    def _operand(self, given: Argument) -> Operand:
+    def _operand(self, given: Argument, first: int) -> Operand:
         if isinstance(given, Ref):
-            return self.operands[given.value] if given.value else len(self.operations) - 1
+            return first + int(given.value[1:]) if given.value.startswith("#") else self.operands[given.value]
         assert isinstance(given, int | float)
         return float(given)  # an int would be the index of an operation
 
@@ -221,3 +165,45 @@ def _used(view: RegionView, seeds: Mapping[str, str], taken: list[str], last: No
     if all(view.only_used_by(value, needed | {last.name}) for value in (*seeds, *made)):
         return tuple(name for name in taken if name in needed)
     return None
+
+
+def cone(view: RegionView, last: Node, *, limit: int, fits: Callable[[str], bool]) -> Growth | None:
+    """The largest expression that ends in ``last``: pointwise nodes before it whose results nothing else reads.
+
+    Unlike ``grow`` it takes in nodes that read one value several times and meet again, and comparisons. Its inputs are called in0, in1, ...
+    in the order of the nodes, at most ``limit`` of them, all of which ``fits`` accepts. None where it is ``last`` alone.
+    """
+    if not _in_grammar(view, last) or view.graph.spec(last.outputs[0]).dtype not in KERNEL_TYPES:
+        return None
+    taken = {last.name}
+    for node in reversed(view.graph.nodes):
+        if len(taken) >= MOST_CONE_NODES:
+            break
+        if node.name in taken or len(node.outputs) != 1 or not view.only_used_by(node.outputs[0], taken):
+            continue
+        if _in_grammar(view, node) or _is_reshaped(view, node, last):
+            taken.add(node.name)
+            if len(_external(view, taken)) > limit:
+                taken.remove(node.name)
+    nodes = [node for node in view.graph.nodes if node.name in taken]
+    external = _external(view, taken)
+    if len(nodes) < 2 or not all(view.graph.spec(value).dtype in KERNEL_TYPES and fits(value) for value in external):
+        return None
+    names = tuple(node.name for node in nodes)
+    if not has_one_rounding(view, names, last.outputs[0]) or not view.deps.is_convex(view.deps.mask(names)):
+        return None
+    builder = _Builder(view, {value: f"in{i}" for i, value in enumerate(external)})
+    for node in nodes:
+        builder.alias(node.inputs[0], node.outputs[0]) if view.is_free(node) else builder.add(node)
+    return Growth(nodes=names, output=last.outputs[0], expression=builder.expression(), external=external)
+
+
+def _is_reshaped(view: RegionView, node: Node, last: Node) -> bool:
+    """Whether a node only gives a value as large as the result another shape."""
+    return view.is_free(node) and view.graph.spec(node.outputs[0]).numel == view.graph.spec(last.outputs[0]).numel
+
+
+def _external(view: RegionView, taken: set[str]) -> tuple[str, ...]:
+    nodes = [node for node in view.graph.nodes if node.name in taken]
+    made = {out for node in nodes for out in node.outputs}
+    return tuple(dict.fromkeys(value for node in nodes for value in node.inputs if value not in made))

@@ -18,11 +18,14 @@ NAMESPACE = "agentcompile"
 SCHEMAS: dict[str, str] = {
     "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor position, float scale,"
     " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False) -> Tensor",
-    "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype)"
+    "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype, bool interleaved=False)"
     " -> (Tensor, Tensor)",
-    "rms_norm": "(Tensor x, Tensor weight, float eps, bool one_plus=False) -> Tensor",
-    "rope": "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False) -> Tensor",
+    "layer_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
+    "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "argmax": "(Tensor logits) -> Tensor",
+    "cached": "(Tensor x, int layer, bool is_value) -> Tensor",
+    "masked": "(Tensor scores, int window) -> Tensor",
     "advance": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history) -> ()",
     "start_decode": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history, Tensor start, Tensor length)"
     " -> ()",
@@ -34,37 +37,55 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, one_plus: bool = False) -> Tensor:
     """``x / rms(x) * weight`` over the last axis, with HuggingFace's roundings.
 
-    Plain: the normalized row is rounded to the type of ``x`` and then multiplied (Llama, Qwen). ``one_plus``: times
-    ``1 + weight`` in float32, rounded once at the end (Gemma).
+    Plain: the normalized row is rounded to the type of ``x`` and then multiplied (Llama, Qwen), or is the result where there is
+    no weight (nanochat). ``one_plus``: times ``1 + weight`` in float32, rounded once at the end (Gemma).
     """
     wide = _wide(x)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(x.dtype)
     if one_plus:
         return (wide * (1.0 + _wide(weight))).to(x.dtype)
     return weight * wide.to(x.dtype)
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R of the D channels of ``x`` [1, H, T, D], half style; ``cos`` and ``sin`` are [1, T, R]."""
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``(x - mean) / std * weight`` over the last axis, in float32 and rounded once, as HuggingFace writes it out (Cohere)."""
+    wide = _wide(x)
+    centred = wide - wide.mean(-1, keepdim=True)
+    return (_wide(weight) * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotate the first R of the D channels of ``x`` [1, H, T, D]; ``cos`` and ``sin`` are [1, T, R], by channel.
+
+    Channel i turns with channel i + R / 2 (half style) or, ``interleaved``, 2i with 2i + 1.
+    """
     rotary_dim = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
     half = rotary_dim // 2
-    swapped = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
+    if interleaved:
+        swapped = torch.stack((-turned[..., 1::2], turned[..., 0::2]), dim=-1).flatten(-2)
+    else:
+        swapped = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
     out = (turned * cos) + (swapped * sin)
     return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
 
 
 def rotary_embedding(
-    position_ids: Tensor, inv_freq: Tensor, attention_scaling: float, dtype: torch.dtype
+    position_ids: Tensor, inv_freq: Tensor, attention_scaling: float, dtype: torch.dtype, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [1, T, 2 * half] of ``position_ids`` [1, T] i64 and ``inv_freq`` [half] f32, scaled, as ``dtype``."""
+    """cos and sin [1, T, 2 * half] of ``position_ids`` [1, T] i64 and ``inv_freq`` [half] f32, scaled, as ``dtype``.
+
+    Each frequency stands twice: once in either half, or, ``interleaved``, two times behind each other.
+    """
     inv_freq = _wide(inv_freq)
     angles = position_ids[:, :, None].to(inv_freq.dtype) * inv_freq[None, None, :]
-    angles = torch.cat((angles, angles), dim=-1)
+    angles = angles.repeat_interleave(2, dim=-1) if interleaved else torch.cat((angles, angles), dim=-1)
     return (angles.cos() * attention_scaling).to(dtype), (angles.sin() * attention_scaling).to(dtype)
 
 
@@ -85,6 +106,16 @@ def start_decode(token: Tensor, ids: Tensor, position: Tensor, history: Tensor, 
     ids.copy_(token.view(1, 1))
     position.copy_(start + length)
     history.index_copy_(0, position.clamp(max=history.shape[0] - 1), token)
+
+
+def cached(x: Tensor, layer: int, is_value: bool) -> Tensor:
+    """K or V of a layer as its cache hands them out; a mark of capture that no captured graph holds."""
+    return x.clone()
+
+
+def masked(scores: Tensor, window: int) -> Tensor:
+    """Scores to which a causal mask was added; a mark of capture that no captured graph holds."""
+    return scores.clone()
 
 
 def append(cache: Tensor, rows: Tensor, position: Tensor, fresh: bool) -> None:
@@ -206,8 +237,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing,
 }
 _BODIES: dict[str, Callable[..., Any]] = {
-    "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "rope": rope, "argmax": argmax,
-    "advance": advance, "start_decode": start_decode,
+    "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope,
+    "argmax": argmax, "cached": cached, "masked": masked, "advance": advance, "start_decode": start_decode,
 }
 
 

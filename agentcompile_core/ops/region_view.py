@@ -101,6 +101,8 @@ class RegionView:
         if len(specs) == 1:
             return packed(specs[0])
         # Weights [n, k] join along their rows, vectors [.., n] along their only long axis.
+        if self.role(values[0]) is not Role.WEIGHT and any(spec.numel != spec.shape[-1] for spec in specs):
+            return TensorSpec(shape=(sum(spec.numel for spec in specs),), dtype=specs[0].dtype)
         axis = 0 if self.role(values[0]) is Role.WEIGHT else len(specs[0].shape) - 1
         shape = list(specs[0].shape)
         shape[axis] = sum(spec.shape[axis] for spec in specs)

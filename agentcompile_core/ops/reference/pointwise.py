@@ -9,7 +9,9 @@ from ...ir.graph import DType
 from .bounded import SPREAD, STORED, TAIL, U32, UNIT_ROUNDOFF, Bounded, computed, exact, overflowing, representable, sum_size, times
 
 # Bound of the second derivative, for the curvature over the error interval.
-_CURVATURE = {"silu": 0.5, "gelu": 0.8, "gelu_tanh": 0.9, "sigmoid": 0.1, "tanh": 0.8, "relu": 0.0, "cos": 1.0, "sin": 1.0}
+_CURVATURE = {"silu": 0.5, "gelu": 0.8, "gelu_tanh": 0.9, "sigmoid": 0.1, "tanh": 0.8, "relu": 0.0, "cos": 1.0, "sin": 1.0,
+              "erf": 1.0, "mish": 0.7, "log_sigmoid": 0.25, "softplus": 1.0, "hardswish": 1.0, "hardsigmoid": 0.0, "leaky_relu": 0.0,
+              "elu": 0.0, "abs": 0.0}
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
@@ -25,13 +27,22 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
     "reciprocal": torch.reciprocal,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "expm1": torch.expm1,
+    "erf": torch.erf,
+    "mish": torch.nn.functional.mish,
+    "log_sigmoid": torch.nn.functional.logsigmoid,
+    "hardswish": torch.nn.functional.hardswish,
+    "hardsigmoid": torch.nn.functional.hardsigmoid,
 }
 FLUSHED = 2.0**-125
 MANY = 8.0  # roundings
 MULTIPLIED_OUT = 3.0  # powers beyond are computed by the library's pow
 _EXACT = ("relu", "neg", "abs")  # no rounding of their own
-_EXPONENTIAL = ("silu", "sigmoid", "exp")
+_EXPONENTIAL = ("silu", "sigmoid", "exp", "expm1", "mish", "log_sigmoid", "softplus", "elu")
 _CANCELLING = ("gelu", "gelu_tanh", "cos", "sin")
+_KINKED = ("relu", "abs", "leaky_relu", "elu", "hardsigmoid", "hardswish")  # steeper, it may be, on the other side of a kink
 
 
 def bounded(x: object, like: Tensor, dtype: DType = DType.F32) -> Bounded:
@@ -42,13 +53,16 @@ def bounded(x: object, like: Tensor, dtype: DType = DType.F32) -> Bounded:
     return Bounded(found.value, torch.where(representable(found.value, dtype), 0.0, UNIT_ROUNDOFF[dtype] * found.value.abs()))
 
 
-def unary(name: str, x: Bounded) -> Bounded:
-    """``name``(x): slope times error, curvature, and float32 arithmetic with fast exponentials."""
-    point = x.value.double().detach().requires_grad_(True)
-    with torch.enable_grad():
-        value = _FUNCTIONS[name](point)
-        slope = torch.autograd.grad(value.sum(), point)[0].abs()
-    value, slope = value.detach(), slope.nan_to_num(nan=torch.inf)
+def unary(name: str, x: Bounded, function: Callable[[Tensor], Tensor] | None = None) -> Bounded:
+    """``name``(x): slope times error, curvature, and float32 arithmetic with fast exponentials.
+
+    ``function``: what is computed, where the name has parameters.
+    """
+    function = function or _FUNCTIONS[name]
+    value, slope = _slope(function, x.value)
+    if name in _KINKED and not x.is_exact:
+        for side in (x.value - x.error, x.value + x.error):
+            slope = torch.maximum(slope, _slope(function, side)[1])
     error = times(slope, x.error)
     if name in _CURVATURE:
         error = error + 0.5 * _CURVATURE[name] * x.error**2
@@ -58,6 +72,15 @@ def unary(name: str, x: Bounded) -> Bounded:
         error = error + _arithmetic(name, x.value, value)
     # Limits at infinity are exact, and so is what a pole gives.
     return Bounded(value, torch.where((x.error == 0) & ~(x.value.isfinite() & value.isfinite()), 0.0, error))
+
+
+def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and absolute derivative; an unknown derivative is infinite."""
+    point = x.double().detach().requires_grad_(True)
+    with torch.enable_grad():
+        value = function(point)
+        slope = torch.autograd.grad(value.sum(), point)[0].abs()
+    return value.detach(), slope.nan_to_num(nan=torch.inf)
 
 
 def _arithmetic(name: str, x: Tensor, value: Tensor) -> Tensor:
@@ -104,7 +127,8 @@ def power(a: Bounded, exponent: float, dtype: DType = DType.F32) -> Bounded:
         return mul(a, a)
     value = a.value**exponent
     slope = (abs(exponent) * a.value.abs() ** (exponent - 1.0)).nan_to_num(nan=torch.inf)
-    inner = STORED * (exponent - 2.0) * UNIT_ROUNDOFF[dtype] if exponent == int(exponent) and 2 < exponent <= MULTIPLIED_OUT else 0.0
+    products = exponent - 2.0 if exponent == int(exponent) and 2 < exponent <= MULTIPLIED_OUT else 1.0 if exponent == -2.0 else 0.0
+    inner = STORED * products * UNIT_ROUNDOFF[dtype]
     return Bounded(value, times(slope, a.error) + (16.0 * U32 + inner) * value.abs() + FLUSHED)
 
 
@@ -120,3 +144,38 @@ def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = 
     absolute = x.value.abs().sum(dims, keepdim)
     size = sum_size(value * scale, absolute, x.value.pow(2).sum(dims, keepdim))
     return Bounded(value, overflowing(error + SPREAD * depth**0.5 * U32 * size / scale, absolute))
+
+
+def larger(a: Bounded, b: Bounded) -> Bounded:
+    """max(a, b): the error of the one that is surely larger, else that of either."""
+    error = torch.where(a.value - a.error > b.value + b.error, a.error,
+                        torch.where(b.value - b.error > a.value + a.error, b.error, torch.maximum(a.error, b.error)))
+    return Bounded(torch.maximum(a.value, b.value), error)
+
+
+def smaller(a: Bounded, b: Bounded) -> Bounded:
+    """min(a, b)."""
+    found = larger(Bounded(-a.value, a.error), Bounded(-b.value, b.error))
+    return Bounded(-found.value, found.error)
+
+
+def compared(value: Tensor, a: Bounded, b: Bounded) -> Bounded:
+    """A comparison ``value`` of a and b as booleans; its error is 1 where their errors allow the other answer."""
+    reach = a.error + b.error
+    unsure = (reach > 0) & ~((a.value - b.value).abs() > reach) & ~(a.value.isnan() | b.value.isnan())
+    return Bounded(value, unsure.double())
+
+
+def where(condition: Bounded, a: Bounded, b: Bounded) -> Bounded:
+    """a where the condition holds, else b; either, where the condition is not sure."""
+    value = torch.where(condition.value, a.value, b.value)
+    own, other = torch.where(condition.value, a.error, b.error), torch.where(condition.value, b.error, a.error)
+    either = torch.maximum(own, (a.value - b.value).abs() + other)
+    return Bounded(value, torch.where(condition.error > 0, either, own))
+
+
+def floor(x: Bounded) -> Bounded:
+    """The next whole number below; one more or less where the error of x reaches it."""
+    value = x.value.floor()
+    low, high = (x.value - x.error).floor(), (x.value + x.error).floor()
+    return Bounded(value, torch.where(x.error == 0, 0.0, torch.maximum(high - value, value - low)))

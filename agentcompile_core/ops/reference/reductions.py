@@ -133,14 +133,14 @@ def argmax(x: Bounded) -> Bounded:
     return Bounded(index, torch.zeros(1, dtype=torch.float64, device=flat.device), chosen)
 
 
-def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType) -> Bounded:
-    """Half-style rotation of the first R channels of ``x`` [1, H, T, D]; cos, sin [1, T, R]; both products round to ``dtype``."""
+def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType, interleaved: bool = False) -> Bounded:
+    """Rotation of the first R channels of ``x`` [1, H, T, D]; cos, sin [1, T, R]; both products round to ``dtype``."""
     width = cos.value.shape[-1]
     c, s = (Bounded(t.value.unsqueeze(1), t.error.unsqueeze(1)) for t in (cos, sin))
     turned, turned_error = x.value[..., :width], x.error[..., :width]
-    half = width // 2
-    swapped = torch.cat((-turned[..., half:], turned[..., :half]), -1)
-    swapped_error = torch.cat((turned_error[..., half:], turned_error[..., :half]), -1)
+    other = partners(width, interleaved, x.value.device)
+    sign = torch.where(other > torch.arange(width, device=other.device), -1.0, 1.0)
+    swapped, swapped_error = turned[..., other] * sign, turned_error[..., other]
     first, second = turned * c.value, swapped * s.value
     error = times(c.value.abs(), turned_error) + times(s.value.abs(), swapped_error)
     error = error + times(turned.abs(), c.error) + times(swapped.abs(), s.error)
@@ -151,10 +151,16 @@ def rope(x: Bounded, cos: Bounded, sin: Bounded, dtype: DType) -> Bounded:
     return Bounded(torch.cat((value, x.value[..., width:]), -1), torch.cat((error, x.error[..., width:]), -1))
 
 
-def rotary_table(positions: Tensor, inv_freq: Bounded, scaling: float) -> tuple[Bounded, Bounded]:
+def partners(width: int, interleaved: bool, device: torch.device) -> Tensor:
+    """The channel that each of ``width`` channels is rotated with; the first of a pair subtracts its partner."""
+    channel = torch.arange(width, device=device)
+    return channel ^ 1 if interleaved else (channel + width // 2) % width
+
+
+def rotary_table(positions: Tensor, inv_freq: Bounded, scaling: float, interleaved: bool = False) -> tuple[Bounded, Bounded]:
     """cos and sin [1, T, 2 * half]; the angle is a float32 product, which errs by u32 of itself."""
     angles = positions.double()[:, :, None] * inv_freq.value[None, None, :]
-    angles = torch.cat((angles, angles), -1)
+    angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
     angle = Bounded(angles, STORED * U32 * angles.abs())
     tables = []
     for name in ("cos", "sin"):

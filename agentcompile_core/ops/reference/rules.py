@@ -10,7 +10,7 @@ import torch
 
 from ...errors import AgentCompileError
 from ..dtypes import torch_dtype
-from . import pointwise, reductions
+from . import piecewise, pointwise, reductions
 from .attention import Attending, append, attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -58,9 +58,8 @@ def _view(call: Call) -> tuple[Bounded, ...]:
 
 
 def _masked_fill(call: Call) -> tuple[Bounded, ...]:
-    x, mask, fill = call.bounded("self"), call.bounded("mask").value, pointwise.bounded(call["value"], call.bounded("self").value)
-    value = torch.where(mask, fill.value.to(x.value.dtype), x.value)
-    return (Bounded(value, torch.where(mask, fill.error, x.error)),)
+    x, fill = call.bounded("self"), pointwise.bounded(call["value"], call.bounded("self").value)
+    return (pointwise.where(call.bounded("mask"), Bounded(fill.value.to(x.value.dtype), fill.error), x),)
 
 
 def _cat(call: Call) -> tuple[Bounded, ...]:
@@ -180,7 +179,7 @@ def _embedding(call: Call) -> tuple[Bounded, ...]:
 
 def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
     x, one_plus = call.bounded("x"), bool(call["one_plus"])
-    inner = None if one_plus else call.graph.spec(call.node.inputs[0]).dtype
+    inner = None if one_plus or call["weight"] is None else call.graph.spec(call.node.inputs[0]).dtype
     return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
 
 
@@ -194,6 +193,11 @@ def _rms_norm(call: Call) -> tuple[Bounded, ...]:
 def _layer_norm(call: Call) -> tuple[Bounded, ...]:
     x = _last_axis_only(call)
     return (reductions.layer_norm(x, call["weight"], call["bias"], float(call["eps"]), call.length(x.value.shape[-1])),)
+
+
+def _our_layer_norm(call: Call) -> tuple[Bounded, ...]:
+    x = call.bounded("x")
+    return (reductions.layer_norm(x, call.bounded("weight"), None, float(call["eps"]), call.length(x.value.shape[-1])),)
 
 
 def _last_axis_only(call: Call) -> Bounded:
@@ -211,11 +215,12 @@ def _softmax(call: Call) -> tuple[Bounded, ...]:
 
 
 def _rope(call: Call) -> tuple[Bounded, ...]:
-    return (reductions.rope(call.bounded("x"), call.bounded("cos"), call.bounded("sin"), call.dtype),)
+    return (reductions.rope(call.bounded("x"), call.bounded("cos"), call.bounded("sin"), call.dtype, bool(call["interleaved"])),)
 
 
 def _rotary(call: Call) -> tuple[Bounded, ...]:
-    return reductions.rotary_table(call.bounded("position_ids").value, call.bounded("inv_freq"), float(call["attention_scaling"]))
+    position, frequencies = call.bounded("position_ids").value, call.bounded("inv_freq")
+    return reductions.rotary_table(position, frequencies, float(call["attention_scaling"]), bool(call["interleaved"]))
 
 
 def _attention(call: Call) -> tuple[Bounded, ...]:
@@ -262,15 +267,16 @@ _RESHAPES = _overloads(("view", "_unsafe_view", "reshape"), "default")
 _JOINS = ("aten.cat.default", "aten.concat.default")
 MOVES = frozenset((*_VIEWS, *_RESHAPES, *_JOINS))  # operators that only move values
 _FUNCTIONS = (
-    "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal",
+    "silu", "sigmoid", "tanh", "relu", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "reciprocal", "log", "log1p", "expm1", "erf",
+    "mish", "log_sigmoid", "hardswish", "hardsigmoid",
 )
-_COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
 _MAKERS = (
     *_overloads(("full", "zeros", "ones", "scalar_tensor", "arange"), "default"), "aten.arange.start", "aten.arange.start_step",
-    *_overloads(_COMPARISONS, "Tensor", "Scalar"), "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
+    "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
     "agentcompile.advance.default", "agentcompile.start_decode.default",
 )
 _RULES: dict[str, Rule] = {
+    **piecewise.RULES,
     **dict.fromkeys(_RESHAPES, _reshape),
     **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(_overloads(("masked_fill",), "Scalar", "Tensor"), _masked_fill),
@@ -291,6 +297,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_JOINS, _cat),
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
+    "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
     "agentcompile.argmax.default": _argmax,
 }

@@ -36,14 +36,44 @@ class DifferentHeads(Unsupported):
         self.kv_heads, self.head_dim = kv_heads, head_dim
 
 
+class OwnAttention(Unsupported):
+    """The model adds its mask to scores of its own: the trace that marks what it does may understand it."""
+
+    def __init__(self) -> None:
+        super().__init__("it computes attention itself, outside transformers' attention interface")
+
+
 @frozen
 class CausalMask:
     """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all)."""
 
     window: int = 0
+    tokens: int = 1
+
+    def size(self) -> tuple[int, int, int, int]:
+        """What a model that checks its mask expects: the cache hands on what is new."""
+        return (1, 1, self.tokens, self.tokens)
+
+    def _added(self, scores: Any) -> Any:
+        if not _active or not _active[-1].marked:
+            raise OwnAttention
+        return torch.ops.agentcompile.masked.default(scores, self.window)
 
     def _computed_with(self, *_: Any) -> Any:
         raise Unsupported("it computes attention itself, outside transformers' attention interface")
+
+    __add__ = __radd__ = _added
+    to = __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
+
+
+@frozen
+class OtherMask:
+    """Stands for a mask that is not understood, which matters only where it is used."""
+
+    reason: str
+
+    def _computed_with(self, *_: Any) -> Any:
+        raise Unsupported(self.reason)
 
     __add__ = __radd__ = __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
 
@@ -56,15 +86,18 @@ class Recorder:
     values: Sequence[Tensor]
     position: Tensor
     fresh: bool = False
+    marked: bool = False  # whether the model computes attention itself (own_attention.py)
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
     attended: list[int] = field(factory=list)
 
     def finish(self) -> None:
-        """Check that every layer's cached K and V were attended to once.
+        """Check that every layer's cached K and V were attended to once; of what is marked the graph shows it.
 
         Raises:
             Unsupported: a layer keeps attention to itself, so the cache would never be read.
         """
+        if self.marked:
+            return
         if self.pending or sorted(self.attended) != list(range(len(self.keys))):
             raise Unsupported(f"only {len(set(self.attended))} of {len(self.keys)} layers attend through transformers' interface")
 
@@ -98,6 +131,11 @@ class PassThroughCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if layer_idx >= len(self.recorder.keys):
             raise Unsupported(f"layer {layer_idx} caches K and V, but the configuration says {len(self.recorder.keys)} layers")
+        if self.recorder.marked:
+            if (key_states.shape[1], key_states.shape[3]) != tuple(self.recorder.keys[layer_idx].shape[2:]):
+                raise DifferentHeads(layer_idx, key_states.shape[1], key_states.shape[3])
+            mark = torch.ops.agentcompile.cached.default
+            return mark(key_states, layer_idx, False), mark(value_states, layer_idx, True)
         self.recorder.pending[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
@@ -114,16 +152,20 @@ class PassThroughCache(Cache):
         return self.recorder.keys[0].shape[1]
 
 
-def mask_interface(*, kv_length: int, mask_function: Callable[..., Any], attention_mask: Any = None, **_: Any) -> CausalMask:
+def mask_interface(
+    *, kv_length: int, q_length: int = 1, mask_function: Callable[..., Any], attention_mask: Any = None, **_: Any
+) -> CausalMask | OtherMask:
     """What ``create_*_mask`` calls instead of building a tensor: find out what the mask means by asking it.
 
-    Raises:
-        Unsupported: it is neither causal nor causal with a sliding window.
+    A mask that is neither causal nor causal with a sliding window is refused where it is used: some models make one for nothing.
     """
     if attention_mask is not None:
-        raise Unsupported("a padding mask reaches its attention")
+        return OtherMask("a padding mask reaches its attention")
     with _disable_current_modes():
-        return CausalMask(_window_of(mask_function, kv_length))
+        try:
+            return CausalMask(_window_of(mask_function, kv_length), q_length)
+        except Unsupported as exc:
+            return OtherMask(str(exc))
 
 
 def _window_of(mask_function: Callable[..., Any], length: int) -> int:
@@ -201,6 +243,8 @@ def _window(mask: Any, sliding_window: int | None, capacity: int) -> int:
     said = 0 if said >= capacity else said
     if mask is None:
         return said
+    if isinstance(mask, OtherMask):
+        raise Unsupported(mask.reason)
     if not isinstance(mask, CausalMask):
         raise Unsupported("its attention takes a mask of its own")
     if said not in (0, mask.window):

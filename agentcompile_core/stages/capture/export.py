@@ -36,25 +36,27 @@ class _Step(nn.Module):
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module, kv: KVSpec) -> None:
+    def __init__(self, model: nn.Module, kv: KVSpec, marked: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.layers = kv.layers
+        self.layers, self.marked = kv.layers, marked
+
+    def recorder(self, caches: tuple[Tensor, ...], position: Tensor) -> Recorder:
+        """What sees the calls of attention and cache: ``caches`` are K and then V of all layers."""
+        return Recorder(caches[: self.layers], caches[self.layers :], position, marked=self.marked)
 
     def call(self, ids: Tensor, positions: Tensor, recorder: Recorder, row: Tensor | None) -> Tensor:
         """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
         parameters = inspect.signature(self.model.forward).parameters
-        for name in ("position_ids", "past_key_values"):
-            if name not in parameters:
-                raise Unsupported(f"its forward takes no {name}")
-        keywords: dict[str, Any] = {}
+        if "past_key_values" not in parameters:
+            raise Unsupported("its forward takes no past_key_values")
+        # A model that takes no positions counts on from what its cache says.
+        keywords: dict[str, Any] = {"position_ids": positions.unsqueeze(0)} if "position_ids" in parameters else {}
         if row is not None and "logits_to_keep" in parameters:
             keywords["logits_to_keep"] = row
         cache = PassThroughCache(recorder)
-        with recording(recorder), _one_row(self.model, None if keywords else row):
-            logits = self.model(
-                input_ids=ids, position_ids=positions.unsqueeze(0), past_key_values=cache, use_cache=True, **keywords
-            ).logits
+        with recording(recorder), _one_row(self.model, None if "logits_to_keep" in keywords else row):
+            logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keywords).logits
         recorder.finish()
         return logits
 
@@ -63,7 +65,7 @@ class DecodeStep(_Step):
     """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K and V of all layers."""
 
     def forward(self, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.call(ids, position, Recorder(caches[: self.layers], caches[self.layers :], position), None)
+        logits = self.call(ids, position, self.recorder(caches, position), None)
         token = torch.ops.agentcompile.argmax.default(logits)
         torch.ops.agentcompile.advance.default(token, ids, position, history)
         return logits, token
@@ -77,8 +79,7 @@ class PrefillChunk(_Step):
     ) -> tuple[Tensor, Tensor]:
         # Padding rows repeat the last position: a table of positions is never read beyond its end.
         positions = torch.minimum(start + torch.arange(prompt.shape[1], device=prompt.device), start + length - 1)
-        recorder = Recorder(caches[: self.layers], caches[self.layers :], start)
-        logits = self.call(prompt, positions, recorder, length - 1)
+        logits = self.call(prompt, positions, self.recorder(caches, start), length - 1)
         token = torch.ops.agentcompile.argmax.default(logits)
         torch.ops.agentcompile.start_decode.default(token, ids, position, history, start, length)
         return logits, token
@@ -101,21 +102,24 @@ def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
         hook.remove()
 
 
-def export_decode(model: nn.Module, kv: KVSpec) -> Exported:
-    """Export the decode step of ``model``. The device is that of its parameters; nothing is computed."""
+def export_decode(model: nn.Module, kv: KVSpec, marked: bool = False) -> Exported:
+    """Export the decode step of ``model``. The device is that of its parameters; nothing is computed.
+
+    ``marked``: the model computes attention itself, which own_attention.py finds in the graph.
+    """
     device = next(model.parameters()).device
     state, names = _state(kv, device)
-    return _export(DecodeStep(model, kv), state, names)
+    return _export(DecodeStep(model, kv, marked), state, names)
 
 
-def export_prefill(model: nn.Module, kv: KVSpec, tokens: int) -> Exported:
-    """Export a continuation chunk of ``tokens`` prompt tokens."""
+def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, marked: bool = False) -> Exported:
+    """Export a continuation chunk of ``tokens`` prompt tokens; ``marked`` as above."""
     device = next(model.parameters()).device
     state, names = _state(kv, device)
     prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
     start = torch.zeros(1, dtype=torch.int64, device=device)
     length = torch.ones(1, dtype=torch.int64, device=device)
-    return _export(PrefillChunk(model, kv), (prompt, start, length, *state), ("prompt", "start", "length", *names))
+    return _export(PrefillChunk(model, kv, marked), (prompt, start, length, *state), ("prompt", "start", "length", *names))
 
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:

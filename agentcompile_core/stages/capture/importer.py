@@ -69,9 +69,11 @@ class _Importer:
     def run(self, name: str, kind: GraphKind, tokens: int) -> Graph:
         self._placeholders()
         outputs: tuple[str, ...] = ()
+        live = _live(list(self.exported.program.graph.nodes))
         for fx in self.exported.program.graph.nodes:
             if fx.op == "call_function":
-                self._call(fx)
+                if fx.name in live:
+                    self._call(fx)
             elif fx.op == "output":
                 outputs = self._outputs(fx)
             elif fx.op != "placeholder":
@@ -190,6 +192,17 @@ class _Importer:
         given: Any = fx.args[0]
         by_name = {n.name: n for n in given if isinstance(n, FxNode)}
         return tuple(self._name(by_name[name]) for name in dict.fromkeys(found))
+
+
+def _live(nodes: list[FxNode]) -> set[str]:
+    """Names of the nodes that a result or a write is made from. What only checks or sizes something unused is not among them."""
+    found: set[str] = set()
+    for fx in reversed(nodes):
+        schema = getattr(fx.target, "_schema", None)
+        if fx.name in found or fx.op == "output" or (schema is not None and schema.is_mutable):
+            found.add(fx.name)
+            found.update(operand.name for operand in fx.all_input_nodes)
+    return found
 
 
 def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:

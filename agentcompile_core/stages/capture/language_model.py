@@ -7,12 +7,14 @@ from ...errors import one_line
 from ...ir.graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
 from ...ops.schema import with_argument
 from ...plugin.interfaces import LoadedModel
-from .attention import DifferentHeads, Unsupported
+from .attention import DifferentHeads, OwnAttention, Unsupported
 from .describe import describe, dtype_of, text_config
 from .export import export_decode, export_prefill
-from .functional import check_writes
+from .functional import check_writes, without_writes
 from .importer import import_program
-from .normalize import normalize
+from .lookups import look_up_positions, within_tables
+from .normalize import drop_noise, normalize
+from .own_attention import collapse_attention
 
 ATTENTION = "agentcompile.attention.default"
 
@@ -25,8 +27,10 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     """
     info = describe(LoadedModel(module=model, name=name))
     try:
-        kv, decode = _capture_decode(model, workload)
-        graphs = [decode, *_capture_prefill(model, workload, kv)]
+        try:
+            kv, graphs = _capture(model, workload, marked=False)
+        except OwnAttention:
+            kv, graphs = _capture(model, workload, marked=True)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
         reason = f"{info.model_type} runs on the framework: {why_not(exc)}"
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=reason)
@@ -42,23 +46,34 @@ def why_not(exc: Exception) -> str:
     return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
 
 
-def _capture_decode(model: nn.Module, workload: Workload) -> tuple[KVSpec, Graph]:
+def _capture(model: nn.Module, workload: Workload, marked: bool) -> tuple[KVSpec, list[Graph]]:
+    kv, decode = _capture_decode(model, workload, marked)
+    return kv, [decode, *_capture_prefill(model, workload, kv, marked)]
+
+
+def _capture_decode(model: nn.Module, workload: Workload, marked: bool = False) -> tuple[KVSpec, Graph]:
     kv = kv_spec(model, workload)
     try:
-        exported = export_decode(model, kv)
+        exported = export_decode(model, kv, marked)
     except DifferentHeads as exc:  # the configuration names them otherwise; the trace knows
         kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim)
-        exported = export_decode(model, kv)
-    return kv, check_writes(normalize(import_program(exported, "decode", GraphKind.DECODE)))
+        exported = export_decode(model, kv, marked)
+    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), kv if marked else None)
 
 
-def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec) -> list[Graph]:
+def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec, marked: bool = False) -> list[Graph]:
     graphs = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
-        exported = export_prefill(model, kv, tokens)
-        graph = check_writes(normalize(import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens)))
+        graph = import_program(export_prefill(model, kv, tokens, marked), f"prefill_{tokens}", GraphKind.PREFILL, tokens)
+        graph = _normal(within_tables(look_up_positions(graph)), kv if marked else None)
         graphs += [graph, fresh_variant(graph)]
     return graphs
+
+
+def _normal(graph: Graph, marked: KVSpec | None) -> Graph:
+    if marked is not None:
+        graph = collapse_attention(drop_noise(without_writes(graph)), marked)
+    return check_writes(normalize(graph))
 
 
 def fresh_variant(graph: Graph) -> Graph:
@@ -77,7 +92,8 @@ def kv_spec(model: nn.Module, workload: Workload) -> KVSpec:
     """
     config = text_config(model)
     heads = getattr(config, "num_attention_heads", None)
-    layers = getattr(config, "num_hidden_layers", None)
+    # The decoder of a pair counts its own layers; the other name may be the encoder's.
+    layers = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     if not isinstance(heads, int) or not isinstance(layers, int) or not heads:
         raise Unsupported("its configuration has no attention heads")
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -6,6 +6,7 @@ from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, map_refs
 from ...ops.schema import argument as argument_of
+from ...ops.schema import canonical
 
 SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default")
 
@@ -40,6 +41,26 @@ class View:
         if not isinstance(axis, int) or axis % rank != rank - 1:
             return None
         return node.args[0][0], node.args[0][1]
+
+    def stacked(self, node: Node | None) -> tuple[Argument, Argument] | None:
+        """The two values whose elements ``node`` (a flatten or reshape of a stack along a new last axis) puts behind each other."""
+        inner = self.node(node.args[0], "aten.stack.default") if node is not None and node.kind in ("view", "copy") and node.args else None
+        if inner is None or node is None or not isinstance(inner.args[0], tuple) or len(inner.args[0]) != 2:
+            return None
+        first, rank = inner.args[0][0], len(self.graph.spec(inner.outputs[0]).shape)
+        axis, shape = argument_of(inner, "dim"), self.shape(first)
+        whole = self.graph.spec(node.outputs[0]).shape == (*shape[:-1], 2 * shape[-1])
+        return (first, inner.args[0][1]) if isinstance(axis, int) and axis % rank == rank - 1 and whole else None
+
+    def every_second(self, argument: Argument) -> tuple[Argument, int] | None:
+        """(source, 0 or 1) where ``argument`` is every second element of the last axis of ``source``, from there on."""
+        node = self.node(argument, "aten.slice.Tensor")
+        if node is None or argument_of(node, "step") != 2 or self.dim(node) != len(self.shape(node.args[0])) - 1:
+            return None
+        first, end = argument_of(node, "start") or 0, argument_of(node, "end")
+        width = self.shape(node.args[0])[-1]
+        whole = end is None or (isinstance(end, int) and end >= width)
+        return (node.args[0], first) if isinstance(first, int) and first in (0, 1) and whole else None
 
     def shape(self, argument: Argument) -> tuple[int, ...]:
         """Shape of the value ``argument`` refers to."""
@@ -142,3 +163,23 @@ def eliminate_dead_code(graph: Graph) -> Graph:
             live.update(node.inputs)
             kept.append(node)
     return rebuild(graph, reversed(kept))
+
+
+def call(anchor: Node, kind: str, args: tuple[Argument, ...], suffix: object) -> Node:
+    """A call of ``agentcompile.<kind>`` that takes the place and the result name of ``anchor``."""
+    return canonical(Node(
+        name=f"{kind}.{suffix}", op=f"agentcompile.{kind}.default", kind=kind, args=args, outputs=anchor.outputs,
+        module=anchor.module, layer=anchor.layer,
+    ))
+
+
+def beside(anchor: Node, name: str, op: str, kind: str, args: tuple[Argument, ...], outputs: tuple[str, ...] = ()) -> Node:
+    """A node of the layer of ``anchor``, whose result (none given) is called as it is."""
+    return canonical(Node(name=name, op=op, kind=kind, args=args, outputs=outputs or (name,), module=anchor.module, layer=anchor.layer))
+
+
+def both_orders(node: Node, op: str) -> tuple[tuple[Argument, Argument], ...]:
+    """The two operands of a call of ``op`` that has no other arguments, in either order."""
+    if node.op != op or len(node.args) != 2 or node.kwargs:
+        return ()
+    return (node.args[0], node.args[1]), (node.args[1], node.args[0])

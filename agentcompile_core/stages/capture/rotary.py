@@ -18,14 +18,18 @@ _DYNAMIC = ("dynamic", "longrope")
 def semantic_rotary(model: nn.Module) -> Iterator[None]:
     """During the block, rotary modules of ``model`` that compute what the operator computes call the operator.
 
-    A module qualifies by behaviour: its own forward and the operator agree bitwise on a copy with made-up frequencies.
+    A module qualifies by behaviour: its own forward and the operator agree bitwise on a copy with made-up frequencies, in one of
+    the operator's two layouts.
     Others are captured as they are.
     """
     patched = []
     try:
         for module in model.modules():
-            if type(module).__name__.endswith("RotaryEmbedding") and _qualifies(module):
-                module.forward = _replacement(module)  # type: ignore[method-assign]
+            if not type(module).__name__.endswith("RotaryEmbedding"):
+                continue
+            interleaved = next((style for style in (False, True) if _qualifies(module, style)), None)
+            if interleaved is not None:
+                module.forward = _replacement(module, interleaved)  # type: ignore[method-assign]
                 patched.append(module)
         yield
     finally:
@@ -47,16 +51,16 @@ def _names(layer_type: str | None) -> tuple[str, str]:
     return f"{prefix}{_PREFIX}", f"{prefix}attention_scaling"
 
 
-def _qualifies(module: nn.Module) -> bool:
+def _qualifies(module: nn.Module, interleaved: bool) -> bool:
     kinds = getattr(module, "rope_type", "default")
     kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
     layer_types = _layer_types(module)
     if any(kind in _DYNAMIC for kind in kinds) or not layer_types:
         return False
-    return all(_agrees(module, layer_type) for layer_type in layer_types)
+    return all(_agrees(module, layer_type, interleaved) for layer_type in layer_types)
 
 
-def _agrees(module: nn.Module, layer_type: str | None) -> bool:
+def _agrees(module: nn.Module, layer_type: str | None, interleaved: bool) -> bool:
     twin = copy.copy(module)
     frequencies, scaling = _names(layer_type)
     half = getattr(module, frequencies).shape[0]
@@ -66,17 +70,17 @@ def _agrees(module: nn.Module, layer_type: str | None) -> bool:
     arguments: tuple[Any, ...] = (x, positions) if layer_type is None else (x, positions, layer_type)
     try:
         got = type(module).forward(twin, *arguments)
-        want = ops.rotary_embedding(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype)
+        want = ops.rotary_embedding(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype, interleaved)
     except Exception:  # any surprise means: capture the module as it is
         return False
     return isinstance(got, tuple) and len(got) == 2 and all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
 
 
-def _replacement(module: nn.Module) -> Any:
+def _replacement(module: nn.Module, interleaved: bool) -> Any:
     def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         frequencies, scaling = _names(layer_type)
         return torch.ops.agentcompile.rotary_embedding.default(
-            position_ids, getattr(module, frequencies), float(getattr(module, scaling)), x.dtype
+            position_ids, getattr(module, frequencies), float(getattr(module, scaling)), x.dtype, interleaved
         )
 
     return forward

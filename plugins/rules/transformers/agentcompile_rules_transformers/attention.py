@@ -137,7 +137,7 @@ def _roped(view: RegionView, value: str, inside: set[str]) -> Source | None:
     value, views = view.back(value, inside)
     node = view.producer(value)
     rope = rope_of(view, node) if node is not None else None
-    if rope is None or not view.only_used_by(value, inside | set(views)):
+    if rope is None or rope.style != "half" or not view.only_used_by(value, inside | set(views)):
         return None
     return Source(value=rope.x, nodes=(*views, rope.node.name), rope=rope)
 
@@ -151,7 +151,7 @@ def _normed(view: RegionView, roped: Source, inside: set[str], head_dim: int) ->
     source = _unwrapped(view, roped, inside)
     node = view.producer(source.value)
     norm = norm_of(view, node) if node is not None else None
-    if norm is None or norm.columns != head_dim or norm.kind == "layer":
+    if norm is None or norm.columns != head_dim or norm.kind == "layer" or not norm.weight:
         return None
     if not view.only_used_by(source.value, inside | set(source.nodes)):
         return None

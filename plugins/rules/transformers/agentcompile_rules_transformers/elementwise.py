@@ -14,6 +14,7 @@ from agentcompile_core.plugin_api import (
     SemanticLabel,
     Target,
     TensorSpec,
+    cone,
     express,
     grow,
     has_one_rounding,
@@ -22,6 +23,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import kinds
+from .parts import parts
 
 MOST_INPUTS = 6
 
@@ -30,7 +32,7 @@ class ElementwiseRule(RegionRule):
     """``elementwise`` matches: each pointwise node, and each chain from it on that ends in one value."""
 
     name = "elementwise"
-    version = 1
+    version = 2
     kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -40,7 +42,17 @@ class ElementwiseRule(RegionRule):
         for node in graph.nodes:
             if is_pointwise(view, node):
                 found += _chains(view, node)
-        return found
+        seen = {match.nodes for match in found}
+        return [*found, *(match for match in _cones(view) if match.nodes not in seen), *parts(view)]
+
+
+def _cones(view: RegionView) -> Iterator[Match]:
+    """Everything that one result is computed from by pointwise nodes alone."""
+    for node in view.graph.nodes:
+        result = view.graph.spec(node.outputs[0]) if node.outputs else None
+        found = cone(view, node, limit=MOST_INPUTS, fits=lambda value, result=result: bool(_broadcast(view.graph.spec(value), result)))
+        if found is not None and found.expression.operations:
+            yield _match(view, found.nodes, found.external, found.output, found.expression)
 
 
 def _chains(view: RegionView, node: Node) -> Iterator[Match]:

@@ -147,7 +147,7 @@ NORM = Normed(
     name=kind_names.NORM, version=2, labels=(L.NORM, L.RESIDUAL_NORM), doc="out = norm(x [+ residual])",
     operands=(
         OperandKind("x", READS, doc="[.., columns]"), OperandKind("residual", READS, optional=True, doc="[.., columns]"),
-        OperandKind("weight", WEIGHTS, doc="[columns]"), OperandKind("bias", WEIGHTS, optional=True, doc="[columns]"),
+        OperandKind("weight", WEIGHTS, optional=True, doc="[columns]"), OperandKind("bias", WEIGHTS, optional=True, doc="[columns]"),
         OperandKind("out", OUT), OperandKind("residual_out", OUT, optional=True, doc="x + residual, where others read it"),
     ),
     attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES),
@@ -160,10 +160,11 @@ ROPE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved")),
 )
 ROPE_TABLE = Rotary(
-    name=kind_names.ROPE_TABLE, doc="cos, sin of one position",
+    name=kind_names.ROPE_TABLE, doc="cos, sin of one position", version=2,
     operands=(OperandKind("position", LENGTH, doc="[1] i64"), OperandKind("inv_freq", WEIGHTS, doc="[half] f32"),
               OperandKind("cos", OUT, doc="[.., 2*half]"), OperandKind("sin", OUT, doc="[.., 2*half]")),
-    attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float)),
+    attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float),
+                AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
     name=kind_names.ATTENTION, families=FAMILIES, version=4,
@@ -186,10 +187,15 @@ ATTENTION = Attention(
     ),
 )
 ELEMENTWISE = MatchKind(
-    name=kind_names.ELEMENTWISE, doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row",
+    name=kind_names.ELEMENTWISE, version=2,
+    doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row;"
+        " or in0 alone, of which out is a part that lies apart",
     operands=(OperandKind("in", READS, repeated=True), OperandKind("out", OUT)),
     attributes=(AttributeKind("count"), AttributeKind("columns"),
-                AttributeKind("broadcast", str, repeated=True, doc="full, row or scalar")),
+                AttributeKind("broadcast", str, repeated=True, doc="full, row, scalar or strided"),
+                AttributeKind("offset", int, 0, doc="of a strided input: its first element"),
+                AttributeKind("extent", int, repeated=True, doc="of a strided input: of its four axes"),
+                AttributeKind("stride", int, repeated=True, doc="of a strided input: of its four axes, in elements")),
 )
 GATHER = MatchKind(
     name=kind_names.GATHER, doc="out = table[ids]",

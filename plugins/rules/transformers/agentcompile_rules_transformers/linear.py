@@ -71,7 +71,7 @@ class LinearRule(RegionRule):
     """``linear`` matches: every linear node of one token, alone and with what can be fused before and behind it."""
 
     name = "linear"
-    version = 1
+    version = 2
     kinds = (kinds.LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:

@@ -7,6 +7,8 @@ from attrs import frozen
 from agentcompile_core.plugin_api import (
     KERNEL_TYPES,
     NORM,
+    Argument,
+    DType,
     Graph,
     Match,
     Node,
@@ -44,37 +46,52 @@ class NormNode:
 
 
 def norm_of(view: RegionView, node: Node) -> NormNode | None:
-    """The norm of a node: ``agentcompile.rms_norm`` or ``aten.layer_norm`` with a weight, over the last axis."""
-    if node.op == "agentcompile.rms_norm.default":
-        x, weight, bias = ref(argument(node, "x")), argument(node, "weight"), None
-        kind = "rms_one_plus" if argument(node, "one_plus") else "rms"
-    elif node.op == "aten.layer_norm.default":
-        x, weight, bias, kind = ref(argument(node, "input")), argument(node, "weight"), argument(node, "bias"), "layer"
-        shape = argument(node, "normalized_shape")
-        if not isinstance(shape, tuple) or len(shape) != 1:
-            return None
-    else:
+    """The norm of a node over its last axis, if its operands are contiguous and of one kernel type."""
+    called = _called(view, node)
+    if called is None:
         return None
-    eps = argument(node, "eps")
+    kind, x, weight, bias, eps = called
     if x is None or not isinstance(eps, int | float) or len(node.outputs) != 1:
         return None
     spec = view.graph.spec(x)
     columns = spec.shape[-1] if spec.shape else 0
-    if not columns or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec) or not view.is_weight(weight, columns):
+    if not columns or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec):
         return None
-    if bias is not None and not view.is_weight(bias, columns):
+    if any(given is not None and not view.is_weight(given, columns) for given in (weight, bias)):
         return None
-    if any(view.graph.spec(value).dtype is not spec.dtype for value in node.inputs):
+    if any(view.graph.spec(value).dtype is not spec.dtype for value in (*node.inputs, *node.outputs)):
         return None
     return NormNode(node=node, x=x, weight=ref(weight) or "", bias=ref(bias) or "", kind=kind, eps=float(eps),
                     rows=spec.numel // columns, columns=columns)
+
+
+_Called = tuple[str, str | None, Argument, Argument, Argument]
+
+
+def _called(view: RegionView, node: Node) -> _Called | None:
+    """Kind, operand, weight, bias and eps of a call of an operator that is a norm."""
+    if node.op == "agentcompile.rms_norm.default":
+        kind = "rms_one_plus" if argument(node, "one_plus") else "rms"
+        return kind, ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
+    if node.op == "agentcompile.layer_norm.default":
+        return "layer", ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
+    if node.op not in ("aten.layer_norm.default", "aten.rms_norm.default"):
+        return None
+    shape, x = argument(node, "normalized_shape"), ref(argument(node, "input"))
+    if not isinstance(shape, tuple) or len(shape) != 1:
+        return None
+    if node.op == "aten.layer_norm.default":
+        return "layer", x, argument(node, "weight"), argument(node, "bias"), argument(node, "eps")
+    # torch rounds once, HuggingFace's norms twice where there is a weight: in float32 that is the same.
+    once = argument(node, "weight") is None or (x is not None and view.graph.spec(x).dtype is DType.F32)
+    return ("rms", x, argument(node, "weight"), None, argument(node, "eps")) if once else None
 
 
 class NormRule(RegionRule):
     """``norm`` matches: every norm, and every norm with the addition of two full tensors before it."""
 
     name = "norm"
-    version = 1
+    version = 2
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -104,9 +121,9 @@ def _residual(view: RegionView, norm: NormNode) -> Iterator[Match]:
 
 def _match(view: RegionView, norm: NormNode, before: tuple[str, ...], reads: tuple[Operand, ...], writes: tuple[Operand, ...],
            label: SemanticLabel) -> Match:
-    bias = (view.read("bias", norm.bias),) if norm.bias else ()
+    parameters = [view.read(name, value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
     return Match(
         kind=NORM, label=label, nodes=(*before, norm.node.name),
-        operands=(*reads, view.read("weight", norm.weight), *bias, view.write("out", norm.out), *writes),
+        operands=(*reads, *parameters, view.write("out", norm.out), *writes),
         attributes=(("rows", norm.rows), ("columns", norm.columns), ("norm", norm.kind), ("norm_eps", norm.eps)),
     )

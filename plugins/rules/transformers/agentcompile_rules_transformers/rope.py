@@ -28,7 +28,7 @@ from . import kinds
 
 @frozen(kw_only=True)
 class RopeNode:
-    """``agentcompile.rope`` of one token: x [1, heads, 1, head_dim], cos and sin [1, 1, rotary_dim], half style."""
+    """``agentcompile.rope`` of one token: x [1, heads, 1, head_dim], cos and sin [1, 1, rotary_dim]; ``style`` half or interleaved."""
 
     node: Node
     x: str
@@ -37,6 +37,7 @@ class RopeNode:
     heads: int
     head_dim: int
     rotary_dim: int
+    style: str
 
 
 def rope_of(view: RegionView, node: Node) -> RopeNode | None:
@@ -53,14 +54,19 @@ def rope_of(view: RegionView, node: Node) -> RopeNode | None:
         return None
     if any(not is_contiguous(spec) or spec.dtype is not specs[0].dtype for spec in specs) or specs[0].dtype not in KERNEL_TYPES:
         return None
-    return RopeNode(node=node, x=x, cos=cos, sin=sin, heads=shape[1], head_dim=shape[3], rotary_dim=rotary_dim)
+    return RopeNode(node=node, x=x, cos=cos, sin=sin, heads=shape[1], head_dim=shape[3], rotary_dim=rotary_dim,
+                    style=_style(node))
+
+
+def _style(node: Node) -> str:
+    return "interleaved" if argument(node, "interleaved") else "half"
 
 
 class RopeRule(RegionRule):
     """``rope`` matches: rotations that stand alone (where attention does not take them in)."""
 
     name = "rope"
-    version = 1
+    version = 2
     kinds = (kinds.ROPE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -74,7 +80,7 @@ def _rope(view: RegionView, rope: RopeNode) -> Match:
         kind=ROPE, label=SemanticLabel.ROPE, nodes=(rope.node.name,),
         operands=(view.read("x", rope.x), view.read("cos", rope.cos), view.read("sin", rope.sin),
                   view.write("out", rope.node.outputs[0])),
-        attributes=(("heads", rope.heads), ("head_dim", rope.head_dim), ("rotary_dim", rope.rotary_dim), ("style", "half")),
+        attributes=(("heads", rope.heads), ("head_dim", rope.head_dim), ("rotary_dim", rope.rotary_dim), ("style", rope.style)),
     )
 
 
@@ -82,7 +88,7 @@ class RopeTableRule(RegionRule):
     """``rope_table`` matches: cos and sin of the position of one token."""
 
     name = "rope_table"
-    version = 1
+    version = 2
     kinds = (kinds.ROPE_TABLE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -112,5 +118,5 @@ def _table(view: RegionView, node: Node) -> Match | None:
         kind=ROPE_TABLE, label=SemanticLabel.ROPE_TABLE, nodes=view.deps.members(view.deps.mask((*views, node.name))),
         operands=(view.read("position", position, role=Role.LENGTH), view.read("inv_freq", frequencies),
                   view.write("cos", cos), view.write("sin", sin)),
-        attributes=(("half", inv_freq.shape[0]), ("attention_scaling", float(scaling))),
+        attributes=(("half", inv_freq.shape[0]), ("attention_scaling", float(scaling)), ("style", _style(node))),
     )

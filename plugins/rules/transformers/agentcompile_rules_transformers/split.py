@@ -1,5 +1,7 @@
 """Projections that are one matrix from the start: a linear node whose result is only read in parts."""
 
+import math
+
 from agentcompile_core.plugin_api import Node, RegionView, argument, is_contiguous
 
 SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
@@ -17,9 +19,15 @@ def parts_of(view: RegionView, value: str) -> tuple[tuple[str, ...], tuple[str, 
     if view.leaves(value) or not shape or view.graph.spec(value).numel != shape[-1]:
         return None
     parts: list[Part] = []
+    cuts: list[str] = []
     for node in view.users(value):
         found = _ranges(view, node, len(shape), shape[-1])
-        if found is None:
+        if found is not None:
+            cuts.append(node.name)
+        elif (behind := _behind_views(view, node)) is not None:
+            found, nodes = behind
+            cuts += nodes
+        else:
             return None
         parts += found
     parts.sort()
@@ -30,23 +38,41 @@ def parts_of(view: RegionView, value: str) -> tuple[tuple[str, ...], tuple[str, 
         end += view.graph.spec(name).numel
     if end != shape[-1] or len(parts) < 2:
         return None
-    return tuple(name for _, name in parts), tuple(node.name for node in view.users(value))
+    return tuple(name for _, name in parts), tuple(cuts)
 
 
-def _ranges(view: RegionView, node: Node, rank: int, n: int) -> list[Part] | None:
+def _behind_views(view: RegionView, node: Node) -> tuple[list[Part], list[str]] | None:
+    """The parts that a free view of the value is read in, and the nodes: [1, 1, heads, d] cut into heads is cut into heads * d elements."""
+    if not view.is_free(node) or view.leaves(node.outputs[0]) or not view.users(node.outputs[0]):
+        return None
+    shape = view.graph.spec(node.outputs[0]).shape
+    parts: list[Part] = []
+    for user in view.users(node.outputs[0]):
+        axis = argument(user, "dim") if user.op == "aten.slice.Tensor" or user.op in SPLITS else None
+        if not isinstance(axis, int) or any(extent != 1 for extent in shape[: axis % len(shape)]):
+            return None
+        found = _ranges(view, user, len(shape), shape[axis], axis % len(shape))
+        if found is None:
+            return None
+        inner = math.prod(shape[axis % len(shape) + 1 :])
+        parts += [(first * inner, name) for first, name in found]
+    return parts, [node.name, *(user.name for user in view.users(node.outputs[0]))]
+
+
+def _ranges(view: RegionView, node: Node, rank: int, n: int, along: int = -1) -> list[Part] | None:
     if node.op == "aten.slice.Tensor":
         axis, first, step = (argument(node, name) for name in ("dim", "start", "step"))
         first = 0 if first is None else first
-        if not isinstance(axis, int) or axis % rank != rank - 1 or not isinstance(first, int) or step != 1:
+        if not isinstance(axis, int) or axis % rank != along % rank or not isinstance(first, int) or step != 1:
             return None
         return [(first + n if first < 0 else first, node.outputs[0])]
     if node.op in SPLITS:
         axis = argument(node, "dim")
-        if not isinstance(axis, int) or axis % rank != rank - 1:
+        if not isinstance(axis, int) or axis % rank != along % rank:
             return None
         found, first = [], 0
         for out in node.outputs:
             found.append((first, out))
-            first += view.graph.spec(out).shape[-1]
+            first += view.graph.spec(out).shape[along]
         return found
     return None

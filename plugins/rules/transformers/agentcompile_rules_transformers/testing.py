@@ -6,6 +6,8 @@ elements; ``dtype`` is the element type of weights and activations.
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from agentcompile_core.plugin_api import (
     Argument,
     DType,
@@ -67,13 +69,15 @@ class Draft:
         return self.call(op, args, shape, dtype=dtype, kind=kind)[0]
 
     def norm(self, name: str, x: Ref, norm: str, shape: tuple[int, ...], dtype: DType) -> Ref:
-        """A norm over the last axis: ``rms``, ``rms_one_plus`` or ``layer``."""
+        """A norm over the last axis: ``rms``, ``rms_one_plus`` or ``layer``, or ``rms_bare``, which has no weight."""
+        if norm == "rms_bare":
+            return self.one("agentcompile.rms_norm.default", (x, None, EPS), shape, dtype)
         weight = self.weight(f"{name}.weight", shape[-1], dtype=dtype)
         if norm == "layer":
             bias = self.weight(f"{name}.bias", shape[-1], dtype=dtype)
             return self.one("aten.layer_norm.default", (x, (shape[-1],), weight, bias, EPS), shape, dtype)
         if norm not in ("rms", "rms_one_plus"):
-            raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_one_plus and layer")
+            raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_bare, rms_one_plus and layer")
         return self.one("agentcompile.rms_norm.default", (x, weight, EPS, norm == "rms_one_plus"), shape, dtype)
 
     def linear(self, name: str, x: Ref, n: int, k: int, dtype: DType, bias: bool = False) -> Ref:
@@ -148,19 +152,30 @@ def elementwise_case(*, columns: int, rows: int = 1, operators: Sequence[str] = 
     return matched(ElementwiseRule(), draft.graph(x))
 
 
-def rope_case(*, heads: int, head_dim: int, rotary_dim: int = 0, dtype: DType = DType.F16) -> Pair:
+def part_case(*, heads: int, width: int, parts: int = 3, dtype: DType = DType.F16) -> Pair:
+    """The second of ``parts`` that each of ``heads`` heads holds side by side, of ``width`` elements each, in one piece."""
+    draft, shape = Draft(), (1, 1, heads, width)
+    whole = draft.given("in0", (1, 1, heads, parts, width), dtype)
+    part = draft.one("aten.select.int", (whole, 3, 1), shape, dtype, kind="view")
+    each = heads * parts * width
+    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=(each, each, parts * width, 1)))
+    return matched(ElementwiseRule(), draft.graph(draft.one("aten.contiguous.default", (part,), shape, dtype, kind="copy")))
+
+
+def rope_case(*, heads: int, head_dim: int, rotary_dim: int = 0, interleaved: bool = False, dtype: DType = DType.F16) -> Pair:
     """The rotation of one token's heads; ``rotary_dim`` 0: all of ``head_dim``."""
     draft, shape = Draft(), (1, heads, 1, head_dim)
     table = tuple(draft.given(name, (1, 1, rotary_dim or head_dim), dtype) for name in ("cos", "sin"))
-    return matched(RopeRule(), draft.graph(draft.one("agentcompile.rope.default", (draft.given("x", shape, dtype), *table), shape, dtype)))
+    arguments = (draft.given("x", shape, dtype), *table, interleaved)
+    return matched(RopeRule(), draft.graph(draft.one("agentcompile.rope.default", arguments, shape, dtype)))
 
 
-def rope_table_case(*, half: int, dtype: DType = DType.F16) -> Pair:
+def rope_table_case(*, half: int, interleaved: bool = False, dtype: DType = DType.F16) -> Pair:
     """cos and sin of one position, [1, 1, 2 * half] each."""
     draft, shape = Draft(), (1, 1, 2 * half)
     position = draft.given("position", (1, 1), DType.I64)
     frequencies = draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT)
-    arguments = (position, frequencies, 1.0, Symbol("dtype", dtype.value))
+    arguments = (position, frequencies, 1.0, Symbol("dtype", dtype.value), interleaved)
     return matched(RopeTableRule(), draft.graph(*draft.call("agentcompile.rotary_embedding.default", arguments, shape, shape, dtype=dtype)))
 
 

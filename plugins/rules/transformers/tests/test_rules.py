@@ -202,7 +202,7 @@ def test_residual_that_depends_on_the_match_is_not_taken(decode_graphs):
 
 
 @pytest.mark.parametrize("call", [
-    lambda b, x: b.call("aten.add.Tensor", x, x, alpha=2),
+    lambda b, x: b.call("aten.softplus.default", x, 1.0, 2.0),
     lambda b, x: b.call("aten.div.Tensor_mode", x, 2.0, rounding_mode="floor"),
     lambda b, x: b.call("aten.pow.Tensor_Scalar", x, 2.5),
     lambda b, x: b.call("aten.cumsum.default", x, -1),

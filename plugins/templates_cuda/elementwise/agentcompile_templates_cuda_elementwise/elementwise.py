@@ -26,6 +26,8 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
+from .strided_copy import copy_source, is_strided, refusal
+
 TEMPLATE = Path(__file__).with_name("elementwise.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 BROADCASTS = {"full": 0, "row": 1, "scalar": 2}  # as in elementwise.cu
@@ -34,7 +36,7 @@ MOST_INPUTS = 6
 
 
 class ElementwiseFamily(TemplateFamily):
-    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row or a scalar."""
+    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row or a scalar; and copies of parts."""
 
     name = "elementwise"
     version = 1
@@ -49,6 +51,9 @@ class ElementwiseFamily(TemplateFamily):
         for operand in match.operands:
             if operand.spec.dtype not in DTYPES:
                 return Reject(f"operand {operand.name} is {operand.spec.dtype.value}; float16, bfloat16 and float32 are served")
+        if is_strided(match):
+            why_not = refusal(match)
+            return Reject(why_not) if why_not else True
         kinds = [match.text(f"broadcast{j}", "full") for j in range(len(inputs))]
         if not set(kinds) <= set(BROADCASTS):
             return Reject(f"broadcasts {', '.join(kinds)}; served are {', '.join(BROADCASTS)}")
@@ -56,13 +61,15 @@ class ElementwiseFamily(TemplateFamily):
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 6 points: block size, and 16-byte vectors or single elements per thread."""
-        vector = 16 // match.need("out").spec.dtype.bytes
-        values = {"step": (vector, 1), "threads": (128, 256, 64)}
+        vector = 1 if is_strided(match) else 16 // match.need("out").spec.dtype.bytes
+        values = {"step": tuple(dict.fromkeys((vector, 1))), "threads": (128, 256, 64)}
         points = tuple(Schedule({"step": s, "threads": t}) for s in values["step"] for t in values["threads"])
         return ScheduleSpace(parameters=tuple(Parameter(name=k, values=v) for k, v in sorted(values.items())), points=points)
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch, no workspace."""
+        if is_strided(match):
+            return copy_source(match, schedule.integer("threads"), target)
         threads, step, count = schedule.integer("threads"), schedule.integer("step"), match.integer("count")
         inputs, out = _inputs(match), match.need("out")
         pdl = target.has(Feature.GRIDDEPCONTROL)

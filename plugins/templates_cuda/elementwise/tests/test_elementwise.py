@@ -6,6 +6,7 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,35 @@ def test_gate_within_budget(dtype: DType, step: int, data: st.DataObject) -> Non
     assert bool(((tensors["out"].double() - expected).abs() <= budget).all())
 
 
+EXACT = {
+    PointwiseKind.ABS: torch.abs, PointwiseKind.FLOOR: torch.floor, PointwiseKind.MIN: torch.minimum, PointwiseKind.MAX: torch.maximum,
+    PointwiseKind.GREATER: lambda a, b: (a > b).float(), PointwiseKind.AT_LEAST: lambda a, b: (a >= b).float(),
+    PointwiseKind.EQUAL: lambda a, b: (a == b).float(), PointwiseKind.WHERE: lambda c, a, b: torch.where(c != 0, a, b),
+}
+CLOSE = {
+    PointwiseKind.SQRT: torch.sqrt, PointwiseKind.LOG: torch.log, PointwiseKind.LOG1P: torch.log1p, PointwiseKind.EXPM1: torch.expm1,
+    PointwiseKind.ERF: torch.erf, PointwiseKind.SIN: torch.sin, PointwiseKind.COS: torch.cos,
+}
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *CLOSE], ids=lambda kind: kind.value)
+def test_every_word_of_the_grammar_with_nan_and_infinities(kind: PointwiseKind) -> None:
+    names = tuple(f"in{j}" for j in range(kind.arity))
+    match = pointwise_match(1, 150, ("full",) * kind.arity, Expression(arguments=names, operations=(Operation(kind, names),)),
+                            DType.F32)
+    tensors = draw(match, 4)
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.5, -2.5, 1e-30, 100.0])
+    for j, name in enumerate(names):
+        tensors[name][0, : 11 * 11] = special.repeat(11) if j == 0 else special.repeat_interleave(11).roll(11 * (j - 1))
+    emulated(match, 4).run(tensors)
+    given_values = [tensors[name] for name in names]
+    if kind in EXACT:
+        torch.testing.assert_close(tensors["out"], EXACT[kind](*given_values), rtol=0, atol=0, equal_nan=True)
+    else:
+        expected = CLOSE[kind](*(x.double() for x in given_values)).float()
+        torch.testing.assert_close(tensors["out"], expected, rtol=2.0**-21, atol=2.0**-24, equal_nan=True)
+
+
 def test_mixed_types_scalars_and_copies() -> None:
     product = Expression(arguments=("in0", "in1"), operations=(Operation(PointwiseKind.MUL, ("in0", "in1")),))
     match = pointwise_match(3, 40, ("full", "scalar"), product, DType.F32, (DType.F16, DType.F32))
@@ -111,6 +141,30 @@ def test_gather_copies_rows(data: st.DataObject) -> None:
     assert torch.equal(tensors["out"], table[ids])
 
 
+def part_match(source: torch.Tensor, part: torch.Tensor, dtype: DType) -> Match:
+    axes = [(1, 0)] * 4 + [(n, s) for n, s in zip(part.shape, part.stride(), strict=True) if n != 1]
+    numbered = [item for i, (n, s) in enumerate(axes[-4:]) for item in ((f"extent{i}", n), (f"stride{i}", s))]
+    operands = (operand("in0", Role.INPUT, tuple(source.shape), dtype), operand("out", Role.OUTPUT, tuple(part.shape), dtype, Access.WRITE))
+    return Match(kind=ELEMENTWISE, label=SemanticLabel.ELEMENTWISE, nodes=("copy",), operands=operands,
+                 attributes=(("count", part.numel()), ("columns", part.shape[-1]), ("broadcast0", "strided"),
+                             ("offset", part.storage_offset()), *numbered))
+
+
+@FEW
+@given(data=st.data())
+def test_a_part_is_copied_in_its_order(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from((DType.F16, DType.BF16, DType.F32)))
+    source = torch.randn(*(data.draw(st.integers(1, 5)) for _ in range(4))).to(TORCH[dtype])
+    part = source.permute(data.draw(st.permutations(range(4))))
+    axis = data.draw(st.integers(0, 3))
+    first = data.draw(st.integers(0, part.shape[axis] - 1))
+    part = part.narrow(axis, first, data.draw(st.integers(1, part.shape[axis] - first)))
+    match = part_match(source, part, dtype)
+    tensors = {"in0": aligned(source, TORCH[dtype]), "out": aligned(torch.full(part.shape, math.nan), TORCH[dtype])}
+    emulated(match, 1).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    assert torch.equal(tensors["out"], part)
+
+
 def test_spaces_and_rejects() -> None:
     match = pointwise_match(1, 64, ("full", "full", "row"), GATE, DType.F16)
     for family, item in ((POINTWISE, match), (LOOKUP, gather_match(1, 2048, 1000))):
@@ -118,6 +172,9 @@ def test_spaces_and_rejects() -> None:
         assert 0 < len(points) == len(set(points)) <= 64
     assert "float16" in POINTWISE.accepts(pointwise_match(1, 8, ("full",), None, DType.F16, (DType.I64,)), H200).reason
     assert "7 inputs" in POINTWISE.accepts(pointwise_match(1, 8, ("full",) * 7, None, DType.F16), H200).reason
+    part = torch.randn(4, 4).t()
+    assert "float16 to float32" in POINTWISE.accepts(evolve(part_match(part, part, DType.F16), operands=(
+        operand("in0", Role.INPUT, (4, 4), DType.F16), operand("out", Role.OUTPUT, (4, 4), DType.F32, Access.WRITE))), H200).reason
     assert "serves" in LOOKUP.accepts(match, H200).reason
 
 

@@ -10,6 +10,8 @@ import math
 from agentcompile_core.plugin_api import Dialect, Expression, PointwiseKind, print_expression
 
 INCLUDES = "#include <agentcompile/activation.cuh>\n#include <agentcompile/dtype.cuh>\n"
+# Where an expression needs it only, so that the text of every other kernel stays as it is.
+ORDERING = "#include <agentcompile/ordering.cuh>\n"
 
 
 def literal(value: float) -> str:
@@ -39,6 +41,21 @@ CUDA = Dialect(
         PointwiseKind.EXP: "expf({0})",
         PointwiseKind.RSQRT: "rsqrtf({0})",
         PointwiseKind.ROUND: "ac::round_to<Plan::T>({0})",
+        PointwiseKind.ABS: "fabsf({0})",
+        PointwiseKind.SQRT: "sqrtf({0})",
+        PointwiseKind.LOG: "logf({0})",
+        PointwiseKind.LOG1P: "log1pf({0})",
+        PointwiseKind.EXPM1: "expm1f({0})",
+        PointwiseKind.ERF: "erff({0})",
+        PointwiseKind.SIN: "sinf({0})",
+        PointwiseKind.COS: "cosf({0})",
+        PointwiseKind.FLOOR: "floorf({0})",
+        PointwiseKind.MIN: "ac::smaller({0}, {1})",
+        PointwiseKind.MAX: "ac::greater({0}, {1})",
+        PointwiseKind.GREATER: "({0} > {1} ? 1.0f : 0.0f)",
+        PointwiseKind.AT_LEAST: "({0} >= {1} ? 1.0f : 0.0f)",
+        PointwiseKind.EQUAL: "({0} == {1} ? 1.0f : 0.0f)",
+        PointwiseKind.WHERE: "({0} != 0.0f ? {1} : {2})",
     },
     literal=literal,
     local="const float {name} = {value};",
@@ -72,4 +89,5 @@ def _struct(expression: Expression, counts: dict[str, int]) -> str:
     # A functor that ignores an array must not warn.
     unused = [f"(void){array};" for array in counts if not any(f"{array}[" in line for line in (*printed.lines, printed.result))]
     body = "\n".join(f"    {line}" for line in (*unused, *printed.lines, f"return {printed.result};"))
-    return f"struct Epilogue {{\n  static __device__ __forceinline__ float apply({signature}) {{\n{body}\n  }}\n}};\n"
+    ordered = any(op.kind in (PointwiseKind.MIN, PointwiseKind.MAX) for op in expression.operations)
+    return ORDERING * ordered + f"struct Epilogue {{\n  static __device__ __forceinline__ float apply({signature}) {{\n{body}\n  }}\n}};\n"

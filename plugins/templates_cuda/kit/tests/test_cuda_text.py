@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit import c_type, elementwise_struct, epilogue_struct, make_source, plan_struct
-from agentcompile_cuda_kit.functors import literal
+from agentcompile_cuda_kit.functors import ORDERING, literal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,6 +139,8 @@ inline float gelu_tanh(float x) { return 0.5f * x * (1.0f + std::tanh(0.79788456
 inline float relu(float x) { return x < 0 ? 0 : x; }
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 inline float tanh(float x) { return std::tanh(x); }
+inline float smaller(float a, float b) { return a != a || a < b ? a : b; }
+inline float greater(float a, float b) { return a != a || a > b ? a : b; }
 }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 """
@@ -148,6 +150,9 @@ PYTHON = {
     K.GELU: lambda a: 0.5 * a * (1 + math.erf(a / math.sqrt(2))), K.SIGMOID: lambda a: 1 / (1 + math.exp(-a)),
     K.GELU_TANH: lambda a: 0.5 * a * (1 + math.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
     K.TANH: math.tanh, K.EXP: math.exp, K.RSQRT: lambda a: 1 / math.sqrt(a), K.ROUND: lambda a: math.copysign(math.floor(abs(a) + 0.5), a),
+    K.ABS: abs, K.SQRT: math.sqrt, K.LOG: math.log, K.LOG1P: math.log1p, K.EXPM1: math.expm1, K.ERF: math.erf, K.SIN: math.sin,
+    K.COS: math.cos, K.FLOOR: math.floor, K.MIN: min, K.MAX: max, K.GREATER: lambda a, b: float(a > b),
+    K.AT_LEAST: lambda a, b: float(a >= b), K.EQUAL: lambda a, b: float(a == b), K.WHERE: lambda a, b, c: b if a else c,
 }
 
 
@@ -162,12 +167,13 @@ def evaluate(expression, values):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host C++ compiler")
 def test_functors_compute_their_expressions(tmp_path):
     every = [Expression(arguments=("acc0", "acc1", "aux0", "aux1"), operations=(
-        Operation(kind, ("acc0", "aux1")[: kind.arity]), Operation(K.SUB, (0, 0.25)))) for kind in PointwiseKind]
+        Operation(kind, ("acc0", "aux1", "acc0")[: kind.arity]), Operation(K.SUB, (0, 0.25)))) for kind in PointwiseKind]
     expressions = [*every, GATE, BIAS_RESIDUAL]
     acc, aux = (1.3, -0.7), (0.4, 2.6)
+    assert epilogue_struct(every[list(PointwiseKind).index(K.MIN)], 2, 2).startswith(ORDERING)
     parts, calls = [HOST], []
     for i, expression in enumerate(expressions):
-        parts.append(epilogue_struct(expression, 2, 2).replace("Epilogue", f"Epilogue{i}"))
+        parts.append(epilogue_struct(expression, 2, 2).replace("Epilogue", f"Epilogue{i}").removeprefix(ORDERING))
         calls.append(f'std::printf("%.9g\\n", Epilogue{i}::apply(acc, aux));')
     arrays = f"const float acc[] = {{{acc[0]}f, {acc[1]}f}}; const float aux[] = {{{aux[0]}f, {aux[1]}f}};"
     parts.append(f"int main() {{ {arrays} {' '.join(calls)} }}")

@@ -108,8 +108,9 @@ def test_half_precision_rounds_like_the_framework() -> None:
     assert torch.equal(tensors["out"], tensors["weight"] * normalized)
 
 
-def test_without_weight() -> None:
-    match = norm_match(1, 96, "layer", weight=False)
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_without_weight(kind: str) -> None:
+    match = norm_match(1, 96, kind, weight=False)
     tensors = draw(match, 7, 3.0)
     kernel = emulated(match, 64, 2)
     kernel.run(tensors)

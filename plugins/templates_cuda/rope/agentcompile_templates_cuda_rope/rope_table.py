@@ -24,13 +24,14 @@ from agentcompile_core.plugin_api import (
 
 TEMPLATE = Path(__file__).with_name("rope_table.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
+STYLES = ("half", "interleaved")
 
 
 class RopeTableFamily(TemplateFamily):
     """``rope_table`` matches: cos, sin [2 * half] of position * inv_freq [half], each frequency standing twice."""
 
     name = "rope_table"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for an int64 position, fp32 frequencies and cos and sin of one floating point type and 2 * half elements."""
@@ -41,6 +42,8 @@ class RopeTableFamily(TemplateFamily):
         cos, sin = match.need("cos").spec, match.need("sin").spec
         if cos.dtype is not sin.dtype or cos.dtype not in DTYPES:
             return Reject(f"tables of types {cos.dtype.value} and {sin.dtype.value}; one of float16, bfloat16, float32 is served")
+        if match.text("style", "half") not in STYLES:
+            return Reject(f"unknown style {match.text('style')!r}; served are {', '.join(STYLES)}")
         half = match.integer("half")
         if (cos.numel, sin.numel, match.need("inv_freq").spec.numel) != (2 * half, 2 * half, half):
             return Reject(f"cos and sin must have {2 * half} elements and inv_freq {half}: one position of one sequence")
@@ -62,5 +65,6 @@ class RopeTableFamily(TemplateFamily):
                        operand_pointer(match, "sin"), i32("half", half),
                        f32("attention_scaling", match.number("attention_scaling", 1.0))),
         )
-        return make_source(TEMPLATE, plan={"T": c_type(match.need("cos").spec.dtype), "threads": threads, "pdl": pdl}, launches=(launch,),
-                           features=[Feature.GRIDDEPCONTROL] * pdl)
+        plan = {"T": c_type(match.need("cos").spec.dtype), "threads": threads, "pdl": pdl,
+                "interleaved": match.text("style", "half") == "interleaved"}
+        return make_source(TEMPLATE, plan=plan, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl)

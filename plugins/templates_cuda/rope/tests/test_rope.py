@@ -27,11 +27,11 @@ def rope_match(heads: int, head_dim: int, rotary_dim: int, dtype: DType = DType.
                  attributes=(("heads", heads), ("head_dim", head_dim), ("rotary_dim", rotary_dim), ("style", style)))
 
 
-def table_match(half: int, dtype: DType = DType.F16, scaling: float = 1.0) -> Match:
+def table_match(half: int, dtype: DType = DType.F16, scaling: float = 1.0, style: str = "half") -> Match:
     operands = (operand("position", Role.LENGTH, (1,), DType.I64), operand("inv_freq", Role.CONSTANT, (half,), DType.F32),
                 *(operand(name, Role.OUTPUT, (1, 1, 2 * half), dtype, Access.WRITE) for name in ("cos", "sin")))
     return Match(kind=ROPE_TABLE, label=SemanticLabel.ROPE_TABLE, nodes=("rope_table",), operands=operands,
-                 attributes=(("half", half), ("attention_scaling", scaling)))
+                 attributes=(("half", half), ("attention_scaling", scaling), ("style", style)))
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, style: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,18 +65,20 @@ def test_within_budget(dtype: DType, style: str, data: st.DataObject) -> None:
     assert torch.equal(tensors["out"][..., rotary_dim:], tensors["x"][..., rotary_dim:])
 
 
-@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
-def test_table_is_the_framework_s(dtype: DType) -> None:
+@pytest.mark.parametrize("style,dtype", [("half", DType.F16), ("half", DType.BF16), ("half", DType.F32), ("interleaved", DType.F16),
+                                         ("interleaved", DType.F32)], ids=str)
+def test_table_is_the_framework_s(style: str, dtype: DType) -> None:
     """The angle is the fp32 product that the framework rounds, so far positions agree although fp64 angles would not."""
     half, scaling = 48, 1.25
-    match = table_match(half, dtype, scaling)
+    match = table_match(half, dtype, scaling, style)
     frequencies = 1.0 / 1e6 ** (torch.arange(half, dtype=torch.float32) / half)
     for position in (0, 1, 191, 40_959, 131_071):
         tensors = {"position": torch.tensor([position]), "inv_freq": frequencies,
                    **{name: torch.full((1, 1, 2 * half), float("nan"), dtype=TORCH[dtype]) for name in ("cos", "sin")}}
         kernel = Emulated(TABLE_FAMILY.lower(match, Schedule({"threads": 32}), H200), match, H200)
         kernel.run(tensors)
-        angles = (torch.tensor(float(position)) * frequencies).double().repeat(2)
+        angles = (torch.tensor(float(position)) * frequencies).double()
+        angles = angles.repeat(2) if style == "half" else angles.repeat_interleave(2)
         for name, exact in (("cos", angles.cos() * scaling), ("sin", angles.sin() * scaling)):
             budget = 1.001 * UNIT[TORCH[dtype]] * exact.abs() + TINY[TORCH[dtype]] + 2.0**-22
             assert bool(((tensors[name].flatten().double() - exact).abs() <= budget).all())
@@ -89,6 +91,7 @@ def test_spaces_and_rejects() -> None:
         assert 0 < len(points) == len(set(points)) <= 64
     assert "inside the head" in ROPE_FAMILY.accepts(rope_match(16, 64, 66), H200).reason
     assert "unknown style" in ROPE_FAMILY.accepts(rope_match(16, 64, 64, style="spiral"), H200).reason
+    assert "unknown style" in TABLE_FAMILY.accepts(table_match(64, style="spiral"), H200).reason
     assert "serves" in TABLE_FAMILY.accepts(rope_match(16, 64, 64), H200).reason
 
 
