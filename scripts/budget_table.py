@@ -77,6 +77,8 @@ FAMILIES: dict[str, dict[str, Maker]] = {
     "attention, norm, rope": _attention("rms"),
     "elementwise": {str(n): (lambda d, rows=1, n=n: cases.elementwise_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
     "gather": {str(n): (lambda d, n=n: cases.gather_case(columns=n, vocabulary=16, dtype=d)) for n in (64, 512, 4096)},
+    "softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), dtype=d)) for n in (64, 512, 4096)},
+    "log softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), log=True, dtype=d)) for n in (64, 512, 4096)},
     "argmax": {str(n): (lambda d, n=n: cases.argmax_case(n=n, dtype=d)) for n in (64, 512, 4096)},
 }
 

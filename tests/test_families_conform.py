@@ -11,6 +11,7 @@ from agentcompile_rules_transformers.testing import (
     norm_case,
     rope_case,
     rope_table_case,
+    softmax_case,
 )
 
 from agentcompile_core.ir.graph import DType
@@ -80,7 +81,12 @@ class TestAttention(Shipped):
              attention_case(heads=(2, 2), head_dim=32, capacity=64, window=16, dtype=DType.F32))
 
 
+class TestSoftmax(Shipped):
+    qualified, rejected = "softmax/softmax", (LOOKUP,)
+    cases = (softmax_case(shape=(3, 130), scale=4.0, mask=(130,), dtype=DType.BF16),)
+
+
 def test_no_shipped_family_is_left_out() -> None:
     tried = {kind.qualified for kind in Shipped.__subclasses__()}
-    shipped = {"gemv", "norm", "elementwise", "rope", "argmax", "attention"}
+    shipped = {"gemv", "norm", "elementwise", "rope", "argmax", "attention", "softmax"}
     assert {name for name in INSTALLED if name.split("/")[0] in shipped} <= tried

@@ -182,11 +182,25 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("elementwise_row", "elementwise", _row_broadcast, {}),
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
+    ("softmax_warp_masked", "softmax", lambda: made.softmax_case(shape=(2, 3, 40), scale=4.0, mask=(40,)),
+     {"path": "held", "warps_per_row": 1}),
+    ("softmax_block_f32", "softmax", lambda: made.softmax_case(shape=(2, 1501), dtype=DType.F32),
+     {"path": "held", "warps_per_row": (4, 8)}),
+    ("softmax_looped_bf16", "softmax", lambda: made.softmax_case(shape=(2, 4609), dtype=DType.BF16), {"path": "looped"}),
+    ("softmax_split_log", "softmax", lambda: made.softmax_case(shape=(1, 2200), log=True, dtype=DType.F32), {"path": "split"}),
+    ("softmax_strided", "softmax", lambda: made.softmax_case(shape=(2, 20, 35), axis=1), {"path": "strided", "warps": 4}),
     ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
     ("argmax_rounds", "argmax", lambda: made.argmax_case(n=20011), SLICE),
     ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
     ("argmax_tiny_f32", "argmax", lambda: made.argmax_case(n=7, dtype=DType.F32), {}),
 )
+
+
+TEMPLATES = {
+    ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
+    ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
+    ("reduction", "strided"): "reduction_strided.cu",
+}
 
 
 @cache
@@ -203,7 +217,6 @@ def _subject(name: str, family: str, match: Match, graph: Graph, wanted: Mapping
     offered = next(f for f in load().template_families.values() if f.name == family)
     target = evolve(preset(TARGET), sm_count=wanted.get("sm_count", preset(TARGET).sm_count))
     schedule = _first(offered.space(match, target).points, {key: value for key, value in wanted.items() if key != "sm_count"})
-    template = {"direct": "gemv.cu", "ring": "gemv_ring.cu", "tensor": "attention_tensor.cu"}.get(
-        str(dict(schedule.items).get("path")), f"{family}.cu")
+    template = TEMPLATES.get((family, str(dict(schedule.items).get("path"))), f"{family}.cu")
     return Subject(name=name, family=family, template=template, match=match, graph=graph, schedule=schedule,
                    source=offered.lower(match, schedule, target), target=target)

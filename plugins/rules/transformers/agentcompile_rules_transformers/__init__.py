@@ -1,4 +1,4 @@
-"""Region rules for one token of a transformer. Match kinds, operands and attributes: see ``kinds``."""
+"""Region rules for one token of a transformer, and for softmaxes of any module. Match kinds, operands, attributes: ``kinds``."""
 
 from collections.abc import Iterable
 
@@ -11,6 +11,7 @@ from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .norm import NormRule
 from .rope import RopeRule, RopeTableRule
+from .softmax import SoftmaxRule
 
 __all__ = ["KINDS", "agentcompile_region_rules"]
 
@@ -18,4 +19,5 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 @hookimpl
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
-    return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule())
+    return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule(),
+            SoftmaxRule())

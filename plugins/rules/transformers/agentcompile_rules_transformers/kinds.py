@@ -1,4 +1,4 @@
-"""The kinds of these rules' matches, as values. All are single-token (decode); ``T`` is the element type of the model."""
+"""The kinds of these rules' matches, as values. ``T`` is the element type of the model; what names no rows is single-token (decode)."""
 
 import torch
 from torch import Tensor
@@ -185,4 +185,11 @@ ARGMAX = Argmax(
               OperandKind("history", STATE, optional=True, grows=True, doc="i64 [capacity]")),
     attributes=(AttributeKind("n"), AttributeKind("advance", bool, False)),
 )
-KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX)
+SOFTMAX = MatchKind(
+    name=kind_names.SOFTMAX, doc="out = softmax(epilogue(in0, in1, ...)) over the middle axis of [outer, columns, inner], or its logarithm;"
+                                 " element i reads element i modulo its size of every input",
+    operands=(OperandKind("in", READS, repeated=True, doc="scores; what scales or masks them, repeated along the leading axes"),
+              OperandKind("out", OUT)),
+    attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1), AttributeKind("log", bool, False)),
+)
+KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX)

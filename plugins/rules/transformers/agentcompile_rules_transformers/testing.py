@@ -29,6 +29,7 @@ from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .norm import NormRule
 from .rope import RopeRule, RopeTableRule
+from .softmax import SoftmaxRule
 
 Pair = tuple[Match, Graph]
 EPS = 1e-6
@@ -199,6 +200,26 @@ def argmax_case(*, n: int, advance: bool = False, dtype: DType = DType.F16) -> P
         values = tuple(draft.given(name, shape, DType.I64, ValueKind.STATE) for name, shape in zip(states, shapes, strict=True))
         draft.call("agentcompile.advance.default", (token, *values), dtype=DType.I64, mutates=states)
     return matched(ArgmaxRule(), draft.graph(token))
+
+
+def softmax_case(*, shape: Sequence[int], axis: int = -1, log: bool = False, scale: float = 1.0, mask: Sequence[int] = (),
+                 wide: bool = False, dtype: DType = DType.F16) -> Pair:
+    """Softmax of ``shape`` along ``axis``, or its logarithm; ``scale``: of the scores, ``mask``: the shape of what is added to them.
+
+    ``wide``: computed as float32 and cast back, as attention written out does.
+    """
+    draft, whole = Draft(), tuple(shape)
+    x = draft.given("x", whole, dtype)
+    if scale != 1.0:
+        x = draft.one("aten.div.Tensor", (x, scale), whole, dtype)
+    if mask:
+        x = draft.one("aten.add.Tensor", (x, draft.given("mask", tuple(mask), dtype)), whole, dtype)
+    made = DType.F32 if wide else dtype
+    name = f"aten.{'log_' if log else ''}softmax.int"
+    out = draft.one(name, (x, axis, *((Symbol("dtype", made.value),) if wide else ())), whole, made)
+    if wide:
+        out = draft.one("aten.to.dtype", (out, Symbol("dtype", dtype.value)), whole, dtype, kind="cast")
+    return matched(SoftmaxRule(), draft.graph(out))
 
 
 def _source(draft: Draft, k: int, norm: str, dtype: DType) -> Ref:
