@@ -64,6 +64,14 @@ def _attention(rope: str) -> dict[str, Maker]:
     return {f"capacity {capacity}": maker(capacity) for capacity in (512, 1024, 2048)}
 
 
+# Products are not in the table: on processors torch rounds every partial one to the element type, where devices keep float32.
+def _reduction(op: str, before: tuple[str, ...] = ()) -> dict[str, Maker]:
+    def maker(n: int) -> Maker:
+        return lambda d: cases.reduction_case(shape=(1, 4, n), op=f"aten.{op}", before=before, dtype=d)
+
+    return {str(n): maker(n) for n in (64, 512, 4096)}
+
+
 BATCHED = ("gemv", "gemv, norm, gate", "rms norm", "layer norm", "elementwise")
 FAMILIES: dict[str, dict[str, Maker]] = {
     "gemv": {f"{n} x {k}": partial(_linear, n, k, False) for n, k in ((64, 512), (64, 1024), (64, 4096))},
@@ -79,6 +87,9 @@ FAMILIES: dict[str, dict[str, Maker]] = {
     "gather": {str(n): (lambda d, n=n: cases.gather_case(columns=n, vocabulary=16, dtype=d)) for n in (64, 512, 4096)},
     "softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), dtype=d)) for n in (64, 512, 4096)},
     "log softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), log=True, dtype=d)) for n in (64, 512, 4096)},
+    **{name: _reduction(op, *more) for name, (op, *more) in {
+        "sum": ("sum.dim_IntList",), "sum of products": ("sum.dim_IntList", ("mul",)), "mean": ("mean.dim",),
+        "vector norm": ("linalg_vector_norm.default",), "variance": ("var.correction",), "maximum and place": ("max.dim",)}.items()},
     "argmax": {str(n): (lambda d, n=n: cases.argmax_case(n=n, dtype=d)) for n in (64, 512, 4096)},
 }
 

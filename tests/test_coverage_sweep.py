@@ -56,6 +56,12 @@ def test_kernels_that_ran_are_counted_and_their_results_are_right(sweep: Any, tm
     assert rows[0]["generated_share"] == 1.0 and rows[0]["bytes"] == rows[2]["bytes"]
 
 
+def test_softmax_and_reductions_of_plain_modules_run_as_generated_kernels(sweep: Any, tmp_path: Path) -> None:
+    bench = sweep.bench_of(options(without_kernels=False, budget_plans=2), tmp_path)
+    rows = [sweep.row_of(("module", name), bench) for name in ("softmax", "mean")]
+    assert [(row["outcome"], row["kernels_run"], row["generated_share"]) for row in rows] == [("ok", 1, 1.0)] * 2
+
+
 def test_bytes_of_kernels_that_did_not_run_count_as_the_frameworks(sweep: Any, tmp_path: Path) -> None:
     from covered.ran import Launches
 

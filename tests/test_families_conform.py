@@ -9,6 +9,7 @@ from agentcompile_rules_transformers.testing import (
     gather_case,
     linear_case,
     norm_case,
+    reduction_case,
     rope_case,
     rope_table_case,
     softmax_case,
@@ -83,10 +84,15 @@ class TestAttention(Shipped):
 
 class TestSoftmax(Shipped):
     qualified, rejected = "softmax/softmax", (LOOKUP,)
-    cases = (softmax_case(shape=(3, 130), scale=4.0, mask=(130,), dtype=DType.BF16),)
+    cases, samples = (softmax_case(shape=(3, 130), scale=4.0, mask=(130,), dtype=DType.BF16),), 1
+
+
+class TestReduction(Shipped):
+    qualified, rejected = "reduction/reduction", (LOOKUP,)
+    cases, samples = (reduction_case(shape=(3, 130), op="aten.min.dim", dtype=DType.BF16),), 1
 
 
 def test_no_shipped_family_is_left_out() -> None:
     tried = {kind.qualified for kind in Shipped.__subclasses__()}
-    shipped = {"gemv", "norm", "elementwise", "rope", "argmax", "attention", "softmax"}
+    shipped = {"gemv", "norm", "elementwise", "rope", "argmax", "attention", "softmax", "reduction"}
     assert {name for name in INSTALLED if name.split("/")[0] in shipped} <= tried

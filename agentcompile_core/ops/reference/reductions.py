@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, overflowing, representable, sum_size, times
+from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, in_blocks, overflowing, representable, sum_size, times
 from .pointwise import FLUSHED, unary
 
 BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
@@ -71,15 +71,10 @@ def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inn
     count = x.value.shape[-1]
     normal = x.value * scale
     shared = TAIL * times(x.value, x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
-    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * _squares(depth) ** 0.5 + 2.0) * U32)
+    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + 2.0) * U32)
     if inner is not None:
         error = error + STORED * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
     return _scaled(normal, overflowing(error, power * count), weight, one_plus)
-
-
-def _squares(depth: int) -> float:
-    """The depth of a norm's sums over a row: everyone computes these in blocks."""
-    return min(float(depth), 4.0 * depth**0.5)
 
 
 def _scaled(normal: Tensor, error: Tensor, weight: Bounded | None, one_plus: bool = False) -> Bounded:
@@ -99,12 +94,12 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
     normal = centred * scale
     count = x.value.shape[-1]
     size = sum_size(mean * count, x.value.abs().sum(-1, keepdim=True), x.value.pow(2).sum(-1, keepdim=True)) / count
-    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + (_squares(depth) ** 0.5 + 2.0) * U32 * size
+    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + (in_blocks(depth) ** 0.5 + 2.0) * U32 * size
     centred_error = x.error + mean_error + U32 * centred.abs()
     # An error of the mean is common to all: it adds its square to the variance. The rest is independent.
     shared = TAIL * (centred * (x.error + U32 * centred.abs())).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance)
     shared = shared + mean_error.pow(2) / variance
-    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * _squares(depth) ** 0.5 + 2.0) * U32)
+    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + 2.0) * U32)
     result = _scaled(normal, overflowing(error, variance * count), weight)
     if bias is None:
         return result

@@ -1,4 +1,4 @@
-"""Region rules for one token of a transformer, and for softmaxes of any module. Match kinds, operands, attributes: ``kinds``."""
+"""Region rules for one token of a transformer, and for softmaxes and reductions of any module. Kinds of matches: ``kinds``."""
 
 from collections.abc import Iterable
 
@@ -10,6 +10,7 @@ from .kinds import KINDS
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .norm import NormRule
+from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .softmax import SoftmaxRule
 
@@ -20,4 +21,4 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule(),
-            SoftmaxRule())
+            SoftmaxRule(), ReductionRule())

@@ -9,6 +9,7 @@ from agentcompile_rules_transformers.testing import (
     gather_case,
     linear_case,
     norm_case,
+    reduction_case,
     rope_case,
     rope_table_case,
     softmax_case,
@@ -67,6 +68,12 @@ class TestSoftmax(RegionRuleConformance):
     rule, unserved = RULES["softmax"], (LOOKUP, NORM)
     graphs = (softmax_case(shape=(2, 3, 4, 20), scale=8.0, mask=(1, 1, 4, 20), wide=True)[1],
               softmax_case(shape=(2, 9, 5), axis=1, log=True, dtype=DType.F32)[1])
+
+
+class TestReduction(RegionRuleConformance):
+    rule, unserved = RULES["reduction"], (LOOKUP, NORM)
+    graphs = (reduction_case(shape=(2, 3, 40), before=("mul", "neg"))[1], reduction_case(shape=(2, 9, 5), op="aten.max.dim", dim=1)[1],
+              reduction_case(shape=(2, 9, 5), op="aten.std.correction", dim=(1, 2), keepdim=True, dtype=DType.F32)[1])
 
 
 def test_no_rule_is_left_out() -> None:

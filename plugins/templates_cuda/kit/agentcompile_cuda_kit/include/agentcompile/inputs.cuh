@@ -83,17 +83,14 @@ template <class Apply, class In0, class In1, class In2> struct Inputs {
   // or empty, and first is a multiple of Step.
   template <int Step>
   __device__ __forceinline__ void load_below(long long first, long long end, float rest, bool vectors, float (&results)[Step]) const {
-    if (vectors) {
-      if (first < end) {
+    if constexpr (Step > 1) {
+      if (vectors && first < end) {
         load(first, results);
-      } else {
-#pragma unroll
-        for (int e = 0; e < Step; ++e) results[e] = rest;
+        return;
       }
-    } else {
-#pragma unroll
-      for (int e = 0; e < Step; ++e) results[e] = first + e < end ? element(first + e) : rest;
     }
+#pragma unroll
+    for (int e = 0; e < Step; ++e) results[e] = first + e < end ? element(first + e) : rest;
   }
 };
 
