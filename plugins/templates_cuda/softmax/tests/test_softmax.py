@@ -92,7 +92,6 @@ def test_rows_keep_to_themselves_and_extremes_are_torchs() -> None:
 
 WRONG = {  # what is wrong: text, with what it is replaced, path
     "the tail of a row counts": ("softmax.cu", "end, minus_infinity(), vectors", "end, 0.0f, vectors", "block"),
-    "rows behind the last one": ("softmax.cu", "if (row >= rows) return;", "", "warp"),
     "an old sum is not scaled": ("softmax.cuh", "sum *= expf(maximum - larger);", "", "looped"),
     "a barrier is missing": ("softmax.cuh", "__syncthreads();", "", "block"),
     "parts are left out": ("softmax_split.cu", "split += ac::warp_size", "split += gridDim.x", "split"),
@@ -131,13 +130,13 @@ def test_spaces_fit_their_rows() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["a100", "rtx3090", "rtx4090", "h200", "b200", "rtx5090"])
-def test_builds_without_spills(name: str) -> None:
+@pytest.mark.parametrize("name,path", [("a100", "split"), ("rtx3090", "held"), ("rtx4090", "looped"), ("h200", "held"), ("b200", "split"),
+                                       ("rtx5090", "held")])
+def test_builds_without_spills(name: str, path: str) -> None:
     backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
     target = preset(name)
     if not backend.can_build(target):
         pytest.skip(backend.can_build(target).reason)
     match = softmax_case(shape=(2, 8192), scale=8.0, mask=(8192,), wide=True)[0]
-    for path in ("held", "split"):
-        point = next(p for p in FAMILY.space(match, target).points if p["path"] == path)
-        assert backend.build(FAMILY.lower(match, point, target), target).resources.spill_bytes == 0
+    point = next(p for p in FAMILY.space(match, target).points if p["path"] == path)
+    assert backend.build(FAMILY.lower(match, point, target), target).resources.spill_bytes == 0

@@ -11,8 +11,7 @@ from agentcompile_core.testing.conformance import TemplateFamilyConformance
 class TestSoftmax(TemplateFamilyConformance):
     family = SoftmaxFamily()
     cases = (softmax_case(shape=(1, 2, 3, 136), scale=8.0, mask=(1, 1, 3, 136), wide=True),
-             softmax_case(shape=(1, 2063), dtype=DType.BF16, log=True),
-             softmax_case(shape=(2, 20, 35), axis=1, log=True, dtype=DType.F32))
+             softmax_case(shape=(1, 2063), dtype=DType.BF16, log=True))
     rejected = (norm_case(columns=64),)
     targets = (preset("h200"),)
     samples = 2
