@@ -13,6 +13,7 @@ from .calls import Call
 
 SMALLEST = 2.0**-149
 LANES = 4.0  # of one-by-one sums of squares: processors have at least so many
+RUNNING = 4.0  # roundings of a mean that is carried along
 EVEN = 1.6  # as SPREAD, where all roundings count alike
 FLUSHED_SQUARE = 2.0**-62  # squares of smaller numbers are below what float32 keeps in full
 Rule = Callable[[Call], tuple[Bounded, ...]]
@@ -134,7 +135,10 @@ def _vector_norm(call: Call) -> tuple[Bounded, ...]:
 
 
 def _variance(root: bool) -> Rule:
-    """Variance or deviation: errors of elements are independent, that of the mean adds its square."""
+    """Variance or deviation: errors of elements are independent, that of the mean adds its square.
+
+    An element's distance is taken from a mean so far, which is rounded again with every element (Welford).
+    """
     def rule(call: Call) -> tuple[Bounded, ...]:
         x = _floats(call)
         axes, keepdim = _axes(call, x.value), _keepdim(call)
@@ -147,10 +151,10 @@ def _variance(root: bool) -> Rule:
         depth = call.length(max(1, count))
         scale = x.value.abs().amax(axes, keepdim=True)
         mean_error = TAIL * x.error.square().sum(axes, True).sqrt() / count + (depth**0.5 / count**0.5 + 2.0) * U32 * scale
-        each = x.error + U32 * (centred.abs() + x.value.abs())
+        each = x.error + U32 * (2.0 * centred.abs() + RUNNING * x.value.mean(axes, keepdim=True).abs())
         error = 2.0 * TAIL * (centred * each).square().sum(axes, keepdim).sqrt() / free
         error = error + count / free * (each.square().mean(axes, keepdim) + _kept(mean_error.square(), axes, keepdim))
-        error = error + value * (0.25 * in_blocks(depth) ** 0.5 + 3.0) * U32
+        error = error + value * (0.25 * in_blocks(depth) ** 0.5 + 2.5) * U32
         error = overflowing(torch.where(value.isfinite(), error, 0.0), centred.square().sum(axes, keepdim))
         bound = Bounded(value, error)
         return (pointwise.unary("sqrt", _away_from_zero(bound)) if root else bound,)

@@ -46,6 +46,7 @@ LARGEST = 2**31 - 1
 MOST_SPLITS = 65535
 SHORTEST_PART = 1024  # elements that pay for a block and a second launch
 SHORTEST_STRIDED_PART = 64
+MOST_WORDS = 16  # of the states of a lane
 MOST_SHARED_BYTES = 32 << 10  # of the states of a block
 
 
@@ -135,14 +136,16 @@ def _splits(blocks: int, most: int, target: Target) -> list[int]:
 
 
 def _strided(match: Match, target: Target) -> list[Point]:
-    """Vectors of 16 bytes per lane first where the lanes fill a warp with them."""
+    """Vectors of 16 bytes per lane first where the lanes fill a warp with them, and where their states fit into registers."""
     outer, columns, inner = (match.integer(name) for name in ("outer", "columns", "inner"))
     vector, words = _step(match), OPERATIONS[match.text("op")].words
     points: list[Point] = []
-    for step in (vector, 1) if inner >= WARP * vector // 2 else (1, vector):
+    steps = (1,) if words * vector > MOST_WORDS else (vector, 1) if inner >= WARP * vector // 2 else (1, vector)
+    for step in steps:
         blocks = outer * -(-inner // (WARP * step))
         for warps in (8, 4, 16, 1):
-            if warps * WARP * step * words * 4 <= MOST_SHARED_BYTES and (warps == 1 or 2 * warps <= columns):
+            fits = columns <= SHORTEST_STRIDED_PART if warps == 1 else 2 * warps <= columns
+            if fits and warps * WARP * step * words * 4 <= MOST_SHARED_BYTES:
                 splits = _splits(blocks, columns // SHORTEST_STRIDED_PART, target)[:2] if warps == 8 else []
                 points += [{"path": "strided", "warps": warps, "step": step, "splits": s} for s in (*splits, 1)]
     return points

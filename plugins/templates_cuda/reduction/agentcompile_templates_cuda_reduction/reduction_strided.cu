@@ -9,8 +9,7 @@
 
 namespace {
 
-constexpr bool grouped = State::words == 1;   // long sums err less in groups; the other states lose nothing in long chains
-constexpr int group = grouped ? 64 : 1 << 20;  // elements of a lane that are taken together before they join the rest
+constexpr int group = State::words == 1 ? 64 : 16;  // elements of a lane that are taken together before they join the rest
 
 }  // namespace
 
@@ -32,10 +31,11 @@ reduction_strided_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A
   State own[step];
 #pragma unroll
   for (int e = 0; e < step; ++e) own[e] = State::nothing();
+  // In groups, since what is added up one by one errs by the root of how many there are.
   for (int start = begin + warp; start < end; start += group * Plan::warps) {
     State some[step];
 #pragma unroll
-    for (int e = 0; e < step; ++e) some[e] = grouped ? State::nothing() : own[e];
+    for (int e = 0; e < step; ++e) some[e] = State::nothing();
     const int stop = min(start + group * Plan::warps, end);
 #pragma unroll Plan::unroll
     for (int c = start; c < stop; c += Plan::warps) {
@@ -49,13 +49,7 @@ reduction_strided_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A
       }
     }
 #pragma unroll
-    for (int e = 0; e < step; ++e) {
-      if constexpr (grouped) {
-        own[e].merge(some[e]);
-      } else {
-        own[e] = some[e];
-      }
-    }
+    for (int e = 0; e < step; ++e) own[e].merge(some[e]);
   }
 #pragma unroll
   for (int e = 0; e < step; ++e) states[warp][e * ac::warp_size + lane] = own[e];
