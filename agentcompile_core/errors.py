@@ -58,7 +58,6 @@ class Cause(enum.Enum):
     RACE = "race"
     CRASH = "crash"
     TIMEOUT = "timeout"
-    OUTPACED = "outpaced"  # not wrong as far as it was tried, but too slow to be tried to the end
     UNAVAILABLE = "unavailable"
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,6 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.stages import lower, validate
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker import evaluate
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from inline_worker import Here
@@ -83,18 +81,10 @@ class Adding(Implementation):
         return lambda in0, in1, out: torch.add(in0, in1, alpha=by, out=out)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _nobody_is_outpaced() -> Iterator[None]:
-    """Callables take real time, kernels of doubles what they say: who is slower is chance."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "OUTPACED", float("inf"))
-        yield
-
-
 def step(fate: str, n: int) -> Step:
     mine = "callable" in fate or fate == "unbound"
     return Step(match_id=MATCH, implementation="doubles/adding" if mine else "doubles/fake_family",
-                origin=Origin.HANDWRITTEN if mine else Origin.GENERATED, schedule=Schedule({"behave": fate, "us": 5.0 + 0.1 * n}))
+                origin=Origin.HANDWRITTEN if mine else Origin.GENERATED, schedule=Schedule({"behave": fate, "us": 5.0 + n}))
 
 
 def planned(steps: tuple[Step, ...]) -> RegionPlan:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core import pipeline
-from agentcompile_core.errors import Cause
 from agentcompile_core.installation import trust
 from agentcompile_core.installation.claims import claims_of
 from agentcompile_core.ir.graph import ValueKind
@@ -101,17 +100,6 @@ def test_what_does_not_pass_never_runs(author: tuple[Any, Path, Path], tmp_path:
     (note,) = found.notes
     assert NOT_VALIDATED in note and f"behave={behaviour}" in note and "\n" not in note
     assert all(torch.equal(found(A, B), A + B) for _ in range(20))
-
-
-def test_what_a_rival_outpaced_here_is_judged_in_full(author: tuple[Any, Path, Path], judged: list[Any], tmp_path: Path) -> None:
-    """The store remembers it as slow after a few cases; in the bundle it has no rival."""
-    made, model, _ = author
-    bundle, store = made.save(tmp_path / "b"), Store(tmp_path / "mine")
-    cheap.loaded(bundle, model, store, workers=cheap.HERE)
-    (key,) = (key for key, _, _ in store.shelf.database.rows()[0] if key.startswith("record-"))
-    store.put_record(evolve(store.record(key), failure=Cause.OUTPACED, verdict=None))
-    found = cheap.loaded(bundle, model, store, workers=cheap.HERE)
-    assert steps(found) == 1 and len(judged) == 2 and store.record(key).passed
 
 
 def test_without_time_for_it_it_does_not_run(author: tuple[Any, Path, Path], judged: list[Any], tmp_path: Path) -> None:

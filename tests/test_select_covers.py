@@ -79,7 +79,7 @@ class Judge:
 
     def __call__(self, graph: Graph, plans: object, selections: tuple[Selection, ...], found: Evaluated, ctx: Context):
         self.asked.append(selections)
-        answer = None if self.us < 0 else SimpleNamespace(us=self.us, framework_us=self.framework_us)
+        answer = None if self.us < 0 else SimpleNamespace(us=self.us, framework_us=self.framework_us, trials=())
         return tuple(evolve(s, basis=Basis.CHAIN) for s in selections), answer
 
 

@@ -81,25 +81,25 @@ def test_a_refused_selection_is_closed_told_and_made_again(worker: Worker, monke
     chain = Chain(monkeypatch)
     ctx = context_for(worker, ("simple", "picky"))
     monkeypatch.setattr(validate.winners, "best_of_each", lambda records, winners, ctx: records)  # as if the chain had come first
-    selection, found = selected(ctx, 3.0, 3.3, 3.5)
-    assert selection.steps == () and chain.asked == [[3.0, 3.3, 3.5], [3.0, 3.3], [3.0], []], "picky refuses all below 4"
+    selection, found = selected(ctx, 2.0, 3.0, 3.5)
+    assert selection.steps == () and chain.asked == [[2.0, 3.0, 3.5], [2.0, 3.0], [2.0], []], "picky refuses all below 4"
     closed = {r.step.schedule["us"]: r for r in found.records if r.step.implementation == FAMILY}
-    assert {us for us, r in closed.items() if r.failure is Cause.MEMORY_FAULT} == {3.0, 3.3, 3.5}
+    assert {us for us, r in closed.items() if r.failure is Cause.MEMORY_FAULT} == {2.0, 3.0, 3.5}
     assert len(ctx.failures) == 1 and ctx.failures[0].count == 3 and "a race that only this validator sees" in ctx.failures[0].message
 
 
 def test_without_time_only_what_was_judged_is_selected(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = Chain(monkeypatch)
     ctx = context_for(worker, ("simple", "picky"))
-    ordered = (plan(*(step("honest", us) for us in (5.0, 6.0, 6.9))),)
+    ordered = (plan(*(step("honest", us) for us in (5.0, 6.0, 7.0))),)
     found = validate.run(lower.run(ordered, ctx), ordered, 60.0, ctx)
     monkeypatch.setattr(ctx.budget, "left_s", lambda purpose="": 0.0)
     rounds = pipeline._Rounds(found=found, advice=(), seen=Seen(), ordered=(ordered,))
     chosen, known = pipeline._selected((ordered[0].plan,), rounds, ctx, None)
     assert [s.step for s in chosen.selections[0].steps] == [step("honest", 5.0)], "the one that was judged before the chain"
-    assert chain.asked == [[5.0, 6.0, 6.9], [5.0, 6.0], [5.0]]
+    assert chain.asked == [[5.0, 6.0, 7.0], [5.0, 6.0], [5.0]]
     closed = {r.step.schedule["us"]: r.failure for r in known.records if r.step.implementation == FAMILY}
-    assert closed == {5.0: None, 6.0: Cause.UNAVAILABLE, 6.9: Cause.UNAVAILABLE}
+    assert closed == {5.0: None, 6.0: Cause.UNAVAILABLE, 7.0: Cause.UNAVAILABLE}
 
 
 def test_validators_that_need_not_be_asked_refuse_but_do_not_hold_up(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

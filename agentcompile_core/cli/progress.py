@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import Cause, UsageError
+from ..errors import UsageError
 from ..plugin.events import (
     AdviceGiven,
     CandidateFinished,
@@ -129,7 +129,7 @@ class _Search:
 
     def __init__(self, total: int, cached: int, left_s: float, began: float) -> None:
         self.total, self.cached, self.began, self.stop_at = total, cached, began, began + left_s
-        self.done = self.fresh = self.passed = self.outpaced = self.failed = 0
+        self.done = self.fresh = self.passed = self.failed = 0
 
     def count(self, event: CandidateFinished) -> None:
         """Take one candidate into account."""
@@ -138,8 +138,7 @@ class _Search:
         self.done += 1
         self.fresh += not event.cached
         self.passed += passed
-        self.outpaced += record.failure is Cause.OUTPACED
-        self.failed += not passed and record.failure is not Cause.OUTPACED
+        self.failed += not passed
 
     def eta_s(self, now: float) -> float:
         """Seconds until all are evaluated at the pace so far, or until time runs out, whichever is first."""
@@ -150,8 +149,7 @@ class _Search:
 
     def text(self, now: float) -> str:
         """One line of progress."""
-        slower = f"{self.outpaced} outpaced, " if self.outpaced else ""
-        return (f"validate: {self.done} of {self.total} candidates, {self.passed} passed, {slower}{self.failed} failed, about "
+        return (f"validate: {self.done} of {self.total} candidates, {self.passed} passed, {self.failed} failed, about "
                 f"{self.eta_s(now):.0f} s left")
 
 

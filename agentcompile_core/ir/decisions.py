@@ -11,6 +11,8 @@ from .advice import AdviceRecord
 from .evaluated import Evaluated
 from .plan import Cover, RegionPlan, Step
 
+CHAIN_MARGIN = 0.5  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
+
 
 @frozen(kw_only=True)
 class RegionChoices:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from ..errors import Cause, Failure
+from ..errors import Failure
 from ..ir.bundle import Manifest
 from ..ir.plan import Origin
 from ..ir.record import TuningRecord
@@ -50,19 +50,18 @@ def candidates_document(records: Iterable[TuningRecord]) -> list[dict[str, Any]]
     found = []
     for (signature, match_id, implementation), group in groups.items():
         times = [r.measurement.us for r in group if r.usable and r.measurement]
-        failures = Counter(r.failure.value for r in group if r.failure and r.failure is not Cause.OUTPACED)
+        failures = Counter(r.failure.value for r in group if r.failure)
         found.append({"signature": signature, "match": match_id, "implementation": implementation, "evaluated": len(group),
-                      "passed": sum(1 for r in group if r.passed),
-                      "outpaced": sum(1 for r in group if r.failure is Cause.OUTPACED), "best_us": min(times) if times else None,
+                      "passed": sum(1 for r in group if r.passed), "best_us": min(times) if times else None,
                       "failures": dict(failures)})
     return found
 
 
 def candidates_text(records: Iterable[TuningRecord]) -> str:
     """The table behind candidates_document."""
-    rows = [(c["match"], c["implementation"], c["evaluated"], c["passed"], c["outpaced"], f"{c['best_us']:.2f}" if c["best_us"] else "-",
+    rows = [(c["match"], c["implementation"], c["evaluated"], c["passed"], f"{c['best_us']:.2f}" if c["best_us"] else "-",
              ", ".join(f"{n} {k}" for k, n in c["failures"].items())) for c in candidates_document(records)]
-    head = ("match", "implementation", "evaluated", "passed", "outpaced", "best us", "failures")
+    head = ("match", "implementation", "evaluated", "passed", "best us", "failures")
     return table(rows, head) if rows else "no candidates were evaluated"
 
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ..ir.decisions import ChainLog, ChainTrial
+from ..ir.decisions import CHAIN_MARGIN, ChainLog, ChainTrial
 from ..ir.plan import Step
 
-CHAIN_MARGIN = 0.5  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
 Held = dict[str, dict[str, Step]]  # signature, match id
 
 

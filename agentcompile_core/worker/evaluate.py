@@ -19,8 +19,6 @@ from .execution import Execution, Oracles
 from .protocol import Evaluation, Job
 from .validating import SILENT, Validating
 
-FIRST_CASES = 3  # after these a candidate is timed for the first time
-OUTPACED = 1.4  # times the best of its match: too slow alone to be selected, or to win inside the chain
 UNTIMED_SHARE = 0.02  # of the time that the validators took: more runs of what cannot be timed
 
 
@@ -79,9 +77,6 @@ class WorkerState:
     def _judged(self, job: Job, execution: Execution, done: Evaluation, phase: Callable[[str], None]) -> Evaluation:
         began = time.monotonic()
         try:
-            slow = self._outpaced(job, execution, done, phase) if job.time and job.good_enough_us else None
-            if slow is not None:
-                return slow
             done = evolve(done, verdicts=self._verdicts(job, execution, phase))
             if not done.verdicts:
                 return evolve(done, failure=Cause.CONTRACT, message="no validator was named, so nothing may be selected")
@@ -99,27 +94,6 @@ class WorkerState:
         except Exception as exc:
             return evolve(done, failure=cause_of(exc, execution.backend), message=f"{type(exc).__name__}: {exc}"[:2000])
 
-    def _outpaced(self, job: Job, execution: Execution, done: Evaluation, phase: Callable[[str], None]) -> Evaluation | None:
-        """The end of a candidate that is right on its first cases and far slower than a rival that is right on all; None: it is not.
-
-        What is wrong, or cannot be timed, shows again when it is judged in full.
-        """
-        cases = job.trial.cases
-        if not cases or isinstance(self._clock(execution.backend), Reject):
-            return None
-        if not all(verdict.passed for verdict in self._verdicts(job, execution.on_first(FIRST_CASES), phase)):
-            return None
-        phase("time")
-        turn = timing.rotation(job.trial, execution.kind, cases[0], execution.device)
-        quick = timing.time_kernel(execution, turn, timing.SCREENING)
-        execution.synchronize()
-        if isinstance(quick, Reject) or quick.us <= OUTPACED * job.good_enough_us:
-            return None
-        tried = f"{min(FIRST_CASES, len(cases))} of {len(cases)} cases"
-        message = f"{quick.us:.2f} us against {job.good_enough_us:.2f} us of a rival: tried on {tried} only"
-        baseline = self._baseline(job, execution.backend, turn) if job.baseline else None
-        return evolve(done, failure=Cause.OUTPACED, message=message, measurement=quick, baseline=baseline)
-
     def _verdicts(self, job: Job, execution: Execution, phase: Callable[[str], None]) -> tuple[Verdict, ...]:
         """One per validator in the order of their names; the first that refuses ends it."""
         found: list[Verdict] = []
@@ -136,7 +110,7 @@ class WorkerState:
             wrong = after_timing.look_untimed(execution, spare_s)
             return _provisional(done, possible.reason) if wrong is None else evolve(done, failure=wrong[0], message=wrong[1])
         turn = timing.rotation(job.trial, execution.kind, case, execution.device)
-        measured = timing.time_kernel(execution, turn)
+        measured = timing.time_kernel(execution, turn, job.good_enough_us)
         execution.synchronize()
         if isinstance(measured, Reject):
             return evolve(done, failure=Cause.UNAVAILABLE, message=measured.reason)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import define, evolve
+from attrs import define
 from torch import Tensor
 
 from ..errors import ContractError
@@ -84,11 +84,6 @@ class Execution:
         self._runs = 0
         self._before: tuple[Case, Buffers, dict[str, Tensor]] | None = None  # of the first run of a case, for the second
         self.fault: BaseException | None = None  # the last exception that came from here, and not from whoever asked
-
-    def on_first(self, count: int) -> "Execution":
-        """The same kernel with the first ``count`` cases of its trial."""
-        trial = evolve(self.trial, cases=self.trial.cases[:count])
-        return Execution(trial, self.backend, self.handle, bound=self.bound, oracles=self._oracles, kind=self.kind)
 
     @property
     def capturable(self) -> bool:

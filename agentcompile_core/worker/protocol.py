@@ -24,9 +24,8 @@ class Job:
     """One candidate to evaluate.
 
     ``validators`` are qualified names or short names; ``kernel`` saves the build. ``time`` asks for a measurement after
-    a pass, ``baseline`` also for one of the framework on the same nodes. ``good_enough_us``: the best time of a rival; a
-    candidate that is far slower after its first cases is not judged to the end. ``check_s``: seconds that the check may
-    take; 0: as the backend says.
+    a pass, ``baseline`` also for one of the framework on the same nodes. ``good_enough_us``: a candidate whose first
+    few timings are far above it is not timed to the end. ``check_s``: seconds that the check may take; 0: as the backend says.
     """
 
     trial: Trial
@@ -42,7 +41,7 @@ class Job:
 
 @frozen(kw_only=True)
 class Evaluation:
-    """What became of a job. ``measurement`` is there only on a device, after a pass or where a rival outpaced it.
+    """What became of a job. ``measurement`` is there only after a pass and only on a device.
 
     ``kernel`` is there if one was built; ``bound`` says that an implementation's callable was.
     """

@@ -30,6 +30,7 @@ MAX_COPIES = 64
 FEW_COPIES = 4  # where rotation cannot exceed the L2 anyway
 COPY_BYTES = 6 << 30  # of all copies together
 TOO_FAST = 0.9  # of the physical floor, with cold data
+HOPELESS = 2.0  # times the best so far: not timed to the end
 HISTORY_SLACK = 1 << 15  # elements: a decode state that moves on at every timed run needs room
 
 
@@ -80,15 +81,15 @@ def roomy(trial: Trial, kind: MatchKind) -> Trial:
     return evolve(trial, match=evolve(trial.match, operands=tuple(grown(o) for o in trial.match.operands)))
 
 
-def time_kernel(execution: Execution, turn: Rotation, repetitions: int = REPETITIONS) -> Measurement | Reject:
-    """Time the launches of an execution over the copies; ``SCREENING`` repetitions tell who is far too slow.
+def time_kernel(execution: Execution, turn: Rotation, good_enough_us: float = 0.0) -> Measurement | Reject:
+    """Time the launches of an execution over the copies; a hopeless one only a few times.
 
     What no captured graph may hold is timed as it will run, launch by launch from the host.
     """
     runs = [execution.prepared(buffers) for buffers in turn.copies]
     if not execution.capturable and execution.backend.captures:
         return _time_eagerly(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial))
-    return _time(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial), repetitions)
+    return _time(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial), good_enough_us)
 
 
 def time_framework(trial: Trial, backend: Backend, turn: Rotation) -> Measurement | Reject:
@@ -99,7 +100,7 @@ def time_framework(trial: Trial, backend: Backend, turn: Rotation) -> Measuremen
         values = graph_values(trial.match, trial.graph, _plain_history(trial, buffers))
         bound.append(prepared.bind(values))
     runs = [_ignoring_the_stream(run) for run in bound]
-    measured = _time(backend, in_rotation(runs), len(runs), floor_us(trial), REPETITIONS)
+    measured = _time(backend, in_rotation(runs), len(runs), floor_us(trial), 0.0)
     if isinstance(measured, Reject) and backend.captures:
         return _time_eagerly(backend, in_rotation(runs), len(runs), floor_us(trial))
     return measured
@@ -134,8 +135,16 @@ def floor_us(trial: Trial) -> float:
     return trial.target.floor_us(trial.match.bytes_moved)
 
 
-def _time(backend: Backend, run: Callable[[int], None], copies: int, floor: float, repetitions: int) -> Measurement | Reject:
-    times = backend.time(run, repetitions=repetitions, runs_per_repetition=math.ceil(RUNS / copies) * copies)
+def _time(backend: Backend, run: Callable[[int], None], copies: int, floor: float, good_enough_us: float) -> Measurement | Reject:
+    per_repetition = math.ceil(RUNS / copies) * copies
+    if good_enough_us:
+        first = backend.time(run, repetitions=SCREENING, runs_per_repetition=per_repetition)
+        if isinstance(first, Reject):
+            return first
+        quick = summarize(first, floor)
+        if isinstance(quick, Reject) or quick.us > HOPELESS * good_enough_us:
+            return quick
+    times = backend.time(run, repetitions=REPETITIONS, runs_per_repetition=per_repetition)
     return times if isinstance(times, Reject) else summarize(times, floor)
 
 

@@ -8,7 +8,6 @@ from attrs import evolve
 
 from ...budget import SPARE_SHARE
 from ...context import Context
-from ...errors import Cause
 from ...ir.advice import OrderedPlan
 from ...ir.candidate import Candidate
 from ...ir.evaluated import Evaluated
@@ -84,17 +83,15 @@ class _Stage:
         stored = {entry.key: record for entry in entries if (record := self._ctx.store.record(entry.key)) is not None}
         left_s = max(0.0, self._stop_at - time.monotonic())
         self._ctx.emit(SearchStarted(total=len(entries), cached=len(stored), left_s=left_s))
-        known = [entry for entry in entries if entry.key in stored]
-        for entry in sorted(known, key=lambda entry: stored[entry.key].failure is Cause.OUTPACED):  # those that others outpaced come last
-            if not ledger.recall_record(entry, stored[entry.key]):
-                del stored[entry.key]
+        for entry in entries:
+            if entry.key in stored:
+                ledger.recall_record(entry, stored[entry.key])
         fresh = [entry for entry in entries if entry.key not in stored]
         if search.ended:
             ledger.leave(fresh, Reason.ENDED)
         else:
             self._evaluate(fresh, search)
-        records = self._settled(entries, search)
-        return Evaluated(candidates=candidates, records=(*records, *ledger.baselines.values()), kernels=ledger.kernels,
+        return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
                          cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
 
     def _evaluate(self, fresh: list[Entry], search: Search) -> None:
@@ -120,14 +117,6 @@ class _Stage:
     def _job(self, entry: Entry) -> Job:
         return evolve(job_of(entry, self._backend, self._ctx), baseline=entry.place not in self._ledger.baselines,
                       good_enough_us=self._ledger.best_us.get(entry.place, 0.0))
-
-    def _settled(self, entries: list[Entry], search: Search) -> list[TuningRecord]:
-        """All records, as the validators of winners leave them; where they closed every rival, those that it outpaced have their turn."""
-        records = self._judged(entries)
-        while again := self._ledger.reopened(entries, records):
-            self._evaluate(again, search)
-            records = self._judged(entries)
-        return records
 
     def _judged(self, entries: list[Entry]) -> list[TuningRecord]:
         by_key = {entry.key: entry for entry in entries}

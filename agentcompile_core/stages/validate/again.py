@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import evolve
 
 from ...context import Context
-from ...errors import Cause, one_line
+from ...errors import one_line
 from ...ir.candidate import Candidate
 from ...ir.plan import Step
 from ...ir.record import TuningRecord
@@ -53,8 +53,7 @@ class _Again:
         """Why each entry may not run; what is no entry is such a reason already."""
         distinct = {e.key: e for e in entries if isinstance(e, Entry)}
         wanted = sorted(distinct.values(), key=lambda e: -e.weight)
-        stored = {e.key: record for e in wanted if (record := self._ctx.store.record(e.key)) is not None
-                  and record.failure is not Cause.OUTPACED}  # tried on a few cases only: here it has no rival
+        stored = {e.key: record for e in wanted if (record := self._ctx.store.record(e.key)) is not None}
         fresh = [e for e in wanted if e.key not in stored]
         self._ctx.emit(SearchStarted(total=len(wanted), cached=len(stored), left_s=max(0.0, self._stop_at - time.monotonic())))
         for entry in wanted:

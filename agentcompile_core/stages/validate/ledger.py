@@ -59,28 +59,11 @@ class Ledger:
         if known is not None and entry.place not in self.baselines:
             self.baselines[entry.place] = evolve(known, signature=entry.candidate.signature, step=baseline_step(entry.place[1]))
 
-    def recall_record(self, entry: Entry, record: TuningRecord) -> bool:
-        """Take the entry's record from the store, under the names and ranks of this run.
-
-        False: a rival outpaced it that takes no part any more, so that the record says nothing now.
-        """
-        step, best_us = entry.candidate.step, self.best_us.get(entry.place, 0.0)
-        if record.failure is Cause.OUTPACED and (record.measurement is None or not 0.0 < best_us < record.measurement.us):
-            return False
+    def recall_record(self, entry: Entry, record: TuningRecord) -> None:
+        """Take the entry's record from the store, under the names and ranks of this run."""
+        step = entry.candidate.step
         self.cached.add((entry.candidate.signature, step))
         self._add(evolve(record, signature=entry.candidate.signature, step=step, advisor=entry.advisor, advisor_rank=entry.rank), entry)
-        return True
-
-    def reopened(self, entries: Iterable[Entry], records: Iterable[TuningRecord]) -> list[Entry]:
-        """The entries that were outpaced in matches of which ``records`` hold no pass any more, fastest first; their records go."""
-        served = {(r.signature, r.step.match_id) for r in records if r.passed}
-        slow = {r.key: r for r in self.records if r.failure is Cause.OUTPACED and (r.signature, r.step.match_id) not in served}
-        again = [entry for entry in entries if entry.key in slow]
-        self.records = [record for record in self.records if record.key not in slow]
-        for entry in again:
-            self.best_us.pop(entry.place, None)
-            self.cached.discard((entry.candidate.signature, entry.candidate.step))
-        return sorted(again, key=lambda entry: slow[entry.key].measurement.us if slow[entry.key].measurement else 0.0)  # type: ignore[union-attr]
 
     def is_settled(self, entry: Entry) -> bool:
         """Whether nothing is to be learnt any more from an entry: its nodes are served, nothing is timed, and it is no newcomer."""

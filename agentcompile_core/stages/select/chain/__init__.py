@@ -7,6 +7,7 @@ from ....errors import Cause, Failure, StageName, UsageError
 from ....ir import serial
 from ....ir.baseline import FRAMEWORK
 from ....ir.candidate import Kernel
+from ....ir.decisions import CHAIN_MARGIN
 from ....ir.evaluated import Evaluated
 from ....ir.graph import Graph
 from ....ir.plan import Fusion, RegionPlan
@@ -50,7 +51,7 @@ def run(
         target=ctx.target,
         backend=ctx.backend.name,
         position=min(POSITION, capacity // 4),
-        margin=ctx.config.margin / 2,
+        margin=CHAIN_MARGIN * ctx.config.margin,
         budget_s=ctx.budget.left_s("chain"),
     )
     answer = _stored(question, found, ctx)
