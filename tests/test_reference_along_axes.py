@@ -80,6 +80,23 @@ def test_of_a_product_that_may_leave_the_range_only_what_is_settled_is_demanded(
     assert [compare(torch.tensor([1.0, *rest]), bound).ok for rest in wrong] == [False] * 3
 
 
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@given(seed=st.integers(0, 2**31), columns=st.sampled_from([5, 40, 515]), mean=st.sampled_from([-2.0, -0.1, 0.0, 0.3]), infinite=st.booleans())
+def test_a_product_may_be_taken_in_any_order(seed: int, columns: int, mean: float, infinite: bool) -> None:
+    """Also where some orders underflow before they come to an infinity, or overflow before a zero, and others do not."""
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randn(columns, generator=generator) * (mean + torch.randn(columns, generator=generator)).exp2()
+    row[seed % columns] = float("inf") if infinite else row[seed % columns]
+    b, expected = called(("aten.prod.dim_int", 1), row[None])
+    (value, bound), = expected.items()
+    assert compare(b.results[value], bound).ok
+    for order in (row.abs().sort().indices, row.abs().sort(descending=True).indices, torch.randperm(columns, generator=generator)):
+        one_by_one = row[order].cumprod(0)[-1:]
+        assert compare(one_by_one, bound).ok, (one_by_one, bound)
+    if infinite and columns == 5 and float(row.abs().min()) > 1e-6:
+        assert not compare(torch.tensor([float("nan")]), bound).ok and not compare(-bound.value.float(), bound).ok
+
+
 def test_places_of_computed_values_have_no_rule() -> None:
     b = Build()
     found = b.call("aten.argmax.default", b.call("aten.exp.default", b.given("x", torch.randn(4, 5))), 1)

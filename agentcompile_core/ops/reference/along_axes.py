@@ -12,6 +12,7 @@ from .bounded import SPREAD, TAIL, U32, Bounded, exact, in_blocks, overflowing
 from .calls import Call
 
 SMALLEST = 2.0**-149
+SMALLEST_NORMAL = -126.0  # as a power of two
 LANES = 4.0  # of one-by-one sums of squares: processors have at least so many
 RUNNING = 4.0  # roundings of a mean that is carried along
 EVEN = 1.6  # as SPREAD, where all roundings count alike
@@ -99,17 +100,22 @@ def _prod(call: Call) -> tuple[Bounded, ...]:
     smallest = torch.where(magnitude > 0, magnitude, 1.0).clamp_max(1.0).log2().sum(-1)
     depth = call.length(wide.shape[-1])
     relative = EVEN * depth**0.5 * U32 + TAIL * (error / magnitude.clamp_min(1e-300)).pow(2).sum(-1).sqrt()
-    lost = torch.where(smallest < -126.0, depth * SMALLEST * largest.exp2(), 0.0)
+    lost = torch.where(smallest < SMALLEST_NORMAL, depth * SMALLEST * largest.exp2(), 0.0)
     bound = torch.where(largest >= 128.0, torch.inf, value.abs().nan_to_num(posinf=0.0) * relative + lost)
-    bound = torch.where(_settled(wide, error, largest), 0.0, bound)
+    settled = _settled(wide, error, value, largest)
+    bound = torch.where(settled, 0.0, torch.where(value.isfinite(), bound, torch.inf))
+    value = torch.where(settled | value.isfinite(), value, 0.0)  # of what is beside an infinite bound nothing is demanded
     shape = call.run({name: given.value if isinstance(given, Bounded) else given for name, given in call.arguments.items()}).shape
     return (Bounded(value.reshape(shape), bound.reshape(shape)),)
 
 
-def _settled(x: Tensor, error: Tensor, largest: Tensor) -> Tensor:
-    """Where every order gives the same: NaN; infinities without zeros; zeros among what cannot overflow."""
+def _settled(x: Tensor, error: Tensor, value: Tensor, largest: Tensor) -> Tensor:
+    """Where every order gives the same: NaN; zeros among what cannot overflow, or beside an infinity; an infinity that no partial
+    product makes a NaN, since none underflows."""
     zero, infinite = ((x == 0) & (error == 0)).any(-1), x.isinf().any(-1)
-    return x.isnan().any(-1) | (zero & infinite) | (zero & (largest < 128.0)) | (infinite & ~(x.abs() < 1.0).any(-1))
+    least = torch.where(x.isinf(), 1.0, x.abs() - error)
+    kept = (least > 0).all(-1) & (least.clamp(torch.finfo(torch.float64).tiny, 1.0).log2().sum(-1) >= SMALLEST_NORMAL)
+    return x.isnan().any(-1) | (zero & (infinite | (largest < 128.0))) | (kept & value.isinf())
 
 
 def _vector_norm(call: Call) -> tuple[Bounded, ...]:
