@@ -80,8 +80,9 @@ def test_of_a_product_that_may_leave_the_range_only_what_is_settled_is_demanded(
     assert [compare(torch.tensor([1.0, *rest]), bound).ok for rest in wrong] == [False] * 3
 
 
-@settings(max_examples=60, derandomize=True, database=None, deadline=None)
-@given(seed=st.integers(0, 2**31), columns=st.sampled_from([5, 40, 515]), mean=st.sampled_from([-2.0, -0.1, 0.0, 0.3]), infinite=st.booleans())
+@settings(DRAWS, max_examples=40)
+@given(seed=st.integers(0, 2**31), columns=st.sampled_from([5, 40, 515]), mean=st.sampled_from([-2.0, -0.1, 0.0, 0.3]),
+       infinite=st.booleans())
 def test_a_product_may_be_taken_in_any_order(seed: int, columns: int, mean: float, infinite: bool) -> None:
     """Also where some orders underflow before they come to an infinity, or overflow before a zero, and others do not."""
     generator = torch.Generator().manual_seed(seed)
