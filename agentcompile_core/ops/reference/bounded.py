@@ -71,9 +71,9 @@ def sum_size(total: Tensor, absolute: Tensor, squares: Tensor) -> Tensor:
     return torch.minimum(absolute, total.abs() + TAIL * squares.sqrt())
 
 
-def in_blocks(depth: int) -> float:
-    """The depth of a plain sum over a row: everyone computes these in blocks."""
-    return min(float(depth), 4.0 * depth**0.5)
+def in_blocks(depth: int, roots: float = 4.0) -> float:
+    """The depth of a plain sum over a row: everyone computes these in blocks, of at most so many roots of the length."""
+    return min(float(depth), roots * depth**0.5)
 
 
 def overflowing(error: Tensor, size: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 FLUSHED = 2.0**-125
 MANY = 8.0  # roundings
+ROOTS = 3.0  # of its length: the longest block of a plain sum
 MULTIPLIED_OUT = 3.0  # powers beyond are computed by the library's pow
 _EXACT = ("relu", "neg", "abs")  # no rounding of their own
 _EXPONENTIAL = ("silu", "sigmoid", "exp")
@@ -133,4 +134,4 @@ def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = 
     error = torch.minimum(spread, x.error.sum(dims, keepdim)) / scale
     absolute = x.value.abs().sum(dims, keepdim)
     size = sum_size(value * scale, absolute, x.value.pow(2).sum(dims, keepdim))
-    return Bounded(value, overflowing(error + SPREAD * in_blocks(depth) ** 0.5 * U32 * size / scale, absolute))
+    return Bounded(value, overflowing(error + SPREAD * in_blocks(depth, ROOTS) ** 0.5 * U32 * size / scale, absolute))
