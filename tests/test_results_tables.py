@@ -27,7 +27,7 @@ def tables() -> Any:
 
 def test_the_committed_budgets_are_tight_and_met() -> None:
     rows = json.loads((ROOT / "benchmarks" / "results" / "cpu" / "budgets.json").read_text())["rows"]
-    exact = {"gather", "argmax"}
+    exact = {"gather", "argmax", "maximum and place"}
     assert len(rows) > 90 and all(row["outside"] == 0 and row["draws"] >= 2000 for row in rows)
     assert all(3 <= row["median"] <= 30 for row in rows if row["family"] not in exact)
 
