@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test storm budgets faults coverage mutants lint setup wheels results reference docs clean
+.PHONY: demo test storm budgets faults coverage mutants kernelbench lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -30,6 +30,10 @@ storm: setup
 
 faults: setup
 	$(BIN)/python benchmarks/inject_faults.py $(if $(TIER),--tier $(TIER))
+
+# Task files in KernelBench's form: ours, or a checkout of others (TASKS=folder); results below benchmarks/results.
+kernelbench: setup
+	$(BIN)/python benchmarks/kernelbench.py $(if $(TASKS),$(TASKS),benchmarks/kernelbench_tasks) $(KERNELBENCH)
 
 lint: setup
 	$(BIN)/python -m ruff check .

@@ -74,7 +74,8 @@ def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any]:
 
 def _fp32_logits(module: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """Logits of the same weights in fp32: the model is built again and filled, since converting in place would lose the fp16 ones."""
-    wide = type(module)(module.config).to(dtype=torch.float32, device="cuda").eval()
+    with torch.device("cuda"):  # where billions of initial values take no time
+        wide = type(module)(module.config).to(dtype=torch.float32).eval()
     with torch.no_grad():
         for to, of in zip(wide.parameters(), module.parameters(), strict=True):
             to.copy_(of)
@@ -121,6 +122,7 @@ def main() -> int:
     parser.add_argument("--commit")
     parser.add_argument("--bundle", type=Path, help="also write the bundle here")
     parser.add_argument("--warm", action="store_true", help="compile once more from the store, and time it")
+    parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "h200")
     options = parser.parse_args()
     torch.zeros(1, device="cuda")
@@ -129,7 +131,7 @@ def main() -> int:
     torch.cuda.empty_cache()
     print(f"read ceiling {ceiling:.0f} GB/s", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        store = Store(Path(scratch))
+        store = Store(options.cache or Path(scratch))
         model, cold_s = compiled_model(options.model, options, store)
         print(json.dumps(model.statistics, indent=1), flush=True)
         if options.bundle:

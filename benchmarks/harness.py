@@ -1,14 +1,22 @@
 """What every benchmark shares: models with random weights, results files, the memory and the machine."""
 
+import fcntl
 import json
 import platform
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT.parent / "scripts"))
+
+from checkout import commit as commit  # noqa: E402
+
 CONFIGS = ROOT / "configs"
 RESULTS = ROOT / "results"
 MODELS = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b")
@@ -30,37 +38,44 @@ def machine() -> dict[str, Any]:
     """GPU name, UUID and driver."""
     import torch
 
-    command = ["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"]
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"  # of the visible one, which need not be the first of the machine
+    command = ["nvidia-smi", f"--id={uuid}", "--query-gpu=driver_version", "--format=csv,noheader"]
     query = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = query.stdout.strip().splitlines()[0].split(", ") if query.returncode == 0 else (torch.cuda.get_device_name(), "", "")
-    name, uuid, driver = found
-    return {"gpu": name, "gpu_uuid": uuid, "driver": driver}
-
-
-def commit(given: str | None = None) -> str:
-    """The commit that is measured; ``given`` where there is no git here."""
-    if given:
-        return given
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    return found.stdout.strip() or "unknown"
+    driver = query.stdout.strip() if query.returncode == 0 else ""
+    return {"gpu": torch.cuda.get_device_name(0), "gpu_uuid": uuid, "driver": driver}
 
 
 def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None) -> Path:
-    """Write ``<out>/<name>.json``; rows of models that are not measured now are kept.
+    """Write ``<out>/<name>.json``; rows of models that are not measured now are kept, those that another process writes meanwhile too.
 
     The head says what the newest rows were measured on; every row says on which GPU, at which commit and when it was measured itself.
     """
     path = out / f"{name}.json"
+    with alone(path):
+        return _write(path, rows, read_ceiling_gbps, given_commit)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is about to write this results file; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.stem}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, rows: list[dict[str, Any]], read_ceiling_gbps: float, given_commit: str | None) -> Path:
     kept: list[dict[str, Any]] = []
     if path.exists():
         measured = {(r["model"], r.get("workload")) for r in rows}
         kept = [r for r in json.loads(path.read_text())["rows"] if (r["model"], r.get("workload")) not in measured]
     here, measured_commit, date = machine(), commit(given_commit), time.strftime("%Y-%m-%d")
-    stamp = {"gpu_uuid": here["gpu_uuid"], "commit": measured_commit, "date": date}
+    stamp = {"gpu_uuid": here["gpu_uuid"], "read_ceiling_gbps": read_ceiling_gbps, "commit": measured_commit, "date": date}
     document = {"schema": 1, **here, "versions": versions(), "commit": measured_commit, "date": date,
                 "read_ceiling_gbps": read_ceiling_gbps, "rows": kept + [{**row, **stamp} for row in rows]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.replace(path)
     return path
 
 

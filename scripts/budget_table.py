@@ -12,10 +12,9 @@ many elements of all draws lie outside their budget.
 import argparse
 import json
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from agentcompile_rules_transformers import testing as cases
 from agentcompile_rules_transformers.kinds import KINDS
 from attrs import asdict, frozen
+from checkout import commit
 from torch import Tensor
 
 from agentcompile_core.ir.graph import DType, Graph
@@ -115,7 +115,7 @@ def drawn(match: Match, draws: int, first_seed: int) -> Iterator[Case]:
     """``draws`` cases over the input families whose results are finite, at seeded positions."""
     kind = BY_NAME[match.kind]
     generator = torch.Generator().manual_seed(first_seed)
-    families = (*DRAWN, *kind.families)
+    families = (*DRAWN, *kind.families, *kind.lasting_families(match))
     has_position = any(operand.role.value == "length" for operand in match.operands)
     for i in range(draws):
         position = int(torch.randint(0, kind.capacity(match), (1,), generator=generator)) if has_position else 1
@@ -179,12 +179,6 @@ def measure(family: str, size: str, dtype: str, draws: int, seed: int = 1) -> Ro
 def versions() -> dict[str, str]:
     """What the figures depend on, beside each row's commit."""
     return {"agentcompile": __version__, "torch": torch.__version__, "python": platform.python_version(), "processor": platform.machine()}
-
-
-@cache
-def commit() -> str:
-    """The commit that is measured."""
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def kept(path: Path, measured: list[Row]) -> list[dict[str, Any]]:

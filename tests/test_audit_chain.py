@@ -90,10 +90,14 @@ def catalog() -> Any:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of a compile of a gated MLP in which the chain judged C kernels by the clock."""
+    """The bundle of ``judged_by_the_clock``."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler called cc")
-    folder = tmp_path_factory.mktemp("chain")
+    return judged_by_the_clock(tmp_path_factory.mktemp("chain"))
+
+
+def judged_by_the_clock(folder: Path) -> Path:
+    """The bundle of a compile of a gated MLP in which the chain judged C kernels by the clock."""
     (folder / "mlp.py").write_text(MLP)
     settings = Config(target="acme_one", validators=("simple",), rounds=1, budget_plans=6, budget_s=60.0, margin=-0.6)
     real, agentcompile_core.worker.Worker = agentcompile_core.worker.Worker, lambda **_: Worker(catalog())
@@ -177,7 +181,7 @@ def test_replaying_the_judges_log_gives_what_the_judge_selected(data: st.DataObj
     with pytest.MonkeyPatch.context() as patch:
         answer = answered(patch, first, *others)
     log = ChainLog(started=(("s1", first.step),), trials=answer.trials)
-    replay = audit_chain.replayed(log, 0.01)  # the judge was given half of that
+    replay = audit_chain.replayed(log, 0.01)  # the judge was given the chain's part of that
     assert replay.problems == ()
     assert list(replay.held.get("s1", {}).values()) == [x.step for s in answer.selections for x in s.steps]
     assert len([t for t in answer.trials if t.ratio or t.step is not None]) == answer.tried

@@ -9,6 +9,7 @@ from attrs import evolve
 from select_cases import FAMILY, MATCH, context, step
 
 from agentcompile_core.errors import Cause
+from agentcompile_core.ir.decisions import CHAIN_MARGIN
 from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.plan import Cover, Fusion
 from agentcompile_core.ir.region import Instance, Region
@@ -33,7 +34,7 @@ class Eager(captured.Variant):
         pass
 
     def sample_us(self) -> float:
-        for _ in range(captured.REPLAYS):
+        for _ in range(captured.MOST_REPLAYS):
             self.replay()
         us = [float(x.schedule["us"]) for s in self._bound.program.segments if (x := s.step) is not None]
         return sum(us) if us else doubles.FRAMEWORK_US
@@ -52,8 +53,9 @@ def answered(monkeypatch: pytest.MonkeyPatch, first: SelectedStep, *others: Sele
         Instance(nodes=(("add", "add"),), values=tuple((v.name, v.name) for v in graph.values)),))
     selection = Selection(signature="s1", region="addition", cover=Cover(matches=(MATCH,), fusion=Fusion.FULL, rank=0), steps=(first,))
     question = ChainQuestion(
-        graph=graph, regions=(region,), selections=(selection,), target=PRESETS["h200"], backend="fake", position=0, margin=0.005,
-        budget_s=60.0, alternatives=tuple(Alternative(signature="s1", match_id=MATCH, selected=s) for s in others))
+        graph=graph, regions=(region,), selections=(selection,), target=PRESETS["h200"], backend="fake", position=0,
+        margin=CHAIN_MARGIN * 0.01, budget_s=60.0,
+        alternatives=tuple(Alternative(signature="s1", match_id=MATCH, selected=s) for s in others))
     ctx = context()
     return judge._Chain(question, ctx.backend, ctx.catalog, lambda phase: None).sweep()
 

@@ -37,6 +37,17 @@ def options(**changes: Any) -> Namespace:
                         "item_seconds": 120, "commit": "c0ffee0", **changes})
 
 
+@pytest.mark.parametrize("count", [1, 3, 24, 500])
+def test_shards_share_the_work(sweep: Any, count: int) -> None:
+    asked = [sweep.items(options(only="", all=False, kind="", limit=0, seed=7, shard=f"{i}/{count}")) for i in range(1, count + 1)]
+    (everything,) = [sweep.items(options(only="", all=False, kind="", limit=0, seed=7, shard="1/1"))]
+    assert sorted(item for part in asked for item in part) == sorted(everything)
+    assert max(map(len, asked)) - min(map(len, asked)) <= 1
+    for wrong in ("0/3", "4/3", "x", "2", "-1/2"):
+        with pytest.raises(SystemExit, match="such as 2/8"):
+            sweep.shard(wrong)
+
+
 def test_a_drawn_part_is_right_in_both_orders(sweep: Any, tmp_path: Path) -> None:
     draw = random.Random(SEED)
     names = draw.sample(sweep.models.covered(), 2)

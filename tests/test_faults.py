@@ -16,7 +16,8 @@ SLOW = {  # seconds each: these start processes that import torch
         "a kernel that calls abort()", "a kernel that reads address 0", "a kernel that exits the process", "a kernel that never returns",
         "a kernel that raises an exception", "a kernel that prints", "a bundle whose kernel calls abort()", "a validator that hangs",
         "a validator that ends its process", "a validator of winners that hangs", "an installed program that is off by 1 %",
-        "an installed program that raises", "an installed program that has NaN where the framework has none")}
+        "an installed program that raises", "an installed program that has NaN where the framework has none",
+        "a server of advice that redirects", "a log of the chain that was altered")}
 TENTH = random.Random(7).sample(sorted(set(HOST) - SLOW), len(HOST) // 10)
 
 

@@ -11,6 +11,7 @@ from agentcompile_core.configuration import Config, files
 from agentcompile_core.context import Context
 from agentcompile_core.errors import UsageError
 from agentcompile_core.installation import trust
+from agentcompile_core.ir.verdict import Rejudged
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.store import Store
@@ -27,9 +28,9 @@ def context(target: Any, store: Store | None = None, trusting: bool = False) -> 
     return Context(catalog=load_catalog(strict=False), target=target, config=Config(trust_kernels=trusting), store=store or Store(None))
 
 
-def passes(asked: Sequence[Any], backend: Any, ctx: Context) -> Sequence[str]:
+def passes(asked: Sequence[Any], backend: Any, ctx: Context) -> Sequence[Rejudged]:
     """A judge who finds nothing; what the real one finds is in test_rebuilt_kernels.py."""
-    return [""] * len(asked)
+    return [Rejudged(on_record=True)] * len(asked)
 
 
 def decided(tiny_bundle: Path, change: Callable[[Any], Any] = lambda source: source, store: Store | None = None,

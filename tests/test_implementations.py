@@ -183,8 +183,8 @@ LOST = {
     "uninstalled": ({}, "acme/residual version 1 is not installed"),
     "updated": ({"version": "2"}, "acme/residual is installed as version 2, version 1 was validated"),
     "refuses": ({"fails": "accepts"}, "acme/residual version 1 does not accept its match here: its library is too old here"),
-    "bind": ({"fails": "bind"}, "acme/residual: bind() raised OSError: libacme.so was not found"),
-    "run": ({"fails": "run"}, "acme/residual: its first run raised RuntimeError: no kernel image for this device"),
+    "bind": ({"fails": "bind"}, "OSError: libacme.so was not found"),  # seen in the worker, where it is validated before it runs here
+    "run": ({"fails": "run"}, "RuntimeError: no kernel image for this device"),
 }
 
 
@@ -196,7 +196,11 @@ def test_what_cannot_be_bound_any_more_runs_on_the_framework(outside: Any, acme:
     assert len(decode_calls(outside)) == 10, "O and down projection of five layers"
     catalog = acme.catalog(*(() if case == "uninstalled" else ("acme",)), set="outside", **settings)
     again = api.load(folder, str(TINY), device="cpu", run_on="emulation", catalog=catalog)
-    assert [note for note in again.notes if "acme" in note] == [f"{reason}: the nodes of 2 steps run on the framework's operators"]
+    (note,) = (note for note in again.notes if "acme" in note)
+    if case in ("bind", "run"):
+        assert note.startswith("2 steps of the bundle bound to an installed implementation and not validated: ") and reason in note
+    else:
+        assert note == f"{reason}: the nodes of 2 steps run on the framework's operators"
     assert [f.plugin for f in again.context.failures if f.plugin == "acme/residual"] == ["acme/residual"]
     assert decode_calls(again) == []
     assert tokens(again) == expected

@@ -16,6 +16,7 @@ from agentcompile_core.installation import trust
 from agentcompile_core.installation.claims import claims_of
 from agentcompile_core.ir.graph import ValueKind
 from agentcompile_core.ir.plan import Schedule
+from agentcompile_core.ir.verdict import Rejudged
 from agentcompile_core.plugin.events import SearchStarted, StageFinished
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages import emit
@@ -195,7 +196,7 @@ def test_only_the_segments_that_failed_go_to_the_framework(decode: tuple[Any, An
     changed = evolve(program, segments=(*program.segments[:index], odd, *program.segments[index + 1:]))
 
     def judge(asked: Any, backend: Any, ctx: Any) -> Any:
-        return ["it {is} off" if trial.match.attribute("other", 0) else "" for _, trial in asked]
+        return [Rejudged(why="it {is} off" if trial.match.attribute("other", 0) else "") for _, trial in asked]
 
     found = trust.decide({"decode": changed}, {}, trust.Foreign(target=target, judge=judge), Emulation(), context(target))
     left = {s.nodes for s in found.programs["decode"].segments if s.source}

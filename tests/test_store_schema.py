@@ -54,6 +54,10 @@ def test_a_file_from_before_versions_keeps_every_record(old: Path) -> None:
     store.put_record(record("new"))
     assert store.shelf is not None and store.shelf.database.schema() == migrations.VERSION and store.warnings == []
     assert Store(old).describe()["records"] == 21
+    with sqlite3.connect(store.shelf.folder / DATABASE) as found:
+        indices = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")}
+    found.close()
+    assert indices == {"by_age"}, "an index that nothing asks costs every write"
 
 
 def test_processes_that_migrate_at_once_wait_for_each_other(old: Path) -> None:

@@ -109,8 +109,9 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
          store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no tuning, nothing of it executed.
 
-    Kernels that this user's cache knows run as they are. The others are built again from the installed families and validated, within
-    ``budget_s``, before they run; what cannot be, or does not pass, is left to the framework (docs/trust.md).
+    Kernels that this user's cache knows run as they are. The others are built again from the installed families. What no record of the
+    store says to have passed these checks, implementations included, is validated within ``budget_s`` before it runs; what cannot be,
+    or does not pass, is left to the framework (docs/trust.md).
     ``store`` is as for ``compile``. ``options`` are the fields of Config (``trust_kernels=True`` runs kernels that were not built
     here, as they are), and what opens the model: ``random_weights``, ``example_inputs``.
 

@@ -1,6 +1,6 @@
 """What the steps of somebody else's programs claim to compute, as trials: equal computations are one claim, however often they occur."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from attrs import evolve, field, frozen
 
@@ -26,8 +26,11 @@ class Claim:
     places: tuple[Place, ...]
 
 
-def claims_of(programs: Mapping[str, Program], wanted: Container[str], target: Target) -> tuple[Claim, ...]:
+def claims_of(programs: Mapping[str, Program], wanted: Container[str], target: Target,
+              call_of: Callable[[Segment], StepSource | None] = lambda segment: None) -> tuple[Claim, ...]:
     """The claims of all segments whose source is one of ``wanted`` (by key), those of one computation together.
+
+    ``call_of`` says what stands for the source of a step that an implementation binds; None: no claim.
 
     Two segments are one claim where step, match, source, operators and the places of their operands are the same; what a match
     says of its nodes is not believed, so that its kernel is judged by the nodes that it would replace.
@@ -36,8 +39,9 @@ def claims_of(programs: Mapping[str, Program], wanted: Container[str], target: T
     for program in programs.values():
         sources = {source.key: source for source in program.sources}
         for segment in program.segments:
-            if segment.source in wanted and segment.step is not None and segment.match is not None:
-                trial, form = _trial(program.graph, segment, sources[segment.source], target)
+            source = call_of(segment) if segment.is_call else sources[segment.source] if segment.source in wanted else None
+            if source is not None and segment.step is not None and segment.match is not None:
+                trial, form = _trial(program.graph, segment, source, target)
                 known = found.get(form)
                 places = (*(known.places if known else ()), (program.graph.name, segment.nodes))
                 found[form] = Claim(step=segment.step, trial=known.trial if known else trial, places=places)

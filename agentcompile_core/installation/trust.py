@@ -1,9 +1,11 @@
-"""Which kernels of a bundle run: those that this user's store knows, those that are made and validated again, or by the user's word.
+"""Which steps of a bundle run: those of whose kernels and calls this user's store holds a passing record, those that are validated
+again, or by the user's word.
 
 Neither a binary nor a text of a bundle is believed. A kernel is the user's own if the store remembers this binary for exactly this
-source, launches and all. Otherwise its step is lowered again: where the installed family makes the same source, that is built here and
-judged as a candidate is, on the nodes that it would replace. What is left runs only with ``trust_kernels``, else its nodes run on the
-framework's operators.
+source, launches and all. Otherwise its step is lowered again: where the installed family makes the same source, that is built here.
+What an installed implementation binds is the user's own as well. Of each of them the store must hold a passing record of the same
+match, schedule, version, oracle and validators; else it is judged as a candidate is, on the nodes that it would replace. What is
+left runs only with ``trust_kernels``, else its nodes run on the framework's operators.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -11,12 +13,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from attrs import field, frozen
 
 from ..context import Context
-from ..errors import one_line
-from ..ir.candidate import Kernel, StepSource
+from ..errors import Cause, Failure, StageName, one_line
+from ..ir.candidate import CALLABLE, Kernel, StepSource
 from ..ir.plan import Step
 from ..ir.target import Target
-from ..ir.verdict import Trial
+from ..ir.verdict import Rejudged, Trial
 from ..plugin.interfaces import Backend
+from ..runtime.executables import call_key
 from ..runtime.make_program import without_steps
 from ..runtime.program import Program, Segment
 from ..runtime.sources import source_of
@@ -24,12 +27,12 @@ from .building import build_one
 from .claims import Place, claims_of
 
 FLAG = "--trust-kernels"
-Judge = Callable[[Sequence[tuple[Step, Trial]], Backend, Context], Sequence[str]]  # why each may not run; empty: it passed
+Judge = Callable[[Sequence[tuple[Step, Trial]], Backend, Context], Sequence[Rejudged]]
 
 
 @frozen(kw_only=True)
 class Foreign:
-    """What makes kernels somebody else's: the target that they were built for, and who judges those that are made again."""
+    """What makes steps somebody else's: the target that they were built for, and who judges them here."""
 
     target: Target
     judge: Judge = field(repr=False)
@@ -65,12 +68,13 @@ def decide(programs: Mapping[str, Program], kernels: Mapping[str, Kernel], forei
         elif found.setdefault(source.digest, kernel).sha256 != kernel.sha256:
             verdicts[key] = "refused"  # one digest, two binaries: the first one stands
     lost = {key for key, verdict in verdicts.items() if verdict in ("refused", "unbuilt")}
-    failed = _failed(programs, {key for key, verdict in verdicts.items() if verdict == "rebuilt"}, foreign, backend, ctx)
-    verdicts.update({s.source: "failed" for p in programs.values() for s in p.segments if (p.graph.name, s.nodes) in failed})
+    judged = _judged(programs, {key for key, verdict in verdicts.items() if verdict in ("known", "rebuilt")}, foreign, backend, ctx)
+    failed = {place: one.why for place, one in judged.items() if one.why}
     kept = {name: _kept(p, lost, failed) for name, p in programs.items()}
     used = {source.digest for p in kept.values() for source in p.sources}
+    said = _after_judging(programs, verdicts, judged)
     return Trusted(programs=kept, kernels={digest: kernel for digest, kernel in found.items() if digest in used},
-                   notes=_notes(list(verdicts.values()), next(iter(failed.values()), "")))
+                   notes=_notes(said, next(iter(failed.values()), "")))
 
 
 def _kept(program: Program, lost: set[str], failed: Container[Place]) -> Program:
@@ -81,12 +85,43 @@ def _kept(program: Program, lost: set[str], failed: Container[Place]) -> Program
     return without_steps(program, is_lost) if any(is_lost(s) for s in program.segments if s.step is not None) else program
 
 
-def _failed(programs: Mapping[str, Program], rebuilt: set[str], foreign: Foreign, backend: Backend,
-            ctx: Context) -> dict[Place, str]:
-    """Where a kernel that was made again may not run, and why."""
-    claims = claims_of(programs, rebuilt, foreign.target) if rebuilt else ()
+def _judged(programs: Mapping[str, Program], own: set[str], foreign: Foreign, backend: Backend, ctx: Context) -> dict[Place, Rejudged]:
+    """What is known here of every step whose source is one of the user's ``own``, or which an installed implementation binds."""
+    def call_of(segment: Segment) -> StepSource | None:
+        assert segment.step is not None and segment.match is not None
+        try:  # what is not installed in this version, or does not cope with its match, is said where it is bound
+            implementation = ctx.catalog.implementations[segment.step.implementation]
+            if implementation.version == segment.version and implementation.accepts(segment.match, ctx.target) is True:
+                return source_of(segment.step, segment.match, ctx.catalog, foreign.target)
+        except Exception:
+            return None
+        return None
+
+    claims = claims_of(programs, own, foreign.target, call_of)
     said = foreign.judge([(claim.step, claim.trial) for claim in claims], backend, ctx) if claims else ()
-    return {place: why for claim, why in zip(claims, said, strict=True) if why for place in claim.places}
+    lost = {claim.step.implementation: (claim, one.why) for claim, one in zip(claims, said, strict=True)
+            if one.why and claim.trial.source.language == CALLABLE}
+    for name, (claim, why) in lost.items():
+        ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=name, subject=str(claim.step), message=why))
+    return {place: one for claim, one in zip(claims, said, strict=True) for place in claim.places}
+
+
+def _after_judging(programs: Mapping[str, Program], verdicts: Mapping[str, str], judged: Mapping[Place, Rejudged]) -> list[str]:
+    """One word for every source, and for every computation that an implementation binds; the worst of their places counts."""
+    found, calls = dict(verdicts), dict[str, str]()
+    for program in programs.values():
+        for segment in program.segments:
+            one = judged.get((program.graph.name, segment.nodes))
+            if one is None or segment.step is None or segment.match is None:
+                continue
+            if segment.is_call:
+                key = call_key(segment.step, segment.version, segment.match)
+                calls[key] = "call failed" if one.why or calls.get(key) == "call failed" else "call" if one.on_record else "call again"
+            elif one.why:
+                found[segment.source] = "failed" if verdicts[segment.source] == "rebuilt" else "known failed"
+            elif found[segment.source] == "known" and not one.on_record:
+                found[segment.source] = "known again"
+    return [*found.values(), *calls.values()]
 
 
 def _verdict(source: StepSource, kernel: Kernel | None, segments: list[Segment], target: Target, ctx: Context) -> str:
@@ -125,13 +160,23 @@ def _kernel(verdict: str, source: StepSource, given: Kernel | None, backend: Bac
 
 
 def _notes(verdicts: list[str], why: str) -> tuple[str, ...]:
+    instead = f"the framework's operators run instead ({one_line(why, 300)})"
     sentences = {
-        "rebuilt": "of the bundle not known to this machine's cache: made again from the installed families, and validated here",
-        "failed": f"of the bundle made again here and not validated: the framework's operators run instead ({one_line(why, 300)})",
-        "trusted": f"of the bundle made by nobody known here: run all the same ({FLAG})",
-        "unbuilt": "of the bundle not known to this machine's cache and not to be built here: the framework's operators run instead",
-        "refused": "of the bundle not known to this machine's cache, and no installed family makes the same source: the framework's "
+        "rebuilt": "kernel of the bundle not known to this machine's cache: made again from the installed families, and validated here",
+        "failed": f"kernel of the bundle made again here and not validated: {instead}",
+        "known again": "kernel of the bundle known to this machine's cache, with no record of passing these checks: validated here again",
+        "known failed": f"kernel of the bundle known to this machine's cache and not validated: {instead}",
+        "call again": "step of the bundle bound to an installed implementation, with no record of passing these checks: validated here",
+        "call failed": f"step of the bundle bound to an installed implementation and not validated: {instead}",
+        "trusted": f"kernel of the bundle made by nobody known here: run all the same ({FLAG})",
+        "unbuilt": "kernel of the bundle not known to this machine's cache and not to be built here: the framework's operators run instead",
+        "refused": "kernel of the bundle not known to this machine's cache, and no installed family makes the same source: the framework's "
                    f"operators run instead ({FLAG} runs them as they are)",
     }
     counts = {verdict: verdicts.count(verdict) for verdict in sentences}
-    return tuple(f"{counts[v]} kernel{'s' if counts[v] > 1 else ''} {sentence}" for v, sentence in sentences.items() if counts[v])
+    return tuple(f"{counts[v]} {_plural(sentence, counts[v])}" for v, sentence in sentences.items() if counts[v])
+
+
+def _plural(sentence: str, count: int) -> str:
+    first, rest = sentence.split(" ", 1)
+    return f"{first}{'s' if count > 1 else ''} {rest}"

@@ -11,7 +11,7 @@ from .advice import AdviceRecord
 from .evaluated import Evaluated
 from .plan import Cover, RegionPlan, Step
 
-CHAIN_MARGIN = 0.5  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
+CHAIN_MARGIN = 0.1  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
 
 
 @frozen(kw_only=True)

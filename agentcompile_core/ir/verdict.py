@@ -90,3 +90,11 @@ class Trial:
     target: Target
     cases: tuple[Case, ...]
     kind: str = "step"  # what is on trial
+
+
+@frozen(kw_only=True)
+class Rejudged:
+    """What became of a step of somebody else's program. ``why`` it may not run (empty: it passed); ``on_record``: the store knew."""
+
+    why: str = ""
+    on_record: bool = False

@@ -149,6 +149,10 @@ class MatchKind:
             return (0,)
         return position_edges(self.capacity(match), emulated)
 
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """Further input families that ``make`` draws, each tried once, at the last position: where all that a sum may add is there."""
+        return ()
+
     def make(self, match: Match, operand: Operand, case: Case, generator: "torch.Generator", device: str) -> "torch.Tensor | None":
         """The values of one operand that is not an output, in its shape (any dtype that converts); None: the core draws them."""
         return None

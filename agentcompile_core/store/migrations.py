@@ -9,6 +9,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
      "CREATE INDEX IF NOT EXISTS by_signature ON records (signature)"),
     ("ALTER TABLE records ADD COLUMN written_s INTEGER NOT NULL DEFAULT 0",  # when a row was written: the oldest go first
      "CREATE INDEX by_age ON records (written_s, key)"),
+    ("DROP INDEX IF EXISTS by_signature",),  # nothing asks by signature, and every write had to keep it
 )
 VERSION = len(MIGRATIONS)
 

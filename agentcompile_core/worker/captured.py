@@ -1,5 +1,6 @@
 """One variant of a whole step, as it will run: timed again and again, and then asked whether it still does its work."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
@@ -12,16 +13,22 @@ from ..plugin.interfaces import Backend
 from ..runtime.bound_program import BoundProgram
 from ..runtime.graph_capture import record_program
 
-REPLAYS = 12  # per sample
+SAMPLE_US = 3000.0  # about how long a sample lasts
+FEWEST_REPLAYS, MOST_REPLAYS = 3, 12  # per sample
 WARM_UPS = 3
 POSITION = "session.position"
 
 
-class States:
-    """The states that every variant of one step shares, by source, and how they were made."""
+def replays_of(floor_us: float) -> int:
+    """How often a step is replayed for one sample, by the microseconds that its bytes need."""
+    return max(FEWEST_REPLAYS, min(MOST_REPLAYS, math.ceil(SAMPLE_US / max(floor_us, 1.0))))
 
-    def __init__(self, tensors: Mapping[str, Tensor], position: int) -> None:
-        self.tensors, self._position = tensors, position
+
+class States:
+    """The states that every variant of one step shares, by source; how they were made, and how often a sample replays the step."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], position: int, replays: int = MOST_REPLAYS) -> None:
+        self.tensors, self._position, self.replays = tensors, position, replays
         self._made = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def reset(self) -> None:
@@ -78,7 +85,7 @@ class Variant:
 
     @abstractmethod
     def sample_us(self) -> float:
-        """Microseconds per replay, over REPLAYS replays from the same position."""
+        """Microseconds per replay, over some replays from the same position."""
 
 
 class NotCapturable(AgentCompileError):
@@ -110,4 +117,4 @@ class CapturedVariant(Variant):
         """By the backend's clock."""
         self._states.reset()
         self._replay()
-        return self._backend.time_from_host(lambda stream: self._replay(), repetitions=1, runs_per_repetition=REPLAYS)[0]
+        return self._backend.time_from_host(lambda stream: self._replay(), repetitions=1, runs_per_repetition=self._states.replays)[0]

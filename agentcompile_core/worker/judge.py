@@ -29,7 +29,7 @@ from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
-from .captured import CapturedVariant, States, Variant
+from .captured import CapturedVariant, States, Variant, replays_of
 from .synthetic import Synthetic
 
 PAIRS = 7
@@ -95,7 +95,7 @@ class _Chain:
         self.calls: dict[str, BoundCall] = {}
         make = Synthetic(question, catalog.kinds, backend.device)
         self.weights = WeightStore.from_tensors(make.tensors((ValueKind.WEIGHT, ValueKind.CONSTANT), by_source=True), backend.device)
-        self.states = States(make.tensors((ValueKind.STATE,), by_source=True), question.position)
+        self.states = States(make.tensors((ValueKind.STATE,), by_source=True), question.position, replays_of(_floor_us(question)))
         self.inputs = make.tensors((ValueKind.INPUT,), by_source=False)
         self.tried = self.accepted = 0
         self.refused: list[tuple[str, str, str, str]] = []
@@ -219,6 +219,8 @@ class _Chain:
         for pair in range(PAIRS):
             samples = (captured.sample_us(), best.sample_us()) if pair % 2 else tuple(reversed((best.sample_us(), captured.sample_us())))
             ratios.append(samples[0] / samples[1])
+            if lower_bound(ratios) > 1.0 - self.q.margin:
+                break  # more pairs would not make it win
         ratio = upper_bound(ratios)
         return ratio, captured.wrong() if ratio < 1.0 - self.q.margin else ""
 
@@ -228,12 +230,26 @@ def _fails_when_timed(captured: Variant) -> str:
     return captured.wrong()
 
 
+def _floor_us(question: ChainQuestion) -> float:
+    weights = {value.source: value.spec.nbytes for value in question.graph.values if value.kind is ValueKind.WEIGHT}
+    return question.target.floor_us(sum(weights.values()))
+
+
 def upper_bound(ratios: list[float]) -> float:
     """Upper end of the 95 % confidence interval of the mean of paired ratios (normal approximation with t for few pairs)."""
+    return statistics.mean(ratios) + _half_width(ratios)
+
+
+def lower_bound(ratios: list[float]) -> float:
+    """Its lower end."""
+    return statistics.mean(ratios) - _half_width(ratios)
+
+
+def _half_width(ratios: list[float]) -> float:
     if len(ratios) < 2:
         return math.inf
     t = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}.get(len(ratios), 2.0)
-    return statistics.mean(ratios) + t * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return t * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
 def _holds(selections: tuple[Selection, ...], alternative: Alternative) -> bool:

@@ -19,6 +19,11 @@ def write(rows: Sequence[Row], out: Path, options: Any) -> Path:
     Every row says at which commit and when it was judged, on a GPU also on which one.
     """
     path = out / "coverage.json"
+    with harness.alone(path):
+        return _write(path, rows, options)
+
+
+def _write(path: Path, rows: Sequence[Row], options: Any) -> Path:
     here = harness.machine() if options.device == "cuda" else dict(ON_CPU)
     stamp = {"commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d"), "gpu_uuid": here["gpu_uuid"]}
     new = [{**row, **stamp} for row in rows]
@@ -27,8 +32,9 @@ def write(rows: Sequence[Row], out: Path, options: Any) -> Path:
     found = sorted(kept + new, key=lambda row: (row["kind"], row["name"], row["order"]))
     document = {"schema": 1, **here, "versions": harness.versions(), "commit": stamp["commit"], "date": stamp["date"],
                 "counts": counts(found), "rows": found}
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.replace(path)
     return path
 
 

@@ -20,7 +20,7 @@ Item = tuple[str, str]  # kind and name
 
 
 def items(options: argparse.Namespace) -> list[Item]:
-    """What is compiled, models and modules mixed by the seed; at most ``limit`` of each kind, or those of ``only``."""
+    """What is compiled, models and modules mixed by the seed; at most ``limit`` of each kind, or those of ``only``; this shard's part."""
     chosen = [name for name in options.only.split(",") if name]
     draw = random.Random(options.seed)
     found: list[Item] = []
@@ -28,7 +28,20 @@ def items(options: argparse.Namespace) -> list[Item]:
         some = [name for name in names if (name in chosen or not chosen) and options.kind in ("", kind)]
         found += [(kind, name) for name in (draw.sample(some, min(options.limit, len(some))) if options.limit else some)]
     draw.shuffle(found)
-    return found
+    number, count = shard(options.shard)
+    return found[number - 1::count]
+
+
+def shard(text: str) -> tuple[int, int]:
+    """``2/8``: the second of eight parts.
+
+    Raises:
+        SystemExit: it is no such text.
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise SystemExit(f"--shard {text}: allowed is a part and how many there are, such as 2/8")
+    return int(number), int(count)
 
 
 def row_of(item: Item, bench: Bench) -> Row:

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import asdict
+from checkout import commit
 
 from agentcompile_core.version import __version__
 
@@ -71,12 +71,6 @@ def versions() -> dict[str, str]:
     """Versions of what takes part in judging."""
     return {"agentcompile": __version__, "python": platform.python_version(), "torch": metadata.version("torch"),
             "emulation": load().find("agentcompile_backends", BACKEND).compiler()}
-
-
-def commit() -> str:
-    """The commit that is judged."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return found.stdout.strip() or "unknown"
 
 
 def shortcomings(found: dict[str, Any]) -> list[str]:

@@ -93,7 +93,7 @@ class Here:
             if stop_at is not None and time.monotonic() >= stop_at:
                 return
             built = self._state.build(job)
-            kernel = hasattr(built, "binary")
+            kernel = built is None or hasattr(built, "binary")  # None: an implementation, which is bound
             yield index, evolve(self._state.evaluate(job, built, lambda phase: None), kernel=built) if kernel else built
 
 

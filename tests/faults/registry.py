@@ -77,6 +77,7 @@ def load() -> dict[str, Fault]:
         inputs,
         kernels,
         plugins,
+        said,
         signals,
         storage,
         validators,

@@ -1,4 +1,4 @@
-"""A shorter model for the chain: the same graph with a few of its layers, enough that their weights never stay in the L2."""
+"""A shorter model for the chain: the same graph with as many of its layers as fit into two GiB, so that it is judged as it will run."""
 
 from attrs import evolve
 
@@ -6,11 +6,12 @@ from ...ir.graph import Graph, Node, ValueKind, map_refs
 from ...ir.region import Instance, Region
 from ...ir.target import Target
 
-MIN_LAYERS = 4
+LAYERS = 8  # at the least: of fewer, what does not repeat (head, embedding) is most of the time
+WEIGHTS_BYTES = 2 << 30  # of the kept layers, beside the model's own on the same device
 
 
 def layers_needed(graph: Graph, target: Target) -> int:
-    """How many layers keep their weights cold: more than twice the L2, at least four, at most all."""
+    """How many layers the chain keeps: at least eight, and enough that their weights exceed twice the L2; then as many as two GiB hold."""
     per_layer: dict[int, int] = {}
     seen: set[str] = set()
     for node in graph.nodes:
@@ -21,8 +22,8 @@ def layers_needed(graph: Graph, target: Target) -> int:
                 per_layer[node.layer] = per_layer.get(node.layer, 0) + value.spec.nbytes
     if not per_layer:
         return 0
-    smallest = max(1, min(per_layer.values()))
-    return min(len(per_layer), max(MIN_LAYERS, -(-2 * target.l2_bytes // smallest)))
+    smallest, largest = max(1, min(per_layer.values())), max(1, *per_layer.values())
+    return min(len(per_layer), max(LAYERS, -(-2 * target.l2_bytes // smallest), WEIGHTS_BYTES // largest))
 
 
 def cut(graph: Graph, regions: tuple[Region, ...], layers: int) -> tuple[Graph, tuple[Region, ...]]:

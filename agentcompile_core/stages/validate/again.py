@@ -1,4 +1,4 @@
-"""Kernels of a bundle that were made again here are judged as candidates are: same cases, same validators, same evidence."""
+"""Kernels of a bundle, and what its steps bind here, are judged as candidates are: same cases, same validators, same evidence."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from ...errors import one_line
 from ...ir.candidate import Candidate
 from ...ir.plan import Step
 from ...ir.record import TuningRecord
-from ...ir.verdict import Trial
+from ...ir.verdict import Rejudged, Trial
 from ...plugin.events import SearchStarted, StageFinished, StageStarted
 from ...plugin.interfaces import Backend
 from ...store import keys
@@ -23,8 +23,8 @@ from .ledger import Ledger
 STAGE = "validate"
 
 
-def judged(asked: Sequence[tuple[Step, Trial]], backend: Backend, ctx: Context, *, signatures: Mapping[Step, str]) -> tuple[str, ...]:
-    """Why each of ``asked`` (a step, and a trial without cases) may not run; empty: it passed, here or in the store's records.
+def judged(asked: Sequence[tuple[Step, Trial]], backend: Backend, ctx: Context, *, signatures: Mapping[Step, str]) -> tuple[Rejudged, ...]:
+    """Whether each of ``asked`` (a step, and a trial without cases) passed, here or in the store's records under the same key.
 
     ``signatures`` are those of the steps' regions, which the cases are drawn by. The budget of the configuration bounds it all,
     beginning with what moves most bytes; what no time is left for is not run. The worker is gone when this returns.
@@ -32,13 +32,13 @@ def judged(asked: Sequence[tuple[Step, Trial]], backend: Backend, ctx: Context, 
     began, ctx = time.monotonic(), evolve(ctx, backend=backend, worker=None)
     ctx.emit(StageStarted(stage=STAGE))
     if not final_checks.installed(ctx):
-        return ("not every configured validator is installed",) * len(asked)
+        return (Rejudged(why="not every configured validator is installed"),) * len(asked)
     try:
-        found = _Again(backend, ctx).reasons([_entry(step, trial, signatures.get(step, ""), backend, ctx) for step, trial in asked])
+        found = _Again(backend, ctx).answers([_entry(step, trial, signatures.get(step, ""), backend, ctx) for step, trial in asked])
     finally:
         ctx.close()
     ctx.emit(StageFinished(stage=STAGE, seconds=time.monotonic() - began,
-                           facts={"records": len(found), "passed": sum(1 for why in found if not why)}))
+                           facts={"records": len(found), "passed": sum(1 for one in found if not one.why)}))
     return found
 
 
@@ -49,8 +49,8 @@ class _Again:
         self._backend, self._ctx, self._ledger = backend, ctx, Ledger(backend, ctx)
         self._stop_at = ctx.budget.stop_at()
 
-    def reasons(self, entries: Sequence[Entry | str]) -> tuple[str, ...]:
-        """Why each entry may not run; what is no entry is such a reason already."""
+    def answers(self, entries: Sequence[Entry | str]) -> tuple[Rejudged, ...]:
+        """What became of each entry; what is no entry is a reason against it already."""
         distinct = {e.key: e for e in entries if isinstance(e, Entry)}
         wanted = sorted(distinct.values(), key=lambda e: -e.weight)
         stored = {e.key: record for e in wanted if (record := self._ctx.store.record(e.key)) is not None}
@@ -62,7 +62,7 @@ class _Again:
         self._evaluate(fresh)
         records = {record.key: record for record in self._ledger.records}
         known = {key: self._said(records.get(key), entry) for key, entry in distinct.items()}
-        return tuple(known[e.key] if isinstance(e, Entry) else e for e in entries)
+        return tuple(Rejudged(why=known[e.key], on_record=e.key in stored) if isinstance(e, Entry) else Rejudged(why=e) for e in entries)
 
     def _evaluate(self, fresh: list[Entry]) -> None:
         jobs: Iterator[Job] = (self._job(entry) for entry in fresh)

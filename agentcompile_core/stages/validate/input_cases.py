@@ -39,6 +39,7 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     telling = kind.families or (F.NORMAL, F.INTEGERS)
     special = schedule_positions(match, kind, seed, source, schedule, emulated)
     pairs += [(telling[i % len(telling)], position) for i, position in enumerate(special)]
+    pairs += [(family, max(positions)) for family in kind.lasting_families(match)]
 
     def case(number: int, family: str, position: int, misaligned: bool = False) -> Case:
         drawn = int(serial.digest(seed, match.id, kind.version, family, position, number, length=7), 16)

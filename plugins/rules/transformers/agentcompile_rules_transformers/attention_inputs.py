@@ -69,7 +69,7 @@ def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Ten
         return None
     kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
     group = match.integer("heads") // kv_heads
-    seen = _as_seen(match, _query(match, case, device), table).reshape(kv_heads, group, dim)
+    seen = as_seen(match, _query(match, case, device), table).reshape(kv_heads, group, dim)
     generator = _generator(case, 1, device)
     keys = 0.25 * torch.randn(operand.spec.shape, generator=generator, device=device)
     cached = min(case.position, operand.spec.shape[1])
@@ -116,7 +116,7 @@ def _query(match: Match, case: Case, device: str) -> Tensor:
     return torch.randn(shape, generator=_generator(case, 2, device), device=device)
 
 
-def _as_seen(match: Match, query: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+def as_seen(match: Match, query: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
     """The queries [H, D] after the norm (whose weight is 1 here) and the rotation that the match fuses."""
     if match.flag("qk_norm"):
         query = query * torch.rsqrt(query.square().mean(-1, keepdim=True) + match.number("norm_eps"))

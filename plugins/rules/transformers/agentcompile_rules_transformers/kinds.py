@@ -20,7 +20,8 @@ from agentcompile_core.plugin_api import (
     position_edges,
 )
 
-from .attention_inputs import FAMILIES, telling
+from . import sums
+from .attention_inputs import FAMILIES, as_seen, telling
 
 L = SemanticLabel
 ROPE_BASE = 1e6
@@ -59,6 +60,16 @@ class Normed(MatchKind):
             return super().weight_scale(match, operand)
         return (0.0 if match.text("norm", "none") == "rms_one_plus" else 1.0), 0.1
 
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """Sums whose small terms are lost where they are kept in half precision."""
+        layer = self.name == kind_names.NORM and match.text("norm", "none") == "layer"
+        found = (sums.SWAMPED, sums.SWAMPED_MEAN) if layer else (sums.SWAMPED,)
+        return found if match.need("x").spec.dtype in sums.NARROW else ()
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Rows and weights of those sums."""
+        return sums.of_row(match, operand, case, device) if case.family in sums.FAMILIES else None
+
 
 class Rotary(MatchKind):
     """A kind that reads a table of rotations, or makes one."""
@@ -88,11 +99,19 @@ class Attention(Normed):
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Tables of the position; what single operands cannot show."""
         made = rotation(match, operand, case, device)
-        if made is not None or case.family not in FAMILIES:
+        if made is not None or case.family not in (*FAMILIES, *sums.FAMILIES):
             return made
         operands = [match.operand(name) for name in ("cos", "sin")]
         cos, sin = (rotation(match, each, case, device) if each is not None else None for each in operands)
-        return telling(match, operand, case, (cos, sin) if cos is not None and sin is not None else None, device)
+        table = (cos, sin) if cos is not None and sin is not None else None
+        if case.family in FAMILIES:
+            return telling(match, operand, case, table, device)
+        seen = as_seen(match, sums.query(match, case, device)[None], table)[0]
+        return sums.of_attention(match, operand, case, seen, device)
+
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """The sums of a softmax and of what it weighs, with all positions that there are."""
+        return (sums.SWAMPED, sums.UNEVEN) if match.need("v").spec.dtype in sums.NARROW else ()
 
 
 class Argmax(MatchKind):
@@ -112,7 +131,7 @@ class Argmax(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, labels=(L.GEMV, L.GEMM, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=2, labels=(L.GEMV, L.GEMM, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(
@@ -126,7 +145,7 @@ LINEAR = Normed(
     attributes=(AttributeKind("n"), AttributeKind("k"), AttributeKind("pair", int, 1, doc="2: gate rows, then up rows"), *NORM_ATTRIBUTES),
 )
 NORM = Normed(
-    name=kind_names.NORM, labels=(L.NORM, L.RESIDUAL_NORM), doc="out = norm(x [+ residual])",
+    name=kind_names.NORM, version=2, labels=(L.NORM, L.RESIDUAL_NORM), doc="out = norm(x [+ residual])",
     operands=(
         OperandKind("x", READS, doc="[.., columns]"), OperandKind("residual", READS, optional=True, doc="[.., columns]"),
         OperandKind("weight", WEIGHTS, doc="[columns]"), OperandKind("bias", WEIGHTS, optional=True, doc="[columns]"),
@@ -148,7 +167,7 @@ ROPE_TABLE = Rotary(
     attributes=(AttributeKind("half"), AttributeKind("attention_scaling", float)),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=3,
+    name=kind_names.ATTENTION, families=FAMILIES, version=4,
     doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),

@@ -1,4 +1,4 @@
-"""What is looked at in machine code before anything runs: whether a kernel that may start early waits for the one before it."""
+"""What is looked at in machine code: whether a kernel that may start early waits for the one before it, and where it copies in bulk."""
 
 import struct
 
@@ -7,6 +7,7 @@ from agentcompile_core.plugin_api import BuildError, Feature, StepSource, Target
 INSTRUCTION_BYTES = 16
 OPCODE_BITS = 0xFFF
 WAIT = 0x82E  # what griddepcontrol.wait becomes on sm_90 to sm_120; a test compiles kernels with and without it
+BULK_COPY = 0x3BA  # what cp.async.bulk into shared memory becomes on the same; the same test
 FUNCTION_SECTION = ".text."
 
 
@@ -31,8 +32,22 @@ def check_waits(source: StepSource, target: Target, binary: bytes) -> None:
 
 
 def _waits(code: bytes) -> bool:
-    words = (struct.unpack_from("<H", code, at)[0] for at in range(0, len(code) - INSTRUCTION_BYTES + 1, INSTRUCTION_BYTES))
-    return any(word & OPCODE_BITS == WAIT for word in words)
+    return WAIT in _opcodes(code)
+
+
+def bulk_copies(binary: bytes) -> frozenset[tuple[str, int]]:
+    """Function and byte offset of every instruction of a cubin that copies in bulk into shared memory.
+
+    Raises:
+        BuildError: the binary is no ELF file with sections.
+    """
+    return frozenset((name, number * INSTRUCTION_BYTES) for name, code in functions(binary).items()
+                     for number, opcode in enumerate(_opcodes(code)) if opcode == BULK_COPY)
+
+
+def _opcodes(code: bytes) -> list[int]:
+    starts = range(0, len(code) - INSTRUCTION_BYTES + 1, INSTRUCTION_BYTES)
+    return [struct.unpack_from("<H", code, at)[0] & OPCODE_BITS for at in starts]
 
 
 def functions(binary: bytes) -> dict[str, bytes]:

@@ -15,8 +15,8 @@ CODE = """
 HELPER
 extern "C" __global__ void twice(const float* x, float* y, int n) {
   ac::launch_dependents();
-  WAIT
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  WAIT
   if (i < n) y[i] = 2.0f * x[i];
 }
 """
@@ -49,6 +49,17 @@ def test_a_kernel_that_may_start_early_and_never_waits_is_refused(target: str) -
 @pytest.mark.compile
 def test_where_nothing_starts_early_nothing_needs_to_wait() -> None:
     assert CudaBackend().build(source(""), preset("a100")).binary
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", ["h200", "b200", "rtx5090"])
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_every_bulk_copy_is_found_and_nothing_else(target: str, copies: int) -> None:
+    staged = " ".join(f"if (threadIdx.x == 0) ac::bulk_copy_to_shared(staged + {32 * i}, x + {64 * i}, 128, &full);" for i in range(copies))
+    setup = "alignas(128) __shared__ float staged[96]; __shared__ ac::Mbarrier full; if (threadIdx.x == 0) ac::mbarrier_init(&full, 1);"
+    made = source(f"{setup} __syncthreads(); {staged} ac::mbarrier_wait(&full, 0); y[i] = staged[threadIdx.x % 96];", pdl=False)
+    found = machine_code.bulk_copies(CudaBackend().build(made, preset(target)).binary)
+    assert len(found) == copies and {name for name, _ in found} <= {"twice"}
 
 
 @pytest.mark.parametrize("binary", [b"", b"\x7fELF", b"text of a program" * 9, b"\x7fELF" + b"\xff" * 200])

@@ -10,7 +10,9 @@ _RACES = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors
 _NOISE = re.compile(r"(COMPUTE-SANITIZER|LEAK SUMMARY|ERROR SUMMARY|RACECHECK SUMMARY|Saved host backtrace|Host Frame|Device Frame"
                     r"|Backtrace|For detailed|Target application|This tool|Please)")
 _PLACES = re.compile(r"0x[0-9a-fA-F]+|\(\d+,\s*\d+,\s*\d+\)|\d+")
-_MOST = 20
+_ACCESS = re.compile(r"access at (\S.*?)\+0x([0-9a-fA-F]+)")
+MOST = 100  # findings that a tool is asked to print; with as many, others may have been left out
+FULL = "Warning: Maximum number of hazards reached"  # racecheck keeps ten million and drops the others
 
 
 @frozen(kw_only=True)
@@ -25,6 +27,11 @@ class Finding:
         """What it is about, without addresses, threads, sizes and places: equal for equal mistakes in other kernels."""
         first = re.split(r"\b(?:at|in)\b", self.what, maxsplit=1)[0]
         return _PLACES.sub("#", first).strip()
+
+    @property
+    def accesses(self) -> tuple[tuple[str, int], ...]:
+        """The accesses that race, as function and byte offset of the instruction: the later one, then those that it races with."""
+        return tuple((name, int(offset, 16)) for name, offset in _ACCESS.findall(str(self)))
 
     def __str__(self) -> str:
         return f"{self.what}; {self.detail}" if self.detail else self.what
@@ -49,7 +56,7 @@ def read(text: str) -> Report:
     races = [int(found[2]) + int(found[3]) for line in lines if (found := _RACES.search(line))]
     findings = tuple(_findings(lines))
     totals = [*counts, *races]
-    return Report(complete=bool(totals), errors=max(sum(totals), len(findings)), findings=findings[:_MOST])
+    return Report(complete=bool(totals), errors=max(sum(totals), len(findings)), findings=findings[:MOST])
 
 
 def _findings(lines: list[str]) -> list[Finding]:

@@ -43,8 +43,8 @@ def run(tool: str, trial: Trial, kernel: Kernel, inputs: "Sequence[Mapping[str, 
     with tempfile.TemporaryDirectory(prefix="agentcompile-sanitizer-") as name:
         folder = Path(name)
         write_request(folder, trial, kernel, inputs)
-        command = [str(program), "--tool", tool, "--print-limit", "20", *_OPTIONS.get(tool, ()), sys.executable, "-m", child.__name__, name]
-        output = _output(command, folder)
+        options = ("--tool", tool, "--print-limit", str(reports.MOST), *_OPTIONS.get(tool, ()))
+        output = _output([str(program), *options, sys.executable, "-m", child.__name__, name], folder)
     report = reports.read(output)
     if not report.complete or (child.DONE not in output and not report.errors):
         last = next((line for line in reversed(output.splitlines()) if line.strip("= ")), "no message")

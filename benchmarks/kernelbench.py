@@ -1,0 +1,133 @@
+"""Runs a folder of task files in the form of KernelBench (Model, get_inputs, get_init_inputs) and reports correctness, speed and coverage.
+
+Each task is compiled, compared on five fresh random inputs with the benchmark's tolerance and with ours (the error of the framework
+against float64), and timed beside eager or torch.compile as the benchmark does, in a process of its own. The files are executed. What no
+generated kernel runs in is a fallback: it counts as speed 1.0 and is shown as what it is.
+
+    python benchmarks/kernelbench.py TASKS_FOLDER --level 1 --baseline compile --out kernelbench.json
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import harness
+from kernelbench_run import scores, tasks
+
+ANSWER = "kernelbench row: "
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("folder", type=Path, help="a checkout, a folder of levels, or one level")
+    made.add_argument("--level", default="", help="only this level")
+    made.add_argument("--only", default="", help="numbers, ranges and names of tasks, by commas: 1,4-9,Softmax")
+    made.add_argument("--baseline", default="eager", choices=("eager", "compile"))
+    made.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    made.add_argument("--device", default="", choices=("", "cpu", "cuda"), help="default: cuda where there is one; on cpu nothing is timed")
+    made.add_argument("--budget-s", type=float, default=60.0, help="search budget of each task")
+    made.add_argument("--budget-plans", type=int, default=64, help="candidates of each task")
+    made.add_argument("--timings", type=int, default=100, help="timed runs of each side")
+    made.add_argument("--task-seconds", type=float, default=300.0, help="a task that takes longer is ended and has failed")
+    made.add_argument("--cache", type=Path, help="the cache that all tasks share; default: a new one, removed afterwards")
+    made.add_argument("--commit")
+    made.add_argument("--out", type=Path, help="results as JSON; beside it a table (.md) and a picture (.svg)")
+    made.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
+    made.add_argument("--child", help=argparse.SUPPRESS)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, write; 1 where a task is wrong or failed."""
+    options = parser().parse_args(arguments)
+    if options.child:
+        return _child(Path(options.folder), json.loads(options.child))
+    chosen = tasks.find(options.folder, options.level, options.only)
+    device = options.device or ("cuda" if _has_cuda() else "cpu")
+    with tempfile.TemporaryDirectory(prefix="kernelbench-") as scratch:
+        terms = {"device": device, "dtype": options.dtype, "baseline": options.baseline, "budget_s": options.budget_s,
+                 "budget_plans": options.budget_plans, "timings": options.timings if device == "cuda" else 0,
+                 "cache": str(options.cache or scratch)}
+        rows = [_row(task, number, len(chosen), terms, options) for number, task in enumerate(chosen, 1)]
+    document = _document(rows, terms, options)
+    if options.out:
+        _write(options.out, document)
+    print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + _sentence(document["summary"], terms))
+    return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _row(task: tasks.Task, number: int, count: int, terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    began = time.monotonic()
+    head = {"level": task.level, "number": task.number, "name": task.name}
+    row = {**head, **_asked(task, terms, options.task_seconds)}
+    row["seconds"] = round(time.monotonic() - began, 1)
+    if not options.json:
+        print(f"[{number}/{count}] {task}: {scores.outcome(row)}, {row['seconds']:.0f} s {row.get('error', row.get('why', ''))[:200]}",
+              file=sys.stderr, flush=True)
+    return row
+
+
+def _asked(task: tasks.Task, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).resolve()), str(task.path), "--child", json.dumps(terms)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"it did not end within {seconds:g} s and was ended"}
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(ANSWER):
+            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return answer
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
+    return {"error": f"its process ended with code {done.returncode}: {last[:300]}"}
+
+
+def _child(path: Path, terms: dict[str, Any]) -> int:
+    from kernelbench_run import judge
+
+    try:
+        row = judge.judged(path, judge.Terms(**terms))
+    except Exception as exc:  # one task says what happened, the others go on
+        row = {"error": f"{type(exc).__name__}: {' '.join(str(exc).split())[:400]}"}
+    print(ANSWER + json.dumps(row), flush=True)
+    return 0
+
+
+def _document(rows: list[dict[str, Any]], terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    here = harness.machine() if terms["device"] == "cuda" else {"gpu": "no GPU, generated kernels on the emulator", "driver": "none"}
+    levels = sorted({row["level"] for row in rows})
+    made = {"versions": harness.versions(), "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d")}
+    return {"schema": 1, **here, **made,
+            "terms": {key: value for key, value in terms.items() if key != "cache"}, "summary": scores.summary(rows),
+            "levels": {level: scores.summary([row for row in rows if row["level"] == level]) for level in levels}, "rows": rows}
+
+
+def _write(out: Path, document: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".md").write_text(scores.markdown(document["rows"]) + "\n")
+    out.with_suffix(".svg").write_text(scores.chart(document["rows"], document["terms"]["baseline"]))
+    fresh = out.with_suffix(".new")
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.replace(out)
+
+
+def _sentence(found: dict[str, Any], terms: dict[str, Any]) -> str:
+    fast = ", ".join(f"fast_{t:g} {found[f'fast_{t:g}']:.0%}" for t in scores.THRESHOLDS)
+    return (f"{found['tasks']} tasks, {terms['dtype']}: {found['fast_0']:.0%} correct (fast_0), {fast} over {terms['baseline']}; "
+            f"{found['fallbacks']} fallbacks (counted as 1.0), {found['half_by_kernels']} with half of their bytes or more through kernels")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What benchmarks/kernelbench.py is made of: finding task files, judging one in a process of its own, scores and pictures."""

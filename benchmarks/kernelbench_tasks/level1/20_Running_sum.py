@@ -1,0 +1,24 @@
+"""A running sum along rows."""
+
+import torch
+from torch import Tensor, nn
+
+ROWS, COLUMNS = 4096, 8192
+
+
+class Model(nn.Module):
+    """A running sum along rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The task."""
+        return torch.cumsum(x, dim=1)
+
+
+def get_inputs() -> list[Tensor]:
+    """Random ones."""
+    return [torch.randn(ROWS, COLUMNS)]
+
+
+def get_init_inputs() -> list[object]:
+    """What Model is made with."""
+    return []
