@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from .ir.kind_names import (
         ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, GATHER as GATHER, LINEAR as LINEAR,
-        NORM as NORM, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE,
+        NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .ir.verdict import (
         Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict,
     )
+    from .ops.absorbing import Prologue as Prologue, prologues as prologues, repeats as repeats
     from .ops.growth import (
         Growth as Growth, cone as cone, express as express, grow as grow, has_one_rounding as has_one_rounding,
         is_pointwise as is_pointwise,
@@ -112,13 +113,14 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR NORM ROPE ROPE_TABLE",
+    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR NORM REDUCTION ROPE ROPE_TABLE SOFTMAX",
     "ir.plan": "Cover Fusion Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
     "ir.source_check": "argument_values check_source",
     "ir.target": "NO_TARGET Target",
     "ir.verdict": "Case Check InputFamily Outcome Trial Verdict",
+    "ops.absorbing": "Prologue prologues repeats",
     "ops.growth": "Growth cone express grow has_one_rounding is_pointwise",
     "ops.grammar": "translate",
     "ops.names": "operator",

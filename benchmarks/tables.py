@@ -79,9 +79,9 @@ def check(name: str, document: dict[str, Any]) -> None:
 def conditions(document: dict[str, Any]) -> str:
     """What a table's figures were measured on, in one sentence."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    if "gpu" not in document:  # figures of numbers, which no machine makes faster; the commit is among the versions
-        return f"{versions}."
-    commits = sorted({r.get("commit", document["commit"])[:10] for r in document["rows"]})
+    commits = sorted({(r["commit"] if "commit" in r else document["commit"])[:10] for r in document["rows"]})
+    if "gpu" not in document:  # figures of numbers, which no machine makes faster
+        return f"{versions}; commit {', '.join(commits)}."
     dates = sorted({r.get("date", document["date"]) for r in document["rows"]})
     measured = f"{document['gpu']}, driver {document['driver']}, {versions}; "
     made = f"commit {', '.join(commits)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."

@@ -2,6 +2,7 @@
 
     python scripts/budget_table.py                 # 2,000 draws of every row, into benchmarks/results/cpu/budgets.json
     python scripts/budget_table.py --draws 50 --family attention --dtype fp16 --show
+    python scripts/budget_table.py --family softmax --family mean --keep   # only these; the other rows of the file stay
 
 One row per family, element type and size: the budget by which candidates are judged, against the results of the framework on
 the CPU. ``median``: of budget over error, over all elements that have an error; ``outside``: how
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from agentcompile_rules_transformers import testing as cases
@@ -64,6 +66,14 @@ def _attention(rope: str) -> dict[str, Maker]:
     return {f"capacity {capacity}": maker(capacity) for capacity in (512, 1024, 2048)}
 
 
+# Products are not in the table: on processors torch rounds every partial one to the element type, where devices keep float32.
+def _reduction(op: str, before: tuple[str, ...] = ()) -> dict[str, Maker]:
+    def maker(n: int) -> Maker:
+        return lambda d: cases.reduction_case(shape=(1, 4, n), op=f"aten.{op}", before=before, dtype=d)
+
+    return {str(n): maker(n) for n in (64, 512, 4096)}
+
+
 BATCHED = ("gemv", "gemv, norm, gate", "rms norm", "layer norm", "elementwise")
 FAMILIES: dict[str, dict[str, Maker]] = {
     "gemv": {f"{n} x {k}": partial(_linear, n, k, False) for n, k in ((64, 512), (64, 1024), (64, 4096))},
@@ -77,6 +87,11 @@ FAMILIES: dict[str, dict[str, Maker]] = {
     "attention, norm, rope": _attention("rms"),
     "elementwise": {str(n): (lambda d, rows=1, n=n: cases.elementwise_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
     "gather": {str(n): (lambda d, n=n: cases.gather_case(columns=n, vocabulary=16, dtype=d)) for n in (64, 512, 4096)},
+    "softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), dtype=d)) for n in (64, 512, 4096)},
+    "log softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), log=True, dtype=d)) for n in (64, 512, 4096)},
+    **{name: _reduction(op, *more) for name, (op, *more) in {
+        "sum": ("sum.dim_IntList",), "sum of products": ("sum.dim_IntList", ("mul",)), "mean": ("mean.dim",),
+        "vector norm": ("linalg_vector_norm.default",), "variance": ("var.correction",), "maximum and place": ("max.dim",)}.items()},
     "argmax": {str(n): (lambda d, n=n: cases.argmax_case(n=n, dtype=d)) for n in (64, 512, 4096)},
 }
 
@@ -93,6 +108,7 @@ class Row:
     least: float  # of budget over error: below 1 means outside
     outside: int
     seconds: float
+    commit: str
 
 
 def drawn(match: Match, draws: int, first_seed: int) -> Iterator[Case]:
@@ -157,34 +173,49 @@ def measure(family: str, size: str, dtype: str, draws: int, seed: int = 1) -> Ro
     every = torch.cat(seen) if seen else torch.zeros(0)
     median, least = (float(every.median()), float(every.min())) if every.numel() else (0.0, 0.0)
     return Row(family=family, dtype=dtype, size=size, draws=draws, median=round(median, 2), least=round(least, 3),
-               outside=outside, seconds=round(time.perf_counter() - began, 1))
+               outside=outside, seconds=round(time.perf_counter() - began, 1), commit=commit())
 
 
 def versions() -> dict[str, str]:
-    """What the figures depend on."""
-    return {"commit": commit(), "agentcompile": __version__, "torch": torch.__version__, "python": platform.python_version(),
-            "processor": platform.machine()}
+    """What the figures depend on, beside each row's commit."""
+    return {"agentcompile": __version__, "torch": torch.__version__, "python": platform.python_version(), "processor": platform.machine()}
+
+
+def kept(path: Path, measured: list[Row]) -> list[dict[str, Any]]:
+    """The rows of a results file that were not measured again, and those that were, in the order of the families.
+
+    Raises:
+        SystemExit: the file is of other versions.
+    """
+    found = json.loads(path.read_text())
+    if found["versions"] != versions():
+        raise SystemExit(f"{path} holds rows of {found['versions']}, and these are of {versions()}: measure all rows, without --keep")
+    rows = {(row["family"], row["dtype"], row["size"]): row for row in (*found["rows"], *map(asdict, measured))}
+    order = list(FAMILIES)
+    return sorted(rows.values(), key=lambda row: order.index(row["family"]))
 
 
 def main() -> None:
     """Measure what was asked for, print it, and write the results file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--family", choices=list(FAMILIES), help="only this family")
+    parser.add_argument("--family", choices=list(FAMILIES), action="append", help="only this family, or these")
     parser.add_argument("--dtype", choices=list(DTYPES), help="only this element type")
     parser.add_argument("--show", action="store_true", help="print only; write nothing")
+    parser.add_argument("--keep", action="store_true", help="leave the other rows of the results file as they are")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for family in [asked.family] if asked.family else FAMILIES:
+    for family in asked.family or FAMILIES:
         for dtype in [asked.dtype] if asked.dtype else DTYPES:
             for size in FAMILIES[family]:
                 rows.append(measure(family, size, dtype, asked.draws))
                 print(asdict(rows[-1]), flush=True)
     if not asked.show:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps({"versions": versions(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        found = kept(asked.out, rows) if asked.keep else [asdict(row) for row in rows]
+        asked.out.write_text(json.dumps({"versions": versions(), "rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 TARGETS = ("a100", "h200", "rtx5090")  # sm_80, sm_90, sm_120
-FAMILIES = ("gemv", "attention", "norm", "rope", "rope_table", "argmax", "elementwise", "gather")
+FAMILIES = ("gemv", "attention", "norm", "rope", "rope_table", "argmax", "elementwise", "gather", "softmax", "reduction")
 INSTRUCTION_BYTES = 16
 FUNCTION_SECTION = ".text."
 Figures = dict[str, dict[str, Any]]
@@ -242,6 +242,9 @@ MAKERS = {
     "rope_table": _small("rope_table", [{"half": 64}]),
     "argmax": _small("argmax", [{"n": 151936}, {"n": 151936, "advance": True}]),
     "elementwise": _small("elementwise", [{"columns": 2048}, {"columns": 33, "rows": 3, "operators": ("mul", "add", "gelu")}]),
+    "softmax": _small("softmax", [{"shape": (1, 151936)}, {"shape": (4096, 4096), "log": True}, {"shape": (64, 512, 100), "axis": 1}]),
+    "reduction": _small("reduction", [{"shape": (1, 151936)}, {"shape": (4096, 4096), "op": "aten.max.dim"},
+                                      {"shape": (65536, 256), "op": "aten.std.dim", "dim": 0}]),
     "gather": _small("gather", [{"columns": 2048, "vocabulary": 50}]),
 }
 

@@ -67,17 +67,26 @@ def test_kernels_that_ran_are_counted_and_their_results_are_right(sweep: Any, tm
     assert rows[0]["generated_share"] == 1.0 and rows[0]["bytes"] == rows[2]["bytes"]
 
 
-def test_bytes_of_kernels_that_did_not_run_count_as_the_frameworks(sweep: Any, tmp_path: Path) -> None:
+class SharesAndTotals(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.softmax(x / 4.0, dim=-1), x.sum(0)
+
+
+def test_a_plain_softmax_and_a_plain_sum_run_as_generated_kernels(sweep: Any, tmp_path: Path) -> None:
     from covered.ran import Launches
 
-    bench = sweep.bench_of(options(without_kernels=False), tmp_path)
-    case = sweep.CASES["relu"]
-    mine = bench.compiled(case.module(), example_inputs=case.arguments(0)[0])
-    launches = Launches(())
-    assert launches.facts(mine.session._bound.program)["generated_share"] == 0.0
-    for source in mine.session._bound.program.sources:
-        launches.count.update(launch.entry for launch in source.launches)
-    assert launches.facts(mine.session._bound.program)["generated_share"] == 1.0
+    bench = sweep.bench_of(options(without_kernels=False, budget_plans=2), tmp_path)
+    launches, x = Launches(bench.catalog.backends.values()), torch.randn(3, 33)
+    try:
+        mine = bench.compiled(SharesAndTotals(), example_inputs=(x,))
+        found = mine(x)
+    finally:
+        launches.stop()
+    facts = launches.facts(mine.session._bound.program)
+    assert (facts["kernels_run"], facts["generated_share"], facts["framework_operators"]) == (2, 1.0, {})
+    idle = Launches(())  # bytes of kernels that did not run count as the framework's
+    assert idle.facts(mine.session._bound.program)["generated_share"] == 0.0
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, SharesAndTotals()(x), strict=True))
 
 
 @pytest.mark.parametrize(("found", "wanted", "why"), [

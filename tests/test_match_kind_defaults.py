@@ -32,7 +32,8 @@ CORE = {
     "elementwise": cases.elementwise_case(columns=16), "rope": cases.rope_case(heads=2, head_dim=16),
     "table": cases.rope_table_case(half=8),
     "attention": cases.attention_case(heads=(4, 2), head_dim=16, capacity=64, rope="rms", window=16),
-    "argmax": cases.argmax_case(n=33, advance=True),
+    "argmax": cases.argmax_case(n=33, advance=True), "softmax": cases.softmax_case(shape=(3, 40), scale=2.0, mask=(40,)),
+    "reduction": cases.reduction_case(shape=(3, 40), op="aten.max.dim"),
 }
 BY_NAME = {kind.name: kind for kind in KINDS}
 

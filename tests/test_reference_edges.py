@@ -80,6 +80,33 @@ def test_torch_meets_the_budget_of_a_spiky_softmax(dtype: torch.dtype) -> None:
     assert not compare((off.value * 1.02).to(dtype), off).ok
 
 
+@pytest.mark.parametrize("op", ["aten.softmax.int", "aten.log_softmax.int"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_masked_score_leaves_the_others_their_budget(op: str, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    mask = torch.where(torch.rand(64, generator=g) < 0.3, -torch.inf, 0.0).to(dtype)
+    b = Build()
+    scores = b.call("aten.div.Tensor", b.given("x", (torch.randn(20, 64, generator=g) * 3).to(dtype)), 3.0)
+    out = b.call(op, b.call("aten.add.Tensor", scores, b.given("mask", mask)), -1)
+    check = next(iter(b.check(out).values()))
+    assert check.ok, check
+    value, error = vars_of(b)
+    live = value.isfinite()
+    assert bool(error[live].isfinite().all())
+    off = torch.where(live, value + 0.05 * value.abs(), value).to(dtype)
+    assert not compare(off, Bounded(value, error)).ok
+
+
+@pytest.mark.parametrize("columns", [512, 4096])
+def test_torch_meets_the_budget_of_a_row_that_one_score_outweighs(columns: int) -> None:
+    for seed in range(8):
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(4, columns, generator=g) / 8
+        x[:, 0] = 4.0 + 2 * seed
+        b = Build()
+        assert all(check.ok for check in b.check(b.call("aten.softmax.int", b.given("x", x), -1)).values()), seed
+
+
 def vars_of(b: Build) -> tuple[torch.Tensor, torch.Tensor]:
     name = b.nodes[-1].outputs[0]
     bound = oracle(b.graph(type("R", (), {"value": name})()), b.tensors)[name]

@@ -51,6 +51,12 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "attention with all": lambda d: cases.attention_case(
         heads=(4, 2), head_dim=16, capacity=48, window=5, softcap=20.0, rope="rms", dtype=d),
     "argmax": lambda d: cases.argmax_case(n=50, advance=True, dtype=d),
+    "softmax": lambda d: cases.softmax_case(shape=(2, 3, 40), scale=3.0, mask=(40,), wide=True, dtype=d),
+    "sum of products": lambda d: cases.reduction_case(shape=(2, 3, 40), before=("mul",), dtype=d),
+    "variance": lambda d: cases.reduction_case(shape=(2, 9, 5), op="aten.var.correction", dim=1, dtype=d),
+    "product": lambda d: cases.reduction_case(shape=(3, 20), op="aten.prod.dim_int", dtype=d),
+    "maximum and place": lambda d: cases.reduction_case(shape=(2, 3, 40), op="aten.max.dim", keepdim=True, dtype=d),
+    "log softmax": lambda d: cases.softmax_case(shape=(2, 9, 5), axis=1, log=True, dtype=d),
 }
 
 

@@ -1,6 +1,6 @@
 """Names of the match kinds that the project's own families serve; what a kind means is said by the rule that offers it.
 
-A family needs the name alone: it compares ``match.kind`` and depends on no other plugin. All are single-token (decode) kinds.
+A family needs the name alone: it compares ``match.kind`` and depends on no other plugin. The first six are single-token (decode) kinds.
 """
 
 LINEAR = "linear"
@@ -11,3 +11,5 @@ ATTENTION = "attention"
 ELEMENTWISE = "elementwise"
 GATHER = "gather"
 ARGMAX = "argmax"
+SOFTMAX = "softmax"
+REDUCTION = "reduction"

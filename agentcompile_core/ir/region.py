@@ -27,6 +27,7 @@ class SemanticLabel(enum.StrEnum):
     ATTENTION = "attention"
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
+    REDUCTION_POINTWISE = "reduction_pointwise"
     SOFTMAX = "softmax"
     GATHER = "gather"
     ARGMAX = "argmax"

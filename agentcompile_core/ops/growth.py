@@ -90,8 +90,17 @@ class _Builder:
 
 def express(view: RegionView, node: Node, names: Mapping[str, str]) -> Expression:
     """What one pointwise node computes over its inputs, which are called ``names``."""
+    return expressed(view, (node,), names)
+
+
+def expressed(view: RegionView, nodes: Iterable[Node], names: Mapping[str, str]) -> Expression:
+    """What pointwise nodes and free views, in graph order and with one result, compute over their inputs, called ``names``."""
     builder = _Builder(view, names)
-    builder.add(node)
+    for node in nodes:
+        if view.is_free(node):
+            builder.alias(node.inputs[0], node.outputs[0])
+        else:
+            builder.add(node)
     return builder.expression()
 
 

@@ -174,6 +174,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
     ("rope_table", "rope_table", lambda: made.rope_table_case(half=48, dtype=DType.F32), {}),
     ("rope_table_scaled", "rope_table", lambda: _scaled_table(half=20, scaling=1.25), {}),
+    ("rope_table_blocks", "rope_table", lambda: made.rope_table_case(half=150), {"threads": 64}),
     ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
     ("elementwise_odd_bf16", "elementwise", lambda: made.elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"),
                                                                          dtype=DType.BF16), {}),
@@ -182,11 +183,44 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("elementwise_row", "elementwise", _row_broadcast, {}),
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
+    ("softmax_warp_masked", "softmax", lambda: made.softmax_case(shape=(2, 3, 40), scale=4.0, mask=(40,)),
+     {"path": "held", "warps_per_row": 1}),
+    ("softmax_block_f32", "softmax", lambda: made.softmax_case(shape=(2, 1501), dtype=DType.F32),
+     {"path": "held", "warps_per_row": (4, 8)}),
+    ("softmax_looped_bf16", "softmax", lambda: made.softmax_case(shape=(2, 4609), dtype=DType.BF16), {"path": "looped"}),
+    ("softmax_split_log", "softmax", lambda: made.softmax_case(shape=(1, 35900), log=True, dtype=DType.F32), {"path": "split"}),
+    ("softmax_split_rows", "softmax", lambda: made.softmax_case(shape=(3, 5003)), {"path": "split", "splits": 4}),
+    ("softmax_strided", "softmax", lambda: made.softmax_case(shape=(2, 20, 35), axis=1), {"path": "strided", "warps": 4}),
+    ("reduction_warp_product", "reduction", lambda: made.reduction_case(shape=(5, 70), op="aten.prod.dim_int", dtype=DType.F32),
+     {"path": "rows", "warps_per_row": 1}),
+    ("reduction_warp_std", "reduction", lambda: made.reduction_case(shape=(5, 707), op="aten.std.dim", dtype=DType.F32),
+     {"path": "rows", "warps_per_row": 1}),
+    ("reduction_block_squares", "reduction", lambda: made.reduction_case(shape=(2, 2100), op="aten.linalg_vector_norm.default"),
+     {"path": "rows", "splits": 1, "warps_per_row": (4, 8)}),
+    ("reduction_parts_sum", "reduction", lambda: made.reduction_case(shape=(1, 35901), before=("mul",), dtype=DType.BF16),
+     {"path": "rows", "splits": 35}),
+    ("reduction_first_maximum", "reduction", lambda: made.reduction_case(shape=(3, 300), op="aten.max.dim"), {"path": "rows"}),
+    ("reduction_strided_std", "reduction", lambda: made.reduction_case(shape=(2, 150, 40), op="aten.std.dim", dim=1, dtype=DType.F32),
+     {"path": "strided", "splits": 2}),
+    ("reduction_strided_argmin", "reduction", lambda: made.reduction_case(shape=(2, 40, 35), op="aten.argmin.default", dim=1),
+     {"path": "strided", "splits": 1, "warps": 8}),
+    ("reduction_strided_vectors", "reduction", lambda: made.reduction_case(shape=(2, 40, 264), dim=1),
+     {"path": "strided", "splits": 1, "warps": 4, "step": 8}),
+    ("reduction_strided_product", "reduction",
+     lambda: made.reduction_case(shape=(1, 515, 40), op="aten.prod.dim_int", dim=1, dtype=DType.F32),
+     {"path": "strided", "splits": 1, "warps": 8}),
     ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
     ("argmax_rounds", "argmax", lambda: made.argmax_case(n=20011), SLICE),
     ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
     ("argmax_tiny_f32", "argmax", lambda: made.argmax_case(n=7, dtype=DType.F32), {}),
 )
+
+
+TEMPLATES = {
+    ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
+    ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
+    ("reduction", "strided"): "reduction_strided.cu",
+}
 
 
 @cache
@@ -203,7 +237,6 @@ def _subject(name: str, family: str, match: Match, graph: Graph, wanted: Mapping
     offered = next(f for f in load().template_families.values() if f.name == family)
     target = evolve(preset(TARGET), sm_count=wanted.get("sm_count", preset(TARGET).sm_count))
     schedule = _first(offered.space(match, target).points, {key: value for key, value in wanted.items() if key != "sm_count"})
-    template = {"direct": "gemv.cu", "ring": "gemv_ring.cu", "tensor": "attention_tensor.cu"}.get(
-        str(dict(schedule.items).get("path")), f"{family}.cu")
+    template = TEMPLATES.get((family, str(dict(schedule.items).get("path"))), f"{family}.cu")
     return Subject(name=name, family=family, template=template, match=match, graph=graph, schedule=schedule,
                    source=offered.lower(match, schedule, target), target=target)

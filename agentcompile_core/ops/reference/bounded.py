@@ -71,6 +71,11 @@ def sum_size(total: Tensor, absolute: Tensor, squares: Tensor) -> Tensor:
     return torch.minimum(absolute, total.abs() + TAIL * squares.sqrt())
 
 
+def in_blocks(depth: int, roots: float = 4.0) -> float:
+    """The depth of a plain sum over a row: everyone computes these in blocks, of at most so many roots of the length."""
+    return min(float(depth), roots * depth**0.5)
+
+
 def overflowing(error: Tensor, size: Tensor) -> Tensor:
     """``error``, and infinite where partial sums of ``size`` may leave float32."""
     return torch.where(size.isfinite() & (size >= F32_MAX), torch.inf, error)

@@ -6,7 +6,21 @@ import torch
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import SPREAD, STORED, TAIL, U32, UNIT_ROUNDOFF, Bounded, computed, exact, overflowing, representable, sum_size, times
+from .bounded import (
+    SPREAD,
+    STORED,
+    TAIL,
+    U32,
+    UNIT_ROUNDOFF,
+    Bounded,
+    computed,
+    exact,
+    in_blocks,
+    overflowing,
+    representable,
+    sum_size,
+    times,
+)
 
 # Bound of the second derivative, for the curvature over the error interval.
 _CURVATURE = {"silu": 0.5, "gelu": 0.8, "gelu_tanh": 0.9, "sigmoid": 0.1, "tanh": 0.8, "relu": 0.0, "cos": 1.0, "sin": 1.0,
@@ -38,6 +52,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 FLUSHED = 2.0**-125
 MANY = 8.0  # roundings
+ROOTS = 3.0  # of its length: the longest block of a plain sum
 MULTIPLIED_OUT = 3.0  # powers beyond are computed by the library's pow
 _EXACT = ("relu", "neg", "abs")  # no rounding of their own
 _EXPONENTIAL = ("silu", "sigmoid", "exp", "expm1", "mish", "log_sigmoid", "softplus", "elu")
@@ -143,7 +158,7 @@ def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = 
     error = torch.minimum(spread, x.error.sum(dims, keepdim)) / scale
     absolute = x.value.abs().sum(dims, keepdim)
     size = sum_size(value * scale, absolute, x.value.pow(2).sum(dims, keepdim))
-    return Bounded(value, overflowing(error + SPREAD * depth**0.5 * U32 * size / scale, absolute))
+    return Bounded(value, overflowing(error + SPREAD * in_blocks(depth, ROOTS) ** 0.5 * U32 * size / scale, absolute))
 
 
 def larger(a: Bounded, b: Bounded) -> Bounded:

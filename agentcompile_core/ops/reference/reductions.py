@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, overflowing, representable, sum_size, times
+from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, in_blocks, overflowing, representable, sum_size, times
 from .pointwise import FLUSHED, unary
 
 BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
+REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
+LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
+EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
 def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Bounded:
@@ -68,15 +71,10 @@ def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inn
     count = x.value.shape[-1]
     normal = x.value * scale
     shared = TAIL * times(x.value, x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
-    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * _squares(depth) ** 0.5 + 2.0) * U32)
+    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + 2.0) * U32)
     if inner is not None:
         error = error + STORED * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
     return _scaled(normal, overflowing(error, power * count), weight, one_plus)
-
-
-def _squares(depth: int) -> float:
-    """The depth of a norm's sums over a row: everyone computes these in blocks."""
-    return min(float(depth), 4.0 * depth**0.5)
 
 
 def _scaled(normal: Tensor, error: Tensor, weight: Bounded | None, one_plus: bool = False) -> Bounded:
@@ -96,12 +94,12 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
     normal = centred * scale
     count = x.value.shape[-1]
     size = sum_size(mean * count, x.value.abs().sum(-1, keepdim=True), x.value.pow(2).sum(-1, keepdim=True)) / count
-    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + (_squares(depth) ** 0.5 + 2.0) * U32 * size
+    mean_error = TAIL * x.error.pow(2).sum(-1, keepdim=True).sqrt() / count + (in_blocks(depth) ** 0.5 + 2.0) * U32 * size
     centred_error = x.error + mean_error + U32 * centred.abs()
     # An error of the mean is common to all: it adds its square to the variance. The rest is independent.
     shared = TAIL * (centred * (x.error + U32 * centred.abs())).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance)
     shared = shared + mean_error.pow(2) / variance
-    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * _squares(depth) ** 0.5 + 2.0) * U32)
+    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + 2.0) * U32)
     result = _scaled(normal, overflowing(error, variance * count), weight)
     if bias is None:
         return result
@@ -109,15 +107,47 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
     return Bounded(total, result.error + bias.error + 2.0 * U32 * (result.value.abs() + total.abs()))
 
 
-def softmax(x: Bounded, dim: int, depth: int) -> Bounded:
-    """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores); far below the maximum the difference
-    itself is rounded, and what leaves float32 flushes to zero."""
+def softmax(x: Bounded, dim: int, depth: int, dtype: DType = DType.F32) -> Bounded:
+    """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores + the sum's); far below the maximum the
+    difference itself is rounded, and what leaves float32 flushes to zero."""
+    value, _, noise, shared = _scores(x, dim)
+    grow = (noise + shared).clamp_max(50.0).expm1()
+    return Bounded(value, value * (grow + _total(value, dim, depth)) + FLUSHED)
+
+
+def log_softmax(x: Bounded, dim: int, depth: int, dtype: DType = DType.F32) -> Bounded:
+    """Log-softmax: the error of the score, their mean error, the sum's, and the roundings of two differences and of the logarithm.
+
+    On processors torch rounds the difference, the sum and its logarithm to ``dtype`` on the way.
+    """
+    probability, below, noise, shared = _scores(x, dim)
+    value = x.value.log_softmax(dim)
+    logarithm = (value + below).abs().nan_to_num(posinf=0.0)
+    inner = STORED * UNIT_ROUNDOFF[dtype] if dtype in (DType.F16, DType.BF16) else 2.0 * U32
+    roundings = inner * (1.0 + below + logarithm) + 2.0 * U32 * value.abs().nan_to_num(posinf=0.0)
+    error = noise + shared + 0.5 * shared**2 + _total(probability, dim, depth) + roundings
+    return Bounded(value, overflowing(torch.where(value.isfinite(), error, 0.0), below))
+
+
+def _scores(x: Bounded, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The softmax of ``x``, how far each score is below the maximum, its error, and the mean error. A mask's -inf stays what it is."""
     value = x.value.softmax(dim)
     below = (x.value.amax(dim, keepdim=True) - x.value).nan_to_num(nan=0.0, posinf=0.0)
-    noise = x.error.nan_to_num(posinf=torch.inf) + below * U32
-    shared = (value.nan_to_num() * noise).sum(dim, keepdim=True)
-    grow = (noise + shared).clamp_max(50.0).expm1()
-    return Bounded(value, value * (grow + (depth**0.5 + 8.0) * U32) + FLUSHED)
+    noise = torch.where(x.value.isfinite(), x.error.nan_to_num(posinf=torch.inf) + below * U32, 0.0)
+    return value, below, noise, (value.nan_to_num() * noise).sum(dim, keepdim=True)
+
+
+def _total(probability: Tensor, dim: int, depth: int) -> Tensor:
+    """The relative error of a row's sum of exponentials, of the exponential and of the division.
+
+    Partial sums that begin with the largest term are as large as the whole from then on, and beside a term that is nearly all of
+    it, terms of a few roundoffs that are alike are rounded the same way again and again.
+    """
+    p = probability.nan_to_num()
+    largest = p.amax(dim, keepdim=True)
+    repeated = torch.where(p < REPEATED * U32, p.clamp_max(U32), 0.0).sum(dim, keepdim=True) * largest
+    chain = min(float(depth), LONGEST * depth**0.5)
+    return (SPREAD * chain**0.5 * (1.0 + EARLY * largest) + 5.0) * U32 + repeated
 
 
 def argmax(x: Bounded) -> Bounded:

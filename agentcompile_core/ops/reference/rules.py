@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ...errors import AgentCompileError
+from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import piecewise, pointwise, reductions
+from . import along_axes, piecewise, pointwise, reductions
 from .attention import Attending, append, attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -207,11 +208,14 @@ def _last_axis_only(call: Call) -> Bounded:
     return x
 
 
-def _softmax(call: Call) -> tuple[Bounded, ...]:
-    x, dim = call.bounded("self"), int(call["dim"])
-    if "dtype" in call.arguments:
-        _check_dtype(call, x)
-    return (reductions.softmax(x, dim, call.length(x.value.shape[dim] if x.value.dim() else 1)),)
+def _softmax(rule: Callable[[Bounded, int, int, DType], Bounded]) -> Rule:
+    def apply_to(call: Call) -> tuple[Bounded, ...]:
+        x, dim = call.bounded("self"), int(call["dim"])
+        if "dtype" in call.arguments:
+            _check_dtype(call, x)
+        return (rule(x, dim, call.length(x.value.shape[dim] if x.value.dim() else 1), call.dtype),)
+
+    return apply_to
 
 
 def _rope(call: Call) -> tuple[Bounded, ...]:
@@ -292,9 +296,11 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.pow.Tensor_Scalar", "aten.square.default"), _power),
     **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _mean(True)),
     **dict.fromkeys(("aten.sum.default", "aten.sum.dim_IntList"), _mean(False)),
-    **dict.fromkeys(("aten.softmax.int", "aten._softmax.default"), _softmax),
+    **dict.fromkeys(("aten.softmax.int", "aten._softmax.default"), _softmax(reductions.softmax)),
+    **dict.fromkeys(("aten.log_softmax.int", "aten._log_softmax.default"), _softmax(reductions.log_softmax)),
     "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
     **dict.fromkeys(_JOINS, _cat),
+    **along_axes.RULES,
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.layer_norm.default": _our_layer_norm,

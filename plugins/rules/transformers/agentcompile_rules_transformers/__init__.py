@@ -1,4 +1,4 @@
-"""Region rules for one token of a transformer. Match kinds, operands and attributes: see ``kinds``."""
+"""Region rules for one token of a transformer, and for softmaxes and reductions of any module. Kinds of matches: ``kinds``."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,9 @@ from .kinds import KINDS
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .norm import NormRule
+from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
+from .softmax import SoftmaxRule
 
 __all__ = ["KINDS", "agentcompile_region_rules"]
 
@@ -18,4 +20,5 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 @hookimpl
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
-    return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule())
+    return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule(),
+            SoftmaxRule(), ReductionRule())

@@ -1,4 +1,4 @@
-"""The kinds of these rules' matches, as values. All are single-token (decode); ``T`` is the element type of the model."""
+"""The kinds of these rules' matches, as values. ``T`` is the element type of the model; what names no rows is single-token (decode)."""
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from .attention_inputs import FAMILIES, as_seen, telling
 L = SemanticLabel
 ROPE_BASE = 1e6
 OUT = (Role.OUTPUT,)
+DRAWN_FACTORS = (InputFamily.NORMAL, InputFamily.NORMAL_SMALL, InputFamily.SPIKY)  # the others keep their zeros, ends and ties
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
 NORM_ATTRIBUTES = (
@@ -210,4 +211,32 @@ ARGMAX = Argmax(
               OperandKind("history", STATE, optional=True, grows=True, doc="i64 [capacity]")),
     attributes=(AttributeKind("n"), AttributeKind("advance", bool, False)),
 )
-KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX)
+SOFTMAX = MatchKind(
+    name=kind_names.SOFTMAX, doc="out = softmax(epilogue(in0, in1, ...)) over the middle axis of [outer, columns, inner], or its logarithm;"
+                                 " element i reads element i modulo its size of every input",
+    operands=(OperandKind("in", READS, repeated=True, doc="scores; what scales or masks them, repeated along the leading axes"),
+              OperandKind("out", OUT)),
+    attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1), AttributeKind("log", bool, False)),
+)
+class Reduction(MatchKind):
+    """Reductions: factors of a product are drawn so that it stays in range."""
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Factors around 1 of either sign, for a product without anything before it."""
+        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
+            return None
+        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
+        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
+
+
+REDUCTION = Reduction(
+    name=kind_names.REDUCTION, labels=(L.REDUCTION, L.REDUCTION_POINTWISE),
+    doc="out = op of epilogue(in0, in1, ...) over the middle axis of [outer, columns, inner], indices = first place of its extreme;"
+        " element i reads element i modulo its size of every input",
+    operands=(OperandKind("in", READS, repeated=True, doc="elements; what is computed with them, repeated along the leading axes"),
+              OperandKind("out", OUT, optional=True), OperandKind("indices", OUT, optional=True, doc="i64, of max and min")),
+    attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1),
+                AttributeKind("op", str, doc="sum, mean, amax, amin, prod, l1, l2, var, std, or max, min with indices"),
+                AttributeKind("correction", float, 0.0, doc="of var and std, subtracted from the count")),
+)
+KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION)

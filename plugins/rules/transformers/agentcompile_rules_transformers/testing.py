@@ -30,7 +30,9 @@ from .elementwise import ElementwiseRule
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .norm import NormRule
+from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
+from .softmax import SoftmaxRule
 
 Pair = tuple[Match, Graph]
 EPS = 1e-6
@@ -55,12 +57,13 @@ class Draft:
         return self.given(name, shape, dtype, ValueKind.WEIGHT)
 
     def call(self, op: str, args: tuple[Argument, ...], *shapes: tuple[int, ...], dtype: DType, kind: str = "",
-             mutates: tuple[str, ...] = ()) -> tuple[Ref, ...]:
+             mutates: tuple[str, ...] = (), **keywords: Argument) -> tuple[Ref, ...]:
         """Append the operator ``op`` (``aten.add.Tensor``) with one result per shape."""
         name = f"{op.split('.')[1]}_{len(self.nodes)}"
         outputs = tuple(f"{name}.{i}" for i in range(len(shapes)))
         self.values += [Value(name=out, spec=TensorSpec(shape=shape, dtype=dtype)) for out, shape in zip(outputs, shapes, strict=True)]
-        node = Node(name=name, op=op, kind=kind or op.split(".")[1], args=args, outputs=outputs, mutates=mutates)
+        node = Node(name=name, op=op, kind=kind or op.split(".")[1], args=args, outputs=outputs, mutates=mutates,
+                    kwargs=tuple(keywords.items()))
         self.nodes.append(canonical(node))
         return tuple(Ref(out) for out in outputs)
 
@@ -214,6 +217,47 @@ def argmax_case(*, n: int, advance: bool = False, dtype: DType = DType.F16) -> P
         values = tuple(draft.given(name, shape, DType.I64, ValueKind.STATE) for name, shape in zip(states, shapes, strict=True))
         draft.call("agentcompile.advance.default", (token, *values), dtype=DType.I64, mutates=states)
     return matched(ArgmaxRule(), draft.graph(token))
+
+
+def softmax_case(*, shape: Sequence[int], axis: int = -1, log: bool = False, scale: float = 1.0, mask: Sequence[int] = (),
+                 wide: bool = False, dtype: DType = DType.F16) -> Pair:
+    """Softmax of ``shape`` along ``axis``, or its logarithm; ``scale``: of the scores, ``mask``: the shape of what is added to them.
+
+    ``wide``: computed as float32 and cast back, as attention written out does.
+    """
+    draft, whole = Draft(), tuple(shape)
+    x = draft.given("x", whole, dtype)
+    if scale != 1.0:
+        x = draft.one("aten.div.Tensor", (x, scale), whole, dtype)
+    if mask:
+        x = draft.one("aten.add.Tensor", (x, draft.given("mask", tuple(mask), dtype)), whole, dtype)
+    made = DType.F32 if wide else dtype
+    name = f"aten.{'log_' if log else ''}softmax.int"
+    out = draft.one(name, (x, axis, *((Symbol("dtype", made.value),) if wide else ())), whole, made)
+    if wide:
+        out = draft.one("aten.to.dtype", (out, Symbol("dtype", dtype.value)), whole, dtype, kind="cast")
+    return matched(SoftmaxRule(), draft.graph(out))
+
+
+def reduction_case(*, shape: Sequence[int], op: str = "aten.sum.dim_IntList", dim: int | Sequence[int] | None = -1, keepdim: bool = False,
+                   arguments: Sequence[Argument] = (), before: Sequence[str] = (), dtype: DType = DType.F16) -> Pair:
+    """``op`` of ``shape`` along ``dim`` (None: an operator of all elements); ``arguments`` stand between operand and ``dim``.
+
+    ``before``: pointwise operators on the operand; add, sub and mul take another full input each.
+    """
+    draft, whole = Draft(), tuple(shape)
+    x = draft.given("x", whole, dtype)
+    for i, name in enumerate(before):
+        other = (draft.given(f"other{i}", whole, dtype),) if name in BINARY else ()
+        x = draft.one(f"aten.{name}.{'Tensor' if other else 'default'}", (x, *other), whole, dtype)
+    axes = {d % len(whole) for d in ((dim,) if isinstance(dim, int) else dim or range(len(whole)))}
+    result = tuple(1 if axis in axes else extent for axis, extent in enumerate(whole) if keepdim or axis not in axes)
+    along: dict[str, Argument] = {} if dim is None else {"dim": dim if isinstance(dim, int) else tuple(dim), "keepdim": keepdim}
+    places = op in ("aten.max.dim", "aten.min.dim")
+    outs = draft.call(op, (x, *arguments), *((result,) * (1 + places)), dtype=DType.I64 if ".arg" in op else dtype, **along)
+    if places:
+        draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, dtype=DType.I64))
+    return matched(ReductionRule(), draft.graph(*outs))
 
 
 def _source(draft: Draft, k: int, norm: str, dtype: DType) -> Ref:

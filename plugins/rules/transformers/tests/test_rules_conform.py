@@ -9,8 +9,10 @@ from agentcompile_rules_transformers.testing import (
     gather_case,
     linear_case,
     norm_case,
+    reduction_case,
     rope_case,
     rope_table_case,
+    softmax_case,
 )
 
 from agentcompile_core.plugin_api import DType
@@ -60,6 +62,18 @@ class TestGather(RegionRuleConformance):
 class TestArgmax(RegionRuleConformance):
     rule, unserved = RULES["argmax"], (LOOKUP, NORM)
     graphs = (argmax_case(n=103)[1], argmax_case(n=103, advance=True)[1])
+
+
+class TestSoftmax(RegionRuleConformance):
+    rule, unserved = RULES["softmax"], (LOOKUP, NORM)
+    graphs = (softmax_case(shape=(2, 3, 4, 20), scale=8.0, mask=(1, 1, 4, 20), wide=True)[1],
+              softmax_case(shape=(2, 9, 5), axis=1, log=True, dtype=DType.F32)[1])
+
+
+class TestReduction(RegionRuleConformance):
+    rule, unserved = RULES["reduction"], (LOOKUP, NORM)
+    graphs = (reduction_case(shape=(2, 3, 40), before=("mul", "neg"))[1], reduction_case(shape=(2, 9, 5), op="aten.max.dim", dim=1)[1],
+              reduction_case(shape=(2, 9, 5), op="aten.std.correction", dim=(1, 2), keepdim=True, dtype=DType.F32)[1])
 
 
 def test_no_rule_is_left_out() -> None:

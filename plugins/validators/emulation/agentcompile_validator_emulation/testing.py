@@ -58,23 +58,26 @@ class Emulated:
 
     def run(self, tensors: dict[str, torch.Tensor], options: LaunchOptions | None = None) -> None:
         """Run every launch on ``tensors`` in place. Raises EmulationError for anything a GPU might not forgive."""
+        written: set[str] = set()
         for launch in self.source.launches:
-            arguments = [self._argument(argument, tensors) for argument in launch.arguments]
+            arguments = [self._argument(argument, tensors, written) for argument in launch.arguments]
             options = options or LaunchOptions(programmatic_launch=launch.pdl)
             self.module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, options, launch.cluster)
+            written.update(a.operand for a in launch.arguments if a.operand and a.access is not Access.READ)
 
     def clean(self) -> bool:
         """Whether the zeroed workspaces are zero again."""
         return all(bool((self.workspaces[name] == 0).all()) for name in self.zeroed)
 
-    def _argument(self, argument: KernelArgument, tensors: dict[str, torch.Tensor]) -> Buffer | ctypes.c_int | ctypes.c_float:
+    def _argument(self, argument: KernelArgument, tensors: dict[str, torch.Tensor], written: set[str]
+                  ) -> Buffer | ctypes.c_int | ctypes.c_float:
         if argument.kind is not ArgumentKind.POINTER:
             return SCALARS[argument.kind](argument.value)
         if not argument.operand:
             return Buffer(name=argument.name, address=0, nbytes=0)
         tensor = {**self.workspaces, **tensors}[argument.operand]
         if argument.role is Role.WORKSPACE:  # a fresh workspace must be written before it is read
-            access = BufferAccess.READ_WRITE if argument.operand in self.zeroed else BufferAccess.WRITE
+            access = BufferAccess.READ_WRITE if argument.operand in self.zeroed | written else BufferAccess.WRITE
         else:
             access = {Access.READ: BufferAccess.READ, Access.WRITE: BufferAccess.WRITE}.get(argument.access, BufferAccess.READ_WRITE)
         return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,

@@ -1,0 +1,128 @@
+// What a reduction carries along, and how two of them become one. All in fp32; every order of merging is fixed by the kernel.
+//
+// A State has: nothing(), what no element at all gives; add(values, index, valid), the first `valid` of neighbouring elements,
+// of which the first is number `index`; merge(other), of what lies behind or elsewhere; words that go through a workspace.
+#pragma once
+#include <agentcompile/reduce.cuh>
+
+namespace reduction {
+
+enum Operation : int { sum, largest, smallest, product, sum_of_magnitudes, sum_of_squares, variance, first_largest, first_smallest };
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ bool is_nan(float value) { return value != value; }
+
+// Sums, products and extremes: one number. An extreme is NaN where any element is.
+template <int Op> struct Single {
+  static constexpr int words = 1;
+  float value;
+
+  static __device__ __forceinline__ Single nothing() {
+    return Single{Op == largest ? -infinity() : Op == smallest ? infinity() : Op == product ? 1.0f : 0.0f};
+  }
+
+  __device__ __forceinline__ void take(float other) {
+    if constexpr (Op == largest) {
+      value = is_nan(value) || value > other ? value : other;
+    } else if constexpr (Op == smallest) {
+      value = is_nan(value) || value < other ? value : other;
+    } else if constexpr (Op == product) {
+      value *= other;
+    } else {
+      value += other;
+    }
+  }
+
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid) {
+#pragma unroll
+    for (int e = 0; e < Step; ++e) {
+      if (e < valid) take(Op == sum_of_magnitudes ? fabsf(values[e]) : Op == sum_of_squares ? values[e] * values[e] : values[e]);
+    }
+  }
+
+  __device__ __forceinline__ void merge(const Single& other) { take(other.value); }
+  __device__ __forceinline__ float word(int) const { return value; }
+  __device__ __forceinline__ void set_word(int, float bits) { value = bits; }
+};
+
+// Mean and sum of squared distances from it; groups are merged by their means, so that large means cost no precision.
+struct Moments {
+  static constexpr int words = 3;
+  float mean;
+  float squares;
+  float count;
+
+  static __device__ __forceinline__ Moments nothing() { return Moments{0.0f, 0.0f, 0.0f}; }
+
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid) {
+    if (valid <= 0) return;
+    Moments group{0.0f, 0.0f, static_cast<float>(min(valid, Step))};
+    const float origin = values[0];  // distances from it are small where the elements are alike
+#pragma unroll
+    for (int e = 1; e < Step; ++e) {
+      if (e < valid) group.mean += values[e] - origin;
+    }
+    group.mean = origin + group.mean / group.count;
+#pragma unroll
+    for (int e = 0; e < Step; ++e) {
+      const float distance = values[e] - group.mean;
+      if (e < valid) group.squares = fmaf(distance, distance, group.squares);
+    }
+    merge(group);
+  }
+
+  __device__ __forceinline__ void merge(const Moments& other) {
+    if (other.count == 0.0f) return;
+    const float total = count + other.count;
+    const float distance = other.mean - mean;
+    const float share = other.count / total;
+    mean = fmaf(distance, share, mean);
+    squares += fmaf(distance * distance, count * share, other.squares);
+    count = total;
+  }
+
+  __device__ __forceinline__ float word(int index) const { return index == 0 ? mean : index == 1 ? squares : count; }
+  __device__ __forceinline__ void set_word(int index, float bits) { (index == 0 ? mean : index == 1 ? squares : count) = bits; }
+};
+
+// The first place of an extreme and its value, NaN before all numbers. The smallest is the largest of the negated elements.
+template <bool Smallest> struct Place {
+  static constexpr int words = 2;
+  ac::ValueIndex best;
+
+  static __device__ __forceinline__ Place nothing() { return Place{ac::ValueIndex{-infinity(), 0x7fffffff}}; }
+
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int index, int valid) {
+#pragma unroll
+    for (int e = 0; e < Step; ++e) {
+      if (e < valid) best = ac::first_maximum(best, ac::ValueIndex{Smallest ? -values[e] : values[e], index + e});
+    }
+  }
+
+  __device__ __forceinline__ void merge(const Place& other) { best = ac::first_maximum(best, other.best); }
+  __device__ __forceinline__ float value() const { return Smallest ? -best.value : best.value; }
+  __device__ __forceinline__ float word(int index) const { return index == 0 ? best.value : __int_as_float(best.index); }
+  __device__ __forceinline__ void set_word(int index, float bits) {
+    if (index == 0) best.value = bits;
+    else best.index = __float_as_int(bits);
+  }
+};
+
+template <int Op> struct StateOf { using type = Single<Op>; };
+template <> struct StateOf<variance> { using type = Moments; };
+template <> struct StateOf<first_largest> { using type = Place<false>; };
+template <> struct StateOf<first_smallest> { using type = Place<true>; };
+
+// Of the 32 lanes of a warp; lane 0 has the result.
+template <class State> __device__ __forceinline__ State merge_warp(State state) {
+#pragma unroll
+  for (int offset = 1; offset < ac::warp_size; offset *= 2) {
+    State other;
+#pragma unroll
+    for (int i = 0; i < State::words; ++i) other.set_word(i, __shfl_down_sync(ac::full_warp, state.word(i), offset));
+    state.merge(other);
+  }
+  return state;
+}
+
+}  // namespace reduction
