@@ -11,6 +11,7 @@ from select_cases import FAMILY, context, plan, step
 
 from agentcompile_core import pipeline
 from agentcompile_core.configuration import Config
+from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.stages import lower, validate
 from agentcompile_core.stages.validate import entries, final_checks
 from agentcompile_core.store import code, keys
@@ -63,6 +64,27 @@ def test_the_digest_of_what_judges_covers(module: str, tmp_path: Path) -> None:
     changed = tmp_path / module
     changed.write_bytes(changed.read_bytes() + b"\n")
     assert code.digest_of(*copied) != code.judging_code()
+
+
+@pytest.mark.parametrize("module", ["ops/schema.py", "stages/capture/rotary.py", "stages/capture/export.py", "ir/graph.py"])
+def test_graphs_that_other_code_captured_are_not_served(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the version before served graphs that an older normalisation had left on the framework."""
+    copied = []
+    for name in code.CAPTURERS:
+        source = code.CORE / name
+        for file in source.rglob("*.py") if source.is_dir() else [source]:
+            target = tmp_path / file.relative_to(code.CORE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+        copied.append(tmp_path / name)
+    assert code.digest_of(*copied) == code.capturing_code()
+    workload = Workload(dtype=DType.F32, max_context=64)
+    before = keys.capture_key("model", workload, ())
+    assert before == keys.capture_key("model", workload, ())
+    changed = tmp_path / module
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    monkeypatch.setattr(keys, "capturing_code", lambda: code.digest_of(*copied))
+    assert keys.capture_key("model", workload, ()) != before
 
 
 def test_another_version_or_other_code_of_a_validator_is_another_key() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 CORE = Path(__file__).parents[1]
 JUDGES = ("ops", "worker", "ir/verdict.py", "ir/source_check.py", "stages/validate/input_cases.py", "plugin/match_kind.py",
           "plugin/controls.py")
+CAPTURERS = ("ops", "stages/capture", "ir/graph.py")
 _COMPILED = (".pyc", ".pyo", ".so")
 
 
@@ -15,6 +16,12 @@ _COMPILED = (".pyc", ".pyo", ".so")
 def judging_code() -> str:
     """Digest of the core's own code that makes inputs and references, compares, and times."""
     return digest_of(*(CORE / name for name in JUDGES))
+
+
+@functools.cache
+def capturing_code() -> str:
+    """Digest of the core's own code that makes graphs."""
+    return digest_of(*(CORE / name for name in CAPTURERS))
 
 
 def code_of(cls: type) -> str:

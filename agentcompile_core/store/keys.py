@@ -12,8 +12,8 @@ from ..ir.verdict import Trial
 from ..plugin.interfaces import Backend
 from ..plugin.settings import identity
 from ..version import __version__
+from .code import capturing_code, judging_code
 from .code import code_of as code_of
-from .code import judging_code
 
 Versions = tuple[tuple[str | int, ...], ...]  # names of plugins' offers with their versions and what their settings add
 
@@ -40,8 +40,11 @@ def kernel_key(source: StepSource, target: Target, backend: Backend) -> str:
 
 
 def capture_key(code: str, workload: Workload, versions: tuple[str, ...]) -> str:
-    """Key of captured graphs: all that they depend on (capture.identity), the workload, versions of torch, transformers, Python, us."""
-    return "capture-" + serial.digest(code, workload, versions, __version__, length=32)
+    """Key of captured graphs: all that they depend on (capture.identity), the workload, versions of torch, transformers, Python, us.
+
+    And the core's code that makes graphs: what another one made before may lack what this one finds, or hold what it mends.
+    """
+    return "capture-" + serial.digest(code, workload, versions, __version__, capturing_code(), length=32)
 
 
 def record_key(trial: Trial, where: str, kind_code: str = "") -> str:

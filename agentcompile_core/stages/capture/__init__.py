@@ -30,7 +30,8 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     check(workload, loaded)
     known = identity(loaded)
     info = describe(loaded, known)
-    key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, versions)
+    made_by = (*(versions or ()), keys.code_of(type(frontend)))
+    key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, made_by)
     if known.unstable:
         ctx.emit(NotStored(subject=info.name, reason=known.unstable))
     stored, notes = _stored(key, info, loaded, ctx) if key is not None else (None, ())
