@@ -38,8 +38,10 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     if stored is not None:
         return stored
     graphs = evolve(_captured(loaded, workload, ctx, frontend), model=info)
-    why = _difference(graphs, loaded)
+    why = _unreadable(graphs)
     if why:
+        graphs = evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}")
+    elif why := _difference(graphs, loaded):
         graphs = _without_graphs(graphs, why, ctx)
     elif key is not None:
         ctx.store.put_text("capture", key, serial.dumps(graphs))
@@ -73,6 +75,17 @@ def _captured(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: F
 
         frontend = frontend_of(loaded)
     return verify_canonical(frontend.capture(loaded, workload).verify())
+
+
+def _unreadable(graphs: GraphSet) -> str:
+    """Why a bundle with these graphs would be refused where it is opened; empty where it would not."""
+    from ...ops.graph_check import check_graphs
+
+    try:
+        check_graphs(graphs)
+    except (UsageError, VerificationError) as exc:
+        return f"what was captured cannot be read again ({exc})"
+    return ""
 
 
 def _difference(graphs: GraphSet, loaded: LoadedModel) -> str:
