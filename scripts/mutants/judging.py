@@ -167,7 +167,7 @@ class Judge:
         except BuildError as exc:
             return evolve(finding, outcome=NOT_COMPILING, message=_FOLDER.sub("", str(exc))[:MESSAGE])
         for name in VALIDATORS if kernel.sha256 != original else ():
-            verdict = self._verdict(subject.job(source, (name,)), kernel)
+            verdict = self._verdict(subject.job(source, (name,)), kernel, self._trust_kills)
             if verdict["cause"]:
                 outcome = NOT_COMPILING if verdict["cause"] == "compile" else KILLED
                 return evolve(finding, outcome=outcome, by=verdict["by"] or name, cause=verdict["cause"], message=verdict["message"])
@@ -190,17 +190,18 @@ class Judge:
         """
         if subject.name not in self._binaries:
             kernel = self._backend.build(subject.source, subject.target)
-            refused = [found for name in VALIDATORS if (found := self._verdict(subject.job(subject.source, (name,)), kernel))["cause"]]
+            asked = [subject.job(subject.source, (name,)) for name in VALIDATORS]
+            refused = [found for job in asked if (found := self._verdict(job, kernel, trust_kills=False))["cause"]]
             if refused:
                 raise RuntimeError(f"the unmutated kernel of {subject.name} is refused: {refused[0]['message']}")
             self._binaries[subject.name] = kernel.sha256
         return self._binaries[subject.name]
 
-    def _verdict(self, job: Job, kernel: Kernel) -> dict[str, Any]:
+    def _verdict(self, job: Job, kernel: Kernel, trust_kills: bool) -> dict[str, Any]:
         text = serial.dumps(job)
         key = hashlib.sha256(f"{text} {judges_digest()}".encode()).hexdigest()
         kill = hashlib.sha256(f"{serial.dumps(evolve(job.trial, cases=()))} {job.validators}".encode()).hexdigest()
-        earlier = self._cached.get(f"kill-{kill}") if self._trust_kills else None
+        earlier = self._cached.get(f"kill-{kill}") if trust_kills else None
         if earlier is not None:
             return earlier
 

@@ -121,6 +121,28 @@ def _scaled_table(half: int, scaling: float) -> Pair:
     return matched(RopeTableRule(), draft.graph(*table))
 
 
+def _ordered() -> Pair:
+    """The smaller of two numbers and the greater of that and a third, as bounds are written."""
+    draft, shape, dtype = made.Draft(), (1, 3, 90), DType.F32
+    given = [draft.given(f"in{i}", shape, dtype) for i in range(3)]
+    low = draft.one("aten.minimum.default", (given[0], given[1]), shape, dtype)
+    return matched(ElementwiseRule(), draft.graph(draft.one("aten.maximum.default", (low, given[2]), shape, dtype)))
+
+
+def _turned_part() -> Pair:
+    """A part of four axes, all of them longer than one and in another order, from behind the beginning of its tensor, in one piece."""
+    draft, dtype = made.Draft(), DType.F16
+    whole = draft.given("in0", (3, 4, 7, 6), dtype)
+    strides = (168, 42, 6, 1)
+    part = draft.one("aten.slice.Tensor", (whole, 2, 2, 7), (3, 4, 5, 6), dtype, kind="view")
+    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=strides))
+    shape = (5, 3, 6, 4)
+    turned = draft.one("aten.permute.default", (part, (2, 0, 3, 1)), shape, dtype, kind="view")
+    turned_strides = tuple(strides[axis] for axis in (2, 0, 3, 1))
+    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=turned_strides))
+    return matched(ElementwiseRule(), draft.graph(draft.one("aten.contiguous.default", (turned,), shape, dtype, kind="copy")))
+
+
 def _linear(**said: Any) -> Callable[[], Pair]:
     return lambda: made.linear_case(**said)
 
@@ -164,6 +186,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**TENSOR, "merge": "global", "splits": 2, "warps": 2, "early_kv": True}),
     ("tensor_cluster_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=70, softcap=5.0),
      {**TENSOR, "merge": "cluster", "warps": 2, "splits": 2, "early_kv": False}),
+    ("tensor_narrow_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=40, dtype=DType.BF16),
+     {**TENSOR, "merge": "global", "warps": 2, "splits": 4, "unroll": 1, "early_kv": False}),
     ("lanes_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 2), 64, 32, DType.F16), {**LANES, "splits": 2}),
     ("tensor_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 1), 128, 64, DType.BF16), {**TENSOR, "splits": 1}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
@@ -174,6 +198,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
     ("rope_table", "rope_table", lambda: made.rope_table_case(half=48, dtype=DType.F32), {}),
     ("rope_table_scaled", "rope_table", lambda: _scaled_table(half=20, scaling=1.25), {}),
+    ("rope_table_interleaved", "rope_table", lambda: made.rope_table_case(half=70, interleaved=True, dtype=DType.BF16), {"threads": 64}),
     ("rope_table_blocks", "rope_table", lambda: made.rope_table_case(half=150), {"threads": 64}),
     ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
     ("elementwise_odd_bf16", "elementwise", lambda: made.elementwise_case(columns=33, rows=3, operators=("mul", "add", "gelu"),
@@ -181,8 +206,12 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("elementwise_chain", "elementwise", lambda: made.elementwise_case(columns=70, operators=("sigmoid", "mul", "tanh", "add", "gelu"),
                                                                       dtype=DType.F32), {}),
     ("elementwise_row", "elementwise", _row_broadcast, {}),
+    ("elementwise_ordered_f32", "elementwise", _ordered, {}),
+    ("elementwise_turned_part", "elementwise", _turned_part, {}),
+    ("elementwise_parts_of_heads", "elementwise", lambda: made.part_case(heads=5, width=24, dtype=DType.BF16), {}),
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
+    ("gather_long_odd_f32", "gather", lambda: made.gather_case(columns=213, vocabulary=6, rows=2, dtype=DType.F32), {"threads": 64}),
     ("softmax_warp_masked", "softmax", lambda: made.softmax_case(shape=(2, 3, 40), scale=4.0, mask=(40,)),
      {"path": "held", "warps_per_row": 1}),
     ("softmax_block_f32", "softmax", lambda: made.softmax_case(shape=(2, 1501), dtype=DType.F32),
@@ -197,6 +226,11 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "rows", "warps_per_row": 1}),
     ("reduction_block_squares", "reduction", lambda: made.reduction_case(shape=(2, 2100), op="aten.linalg_vector_norm.default"),
      {"path": "rows", "splits": 1, "warps_per_row": (4, 8)}),
+    ("reduction_magnitudes", "reduction",
+     lambda: made.reduction_case(shape=(3, 131), op="aten.linalg_vector_norm.default", arguments=(1,), dtype=DType.F32),
+     {"path": "rows", "warps_per_row": 1}),
+    ("reduction_strided_smallest", "reduction", lambda: made.reduction_case(shape=(2, 50, 37), op="aten.amin.default", dim=1),
+     {"path": "strided", "splits": 1}),
     ("reduction_parts_sum", "reduction", lambda: made.reduction_case(shape=(1, 35901), before=("mul",), dtype=DType.BF16),
      {"path": "rows", "splits": 35}),
     ("reduction_first_maximum", "reduction", lambda: made.reduction_case(shape=(3, 300), op="aten.max.dim"), {"path": "rows"}),
@@ -219,7 +253,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
 TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
-    ("reduction", "strided"): "reduction_strided.cu",
+    ("reduction", "strided"): "reduction_strided.cu", ("elementwise", "strided"): "strided_copy.cu",
 }
 
 
@@ -237,6 +271,7 @@ def _subject(name: str, family: str, match: Match, graph: Graph, wanted: Mapping
     offered = next(f for f in load().template_families.values() if f.name == family)
     target = evolve(preset(TARGET), sm_count=wanted.get("sm_count", preset(TARGET).sm_count))
     schedule = _first(offered.space(match, target).points, {key: value for key, value in wanted.items() if key != "sm_count"})
-    template = TEMPLATES.get((family, str(dict(schedule.items).get("path"))), f"{family}.cu")
+    path = "strided" if match.text("broadcast0", "") == "strided" else dict(schedule.items).get("path")
+    template = TEMPLATES.get((family, str(path)), f"{family}.cu")
     return Subject(name=name, family=family, template=template, match=match, graph=graph, schedule=schedule,
                    source=offered.lower(match, schedule, target), target=target)

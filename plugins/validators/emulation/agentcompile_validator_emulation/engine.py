@@ -40,12 +40,13 @@ class Mode(enum.Enum):
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
            "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
 _LINES = ("-g1", "-gdwarf-4")  # source lines for messages
+_BOUNDS = ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")  # arrays of a thread, whose ends no address tells
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}
 _KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",),
-    Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0", *_BOUNDS),
     Mode.SANITIZER: ("-O1", *_LINES, "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
 _LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: ("-s",), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}
 

@@ -71,6 +71,15 @@ def test_sanitizers_name_the_mistake_and_its_line(entry, reason):
         run(entry, Mode.SANITIZER)
 
 
+@pytest.mark.parametrize("entry", ["shared_overflow", "local_overflow"])
+def test_the_checked_build_ends_at_an_index_beyond_its_array(entry):
+    """A thread's own array has no addresses that the checks know: what the mutant `i <= Batch` of split.cuh passed by."""
+    values, out = run("clean", Mode.CHECKED)
+    np.testing.assert_array_equal(out, values.reshape(2, 64)[:, ::-1].ravel())
+    with pytest.raises(EmulationError, match="ended with code -4"):
+        run(entry, Mode.CHECKED)
+
+
 def test_a_crash_is_reported_by_its_exit_code():
     with pytest.raises(EmulationError, match="the child process ended with code -11"):
         run("crash", Mode.PLAIN)
