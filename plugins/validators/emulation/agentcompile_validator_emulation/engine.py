@@ -40,7 +40,7 @@ class Mode(enum.Enum):
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
            "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
 _LINES = ("-g1", "-gdwarf-4")  # source lines for messages
-_BOUNDS = ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")  # arrays of a thread, whose ends no address tells
+_BOUNDS = ("-fsanitize=bounds", "-fno-sanitize-recover=bounds")  # arrays of a thread, whose ends no address tells
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}

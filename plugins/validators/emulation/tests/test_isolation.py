@@ -72,11 +72,12 @@ def test_sanitizers_name_the_mistake_and_its_line(entry, reason):
 
 
 @pytest.mark.parametrize("entry", ["shared_overflow", "local_overflow"])
-def test_the_checked_build_ends_at_an_index_beyond_its_array(entry):
+def test_the_checked_build_says_which_index_is_beyond_which_array(entry):
     """A thread's own array has no addresses that the checks know: what the mutant `i <= Batch` of split.cuh passed by."""
     values, out = run("clean", Mode.CHECKED)
     np.testing.assert_array_equal(out, values.reshape(2, 64)[:, ::-1].ravel())
-    with pytest.raises(EmulationError, match="ended with code -4"):
+    where = r"block \(\d+,0,0\) thread \(\d+,0,0\)"
+    with pytest.raises(EmulationError, match=where + r": out of bounds: index \d+ of an array '\w+ \[\d+\]' \(.*:\d+\)"):
         run(entry, Mode.CHECKED)
 
 

@@ -1,5 +1,9 @@
-// The functions that g++ -fsanitize=thread calls at every load and store of kernel code. The sanitizer's own library is not
-// linked: these are the only definitions.
+// The functions that g++ -fsanitize=thread,bounds calls at every load and store of kernel code and at an index beyond its array.
+// The sanitizers' own libraries are not linked: these are the only definitions.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
 #include "runtime.h"
 
 using emu::Access;
@@ -31,4 +35,24 @@ void __tsan_vptr_update(void**, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
+
+#ifndef __SANITIZE_ADDRESS__  // whose own library says it there
+// What g++ says of an index: the line, the array's type, the index's type.
+struct BoundsType {
+  uint16_t kind, info;
+  char name[1];
+};
+struct BoundsData {
+  const char* file;
+  uint32_t line, column;
+  const BoundsType *array, *index;
+};
+void __ubsan_handle_out_of_bounds_abort(BoundsData* data, uintptr_t index) {
+  emu::RuntimeScope scope;
+  const char* slash = data->file ? strrchr(data->file, '/') : nullptr;
+  emu::fail("out of bounds: index %ld of an array %s (%s:%u)", long(int32_t(index)), data->array->name,
+            slash ? slash + 1 : data->file ? data->file : "?", data->line);
+  abort();
+}
+#endif
 }
