@@ -33,6 +33,22 @@ def _no_configuration_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCOMPILE_CONFIG", os.environ.get("AGENTCOMPILE_CONFIG", ""))
 
 
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Every job that a worker judges in this process."""
+    from agentcompile_core.worker.evaluate import WorkerState
+
+    jobs: list = []
+    real = WorkerState.evaluate
+
+    def evaluate(self, job, kernel, phase):
+        jobs.append(job)
+        return real(self, job, kernel, phase)
+
+    monkeypatch.setattr(WorkerState, "evaluate", evaluate)
+    return jobs
+
+
 @pytest.fixture(scope="session")
 def decode_graphs():
     """The module ``decode_graphs``: hand-built decode graphs and what match kinds mean."""

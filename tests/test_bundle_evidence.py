@@ -14,7 +14,6 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import Implementation
 from agentcompile_core.store import Store, keys
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker.evaluate import WorkerState
 
 A, B = torch.randn(100), torch.randn(100)
 CALL = "with no record of passing these checks: validated here"
@@ -42,20 +41,6 @@ class Sum(Implementation):
             torch.add(in0, in1, out=out).mul_(1.01 if wrong else 1.0)
 
         return run
-
-
-@pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every job that a worker judges."""
-    jobs: list[Any] = []
-    real = WorkerState.evaluate
-
-    def evaluate(self: WorkerState, job: Any, kernel: Any, phase: Any) -> Any:
-        jobs.append(job)
-        return real(self, job, kernel, phase)
-
-    monkeypatch.setattr(WorkerState, "evaluate", evaluate)
-    return jobs
 
 
 def steps(model: Any) -> int:

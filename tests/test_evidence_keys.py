@@ -49,17 +49,21 @@ def test_a_changed_oracle_comparison_or_protocol_is_another_key(monkeypatch: pyt
     assert key_of(context()) != before
 
 
+def copies(names: tuple[str, ...], folder: Path) -> list[Path]:
+    """Those files and folders of the core's code, copied below ``folder``."""
+    for name in names:
+        source = code.CORE / name
+        for file in source.rglob("*.py") if source.is_dir() else [source]:
+            target = folder / file.relative_to(code.CORE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    return [folder / name for name in names]
+
+
 @pytest.mark.parametrize("module", ["ops/reference/rules.py", "ops/reference/__init__.py", "worker/timing.py", "worker/after_timing.py",
                                     "worker/operands.py", "stages/validate/input_cases.py"])
 def test_the_digest_of_what_judges_covers(module: str, tmp_path: Path) -> None:
-    copied = []
-    for name in code.JUDGES:
-        source = code.CORE / name
-        for file in source.rglob("*.py") if source.is_dir() else [source]:
-            target = tmp_path / file.relative_to(code.CORE)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
-        copied.append(tmp_path / name)
+    copied = copies(code.JUDGES, tmp_path)
     assert code.digest_of(*copied) == code.judging_code()
     changed = tmp_path / module
     changed.write_bytes(changed.read_bytes() + b"\n")
@@ -69,14 +73,7 @@ def test_the_digest_of_what_judges_covers(module: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["ops/schema.py", "stages/capture/rotary.py", "stages/capture/export.py", "ir/graph.py"])
 def test_graphs_that_other_code_captured_are_not_served(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the version before served graphs that an older normalisation had left on the framework."""
-    copied = []
-    for name in code.CAPTURERS:
-        source = code.CORE / name
-        for file in source.rglob("*.py") if source.is_dir() else [source]:
-            target = tmp_path / file.relative_to(code.CORE)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
-        copied.append(tmp_path / name)
+    copied = copies(code.CAPTURERS, tmp_path)
     assert code.digest_of(*copied) == code.capturing_code()
     workload = Workload(dtype=DType.F32, max_context=64)
     before = keys.capture_key("model", workload, ())

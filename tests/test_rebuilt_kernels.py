@@ -22,7 +22,6 @@ from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages import emit
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker.evaluate import WorkerState
 
 A, B = torch.randn(100), torch.randn(100)
 MADE_AGAIN, NOT_VALIDATED = "and validated here", "made again here and not validated"
@@ -34,20 +33,6 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     folder = tmp_path_factory.mktemp("author")
     model = cheap.module(folder)
     return cheap.compiled(model, Store(folder / "store"), workers=cheap.HERE), model, folder / "store"
-
-
-@pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every job that a worker judges."""
-    jobs: list[Any] = []
-    real = WorkerState.evaluate
-
-    def evaluate(self: WorkerState, job: Any, kernel: Any, phase: Any) -> Any:
-        jobs.append(job)
-        return real(self, job, kernel, phase)
-
-    monkeypatch.setattr(WorkerState, "evaluate", evaluate)
-    return jobs
 
 
 def with_behaviour(made: Any, behaviour: str, folder: Path, us: float = 5.0) -> Path:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import agentcompile_core as agentcompile
 from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.stages.capture.modules import load_file
+from agentcompile_core.stages.capture.modules import inputs_of, load_file, run_file
 from agentcompile_core.store import Store
 
 from . import clock
@@ -66,7 +66,7 @@ def judged(path: Path, terms: Terms) -> dict[str, Any]:
                                 store=Store(Path(terms.cache) if terms.cache else None))
     seconds = time.monotonic() - began
     seeds = [secrets.randbits(31) for _ in range(TRIALS)]  # fresh, so that nothing can be made for them
-    checks = [_checked(module, mine, path, seed, terms) for seed in seeds]
+    checks = _checked(module, mine, path, seeds, terms)
     program = mine.session._bound.program if mine.graphs.graphs else None
     facts = launches.facts(program)
     times = _timed(module, mine, examples, terms) if terms.timings else {}
@@ -81,21 +81,21 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _fresh(path: Path, seed: int, terms: Terms) -> tuple[Any, ...]:
-    _seed(seed)
-    return tuple(load_file(path, dtype=terms.dtype, device=terms.device, meta=False).example_inputs)
-
-
-def _checked(module: nn.Module, mine: Any, path: Path, seed: int, terms: Terms) -> tuple[str, bool | None]:
-    """Why the result is wrong by the public tolerance (empty: right), and whether it is by ours (None: not known)."""
-    inputs = _fresh(path, seed, terms)
-    twins = judging.moved(inputs, terms.device)
-    with torch.inference_mode():
-        wanted = module(*inputs)
-        found = mine(*twins)
-    ours = _is_as_good(module, inputs, found, wanted)
-    pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True))
-    return next((why for pair in pairs if (why := _differs(*pair))), ""), ours
+def _checked(module: nn.Module, mine: Any, path: Path, seeds: list[int], terms: Terms) -> list[tuple[str, bool | None]]:
+    """For the inputs of each seed why the result is wrong by the public tolerance (empty: right), and whether by ours (None: not known)."""
+    source, wide = run_file(path), _widened(module)
+    answers = []
+    for seed in seeds:
+        _seed(seed)
+        with torch.device(terms.device):
+            inputs = inputs_of(source, terms.dtype)
+        twins = judging.moved(inputs, terms.device)
+        with torch.inference_mode():
+            wanted = module(*inputs)
+            found = mine(*twins)
+        pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True))
+        answers.append((next((why for pair in pairs if (why := _differs(*pair))), ""), _is_as_good(wide, inputs, found, wanted)))
+    return answers
 
 
 def _differs(found: Any, wanted: Any) -> str:
@@ -110,14 +110,21 @@ def _differs(found: Any, wanted: Any) -> str:
     return f"differs by up to {float(difference.nan_to_num(torch.inf).max()):.3g}, the tolerance is {tolerance:g}"
 
 
-def _is_as_good(module: nn.Module, inputs: tuple[Any, ...], found: Any, wanted: Any) -> bool | None:
-    tensors = [leaf for leaf in pytree.tree_leaves((inputs, wanted)) if isinstance(leaf, Tensor)]
-    if sum(8 * tensor.numel() for tensor in tensors) > WIDE_BYTES:
+def _widened(module: nn.Module) -> nn.Module | None:
+    try:
+        return copy.deepcopy(module).double()
+    except torch.OutOfMemoryError:
         return None
-    wide = pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
+
+
+def _is_as_good(wide: nn.Module | None, inputs: tuple[Any, ...], found: Any, wanted: Any) -> bool | None:
+    tensors = [leaf for leaf in pytree.tree_leaves((inputs, wanted)) if isinstance(leaf, Tensor)]
+    if wide is None or sum(8 * tensor.numel() for tensor in tensors) > WIDE_BYTES:
+        return None
+    doubled = pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
     try:
         with torch.inference_mode():
-            exact = copy.deepcopy(module).double()(*wide)
+            exact = wide(*doubled)
     except (RuntimeError, torch.OutOfMemoryError):  # an operator without float64, or no room for it
         return None
     leaves = zip(*(pytree.tree_leaves(tree) for tree in (found, wanted, exact)), strict=True)

@@ -1,7 +1,7 @@
 """Whether mutants write other bits than the kernel they were made from, or leave the error budget, on random cases of the same launch."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -70,9 +70,14 @@ def beyond_budget(subject: Subject, sources: Sequence[StepSource], numbers: rang
 
 
 def _beyond(subject: Subject, source: StepSource, numbers: range) -> str:
+    return first_beyond(subject, source, random_cases(subject.job(source).trial, numbers))
+
+
+def first_beyond(subject: Subject, source: StepSource, cases: Iterable[Case]) -> str:
+    """Where a source first leaves the error budget, and in which of the cases; empty: nowhere."""
     trial, backend = subject.job(source).trial, load().find("agentcompile_backends", BACKEND)
     execution = Execution(trial, backend, backend.load(backend.build(source, subject.target)), kind=load().kinds[subject.match.kind])
-    for case in random_cases(trial, numbers):
+    for case in cases:
         result = execution.run(case, float("nan"))
         expected = execution.expected(case, result.inputs)
         for name, tensor in execution.values(result.outputs).items():

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 
-from agentcompile_core.ops.reference import compare
 from agentcompile_core.store import Store
 
 from . import cheap
@@ -149,29 +147,21 @@ def _half(subject: str, line: str) -> Any:
     def run(folder: Path) -> str:
         sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
         try:
+            from mutants.differences import first_beyond
             from mutants.narrow import narrowed
-            from mutants.subjects import BACKEND, load, subjects
+            from mutants.subjects import load, subjects
             from mutants.text import line_at
         finally:
             sys.path.pop(0)
-        from agentcompile_core.worker.execution import Execution
-
-        one, backend = subjects()[subject], load().find("agentcompile_backends", BACKEND)
+        one = subjects()[subject]
         file, text = next((file, text) for file, whole in one.files().items() for found in narrowed(whole) if found.type == "fp16"
                           for text in [found.edit.apply(whole)] if line in line_at(text, found.edit.start))
         source = one.mutated(file, text)
         kind = load().kinds[one.match.kind]
-        trial = one.job(source).trial
-        trial = evolve(trial, cases=tuple(case for case in trial.cases if case.family in kind.lasting_families(one.match)))
-        execution = Execution(trial, backend, backend.load(backend.build(source, one.target)), kind=kind)
-        for case in trial.cases:
-            result = execution.run(case, float("nan"))
-            expected = execution.expected(case, result.inputs)
-            for name, tensor in execution.values(result.outputs).items():
-                seen = compare(tensor, expected[name])
-                if not seen.ok:
-                    return f"tolerance: {case.family} seed {case.seed} position {case.position}: {name}: {seen.detail}"
-        raise AssertionError("no case of the candidate shows it")
+        cases = [case for case in one.job(source).trial.cases if case.family in kind.lasting_families(one.match)]
+        seen = first_beyond(one, source, cases)
+        assert seen, "no case of the candidate shows it"
+        return f"tolerance: {seen}"
 
     return run
 

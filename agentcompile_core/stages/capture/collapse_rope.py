@@ -1,6 +1,6 @@
 """Rotations that a model writes out become one ``agentcompile.rope`` each, in either style."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from attrs import define, evolve, field
 
@@ -103,21 +103,27 @@ def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
     return () if tokens == 1 or heads == 1 else (tokens * heads * width, width, heads * width, 1)
 
 
-def _by_tokens(view: View, node: Node) -> tuple[Ref, tuple[Ref, Ref]] | None:
-    """x and the halves of its tables, cos first."""
+def _products(view: View, node: Node) -> Iterator[tuple[Argument, Argument, Argument, Argument]]:
+    """``x * cos + swapped * sin`` read in every order of its sum and products."""
     for first, second in both_orders(node, "aten.add.Tensor"):
         straight, turned = view.node(first, "aten.mul.Tensor"), view.node(second, "aten.mul.Tensor")
         if straight is None or turned is None:
             continue
         for x, cos in both_orders(straight, "aten.mul.Tensor"):
             for swapped, sin in both_orders(turned, "aten.mul.Tensor"):
-                halves = _half_table(view, cos), _half_table(view, sin)
-                if not isinstance(x, Ref) or len(view.shape(x)) != 4 or view.shape(x)[0] != 1 or None in halves:
-                    continue
-                whole = view.graph.tokens == 1 or not view.graph.spec(x.value).strides
-                plain = whole and _swap_of(view, swapped, x) == "interleaved"
-                if plain and all(2 * view.shape(half)[-1] == view.shape(x)[-1] for half in halves):
-                    return x, halves  # type: ignore[return-value]
+                yield x, cos, swapped, sin
+
+
+def _by_tokens(view: View, node: Node) -> tuple[Ref, tuple[Ref, Ref]] | None:
+    """x and the halves of its tables, cos first."""
+    for x, cos, swapped, sin in _products(view, node):
+        halves = _half_table(view, cos), _half_table(view, sin)
+        if not isinstance(x, Ref) or len(view.shape(x)) != 4 or view.shape(x)[0] != 1 or None in halves:
+            continue
+        whole = view.graph.tokens == 1 or not view.graph.spec(x.value).strides
+        plain = whole and _swap_of(view, swapped, x) == "interleaved"
+        if plain and all(2 * view.shape(half)[-1] == view.shape(x)[-1] for half in halves):
+            return x, halves  # type: ignore[return-value]
     return None
 
 
@@ -156,20 +162,15 @@ _Rotation = tuple[Argument, Argument, Argument, bool]
 
 
 def _rotation(view: View, node: Node, added: _Additions) -> _Rotation | None:
-    for first, second in both_orders(node, "aten.add.Tensor"):
-        straight, turned = view.node(first, "aten.mul.Tensor"), view.node(second, "aten.mul.Tensor")
-        if straight is None or turned is None:
+    for x, cos, swapped, sin in _products(view, node):
+        tables = _table(view, cos), _table(view, sin)
+        if None in tables or len(view.shape(x)) != 4 or view.shape(tables[0])[-1] != view.shape(x)[-1]:
             continue
-        for x, cos in both_orders(straight, "aten.mul.Tensor"):
-            for swapped, sin in both_orders(turned, "aten.mul.Tensor"):
-                tables = _table(view, cos), _table(view, sin)
-                if None in tables or len(view.shape(x)) != 4 or view.shape(tables[0])[-1] != view.shape(x)[-1]:
-                    continue
-                style = _swap_of(view, swapped, x)
-                if style == "flipped":
-                    return x, tables[0], _negated(view, tables[1], added), False
-                if style:
-                    return x, tables[0], tables[1], style == "interleaved"
+        style = _swap_of(view, swapped, x)
+        if style == "flipped":
+            return x, tables[0], _negated(view, tables[1], added), False
+        if style:
+            return x, tables[0], tables[1], style == "interleaved"
     return None
 
 

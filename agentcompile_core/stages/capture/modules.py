@@ -72,29 +72,40 @@ def load_file(path: Path, *, dtype: str | None, device: str, meta: bool) -> Load
     """
     if not path.is_file():
         raise UsageError(f"no file {path}; {FORM}")
-    source = _run(path)
+    source = run_file(path)
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if not callable(getattr(source, name, None))]
     if missing:
         raise UsageError(f"{path} lacks {', '.join(missing)}; {FORM}")
     try:
         with torch.device("meta" if meta else device):
             module = source.Model(*source.get_init_inputs())
-            given = source.get_inputs()
-            inputs = given if isinstance(given, dict) else tuple(given)
+            inputs = inputs_of(source, dtype)
     except Exception as exc:
         raise UsageError(f"{path} could not build its Model: {type(exc).__name__}: {exc}") from exc
     if not isinstance(module, nn.Module):
         raise UsageError(f"Model of {path} is a {type(module).__name__}; it must be a torch.nn.Module")
     if dtype is not None:
-        kind = getattr(torch, dtype)
-        module = module.to(kind)
-        inputs = pytree.tree_map_only(Tensor, lambda a: a.to(kind) if a.is_floating_point() else a, inputs)
+        module = module.to(getattr(torch, dtype))
     loaded = load_module(module.eval().requires_grad_(False), inputs, dtype=None, device="meta" if meta else device)
     loaded.name, loaded.path = path.stem, path
     return loaded
 
 
-def _run(path: Path) -> ModuleType:
+def inputs_of(source: ModuleType, dtype: str | None) -> Any:
+    """What ``get_inputs()`` of a module file gives now, floating-point tensors as ``dtype`` (None: as they are): a tuple, or a dict."""
+    given = source.get_inputs()
+    inputs = given if isinstance(given, dict) else tuple(given)
+    if dtype is None:
+        return inputs
+    return pytree.tree_map_only(Tensor, lambda a: a.to(getattr(torch, dtype)) if a.is_floating_point() else a, inputs)
+
+
+def run_file(path: Path) -> ModuleType:
+    """The Python file ``path`` as a module. This executes it.
+
+    Raises:
+        UsageError: it is no Python file, or fails.
+    """
     name = f"agentcompile_module_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
