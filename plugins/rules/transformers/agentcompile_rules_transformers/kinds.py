@@ -20,7 +20,7 @@ from agentcompile_core.plugin_api import (
     position_edges,
 )
 
-from . import sums
+from . import row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling
 
 L = SemanticLabel
@@ -112,6 +112,29 @@ class Attention(Normed):
     def lasting_families(self, match: Match) -> tuple[str, ...]:
         """The sums of a softmax and of what it weighs, with all positions that there are."""
         return (sums.SWAMPED, sums.UNEVEN) if match.need("v").spec.dtype in sums.NARROW else ()
+
+
+class RowSums(MatchKind):
+    """Softmax and reductions: the sums along their axis."""
+
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """Sums whose small terms are lost where they are kept in half precision, and those that one rounding moves farthest."""
+        return row_sums.families(match)
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Scores and elements of those sums."""
+        return row_sums.of_rows(match, operand, case, device) if case.family in row_sums.families(match) else None
+
+
+class Reduction(RowSums):
+    """Reductions: factors of a product are drawn so that it stays in range."""
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Elements of those sums; factors around 1 of either sign, for a product without anything before it."""
+        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
+            return super().make(match, operand, case, generator, device)
+        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
+        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
 
 
 class Argmax(MatchKind):
@@ -211,26 +234,16 @@ ARGMAX = Argmax(
               OperandKind("history", STATE, optional=True, grows=True, doc="i64 [capacity]")),
     attributes=(AttributeKind("n"), AttributeKind("advance", bool, False)),
 )
-SOFTMAX = MatchKind(
-    name=kind_names.SOFTMAX, doc="out = softmax(epilogue(in0, in1, ...)) over the middle axis of [outer, columns, inner], or its logarithm;"
-                                 " element i reads element i modulo its size of every input",
+SOFTMAX = RowSums(
+    name=kind_names.SOFTMAX, version=2,
+    doc="out = softmax(epilogue(in0, in1, ...)) over the middle axis of [outer, columns, inner], or its logarithm;"
+        " element i reads element i modulo its size of every input",
     operands=(OperandKind("in", READS, repeated=True, doc="scores; what scales or masks them, repeated along the leading axes"),
               OperandKind("out", OUT)),
     attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1), AttributeKind("log", bool, False)),
 )
-class Reduction(MatchKind):
-    """Reductions: factors of a product are drawn so that it stays in range."""
-
-    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Factors around 1 of either sign, for a product without anything before it."""
-        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
-            return None
-        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
-        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
-
-
 REDUCTION = Reduction(
-    name=kind_names.REDUCTION, labels=(L.REDUCTION, L.REDUCTION_POINTWISE),
+    name=kind_names.REDUCTION, version=2, labels=(L.REDUCTION, L.REDUCTION_POINTWISE),
     doc="out = op of epilogue(in0, in1, ...) over the middle axis of [outer, columns, inner], indices = first place of its extreme;"
         " element i reads element i modulo its size of every input",
     operands=(OperandKind("in", READS, repeated=True, doc="elements; what is computed with them, repeated along the leading axes"),
