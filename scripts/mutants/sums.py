@@ -25,6 +25,7 @@ from .subjects import LIBRARY, PLAN, Subject, load, subject_of, subjects
 from .text import line_at, line_of
 
 BITS = range(12)  # random cases that say whether any bit changes
+_FAMILY, _SHOWN = re.compile(r".* on (\w+) seed .*", re.DOTALL), r"\1"
 ROWS, STRIDED = {"path": "rows"}, {"path": "strided"}
 SOFTMAX: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("warp", {"shape": (4, 200)}, {"path": "held", "warps_per_row": 1}),
@@ -113,7 +114,7 @@ def _judged(tried: list[tuple[Subject, StepSource]]) -> str:
         except BuildError:
             return "does not compile"
         if seen:
-            refused.append(f"{subject.name} ({re.sub(r'.* on (.*) seed .*', r'\1', seen)})")
+            refused.append(f"{subject.name} ({_FAMILY.sub(_SHOWN, seen)})")
         elif differences(subject, [source], BITS)[0]:
             within.append(subject.name)
     parts = (("refused on", refused), ("WITHIN the budget on", within))
