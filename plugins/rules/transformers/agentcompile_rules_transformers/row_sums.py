@@ -14,14 +14,17 @@ from torch import Tensor
 from agentcompile_core.plugin_api import Case, DType, Match, Operand
 
 from .solving import Solution, solved
-from .sums import LARGE, NARROW, SHARES, SMALL, SWAMPED, SWAMPED_MEAN, seeded
+from .sums import LARGE, NARROW, SHARES, SMALL, SWAMPED, SWAMPED_MEAN, VECTOR, seeded
 
 SWAMPED_HALF, OFF_STEP = "swamped_half", "off_step"
-LEVELS = 16  # different numbers of each size
+LEVELS = 64  # different numbers of each size
 UNLIKE = 0.12  # how much terms of one size differ: results that were all rounded alike would show less
 SPREAD = 2.0  # scores of ``off_step`` lie so far below the largest
 FP16_HALF_STEP = 2.0**-11
 FEW = 1 / 16  # share of large weights where each small one says little
+BEGINNING = 4096  # elements of a row that any block takes in its first round; of long rows a sixteenth, so that lanes go on with small ones
+ABOVE = 1.03  # results just above a power of two, where the store's own rounding leaves least of the budget
+STEPS = 4  # of 16 bits, over which the elements of ``swamped_mean`` lie
 SPREADS = ("var", "std")
 ADDED = ("sum", "mean", "l1", "l2", *SPREADS)  # the operators that add up
 NEAR_END = 2.0**15  # two of 1.15 times that leave fp16
@@ -61,12 +64,23 @@ def _shape(match: Match) -> tuple[int, int, int]:
 def _sizes(match: Match, case: Case, share: float, device: str) -> Tensor:
     """For every element [outer, columns, inner] the number of its level: below LEVELS those of small terms, then those of large ones.
 
-    Every row has a large one.
+    Every row has a large one. Of rows in one piece every second has them where lanes begin that load vectors, and only there;
+    elsewhere they stand anywhere.
     """
     generator, shape = seeded(case, 6, device), _shape(match)
     large = torch.rand(shape, generator=generator, device=device) < share
     large[:, case.seed % shape[1]] = True
+    if shape[2] == 1:
+        large[::2] = _heads(shape[1], device)[None, :, None]
     return torch.randint(0, LEVELS, shape, generator=generator, device=device) + LEVELS * large
+
+
+def _heads(columns: int, device: str) -> Tensor:
+    """The first elements of the first vectors of a row, as many as make 1 over their number lie just above a power of two."""
+    most = -(-min(columns, max(BEGINNING, columns // 16)) // VECTOR)
+    kept = max(1, round(2.0 ** math.floor(math.log2(most * ABOVE)) / ABOVE))
+    place = torch.arange(columns, device=device)
+    return (place % VECTOR == 0) & (place < kept * VECTOR)
 
 
 def _unlike(size: float) -> list[float]:
@@ -86,8 +100,8 @@ def _weights(match: Match, case: Case, device: str) -> tuple[Solution | None, Te
 
 def _off_step(match: Match, case: Case, device: str) -> tuple[Solution | None, Tensor]:
     """As many elements of each row are the largest, from its beginning on, as put its sum beside the numbers of 16 bits."""
-    found = solved(match, tuple(-SPREAD * i / (4 * LEVELS) for i in range(4 * LEVELS)))
-    drawn = torch.randint(1, 4 * LEVELS, _shape(match), generator=seeded(case, 6, device), device=device)
+    found = solved(match, tuple(-SPREAD * i / LEVELS for i in range(LEVELS)))
+    drawn = torch.randint(1, LEVELS, _shape(match), generator=seeded(case, 6, device), device=device)
     if found is None:
         return None, drawn
     operand = match.need(found.name)
@@ -107,8 +121,8 @@ def _off_step(match: Match, case: Case, device: str) -> tuple[Solution | None, T
 def _terms(match: Match, case: Case, device: str) -> tuple[Solution | None, Tensor]:
     op, half_step = match.text("op"), _half_step(match)
     if case.family == SWAMPED_MEAN:
-        steps = tuple(1.0 + 2.0 * half_step * (i % 4) for i in range(2 * LEVELS))
-        return solved(match, steps), torch.randint(0, 2 * LEVELS, _shape(match), generator=seeded(case, 6, device), device=device)
+        steps = tuple(1.0 + 2.0 * half_step * i for i in range(STEPS))
+        return solved(match, steps), torch.randint(0, STEPS, _shape(match), generator=seeded(case, 6, device), device=device)
     large = LARGE * (NEAR_END if half_step > FP16_HALF_STEP else min(1.0, MOST / (SHARES[1] * match.integer("columns"))))
     terms = [term for size in (SMALL * half_step * large, large) for term in _unlike(size)]
     if op in ("l2", *SPREADS):
