@@ -25,7 +25,7 @@ _TENSOR = re.compile(r"(?<![\w:])(?:\w+::)?w?g?mma\w*(?:<[^;()]*>)?\(")
 _HANDED_ON = {"make_float2": (0, 1), "store_to_cluster": (2,)}  # calls, and which of their arguments
 _USED = re.compile(rf"(?:(?<= / )|(?<=\blogf\()|(?<=\bsqrtf\())({PLACE})(?![\w.(\[])")
 _TIMES = re.compile(rf"(?<=return )({PLACE})(?= [*/] )")
-_INTEGER = r"(?:int|long long|unsigned int|unsigned|bool|size_t|u?int\d+_t|[\w:]+\s*\*)"
+_INTEGER = r"(?:int|long long|unsigned int|unsigned|bool|size_t|u?int\d+_t|[\w:]+\*)"  # an address: its star stands beside the type
 
 
 @frozen(kw_only=True)

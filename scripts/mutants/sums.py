@@ -45,6 +45,12 @@ REDUCTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("strided", {"shape": (2, 200, 40), "dim": 1}, {**STRIDED, "splits": 1, "warps": 4}),
     ("strided_std", {"shape": (2, 150, 40), "op": "aten.std.dim", "dim": 1}, {**STRIDED, "splits": 2}),
 )
+ATTENTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("heads", {"heads": (2, 1), "head_dim": 128, "capacity": 160, "rope": "rms"}, {"path": "lanes", "lanes": 8, "splits": 2}),
+    ("long", {"heads": (1, 1), "head_dim": 64, "capacity": 2048}, {"path": "lanes", "splits": 2}),
+)
+MORE = {"softmax": (made.softmax_case, SOFTMAX), "reduction": (made.reduction_case, REDUCTION),
+        "attention": (made.attention_case, ATTENTION)}
 TYPES = {"fp32": DType.F32, "fp16": DType.F16, "bf16": DType.BF16}
 
 
@@ -87,8 +93,9 @@ def refusal(subject: Subject, source: StepSource) -> str:
 def candidates(family: str, dtype: DType) -> tuple[Subject, ...]:
     """The subjects of a family whose first output is of ``dtype``, and for what only reduces further ones: every path in every type."""
     found = [subject for subject in subjects().values() if subject.family == family]
-    for name, said, wanted in {"softmax": SOFTMAX, "reduction": REDUCTION}.get(family, ()):
-        match, graph = (made.softmax_case if family == "softmax" else made.reduction_case)(**said, dtype=dtype)
+    make, table = MORE.get(family, (made.softmax_case, ()))
+    for name, said, wanted in table:
+        match, graph = make(**said, dtype=dtype)
         found.append(subject_of(f"{family}_{name}_{dtype.value}", family, match, graph, wanted))
     return tuple(subject for subject in found if subject.graph.spec(subject.graph.outputs[0]).dtype is dtype)
 

@@ -2,23 +2,25 @@
 
 ``off_step``: the weights of all positions add up to a number that lies as far as can be from those of 16 bits, and every row of V
 is the same, so that the result is that row, whatever the weights err, unless they are divided by another sum than theirs.
-``normed``: the new position weighs as much as all others together, V is 1 there and -1 elsewhere, nothing is rotated, and q and k
-are one row whose squares are such terms as in ``swamped``: what its norm errs moves all elements of q and k alike, and the result
-by more than their own roundings may.
+``normed``: the new position weighs as much as all others together, V is 1 there and -1 elsewhere, nothing is rotated, and the
+elements of q and k are one number, whose squares are rounded to one side again and again where they are added in 16 bits. What a
+norm errs moves all elements of q and k alike, and so the result by more than their own roundings may.
 """
 
 import math
+from functools import cache
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from agentcompile_core.plugin_api import Case, Match, Operand
+from agentcompile_core.plugin_api import Case, DType, Match, Operand
 
-from .sums import HIGH, LARGE, SMALL, VECTOR, before_cap, first_attended, half_step, score_below_cap, seeded
+from .sums import HIGH, before_cap, first_attended, half_step, score_below_cap, seeded
 
 OFF_STEP, NORMED = "off_step", "normed"
 BESIDE = 0.9  # of half a step, by which a sum lies above a power of two
+LANES_TERMS = (8, 16, 32)  # elements of a head that a lane may hold
 LOWEST, HIGHEST = 1.15, 1.4  # of V: there a result that errs so much is the next number, and that beyond the budget
 
 
@@ -54,21 +56,38 @@ def of_single_roundings(match: Match, operand: Operand, case: Case, seen: Tensor
     if operand.name in ("v", "v_cache"):
         return _values(match, operand, case, device)
     if operand.name == "q" or (operand.name == "k" and case.family == NORMED):
-        return row(match, case, device).expand(operand.spec.numel // seen.numel(), -1).reshape(operand.spec.shape)
+        return _heads(match, operand, case, device).reshape(operand.spec.shape)
     if operand.name == "k":
         return torch.zeros(operand.spec.shape, device=device)
     return _keys(match, operand, case, seen, device) if operand.name == "k_cache" else None
 
 
 def row(match: Match, case: Case, device: str) -> Tensor:
-    """The query [D] of all heads; in ``normed`` the key as well: of its squares the first of each vector in its first half are large."""
-    dim = match.integer("head_dim")
-    signs = torch.where(torch.rand(dim, generator=seeded(case, 7, device), device=device) < 0.5, -1.0, 1.0)
-    if case.family == OFF_STEP:
-        return signs
-    place = torch.arange(dim, device=device)
-    squares = torch.where((place % VECTOR == 0) & (place < dim / 2), LARGE, SMALL * half_step(match.need("q")))
-    return squares.sqrt() * signs
+    """The query [D] of all heads, of either sign; ``normed`` multiplies it, which a norm does not see."""
+    drawn = torch.rand(match.integer("head_dim"), generator=seeded(case, 7, device), device=device)
+    return torch.where(drawn < 0.5, -1.0, 1.0)
+
+
+def _heads(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
+    """``row`` for every head of q or k [heads, D]; in ``normed`` heads of long and of short sums by turns."""
+    count = operand.spec.numel // match.integer("head_dim")
+    terms = ((LANES_TERMS,) if match.integer("kv_heads") == 1 else (LANES_TERMS[1:], LANES_TERMS[:1]))
+    numbers = [one_sided(operand.spec.dtype is DType.BF16, some) if case.family == NORMED else 1.0 for some in terms]
+    of_head = torch.arange(count, device=device) * match.integer("kv_heads") // count % len(numbers)
+    return torch.tensor(numbers, device=device)[of_head][:, None] * row(match, case, device)
+
+
+@cache
+def one_sided(bf16: bool, terms: tuple[int, ...]) -> float:
+    """The number of 16 bits, from 1 to 2, whose square errs most when as many as ``terms`` says are added up in such a type."""
+    dtype = torch.bfloat16 if bf16 else torch.float16
+    numbers = torch.arange(1.0, 2.0, torch.finfo(dtype).eps)
+    total, least = torch.zeros_like(numbers), torch.full_like(numbers, torch.inf)
+    for count in range(1, max(terms) + 1):
+        total = (total + numbers.square()).to(dtype).float()
+        if count in terms:
+            least = torch.minimum(least, (total / (count * numbers.square()) - 1.0).abs())
+    return float(numbers[least.argmax()])
 
 
 def _values(match: Match, operand: Operand, case: Case, device: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Inputs of softmax and reductions under which a sum kept in half precision shows; what ``sums`` says of them holds here.
 
 ``swamped``: the weights of a softmax, and the terms of a reduction, are large ones among small ones that lie just below half a
-step of theirs in 16 bits. Of reductions in bf16 they lie near the end of fp16's range. ``swamped_half``: the same for a softmax in
+step of theirs in 16 bits. Of reductions in bf16 the large ones lie beyond fp16's range. ``swamped_half``: the same for a softmax in
 bf16 whose sum is kept in fp16, with steps of fp16. ``swamped_mean``: elements of a variance some steps beside a mean that lies
 between two numbers. ``off_step``: the sum of a softmax, a mean or a root is such that a rounding of it shows most.
 """
@@ -14,22 +14,25 @@ from torch import Tensor
 from agentcompile_core.plugin_api import Case, DType, Match, Operand
 
 from .solving import Solution, solved
-from .sums import FEW, FP16_HALF_STEP, LARGE, NARROW, SHARES, SMALL, SWAMPED, SWAMPED_MEAN, VECTOR, seeded
+from .sums import FEW, FP16_HALF_STEP, NARROW, SHARES, SWAMPED, SWAMPED_MEAN, VECTOR, seeded
 
 SWAMPED_HALF, OFF_STEP = "swamped_half", "off_step"
 STORED = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
-LEVELS = 64  # different numbers of each size
-ALIKE = 0.12  # and large ones, of which most are to lie just above a power of two
-UNLIKE = 0.4  # how much small terms differ, so that float32 does not round all of them to one side
+LEVELS = 1024  # different numbers of each size: fewer would be rounded to one side in long sums of float32 as well
+ALIKE = 0.12  # and large ones, whose halves of a step are those of a power of two
+LEAST = 0.56  # of small terms, in half steps of a large one
+LARGE_WEIGHT = 0.5  # of a softmax, whose largest weight is 1: so the large ones as well lie above a power of two
+UNLIKE = 0.5  # how much small terms differ, so that float32 does not round all of them to one side
 SPREAD = 2.0  # scores of ``off_step`` lie so far below the largest
 BEGINNING = 4096  # elements of a row that hold its large ones, so that lanes go on with small ones; a sixteenth where that is more
-ABOVE = 1.03  # results just above a power of two, where the store's own rounding leaves least of the budget
-STEPS = 4  # of 16 bits, over which the elements of ``swamped_mean`` lie
+ABOVE = 1.01  # results just above a power of two, where the store's own rounding leaves least of the budget
+STEPS = (1, 1, 1, 0)  # of 16 bits, from which the elements of ``swamped_mean`` are drawn: most are rounded to one side
 SPREADS = ("var", "std")
 ROUNDED_AGAIN = ("mean", "l2")  # what is stored is not the sum itself
 ADDED = ("sum", "mean", "l1", "l2", *SPREADS)  # the operators that add up
-NEAR_END = 2.0**15  # two of 1.15 times that leave fp16
-MOST_LARGE = 512  # in a row: with more, long sums in float32 that are added one by one lose of the small terms as well
+BEYOND_FP16 = 2.0**17
+MOST_TERMS = 1 << 16  # of a reduction's row; what lies behind is zero, since processors add some rows one by one
+MOST_LARGE = 256  # in a row: with more, long sums in float32 that are added one by one lose of the small terms as well
 
 
 def families(match: Match) -> tuple[str, ...]:
@@ -65,27 +68,29 @@ def _shape(match: Match) -> tuple[int, int, int]:
 def _sizes(match: Match, case: Case, share: float, device: str) -> Tensor:
     """For every element [outer, columns, inner] the number of its level: below LEVELS those of small terms, then those of large ones.
 
-    Every row has a large one. Of rows in one piece every second has them where lanes begin that load vectors, and only there;
-    elsewhere they stand anywhere.
+    Of rows in one piece every second has large ones where lanes begin that load vectors, and only there; elsewhere they stand
+    anywhere. One element of each row is the last level.
     """
     generator, shape = seeded(case, 6, device), _shape(match)
     large = torch.rand(shape, generator=generator, device=device) < min(share, MOST_LARGE / shape[1])
-    large[:, case.seed % shape[1]] = True
     if shape[2] == 1:
         large[::2] = _heads(shape[1], device)[None, :, None]
-    return torch.randint(0, LEVELS, shape, generator=generator, device=device) + LEVELS * large
+    levels = torch.randint(0, LEVELS, shape, generator=generator, device=device) + LEVELS * large
+    levels[:, VECTOR * (case.seed % -(-shape[1] // VECTOR))] = 2 * LEVELS
+    return levels
 
 
 def _heads(columns: int, device: str) -> Tensor:
-    """The first elements of the first vectors of a row, as many as make 1 over their number lie just above a power of two."""
+    """The first elements of the first vectors of a row; as many as make the large weights of a softmax just more than a power of two."""
     most = min(MOST_LARGE, -(-min(columns, max(BEGINNING, columns // 16)) // VECTOR))
-    kept = max(1, round(2.0 ** math.floor(math.log2(most * ABOVE)) / ABOVE))
+    power = 2.0 ** math.floor(math.log2(most * LARGE_WEIGHT * (1.0 + ALIKE / 2.0) + 1.0))
+    kept = max(1, round((power / ABOVE - 1.0) / (LARGE_WEIGHT * (1.0 + ALIKE / 2.0))))
     place = torch.arange(columns, device=device)
     return (place % VECTOR == 0) & (place < kept * VECTOR)
 
 
 def _unlike(size: float, differ: float) -> list[float]:
-    return [size * (1.0 + differ * (i / (LEVELS - 1) - 0.5)) for i in range(LEVELS)]
+    return [size * (1.0 + differ * i / (LEVELS - 1)) for i in range(LEVELS)]
 
 
 # ---- softmax
@@ -93,10 +98,10 @@ def _unlike(size: float, differ: float) -> list[float]:
 def _weights(match: Match, case: Case, device: str) -> tuple[Solution | None, Tensor]:
     if case.family == OFF_STEP:
         return _off_step(match, case, device)
-    small = SMALL * (FP16_HALF_STEP if case.family == SWAMPED_HALF else _half_step(match))
-    scores = [math.log(weight) for size, differ in ((small, UNLIKE), (1.0, ALIKE)) for weight in _unlike(size, differ)]
+    small = LEAST * (FP16_HALF_STEP if case.family == SWAMPED_HALF else _half_step(match))
+    weights = [LARGE_WEIGHT * term for term in (*_unlike(small, UNLIKE), *_unlike(1.0, ALIKE))]
     share = FEW if case.family == SWAMPED_HALF else SHARES[1]
-    return solved(match, tuple(score - max(scores) for score in scores)), _sizes(match, case, share, device)
+    return solved(match, (*map(math.log, weights), 0.0)), _sizes(match, case, share, device)
 
 
 # ---- reductions
@@ -106,20 +111,25 @@ def _terms(match: Match, case: Case, device: str) -> tuple[Solution | None, Tens
         return _off_step(match, case, device)
     op, half_step = match.text("op"), _half_step(match)
     if case.family == SWAMPED_MEAN:
-        steps = tuple(1.0 + 2.0 * half_step * i for i in range(STEPS))
-        return solved(match, steps), torch.randint(0, STEPS, _shape(match), generator=seeded(case, 6, device), device=device)
-    large = LARGE * (NEAR_END if half_step > FP16_HALF_STEP else 1.0)
-    terms = [*_unlike(SMALL * half_step * large, UNLIKE), *_unlike(large, ALIKE)]
+        steps = tuple(1.0 + 2.0 * half_step * i for i in STEPS)
+        return solved(match, steps), torch.randint(0, len(STEPS), _shape(match), generator=seeded(case, 6, device), device=device)
+    large = BEYOND_FP16 if half_step > FP16_HALF_STEP else 1.0
+    terms = [large * term for term in (*_unlike(LEAST * half_step, UNLIKE), *_unlike(1.0, ALIKE), 1.0)]
     if op in ("l2", *SPREADS):
-        terms = [math.sqrt(term) if half_step <= FP16_HALF_STEP else math.sqrt(term / NEAR_END) * NEAR_END for term in terms]
-    terms = [-term if op in SPREADS and i % 2 else term for i, term in enumerate(terms)]
-    return solved(match, tuple(terms)), _sizes(match, case, SHARES[1], device)
+        terms = [math.sqrt(term) if half_step <= FP16_HALF_STEP else math.sqrt(term / BEYOND_FP16) * BEYOND_FP16 for term in terms]
+    index, place = _sizes(match, case, SHARES[1], device), torch.arange(match.integer("columns"), device=device)[None, :, None]
+    terms, index = [*terms, 0.0], torch.where(place < MOST_TERMS, index, len(terms))
+    if op in SPREADS:  # of either sign by turns, so that the mean is next to nothing
+        large = index >= LEVELS
+        turned = torch.where(large, large.cumsum(1), place) % 2 == 1
+        return solved(match, (*terms, *(-term for term in terms))), torch.where(turned, index + len(terms), index)
+    return solved(match, tuple(terms)), index
 
 
 # ---- single roundings
 
 def _off_step(match: Match, case: Case, device: str) -> tuple[Solution | None, Tensor]:
-    """As many elements of each row are the largest, from its beginning on, as make a rounding of its sum show most."""
+    """As many elements of each row are the largest, from its beginning on, as make a rounding of its sum show most; half at most."""
     op, dtype = match.text("op", ""), STORED[match.need("out").spec.dtype]
     scale = 1.0 if op else SPREAD
     found = solved(match, tuple(scale * (-i if not op else 1.0 + i) / LEVELS for i in range(LEVELS)))
@@ -131,6 +141,7 @@ def _off_step(match: Match, case: Case, device: str) -> tuple[Solution | None, T
     worth = results.square() if op == "l2" else results if op else (results - results[0]).exp()
     weights = worth[drawn]
     totals = weights.sum(1, keepdim=True) + (worth[last] - weights).cumsum(1)  # [:, i]: with elements 0 .. i the largest
+    totals = totals[:, : -(-totals.shape[1] // 2)]  # the other half stays unlike
     first = _shown(match, totals, totals.to(dtype).double(), dtype).argmax(1, keepdim=True)
     columns = torch.arange(drawn.shape[1], device=device)[None, :, None]
     return found, torch.where(columns <= first, last, drawn)
