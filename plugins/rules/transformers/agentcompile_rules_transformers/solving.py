@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import Expression, Match, evaluate
 
-FARTHEST = 6.0e4  # fp16 ends behind it
+FARTHEST = 2.0**20  # of what is searched
 HALVINGS = 60
 OFF = 2.0**-10  # of a result and of 1: what elements of 16 bits miss anyway
 NEUTRAL = (0.0, 1.0)  # of what is added or masks, and of what scales
