@@ -28,7 +28,8 @@ def evaluate(expression: Expression | None, values: Mapping[str, Tensor]) -> Ten
     """
     if expression is None or not expression.operations:
         return values[expression.arguments[0]] if expression is not None and expression.arguments else next(iter(values.values()))
-    like, results = next(iter(values.values())), []
+    like = next(iter(values.values()))
+    results: list[Tensor] = []
     for operation in expression.operations:
         results.append(_MEANING[operation.kind](*(_operand(given, values, results, like) for given in operation.operands)))
     return results[-1]
