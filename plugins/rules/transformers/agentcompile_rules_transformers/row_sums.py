@@ -3,7 +3,7 @@
 ``swamped``: the weights of a softmax, and the terms of a reduction, are large ones among small ones that lie just below half a
 step of theirs in 16 bits. Of reductions in bf16 the large ones lie beyond fp16's range. ``swamped_half``: the same for a softmax in
 bf16 whose sum is kept in fp16, with steps of fp16. ``swamped_mean``: elements of a variance some steps beside a mean that lies
-between two numbers. ``off_step``: the sum of a softmax, a mean or a root is such that a rounding of it shows most.
+between two numbers. ``off_step``: the sum of a softmax or a mean is such that a rounding of it shows most.
 """
 
 import math
@@ -28,7 +28,7 @@ BEGINNING = 4096  # elements of a row that hold its large ones, so that lanes go
 ABOVE = 1.01  # results just above a power of two, where the store's own rounding leaves least of the budget
 STEPS = (1, 1, 1, 0)  # of 16 bits, from which the elements of ``swamped_mean`` are drawn: most are rounded to one side
 SPREADS = ("var", "std")
-ROUNDED_AGAIN = ("mean", "l2")  # what is stored is not the sum itself
+ROUNDED_AGAIN = ("mean",)  # what is stored is neither the sum itself nor a root, which halves its error
 ADDED = ("sum", "mean", "l1", "l2", *SPREADS)  # the operators that add up
 BEYOND_FP16 = 2.0**17
 MOST_TERMS = 1 << 16  # of a reduction's row; what lies behind is zero, since processors add some rows one by one
@@ -138,7 +138,7 @@ def _off_step(match: Match, case: Case, device: str) -> tuple[Solution | None, T
     if found is None:
         return None, drawn
     results = found.results(match, STORED.get(match.need(found.name).spec.dtype, torch.float32)).to(device)
-    worth = results.square() if op == "l2" else results if op else (results - results[0]).exp()
+    worth = results if op else (results - results[0]).exp()
     weights = worth[drawn]
     totals = weights.sum(1, keepdim=True) + (worth[last] - weights).cumsum(1)  # [:, i]: with elements 0 .. i the largest
     totals = totals[:, : -(-totals.shape[1] // 2)]  # the other half stays unlike
@@ -148,9 +148,9 @@ def _off_step(match: Match, case: Case, device: str) -> tuple[Solution | None, T
 
 
 def _shown(match: Match, totals: Tensor, rounded: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far the result, in roundings of ``dtype`` that it has anyway, is off where the total is rounded; 0 where that is infinite."""
-    op = match.text("op", "")
-    if not op:
+    """How much farther off the result is where the total is rounded to ``dtype``, the result's type; 0 where that is infinite."""
+    if not match.text("op", ""):
         return ((rounded - totals).abs() / totals).nan_to_num(posinf=0.0)
-    right, wrong = ((x / match.integer("columns") if op == "mean" else x.sqrt()) for x in (totals, rounded))
-    return ((wrong.to(dtype).double() - right).abs() / right).nan_to_num(posinf=0.0)
+    right, wrong = totals / match.integer("columns"), rounded / match.integer("columns")
+    off, stored = ((result.to(dtype).double() - right).abs() / right for result in (wrong, right))
+    return (off - stored).nan_to_num(nan=0.0, posinf=0.0)
