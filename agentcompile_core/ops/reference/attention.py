@@ -16,6 +16,12 @@ from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
 ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
 
 
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """``a`` [KV, G, T, X] times ``b`` [KV, 1, X, Y]: one product per KV head, where broadcasting would copy ``b`` for each query head."""
+    heads, group, count, inner = a.shape
+    return torch.bmm(a.reshape(heads, group * count, inner), b[:, 0]).view(heads, group, count, b.shape[-1])
+
+
 def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
     """``cache`` [1, S, KV, D] with ``rows`` [1, KV, T, D] from ``position`` on; rows beyond S are dropped."""
     kept = min(rows.value.shape[2], cache.value.shape[1] - position)
@@ -46,12 +52,15 @@ class Attending:
 class _Heads:
     """One KV head's operands by its query heads: q [KV, G, T, D]; k and v [KV, 1, L, D]; the softmax p and scores s [KV, G, T, L].
 
-    ``slope``: of the soft cap. ``sunk``: the share of the softmax that a sink takes.
+    ``v_size`` and ``v_square``: elementwise of v, which is large. ``slope``: of the soft cap. ``sunk``: the share of the softmax that a sink takes.
     """
 
     q: Bounded
     k: Bounded
     v: Bounded
+    v_size: Tensor
+    v_square: Tensor
+    k_size: Tensor
     p: Tensor
     s: Tensor
     slope: Tensor
@@ -74,18 +83,19 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     k, v = (_attended(x, live, seen.any(0)) for x in (keys, values))
     grouped = (kv_heads, heads // kv_heads, count, dim)
     rows = Bounded(q.value.reshape(grouped), q.error.reshape(grouped))
-    scores = (rows.value @ k.value.transpose(-1, -2)) * how.scale
+    scores = _times(rows.value, k.value.transpose(-1, -2)) * how.scale
     slope = torch.ones((), dtype=torch.float64, device=scores.device)
     if how.softcap:
         capped = torch.tanh(scores / how.softcap)
         scores, slope = capped * how.softcap, 1.0 - capped**2
     scores = scores.masked_fill(~seen, float("-inf"))
     p, sunk = _probabilities(scores, sinks, kv_heads)
-    out = p @ v.value
-    found = _Heads(q=rows, k=k, v=v, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
+    out = _times(p, v.value)
+    k_size, v_size, v_square = k.value.abs(), v.value.abs(), v.value.square()
+    found = _Heads(q=rows, k=k, v=v, k_size=k_size, v_size=v_size, v_square=v_square, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
     highest = scores.amax(-1, keepdim=True)  # NaN where one is
-    largest = (rows.value.abs() @ k.value.abs().transpose(-1, -2)).masked_fill(~seen, 0.0).amax(-1, keepdim=True)
-    undefined = highest.isinf() | out.isinf() | (largest >= F32_MAX) | (p @ v.value.abs() >= F32_MAX)
+    largest = _times(rows.value.abs(), k_size.transpose(-1, -2)).masked_fill(~seen, 0.0).amax(-1, keepdim=True)
+    undefined = highest.isinf() | out.isinf() | (largest >= F32_MAX) | (_times(p, v_size) >= F32_MAX)
     value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
     shape = (1, heads, count, v.value.shape[-1])
     return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
@@ -101,7 +111,7 @@ def _mask(live: int, count: int, position: int, window: int, device: torch.devic
 def _attended(cache: Bounded, live: int, seen: Tensor) -> Bounded:
     """[KV, 1, live, D] of a cache [1, S, KV, D]; zero at positions that no row attends to, which may hold anything."""
     value, error = (t[0, :live].masked_fill(~seen[:, None, None], 0.0) for t in (cache.value, cache.error))
-    return Bounded(value.transpose(0, 1).unsqueeze(1), error.transpose(0, 1).unsqueeze(1))
+    return Bounded(value.transpose(0, 1).contiguous().unsqueeze(1), error.transpose(0, 1).contiguous().unsqueeze(1))
 
 
 def _probabilities(scores: Tensor, sinks: Bounded | None, kv_heads: int) -> tuple[Tensor, Tensor]:
@@ -116,13 +126,13 @@ def _probabilities(scores: Tensor, sinks: Bounded | None, kv_heads: int) -> tupl
 def _spread(weights: Tensor, at: _Heads, power: int = 1) -> Tensor:
     """``sum w_j |v_j - out|^power`` for weights that are not negative, power 1 (an upper bound, by Cauchy and Schwarz) or 2."""
     total = weights.sum(-1, keepdim=True)
-    square = weights @ at.v.value**2 - 2.0 * at.out * (weights @ at.v.value) + at.out**2 * total
+    square = _times(weights, at.v_square) - 2.0 * at.out * _times(weights, at.v.value) + at.out**2 * total
     square = square.clamp_min(0.0) + 2.0**-48 * at.out**2 * total
     return square if power == 2 else (total * square).sqrt()
 
 
 def _output_error(at: _Heads, seen: Tensor) -> Tensor:
-    p, v, how = at.p, at.v.value, at.how
+    p, how = at.p, at.how
     alone, shared = _score_errors(at)
     alone, shared = (torch.where(seen, x, 0.0) for x in (alone, shared))
     # Beyond the first order: what the exponential of the whole error adds.
@@ -132,10 +142,11 @@ def _output_error(at: _Heads, seen: Tensor) -> Tensor:
     error = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
     root = min(how.depth, p.shape[-1]) ** 0.5
     error = error + (0.35 * root + 2.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
-    error = error + ACCUMULATED * root * U32 * sum_size(at.out, p @ v.abs(), p**2 @ v**2)
-    for part, other in ((UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype], v), (p, at.v.error)):
-        if bool(other.any()):
-            error = error + torch.minimum(TAIL * ((part**2) @ (other**2)).sqrt(), part @ other.abs())
+    error = error + ACCUMULATED * root * U32 * sum_size(at.out, _times(p, at.v_size), _times(p.square(), at.v_square))
+    part = UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype]
+    error = error + torch.minimum(TAIL * _times(part.square(), at.v_square).sqrt(), _times(part, at.v_size))
+    if bool(at.v.error.any()):
+        error = error + torch.minimum(TAIL * _times(p.square(), at.v.error.square()).sqrt(), _times(p, at.v.error))
     return error
 
 
@@ -146,18 +157,19 @@ def _score_errors(at: _Heads) -> tuple[Tensor, Tensor]:
     """
     how, dim = at.how, at.q.value.shape[-1]
     q, k = at.q.value, at.k.value.transpose(-1, -2)
-    size = sum_size(q @ k, q.abs() @ k.abs(), q**2 @ k**2) * abs(how.scale)
+    k_size, k_square = at.k_size.transpose(-1, -2), at.k.value.square().transpose(-1, -2)
+    size = sum_size(_times(q, k), _times(q.abs(), k_size), _times(q.square(), k_square)) * abs(how.scale)
     alone = at.slope * (0.4 * dim**0.5 + 1.2) * U32 * size
     scores = at.s.nan_to_num(neginf=0.0).abs().clamp_max(F32_MAX)
     below = (at.s.amax(-1, keepdim=True) - at.s).nan_to_num(nan=0.0, posinf=0.0)
     alone = alone + (4.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32
     shared = torch.zeros_like(alone)
-    for error, other, of_query in ((at.q.error, k, True), (at.k.error.transpose(-1, -2), q, False)):
-        if not bool(error.any()):
-            continue
-        spread, plain = ((error**2 @ other**2, error @ other.abs()) if of_query else (other**2 @ error**2, other.abs() @ error))
-        found = at.slope * abs(how.scale) * torch.minimum(TAIL * spread.sqrt(), plain)
-        alone, shared = (alone, found) if of_query else (alone + found, shared)
+    steep = at.slope * abs(how.scale)
+    if bool(at.q.error.any()):
+        shared = steep * torch.minimum(TAIL * _times(at.q.error.square(), k_square).sqrt(), _times(at.q.error, k_size))
+    if bool(at.k.error.any()):
+        error = at.k.error.transpose(-1, -2)
+        alone = alone + steep * torch.minimum(TAIL * _times(q.square(), error.square()).sqrt(), _times(q.abs(), error))
     return alone, shared
 
 
@@ -169,7 +181,8 @@ def _through_query(at: _Heads) -> Tensor:
     rows = []
     for t in range(at.q.value.shape[2]):
         weighted = weights[:, :, t, :, None] * at.k.value  # [KV, G, L, D]
-        slope = weighted.transpose(-1, -2) @ at.v.value - weighted.sum(-2)[..., None] * at.out[:, :, t, None, :]
+        moved = torch.stack([torch.bmm(one.transpose(-1, -2), at.v.value[:, 0]) for one in weighted.unbind(1)], 1)
+        slope = moved - weighted.sum(-2)[..., None] * at.out[:, :, t, None, :]
         error = at.q.error[:, :, t, None, :]
         rows.append(torch.minimum(TAIL * (error**2 @ slope**2).sqrt(), error @ slope.abs()))
     return torch.cat(rows, 2)
