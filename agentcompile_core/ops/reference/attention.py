@@ -52,7 +52,8 @@ class Attending:
 class _Heads:
     """One KV head's operands by its query heads: q [KV, G, T, D]; k and v [KV, 1, L, D]; the softmax p and scores s [KV, G, T, L].
 
-    ``v_size`` and ``v_square``: elementwise of v, which is large. ``slope``: of the soft cap. ``sunk``: the share of the softmax that a sink takes.
+    ``v_size``, ``v_square`` and ``k_size``: of every element, made once. ``slope``: of the soft cap. ``sunk``: the share of the
+    softmax that a sink takes.
     """
 
     q: Bounded
@@ -92,7 +93,8 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     p, sunk = _probabilities(scores, sinks, kv_heads)
     out = _times(p, v.value)
     k_size, v_size, v_square = k.value.abs(), v.value.abs(), v.value.square()
-    found = _Heads(q=rows, k=k, v=v, k_size=k_size, v_size=v_size, v_square=v_square, p=p, s=scores, slope=slope, sunk=sunk, out=out, how=how)
+    found = _Heads(q=rows, k=k, v=v, k_size=k_size, v_size=v_size, v_square=v_square, p=p, s=scores, slope=slope, sunk=sunk,
+                   out=out, how=how)
     highest = scores.amax(-1, keepdim=True)  # NaN where one is
     largest = _times(rows.value.abs(), k_size.transpose(-1, -2)).masked_fill(~seen, 0.0).amax(-1, keepdim=True)
     undefined = highest.isinf() | out.isinf() | (largest >= F32_MAX) | (_times(p, v_size) >= F32_MAX)
