@@ -59,9 +59,13 @@ class Oracles:
                 self._kept[key] = made
             return self._kept[key]
 
-    def ahead(self, key: tuple[str, Case, int], make: Callable[[], dict[str, Bounded]]) -> "Future[dict[str, Bounded]] | None":
-        """Begin with what is not there on a thread of its own; None: it is there."""
-        return None if key in self._kept else self._thread.submit(make)
+    def knows(self, key: tuple[str, Case, int]) -> bool:
+        """Whether the reference under ``key`` is there."""
+        return key in self._kept
+
+    def beside(self, make: Callable[[], Any]) -> "Future[Any]":
+        """Do something on the thread of the references, one after the other."""
+        return self._thread.submit(make)
 
 
 def _nbytes(made: dict[str, Bounded]) -> int:
@@ -95,6 +99,7 @@ class Execution:
         self._runs = 0
         self._before: tuple[Case, Buffers, dict[str, Tensor]] | None = None  # of the first run of a case, for the second
         self._ahead: tuple[Case, Future[dict[str, Bounded]]] | None = None  # the reference that is being made while the kernel runs
+        self._next: tuple[Case, Future[dict[str, Tensor]]] | None = None  # the operands of the case behind it
         self.fault: BaseException | None = None  # the last exception that came from here, and not from whoever asked
 
     @property
@@ -129,7 +134,7 @@ class Execution:
         before = self._before if self._before is not None and self._before[0] == case else None
         self._before = None
         if before is None:
-            make_inputs(self.trial.match, self.kind, case, self.device, into=buffers.tensors(*GIVEN))
+            made = self._fill(case, buffers)
             states = {name: tensor.clone() for name, tensor in buffers.tensors(Role.STATE).items()}
         else:  # the second run of a case: the inputs of the first, which it left as they were
             _, first, states = before
@@ -137,8 +142,8 @@ class Execution:
             for name, tensor in buffers.tensors(Role.STATE).items():
                 tensor.copy_(states[name])
         watch = Watch(buffers, None if before is None else before[1])
-        if before is None:
-            self._refer(case, {**buffers.tensors(*READ_ONLY), **states})
+        if before is None and made is not None:
+            self._look_ahead(case, made)
         run = self.prepared(buffers)
         run(self.stream())
         self.synchronize()
@@ -154,12 +159,27 @@ class Execution:
             inputs_unchanged="changed" not in touched, workspaces_restored="workspace not zero again" not in touched,
             detail="; ".join(f"{what}: {', '.join(names)}" for what, names in touched.items()))
 
-    def _refer(self, case: Case, inputs: dict[str, Tensor]) -> None:
-        """Where kernels run on the host one thread is theirs: begin with the reference beside it, on copies that no kernel can write."""
-        if self.device == HOST:
-            copies = {name: tensor.clone() for name, tensor in inputs.items()}
-            started = self._oracles.ahead((self._digest, case, FULL), lambda: self._expected(case, copies))
-            self._ahead = None if started is None else (case, started)
+    def _fill(self, case: Case, buffers: Buffers) -> dict[str, Tensor] | None:
+        """Make the inputs of ``case`` in ``buffers``; where kernels run on the host, return them once more, out of every kernel's reach."""
+        if self.device != HOST:
+            make_inputs(self.trial.match, self.kind, case, self.device, into=buffers.tensors(*GIVEN))
+            return None
+        begun, self._next = self._next, None
+        known = begun is not None and begun[0] == case
+        made = begun[1].result() if begun and known else make_inputs(self.trial.match, self.kind, case, HOST)
+        for name, tensor in buffers.tensors(*GIVEN).items():
+            tensor.copy_(made[name])
+        return made
+
+    def _look_ahead(self, case: Case, made: dict[str, Tensor]) -> None:
+        """A kernel on the host has one thread: begin with the reference beside it, and with the operands of the next case."""
+        if not self._oracles.knows((self._digest, case, FULL)):
+            self._ahead = case, self._oracles.beside(lambda: self._expected(case, made))
+        cases = self.trial.cases
+        number = cases.index(case) + 1 if case in cases else len(cases)
+        if number < len(cases):
+            following = cases[number]
+            self._next = following, self._oracles.beside(lambda: make_inputs(self.trial.match, self.kind, following, HOST))
 
     def inputs(self, case: Case, device: str) -> dict[str, Tensor]:
         """The operands of ``case`` that are not outputs, as ``run`` makes them, on another device."""
