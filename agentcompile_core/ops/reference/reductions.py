@@ -6,6 +6,8 @@ bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length a
 where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -51,17 +53,17 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     return Bounded(total, torch.where(free, 0.0, error + 2.0 * U32 * total.abs()))
 
 
-def matmul(a: Bounded, b: Bounded, depth: int) -> Bounded:
-    """``a`` [.., m, k] times ``b`` [.., k, n]."""
+def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:
+    """``a`` [.., m, k] times ``b`` [.., k, n], or any other sums of ``depth`` products of two, as ``product`` makes them."""
     x, y = a.value.double(), b.value.double()
-    size = x.abs() @ y.abs()
-    error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(x @ y, size, (x**2) @ (y**2)), size)
+    value, size = product(x, y), product(x.abs(), y.abs())
+    error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(value, size, product(x**2, y**2)), size)
     for e, other, left in ((a.error, y, True), (b.error, x, False)):
         if bool(e.any()):
-            spread = (e**2) @ (other**2) if left else (other**2) @ (e**2)
-            plain = e @ other.abs() if left else other.abs() @ e
+            spread = product(e**2, other**2) if left else product(other**2, e**2)
+            plain = product(e, other.abs()) if left else product(other.abs(), e)
             error = error + torch.minimum(TAIL * spread.sqrt(), plain)
-    return Bounded(x @ y, error)
+    return Bounded(value, error)
 
 
 def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inner: DType | None, depth: int) -> Bounded:

@@ -36,13 +36,15 @@ def half_step(operand: Operand) -> float:
     return 2.0**-8 if operand.spec.dtype is DType.BF16 else 2.0**-11
 
 
-def _seeded(case: Case, number: int, device: str) -> torch.Generator:
+def seeded(case: Case, number: int, device: str) -> torch.Generator:
+    """A generator of its own for each operand and purpose of a case."""
     generator = torch.Generator(device=device)
     generator.manual_seed(case.seed * 37 + number)
     return generator
 
 
-def _terms(shape: tuple[int, ...], share: float, small: float, generator: torch.Generator, device: str) -> Tensor:
+def terms(shape: tuple[int, ...], share: float, small: float, generator: torch.Generator, device: str) -> Tensor:
+    """Large terms among ``small`` ones."""
     return torch.where(torch.rand(shape, generator=generator, device=device) < share, LARGE, small)
 
 
@@ -61,16 +63,16 @@ def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | 
     if match.text("norm", "none") != "none":
         mean = row.mean() if match.text("norm") == "layer" else 0.0
         row = (row - mean) * torch.rsqrt((row - mean).square().mean() + match.number("norm_eps"))
-    products = _terms(operand.spec.shape, SHARES[1], SMALL * half_step(operand), _seeded(case, 2, device), device)
+    products = terms(operand.spec.shape, SHARES[1], SMALL * half_step(operand), seeded(case, 2, device), device)
     return WEIGHED * products / row
 
 
 def _row(x: Operand, case: Case, device: str) -> Tensor:
-    generator, small = _seeded(case, 1, device), SMALL * half_step(x)
+    generator, small = seeded(case, 1, device), SMALL * half_step(x)
     if case.family == SWAMPED_MEAN:
-        return _terms(x.spec.shape, SHARES[1], small, generator, device)
+        return terms(x.spec.shape, SHARES[1], small, generator, device)
     signs = torch.where(torch.rand(x.spec.shape, generator=generator, device=device) < 0.5, -1.0, 1.0)
-    return _terms(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs
+    return terms(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs
 
 
 # ---- attention
@@ -91,15 +93,15 @@ def of_attention(match: Match, operand: Operand, case: Case, seen: Tensor, devic
 
 def query(match: Match, case: Case, device: str) -> Tensor:
     """The query [D] of all heads in ``uneven``: no element is small."""
-    drawn = torch.rand(match.integer("head_dim"), generator=_seeded(case, 5, device), device=device)
+    drawn = torch.rand(match.integer("head_dim"), generator=seeded(case, 5, device), device=device)
     return (0.7 + 0.6 * drawn) * torch.where(drawn * 1000 % 2 < 1, -1.0, 1.0)
 
 
 def _values(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
     kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
     rows, small = operand.spec.numel // (kv_heads * dim), SMALL * half_step(operand)
-    factors = LARGE + 0.7 * torch.rand(kv_heads, dim, generator=_seeded(case, 0, device), device=device)  # equal in v and its cache
-    drawn = torch.rand(rows, kv_heads, dim, generator=_seeded(case, rows, device), device=device)
+    factors = LARGE + 0.7 * torch.rand(kv_heads, dim, generator=seeded(case, 0, device), device=device)  # equal in v and its cache
+    drawn = torch.rand(rows, kv_heads, dim, generator=seeded(case, rows, device), device=device)
     shares = torch.tensor((1.0, *SHARES, 0.0), device=device).repeat(dim // 4 + 1)[:dim]
     made = torch.where(drawn < shares, factors, small)
     made[:, :, 0::4] *= TOWER
@@ -116,7 +118,7 @@ def _first(match: Match, case: Case) -> int:
 
 def _classes(match: Match, case: Case, rows: int, device: str) -> Tensor:
     """Of each position and KV head [rows, KV]: 0 light, 1 heavy, 2 heavy by a key of swamped products."""
-    drawn = torch.rand(rows, match.integer("kv_heads"), generator=_seeded(case, 3, device), device=device)
+    drawn = torch.rand(rows, match.integer("kv_heads"), generator=seeded(case, 3, device), device=device)
     return torch.where(drawn < LIGHT, 0, torch.where(drawn < (1 + LIGHT) / 2, 1, 2))
 
 
@@ -124,7 +126,7 @@ def _by_class(match: Match, operand: Operand, case: Case, device: str) -> Tensor
     """Even elements 1 or one step more; odd ones 1 where heavy, -1/2 where heavy by swamped products."""
     kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
     rows = operand.spec.numel // (kv_heads * dim)
-    drawn = torch.rand((rows, kv_heads, dim), generator=_seeded(case, rows, device), device=device)
+    drawn = torch.rand((rows, kv_heads, dim), generator=seeded(case, rows, device), device=device)
     shares = torch.tensor((BEYOND, 0.0, 1.0 - BEYOND, 0.0), device=device).repeat(dim // 4 + 1)[:dim]
     made = torch.where(drawn < shares, 1.0 + 2.0 * half_step(operand), 1.0)
     worth = torch.tensor([0.0, 1.0, -0.5], device=device)[_classes(match, case, rows, device)]
@@ -135,8 +137,8 @@ def _by_class(match: Match, operand: Operand, case: Case, device: str) -> Tensor
 def _keys(match: Match, operand: Operand, case: Case, seen: Tensor, device: str) -> Tensor:
     rows, dim = operand.spec.shape[-3], operand.spec.shape[-1]
     small = SMALL * half_step(operand)
-    classes, generator = _classes(match, case, rows, device), _seeded(case, 4, device)
-    swamped = _terms((rows, 1, dim), SHARES[1], small, generator, device)
+    classes, generator = _classes(match, case, rows, device), seeded(case, 4, device)
+    swamped = terms((rows, 1, dim), SHARES[1], small, generator, device)
     swamped[::2] = torch.where(torch.arange(dim, device=device) % VECTOR == 0, LARGE, small)
     products = torch.where((classes == 2)[..., None], swamped, 1.0) * (seen.abs() > TURNED_AWAY)  # [rows, KV, D]
     scores = _scores(match, small, device)[classes] - APART * torch.rand(classes.shape, generator=generator, device=device)
