@@ -180,7 +180,7 @@ def _einsum(call: Call) -> tuple[Bounded, ...]:
     extents = {label: extent for side, one in zip(sides.split(","), given, strict=True)
                for label, extent in zip(side, one.value.shape, strict=True) if extent != 1}
     depth = math.prod(extent for label, extent in extents.items() if label not in out)
-    return (reductions.matmul(*given, call.length(depth), lambda x, y: torch.einsum(equation, x, y)),)
+    return (reductions.matmul(given[0], given[1], call.length(depth), lambda x, y: torch.einsum(equation, x, y)),)
 
 
 def _matmul(first: str, second: str) -> Rule:

@@ -34,8 +34,8 @@ from .parts import offset_of, strides_of
 
 MOST_AUX = 3
 FACTORS = {  # names of the factors and of what is added to their product
-    "aten.linear.default": ("input", "weight", "bias"), "aten.matmul.default": ("self", "other", ""), "aten.mm.default": ("self", "mat2", ""),
-    "aten.bmm.default": ("self", "mat2", ""), "aten.addmm.default": ("mat1", "mat2", "self"),
+    "aten.linear.default": ("input", "weight", "bias"), "aten.matmul.default": ("self", "other", ""),
+    "aten.mm.default": ("self", "mat2", ""), "aten.bmm.default": ("self", "mat2", ""), "aten.addmm.default": ("mat1", "mat2", "self"),
     "aten.baddbmm.default": ("batch1", "batch2", "self"),
 }
 EINSUM = "aten.einsum.default"
@@ -186,7 +186,8 @@ def _number(node: Node, name: str) -> float:
     return float(found) if isinstance(found, int | float) else 1.0
 
 
-def _match(view: RegionView, product: Product, nodes: tuple[str, ...], aux: tuple[str, ...], out: str, expression: Expression | None) -> Match:
+def _match(view: RegionView, product: Product, nodes: tuple[str, ...], aux: tuple[str, ...], out: str,
+           expression: Expression | None) -> Match:
     layout = product.layout
     steps: list[tuple[str, Scalar]] = [("outer", layout.outer.extent), ("inner", layout.inner.extent), ("m", layout.rows.extent),
                                        ("n", layout.columns.extent), ("k", layout.terms.extent)]

@@ -262,23 +262,23 @@ def reduction_case(*, shape: Sequence[int], op: str = "aten.sum.dim_IntList", di
     return matched(ReductionRule(), draft.graph(*outs))
 
 
-def matmul_case(*, a: Sequence[int], b: Sequence[int], turned: str = "", weight: bool = False, bias: Sequence[int] = (),
+def matmul_case(*, shapes: tuple[Sequence[int], Sequence[int]], turned: str = "", weight: bool = False, bias: Sequence[int] = (),
                 activation: str = "", residual: bool = False, dtype: DType = DType.F16) -> Pair:
-    """``a @ b``; ``turned``: which of them (``a``, ``b``, ``ab``) is read with its last two axes exchanged; ``weight``: b is a parameter.
+    """``a @ b`` of two ``shapes``; ``turned``: which (``a``, ``b``, ``ab``) are read with their last two axes exchanged.
 
-    Behind it come the sum with a ``bias`` of that shape, an ``activation`` and the sum with a ``residual`` as large as the result.
+    ``weight``: b is a parameter. Behind it come the sum with a ``bias`` of that shape, an ``activation`` and the sum with a ``residual`` as large as the result.
     """
-    draft, sides, shapes = Draft(), [], []
-    for name, given in (("a", tuple(a)), ("b", tuple(b))):
+    draft, sides, seen = Draft(), [], []
+    for name, given in zip("ab", map(tuple, shapes), strict=True):
         value = draft.given(name, given, dtype, ValueKind.WEIGHT if weight and name == "b" else ValueKind.INPUT)
         if name in turned:
             value = _turned(draft, value, given, dtype)
             given = (*given[:-2], given[-1], given[-2])
         sides.append(value)
-        shapes.append(given)
-    longer, shorter = sorted((shape[:-2] for shape in shapes), key=len, reverse=True)
+        seen.append(given)
+    longer, shorter = sorted((shape[:-2] for shape in seen), key=len, reverse=True)
     batch = tuple(max(x, y) for x, y in zip(longer, (1,) * (len(longer) - len(shorter)) + shorter, strict=True))
-    shape = (*batch, shapes[0][-2], shapes[1][-1])
+    shape = (*batch, seen[0][-2], seen[1][-1])
     return _with_tail(draft, draft.one("aten.matmul.default", tuple(sides), shape, dtype), shape, tuple(bias), activation, residual, dtype)
 
 
@@ -299,7 +299,8 @@ def _turned(draft: Draft, value: Ref, shape: tuple[int, ...], dtype: DType) -> R
     return turned
 
 
-def _with_tail(draft: Draft, out: Ref, shape: tuple[int, ...], bias: tuple[int, ...], activation: str, residual: bool, dtype: DType) -> Pair:
+def _with_tail(draft: Draft, out: Ref, shape: tuple[int, ...], bias: tuple[int, ...], activation: str, residual: bool,
+               dtype: DType) -> Pair:
     if bias:
         out = draft.one("aten.add.Tensor", (out, draft.weight("bias", *bias, dtype=dtype)), shape, dtype)
     if activation:

@@ -81,8 +81,8 @@ class TestReduction(RegionRuleConformance):
 class TestMatmul(RegionRuleConformance):
     rule, unserved = RULES["matmul"], (LOOKUP, linear_case(n=24, k=16, bias=True)[1])
     graphs = (rows_case(rows=(2, 3), n=24, k=16, bias=True, activation="gelu", residual=True)[1],
-              matmul_case(a=(2, 3, 5, 16), b=(3, 9, 16), turned="b", bias=(5, 9), dtype=DType.F32)[1],
-              matmul_case(a=(16, 5), b=(16, 9), turned="a", dtype=DType.BF16)[1])
+              matmul_case(shapes=((2, 3, 5, 16), (3, 9, 16)), turned="b", bias=(5, 9), dtype=DType.F32)[1],
+              matmul_case(shapes=((16, 5), (16, 9)), turned="a", dtype=DType.BF16)[1])
 
 
 def test_no_rule_is_left_out() -> None:

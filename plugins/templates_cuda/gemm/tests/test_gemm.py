@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_rules_transformers.testing import matmul_case, rows_case
+from agentcompile_rules_transformers.testing import matmul_case
 from agentcompile_templates_cuda_gemm import GemmFamily
-from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Schedule, StepSource, compare, oracle
+from agentcompile_core.plugin_api import DType, Graph, Match, Schedule, compare, oracle
 
 pytest.importorskip("agentcompile_validator_emulation")
-from agentcompile_validator_emulation.module import SCHEDULES, EmulationError
+from agentcompile_validator_emulation.module import SCHEDULES
 from agentcompile_validator_emulation.testing import TORCH, Emulated, aligned
 
 H200 = preset("h200")
@@ -61,7 +60,7 @@ def product(data: st.DataObject, dtype: DType, said: dict[str, Any]) -> tuple[Ma
     turned, batch = said.get("turned", ""), data.draw(st.sampled_from(((), (3,), (2, 2))), "batch")
     weight = said.get("weight", False) or data.draw(st.booleans(), "one b for all")
     a, b = ((k, m) if "a" in turned else (m, k)), ((n, k) if "b" in turned else (k, n))
-    return matmul_case(a=(*batch, *a), b=(*(() if weight else batch), *b), turned=turned, weight=weight, dtype=dtype,
+    return matmul_case(shapes=((*batch, *a), (*(() if weight else batch), *b)), turned=turned, weight=weight, dtype=dtype,
                        bias=tuple(sizes[name] for name in said.get("bias", "")), activation=said.get("activation", ""),
                        residual=said.get("residual", False))
 

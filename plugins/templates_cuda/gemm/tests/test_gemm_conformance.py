@@ -11,7 +11,7 @@ from agentcompile_core.testing.conformance import TemplateFamilyConformance
 class TestGemm(TemplateFamilyConformance):
     family = GemmFamily()
     cases = (rows_case(rows=(2, 21), n=72, k=88, bias=True, activation="gelu", residual=True),
-             matmul_case(a=(2, 3, 37, 19), b=(2, 3, 45, 19), turned="b", dtype=DType.F32))
+             matmul_case(shapes=((2, 3, 37, 19), (2, 3, 45, 19)), turned="b", dtype=DType.F32))
     rejected = (norm_case(columns=64), linear_case(n=24, k=16))
     targets = (preset("h200"),)
     samples = 2
