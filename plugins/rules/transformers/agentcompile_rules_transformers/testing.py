@@ -266,7 +266,8 @@ def matmul_case(*, shapes: tuple[Sequence[int], Sequence[int]], turned: str = ""
                 activation: str = "", residual: bool = False, dtype: DType = DType.F16) -> Pair:
     """``a @ b`` of two ``shapes``; ``turned``: which (``a``, ``b``, ``ab``) are read with their last two axes exchanged.
 
-    ``weight``: b is a parameter. Behind it come the sum with a ``bias`` of that shape, an ``activation`` and the sum with a ``residual`` as large as the result.
+    ``weight``: b is a parameter. Behind it come the sum with a ``bias`` of that shape, an ``activation``, and the sum with a
+    ``residual`` as large as the result.
     """
     draft, sides, seen = Draft(), [], []
     for name, given in zip("ab", map(tuple, shapes), strict=True):

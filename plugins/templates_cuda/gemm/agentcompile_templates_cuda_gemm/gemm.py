@@ -30,7 +30,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .shape import Shape, shape_of
-from .space import Tile, blocks_of, space_of, splits_of, terms_of, tile_of
+from .space import Tile, blocks_of, shared_bytes, space_of, splits_of, terms_of, tile_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -72,13 +72,14 @@ class GemmFamily(TemplateFamily):
         shape, tile = shape_of(match), tile_of(schedule)
         splits, pdl = splits_of(shape, tile), target.has(Feature.GRIDDEPCONTROL)
         product = Launch(entry="gemm_kernel", grid=(blocks_of(shape, tile), splits, 1), block=(tile.threads, 1, 1), pdl=pdl,
+                         shared_bytes=shared_bytes(tile) if tile.tensor else 0,
                          arguments=_arguments(match, shape, tile, splits))
         finish = Launch(entry="gemm_finish_kernel", grid=(-(-shape.count // FINISH_THREADS), 1, 1), block=(FINISH_THREADS, 1, 1), pdl=pdl,
                         arguments=_finish_arguments(match, shape, splits))
         workspace = Workspace(name="parts", nbytes=4 * splits * shape.count)
         return make_source(
-            FOLDER / "gemm.cu", plan=_plan(match, shape, tile, splits, pdl), launches=(product, finish) if splits > 1 else (product,),
-            epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX), features=[Feature.GRIDDEPCONTROL] * pdl,
+            FOLDER / ("gemm_tensor.cu" if tile.tensor else "gemm.cu"), plan=_plan(match, shape, tile, splits, pdl), launches=(product, finish) if splits > 1 else (product,),
+            epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX), features=[Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tile.tensor,
             workspaces=(workspace,) if splits > 1 else (), reduction_depth=min(terms_of(shape, tile), shape.k) + splits)
 
 
@@ -88,10 +89,12 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
     types: dict[str, Value] = {"Element": c_type(shape.dtype), "T": c_type(out)}
     types |= {f"Aux{i}": c_type(operand.spec.dtype if operand else out) for i, operand in enumerate(aux)}
     own: dict[str, Value] = {"thread_rows": tile.thread_rows, "thread_columns": tile.thread_columns}
+    if tile.tensor:
+        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages}
     return {
         **types, "pdl": pdl, "threads": tile.threads, "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, **own,
         "group": GROUP, "split": splits > 1, "a_along": shape.a.along, "a_size": shape.a.held_by(tile.rows),
-        "b_along": shape.b.along, "b_size": shape.b.held_by(tile.columns), "whole_stores": shape.whole % min(4, tile.thread_columns) == 0,
+        "b_along": shape.b.along, "b_size": shape.b.held_by(tile.columns), "whole_stores": shape.whole % (2 if tile.tensor else min(4, tile.thread_columns)) == 0,
         **{f"aux_kind{i}": _kind(operand, shape) for i, operand in enumerate(aux)},
     }
 

@@ -1,17 +1,21 @@
 """Schedules of the family: which tiles are legal for a product, and in which order they are worth trying."""
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import Parameter, Schedule, ScheduleSpace, Target
+from agentcompile_core.plugin_api import DType, Feature, Parameter, Schedule, ScheduleSpace, Target
 
 from .shape import Shape
 
 WARP = 32
+CHUNK = 8  # elements of 16 bits that are copied at once
 PAD = 4  # floats behind each term of a slice, as in gemm.cu
 STATIC_SHARED_BYTES = 48 << 10
 MOST_TENSOR, MOST_SIMT = 40, 16
+STEP = 16  # terms of one mma
+SM_TENSOR_FMA_PER_US = 1740e3  # of fp16 by mma.sync: 1,024 at 1.7 GHz
 MOST_PARTS_BYTES = 256 << 20
 LARGEST_GRID = 2**31 - 1
 LAUNCH_US = 3.0  # of a second launch
@@ -22,6 +26,11 @@ REGISTERS_BESIDE = 44  # addresses, bounds, loop counters
 SIMT = ((128, 128, 8, 8, 8), (128, 128, 8, 8, 16), (128, 64, 8, 4, 16), (64, 128, 4, 8, 16), (64, 64, 4, 4, 16), (32, 128, 4, 4, 16),
         (128, 32, 4, 4, 16), (32, 64, 4, 4, 16), (64, 32, 4, 4, 16), (32, 32, 4, 4, 32), (16, 64, 2, 4, 32), (64, 16, 4, 2, 32),
         (4, 128, 1, 4, 32), (128, 4, 4, 1, 32))
+# Rows and columns of a tile and of a warp's part of it.
+TENSOR = ((128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 32), (128, 128, 32, 64), (128, 128, 64, 64), (64, 256, 32, 64),
+          (256, 64, 64, 32), (128, 64, 32, 32), (64, 128, 32, 32), (64, 64, 32, 32), (32, 128, 16, 64), (32, 64, 16, 32), (64, 32, 32, 16),
+          (16, 128, 16, 32), (16, 64, 16, 16), (32, 32, 16, 16))
+SLICES = ((64, 3), (32, 4), (64, 4), (32, 3), (64, 2), (32, 5))  # terms of a slice, and how many of them are in the ring
 
 
 @frozen(kw_only=True)
@@ -34,17 +43,28 @@ class Tile:
     depth: int
     thread_rows: int = 0  # path simt: sums of a thread
     thread_columns: int = 0
+    warp_rows: int = 0  # path tensor: results of a warp
+    warp_columns: int = 0
+    stages: int = 0  # slices in shared memory
     splits: int = 1
+
+    @property
+    def tensor(self) -> bool:
+        """Whether tensor cores multiply."""
+        return self.path == "tensor"
 
     @property
     def threads(self) -> int:
         """Of a block."""
+        if self.tensor:
+            return WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
     @property
     def schedule(self) -> Schedule:
         """The tile as a point of the space."""
-        own = {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
+        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages}
+        own = own if self.tensor else {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
         return Schedule({"path": self.path, "rows": self.rows, "columns": self.columns, "depth": self.depth, "splits": self.splits, **own})
 
 
@@ -55,8 +75,10 @@ def tile_of(schedule: Schedule) -> Tile:
 
 
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
-    """Legal schedules, those first that should take least time."""
-    points = tuple(tile.schedule for tile in _best(_simt(shape, target), shape, target, MOST_SIMT))
+    """Legal schedules, those first that should take least time; two on tensor cores for each other one where there are both."""
+    tensor, simt = iter(_best(_tensor(shape, target), shape, target, MOST_TENSOR)), _best(_simt(shape, target), shape, target, MOST_SIMT)
+    mixed = (tile for three in zip_longest(tensor, tensor, simt) for tile in three if tile is not None)
+    points = tuple(tile.schedule for tile in mixed)
     names = sorted({name for point in points for name, _ in point.items})
     values = {name: {value for point in points for key, value in point.items if key == name} for name in names}
     return ScheduleSpace(parameters=tuple(Parameter(name=name, values=tuple(sorted(values[name]))) for name in names), points=points)
@@ -78,7 +100,9 @@ def splits_of(shape: Shape, tile: Tile) -> int:
 
 
 def shared_bytes(tile: Tile) -> int:
-    """Static shared memory of a block."""
+    """Shared memory of a block: static without tensor cores, dynamic with them."""
+    if tile.tensor:
+        return tile.stages * tile.depth * (tile.rows + tile.columns) * 2
     return 2 * tile.depth * (tile.rows + tile.columns + 2 * PAD) * 4
 
 
@@ -89,6 +113,25 @@ def _simt(shape: Shape, target: Target) -> Iterator[Tile]:
         fits = shared_bytes(tile) <= STATIC_SHARED_BYTES and registers <= min(255, target.registers_per_sm // tile.threads)
         if fits and _fits_extents(shape, tile):
             yield from _with_splits(shape, tile, target)
+
+
+def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
+    if shape.dtype is DType.F32 or not target.has(Feature.MMA_SYNC):
+        return
+    for rows, columns, warp_rows, warp_columns in TENSOR:
+        for depth, stages in SLICES:
+            tile = Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns, stages=stages)
+            if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (stages - 1) * depth < max(shape.k, 2 * depth):
+                yield from _with_splits(shape, tile, target)
+
+
+def _fits_tensor(tile: Tile, target: Target) -> bool:
+    """Whether ring, sums and two sets of fragments have room, and every thread copies as many chunks of both factors."""
+    sums = tile.warp_rows * tile.warp_columns // WARP
+    fragments = 2 * (tile.warp_rows // 4 + tile.warp_columns // 4)
+    registers = sums + fragments + REGISTERS_BESIDE
+    even = min(tile.rows, tile.columns) * tile.depth // CHUNK % tile.threads == 0
+    return even and shared_bytes(tile) <= target.shared_bytes_per_block and registers <= min(255, target.registers_per_sm // tile.threads)
 
 
 def _fits_extents(shape: Shape, tile: Tile) -> bool:
@@ -118,7 +161,8 @@ def predicted_us(shape: Shape, tile: Tile, target: Target) -> float:
     """A guess to sort by: rounds of blocks over the SMs times what a tile takes, and the way of the parts of several splits."""
     rounds = blocks_of(shape, tile) * tile.splits / target.sm_count
     rounds = float(-(-rounds // 1)) if rounds < 4 else rounds
-    each = tile.rows * tile.columns * terms_of(shape, tile) / (SM_FMA_PER_US * _efficiency(tile))
+    pace = SM_TENSOR_FMA_PER_US * _tensor_efficiency(tile) if tile.tensor else SM_FMA_PER_US * _efficiency(tile)
+    each = tile.rows * tile.columns * terms_of(shape, tile) / pace
     parts = LAUNCH_US + target.floor_us(8 * shape.count * tile.splits) if tile.splits > 1 else 0.0
     return max(1.0, rounds) * each + parts
 
@@ -127,3 +171,11 @@ def _efficiency(tile: Tile) -> float:
     """Of the FMA pipes: sums per value that is read from shared memory, and warps that hide each other's latency."""
     reuse = tile.thread_rows * tile.thread_columns / (tile.thread_rows + tile.thread_columns) / 4.0
     return min(1.0, reuse) * min(1.0, 0.4 + tile.threads / 400)
+
+
+def _tensor_efficiency(tile: Tile) -> float:
+    """Of the tensor cores: results per value read from shared memory and from L2, and slices that are on their way."""
+    warp = tile.warp_rows * tile.warp_columns / (tile.warp_rows + tile.warp_columns) / 32.0
+    block = tile.rows * tile.columns / (tile.rows + tile.columns) / 80.0
+    on_the_way = min(1.0, 0.7 + (tile.stages - 1) * tile.depth / 400)
+    return min(1.0, 0.5 + 0.5 * warp) * min(1.0, 0.3 + 0.7 * block) * on_the_way * min(1.0, 0.4 + tile.threads / 400)
