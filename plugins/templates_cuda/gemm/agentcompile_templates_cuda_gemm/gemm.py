@@ -90,7 +90,7 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
     types |= {f"Aux{i}": c_type(operand.spec.dtype if operand else out) for i, operand in enumerate(aux)}
     own: dict[str, Value] = {"thread_rows": tile.thread_rows, "thread_columns": tile.thread_columns}
     if tile.tensor:
-        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages}
+        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead}
     return {
         **types, "pdl": pdl, "threads": tile.threads, "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, **own,
         "group": GROUP, "split": splits > 1, "a_along": shape.a.along, "a_size": shape.a.held_by(tile.rows),

@@ -4,7 +4,7 @@
 // Plan::depth terms of both factors lie in shared memory as they do in global memory (terms side by side, or lines side by side), in
 // a ring of Plan::stages that cp.async fills while earlier slices are multiplied; ldmatrix turns what lies the other way. The
 // 16-byte chunks of a line are permuted by the line's number, so that eight neighbouring lines meet all banks. Fragments of the
-// next 16 terms are read while the last ones are multiplied. Factors that allow no whole vectors go through registers, element by
+// next 16 terms are read while the last ones are multiplied; Plan::ahead reads the first ones of the next slice at the end of one. Factors that allow no whole vectors go through registers, element by
 // element, into the same places.
 // Wins wherever two matrices of 16-bit elements are larger than a few tiles.
 #include "gemm.cuh"
@@ -15,11 +15,12 @@ constexpr int threads = Plan::threads;
 constexpr int depth = Plan::depth;
 constexpr int stages = Plan::stages;
 constexpr int step = 16;  // terms of one mma
+constexpr int steps = depth / step;  // of a slice
 constexpr int warps_n = Plan::columns / Plan::warp_columns;
 constexpr int row_fragments = Plan::warp_rows / 16;
 constexpr int column_fragments = Plan::warp_columns / 8;
 static_assert(threads == Plan::rows / Plan::warp_rows * warps_n * 32, "the tile is what its warps hold");
-static_assert(Plan::warp_columns % 16 == 0 && depth % step == 0, "fragments of b come in pairs, terms in steps");
+static_assert(Plan::warp_columns % 16 == 0 && steps % 2 == 0, "fragments of b come in pairs, steps by turns");
 
 // A factor's slice in shared memory: `spans` of `width` elements in chunks of eight; a span is a line of `depth` terms, or a term
 // of `Lines` lines.
@@ -166,21 +167,37 @@ gemm_kernel(const Plan::Element* a, const Plan::Element* b, const Plan::Aux0* au
 #pragma unroll
   for (int stage = 0; stage < stages - 1; ++stage) copy(stage, tile.first_term + stage * depth);
 
+  // The slice that is multiplied next is here, and everybody has read the last one, whose place the next copy takes.
+  const auto turn = [&]() {
+    ac::cp_async_wait<stages - 2>();
+    __syncthreads();
+  };
   float sums[row_fragments][column_fragments][4] = {};
   Fragments fragments[2];
   int stage = 0;
+  if constexpr (Plan::ahead) {
+    turn();
+    fragments[0].read(ring, warp_row, warp_column, 0, lane);
+  }
   for (long long term = tile.first_term; term < tile.end_term; term += depth) {
-    ac::cp_async_wait<stages - 2>();
-    __syncthreads();  // this slice is here, and everybody is done with the last one, whose place the newest one takes
     const Element* const slice = ring + stage * stage_elements;
-    fragments[0].read(slice, warp_row, warp_column, 0, lane);
-    copy((stage + stages - 1) % stages, term + (stages - 1) * depth);
+    const int before = stage == 0 ? stages - 1 : stage - 1;
+    stage = stage + 1 == stages ? 0 : stage + 1;
+    if constexpr (!Plan::ahead) {
+      turn();
+      fragments[0].read(slice, warp_row, warp_column, 0, lane);
+    }
 #pragma unroll
-    for (int t = 0; t < depth / step; ++t) {
-      if (t + 1 < depth / step) fragments[(t + 1) % 2].read(slice, warp_row, warp_column, (t + 1) * step, lane);
+    for (int t = 0; t < steps; ++t) {
+      if (t + 1 < steps) {
+        fragments[(t + 1) % 2].read(slice, warp_row, warp_column, (t + 1) * step, lane);
+      } else if (Plan::ahead && term + depth < tile.end_term) {
+        turn();
+        fragments[0].read(ring + stage * stage_elements, warp_row, warp_column, 0, lane);
+      }
+      if (t == 0) copy(before, term + (stages - 1) * depth);
       fragments[t % 2].multiply(sums);
     }
-    stage = stage + 1 == stages ? 0 : stage + 1;
   }
 
   const Results results = results_of(Aux{aux0, aux1, aux2, period0, period1, period2}, out, parts, tile, count, m, n);

@@ -14,7 +14,7 @@ CHUNK = 8  # elements of 16 bits that are copied at once
 PAD = 4  # floats behind each term of a slice, as in gemm.cu
 STATIC_SHARED_BYTES = 48 << 10
 MOST_TENSOR, MOST_SIMT = 40, 16
-STEP = 16  # terms of one mma
+LARGEST_WARP = 64 * 64  # results of a warp
 SM_TENSOR_FMA_PER_US = 1740e3  # of fp16 by mma.sync: 1,024 at 1.7 GHz
 MOST_PARTS_BYTES = 256 << 20
 LARGEST_GRID = 2**31 - 1
@@ -46,6 +46,7 @@ class Tile:
     warp_rows: int = 0  # path tensor: results of a warp
     warp_columns: int = 0
     stages: int = 0  # slices in shared memory
+    ahead: bool = False  # fragments of the next slice are read at the end of one: more registers
     splits: int = 1
 
     @property
@@ -63,7 +64,7 @@ class Tile:
     @property
     def schedule(self) -> Schedule:
         """The tile as a point of the space."""
-        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages}
+        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages, "ahead": self.ahead}
         own = own if self.tensor else {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
         return Schedule({"path": self.path, "rows": self.rows, "columns": self.columns, "depth": self.depth, "splits": self.splits, **own})
 
@@ -71,7 +72,7 @@ class Tile:
 def tile_of(schedule: Schedule) -> Tile:
     """The tile that a point of the space names."""
     values = dict(schedule.items)
-    return Tile(path=str(values.pop("path")), **{name: int(value) for name, value in values.items()})
+    return Tile(path=str(values.pop("path")), **values)
 
 
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
@@ -122,6 +123,8 @@ def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
         for depth, stages in SLICES:
             tile = Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns, stages=stages)
             if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (stages - 1) * depth < max(shape.k, 2 * depth):
+                if warp_rows * warp_columns == LARGEST_WARP:  # its sums leave room for one block alone: nobody else fills its pauses
+                    yield from _with_splits(shape, evolve(tile, ahead=True), target)
                 yield from _with_splits(shape, tile, target)
 
 
