@@ -78,8 +78,9 @@ class GemmFamily(TemplateFamily):
                         arguments=_finish_arguments(match, shape, splits))
         workspace = Workspace(name="parts", nbytes=4 * splits * shape.count)
         return make_source(
-            FOLDER / ("gemm_tensor.cu" if tile.tensor else "gemm.cu"), plan=_plan(match, shape, tile, splits, pdl), launches=(product, finish) if splits > 1 else (product,),
-            epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX), features=[Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tile.tensor,
+            FOLDER / ("gemm_tensor.cu" if tile.tensor else "gemm.cu"), plan=_plan(match, shape, tile, splits, pdl),
+            launches=(product, finish) if splits > 1 else (product,), epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX),
+            features=[Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tile.tensor,
             workspaces=(workspace,) if splits > 1 else (), reduction_depth=min(terms_of(shape, tile), shape.k) + splits)
 
 
@@ -94,7 +95,8 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
     return {
         **types, "pdl": pdl, "threads": tile.threads, "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, **own,
         "group": GROUP, "split": splits > 1, "a_along": shape.a.along, "a_size": shape.a.held_by(tile.rows),
-        "b_along": shape.b.along, "b_size": shape.b.held_by(tile.columns), "whole_stores": shape.whole % (2 if tile.tensor else min(4, tile.thread_columns)) == 0,
+        "b_along": shape.b.along, "b_size": shape.b.held_by(tile.columns),
+        "whole_stores": shape.whole % (2 if tile.tensor else min(4, tile.thread_columns)) == 0,
         **{f"aux_kind{i}": _kind(operand, shape) for i, operand in enumerate(aux)},
     }
 

@@ -58,21 +58,25 @@ template <int Lines, int Along, int Size> struct Slices {
     const Element* from = next + span * across + chunk * 8 * along;
     const int length = by_terms ? left : lines;  // of a span
     const int height = by_terms ? lines : left;
+    if constexpr (Size > 1) {  // a vector exists as a whole or not at all
 #pragma unroll
-    for (int i = 0; i < loads; ++i) {
-      Element* const to = slice + place(span + i * hop, chunk);
-      const bool exists = span + i * hop < height;
-      if constexpr (Size > 1) {  // a vector exists as a whole or not at all
-        ac::cp_async16_zero_fill(to, from, exists && chunk * 8 < length);
-      } else {
+      for (int i = 0; i < loads; ++i) {
+        const bool exists = span + i * hop < height && chunk * 8 < length;
+        ac::cp_async16_zero_fill(slice + place(span + i * hop, chunk), from, exists);
+        from += hop * across;
+      }
+    } else {
+#pragma unroll 1  // what several chunks hold at a time has no room beside the sums
+      for (int i = 0; i < loads; ++i) {
         alignas(16) Element held[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          held[e] = exists && chunk * 8 + e < length ? from[e * along] : ac::from_float<Element>(0.0f);
+          const bool exists = span + i * hop < height && chunk * 8 + e < length;
+          held[e] = exists ? from[e * along] : ac::from_float<Element>(0.0f);
         }
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(held);
+        *reinterpret_cast<uint4*>(slice + place(span + i * hop, chunk)) = *reinterpret_cast<const uint4*>(held);
+        from += hop * across;
       }
-      from += hop * across;
     }
     next += depth * term_step;
   }

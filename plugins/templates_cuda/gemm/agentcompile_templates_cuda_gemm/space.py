@@ -121,7 +121,8 @@ def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
         return
     for rows, columns, warp_rows, warp_columns in TENSOR:
         for depth, stages in SLICES:
-            tile = Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns, stages=stages)
+            tile = Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns,
+                        stages=stages)
             if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (stages - 1) * depth < max(shape.k, 2 * depth):
                 if warp_rows * warp_columns == LARGEST_WARP:  # its sums leave room for one block alone: nobody else fills its pauses
                     yield from _with_splits(shape, evolve(tile, ahead=True), target)
