@@ -161,11 +161,9 @@ gemm_kernel(const Plan::Element* a, const Plan::Element* b, const Plan::Aux0* au
   const Lane lane{lane_number / 8, lane_number % 8};
 
   const auto copy = [&](int stage, long long term) {
-    if (term < tile.end_term) {
-      const int left = static_cast<int>(min(tile.end_term - term, static_cast<long long>(depth)));
-      from_a.copy(ring + stage * stage_elements, left);
-      from_b.copy(ring + stage * stage_elements + SlicesA::elements, left);
-    }
+    const int left = static_cast<int>(min(tile.end_term - term, static_cast<long long>(depth)));  // none behind the last slice
+    from_a.copy(ring + stage * stage_elements, left);
+    from_b.copy(ring + stage * stage_elements + SlicesA::elements, left);
     ac::cp_async_commit();
   };
 #pragma unroll

@@ -1,5 +1,6 @@
 """Schedules of the family: which tiles are legal for a product, and in which order they are worth trying."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
@@ -13,7 +14,7 @@ WARP = 32
 CHUNK = 8  # elements of 16 bits that are copied at once
 PAD = 4  # floats behind each term of a slice, as in gemm.cu
 STATIC_SHARED_BYTES = 48 << 10
-MOST_TENSOR, MOST_SIMT = 40, 16
+MOST_TENSOR, MOST_SIMT, MOST_ALIKE = 40, 16, 4
 LARGEST_WARP = 64 * 64  # results of a warp
 SM_TENSOR_FMA_PER_US = 1740e3  # of fp16 by mma.sync: 1,024 at 1.7 GHz
 MOST_PARTS_BYTES = 256 << 20
@@ -158,7 +159,15 @@ def _with_splits(shape: Shape, tile: Tile, target: Target) -> Iterator[Tile]:
 
 
 def _best(tiles: Iterator[Tile], shape: Shape, target: Target, most: int) -> list[Tile]:
-    return sorted(dict.fromkeys(tiles), key=lambda tile: predicted_us(shape, tile, target))[:most]
+    """The fastest ones, few of each size of tile."""
+    found: list[Tile] = []
+    sizes: Counter[tuple[int, ...]] = Counter()
+    for tile in sorted(dict.fromkeys(tiles), key=lambda tile: predicted_us(shape, tile, target)):
+        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns)
+        if sizes[size] < MOST_ALIKE:
+            sizes[size] += 1
+            found.append(tile)
+    return found[:most]
 
 
 def predicted_us(shape: Shape, tile: Tile, target: Target) -> float:
