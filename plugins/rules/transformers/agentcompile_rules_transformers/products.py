@@ -5,7 +5,7 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import Case, Match, Operand
 
-from .sums import LARGE, SHARES, SMALL, WEIGHED, half_step, seeded, terms
+from .sums import LARGE, SHARES, SMALL, WEIGHED, half_step, large_and_small, seeded
 
 
 def _axes(match: Match, name: str) -> tuple[list[int], list[int]]:
@@ -33,10 +33,10 @@ def swamped(match: Match, operand: Operand, case: Case, device: str) -> Tensor |
         return None
     k, n = match.integer("k"), match.integer("n")
     small = SMALL * half_step(operand)
-    row = _signed(terms((k,), SHARES[1], small, seeded(case, 1, device), device).sqrt(), case, device)
+    row = _signed(large_and_small((k,), SHARES[1], small, seeded(case, 1, device), device).sqrt(), case, device)
     if operand.name == "a":
         return _laid(match, operand, row[None, :].expand(match.integer("m"), k), device)
-    wanted = terms((n, k), SHARES[1], small, seeded(case, 2, device), device)
+    wanted = large_and_small((n, k), SHARES[1], small, seeded(case, 2, device), device)
     return _laid(match, operand, (WEIGHED * wanted / row).t(), device)
 
 

@@ -37,14 +37,13 @@ def half_step(operand: Operand) -> float:
 
 
 def seeded(case: Case, number: int, device: str) -> torch.Generator:
-    """A generator of its own for each operand and purpose of a case."""
     generator = torch.Generator(device=device)
     generator.manual_seed(case.seed * 37 + number)
     return generator
 
 
-def terms(shape: tuple[int, ...], share: float, small: float, generator: torch.Generator, device: str) -> Tensor:
-    """Large terms among ``small`` ones."""
+def large_and_small(shape: tuple[int, ...], share: float, small: float, generator: torch.Generator, device: str) -> Tensor:
+    """Terms of both sizes, ``share`` of them large."""
     return torch.where(torch.rand(shape, generator=generator, device=device) < share, LARGE, small)
 
 
@@ -63,16 +62,16 @@ def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | 
     if match.text("norm", "none") != "none":
         mean = row.mean() if match.text("norm") == "layer" else 0.0
         row = (row - mean) * torch.rsqrt((row - mean).square().mean() + match.number("norm_eps"))
-    products = terms(operand.spec.shape, SHARES[1], SMALL * half_step(operand), seeded(case, 2, device), device)
+    products = large_and_small(operand.spec.shape, SHARES[1], SMALL * half_step(operand), seeded(case, 2, device), device)
     return WEIGHED * products / row
 
 
 def _row(x: Operand, case: Case, device: str) -> Tensor:
     generator, small = seeded(case, 1, device), SMALL * half_step(x)
     if case.family == SWAMPED_MEAN:
-        return terms(x.spec.shape, SHARES[1], small, generator, device)
+        return large_and_small(x.spec.shape, SHARES[1], small, generator, device)
     signs = torch.where(torch.rand(x.spec.shape, generator=generator, device=device) < 0.5, -1.0, 1.0)
-    return terms(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs
+    return large_and_small(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs
 
 
 # ---- attention
@@ -138,7 +137,7 @@ def _keys(match: Match, operand: Operand, case: Case, seen: Tensor, device: str)
     rows, dim = operand.spec.shape[-3], operand.spec.shape[-1]
     small = SMALL * half_step(operand)
     classes, generator = _classes(match, case, rows, device), seeded(case, 4, device)
-    swamped = terms((rows, 1, dim), SHARES[1], small, generator, device)
+    swamped = large_and_small((rows, 1, dim), SHARES[1], small, generator, device)
     swamped[::2] = torch.where(torch.arange(dim, device=device) % VECTOR == 0, LARGE, small)
     products = torch.where((classes == 2)[..., None], swamped, 1.0) * (seen.abs() > TURNED_AWAY)  # [rows, KV, D]
     scores = _scores(match, small, device)[classes] - APART * torch.rand(classes.shape, generator=generator, device=device)
