@@ -20,8 +20,8 @@ BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
 LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
-COUNTED_IN = 2.0**16  # results among which the worst is one that the bound has room for
-WORST_PER_DOUBLING = 0.0375
+COUNTED_IN = 2.0**6  # results among which the worst is one that the bound has room for
+WORST_PER_DOUBLING = 0.03
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
@@ -32,7 +32,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     errors = x.error.reshape(-1, k)
     noisy = not x.is_exact
     integers = not noisy and bool((rows == rows.round()).all())
-    among = _largest_of(rows.shape[0] * n)
+    among = rows.shape[0] * n if rows.shape[0] > 1 else 0
     single = not noisy and int((rows != 0).sum(-1).max()) <= 1
     values, bounds = [], []
     block = max(1, BLOCK_ELEMENTS // k)
@@ -40,7 +40,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         w = weight[start : start + block].double()
         value = rows @ w.T
         size = rows.abs() @ w.abs().T
-        error = overflowing(among * _one_by_one(depth, value, size, (rows**2) @ (w**2).T), size)
+        error = overflowing(_accumulated(depth, value, size, (rows**2) @ (w**2).T, among), size)
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
@@ -57,27 +57,27 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     return Bounded(total, torch.where(free, 0.0, error + 2.0 * U32 * total.abs()))
 
 
-def _one_by_one(depth: int, total: Tensor, absolute: Tensor, squares: Tensor) -> Tensor:
-    """What an accumulator errs that adds ``depth`` products one by one.
+def _accumulated(depth: int, total: Tensor, absolute: Tensor, squares: Tensor, count: int) -> Tensor:
+    """What accumulators err that add ``depth`` products for each of ``count`` results; 0: of a single row, which many lanes share.
 
-    Beside one product that is nearly all of it, partial sums are large from there on: the root of squares is then all of the size.
+    Products of several rows are added one by one. Beside one product that is nearly all of a sum, partial sums are large from there on:
+    the root of squares is then all of the size. And the worst of many honest sums is farther off than that of a few: of sums of random
+    products one in a million comes to 1.0 of the bound, and each factor of ten adds an eighth of it.
     """
     size = sum_size(total, absolute, squares)
+    error = SPREAD * depth**0.5 * U32 * size
+    if not count:
+        return error
     alone = (TAIL * squares.sqrt() / size - 1.0).nan_to_num(nan=0.0).clamp(0.0, 1.0)
-    return SPREAD * depth**0.5 * U32 * size * (1.0 + EARLY * alone)
-
-
-def _largest_of(count: int) -> float:
-    """How much farther the worst of ``count`` honest sums is off than that of a few: of sums of random products, one in a million
-    comes to 0.9 of the bound, and each factor of ten adds an eighth of it."""
-    return 1.0 + WORST_PER_DOUBLING * max(0.0, math.log2(max(1, count) / COUNTED_IN))
+    among = 1.0 + WORST_PER_DOUBLING * max(0.0, math.log2(count / COUNTED_IN))
+    return among * error * (1.0 + EARLY * alone)
 
 
 def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:
     """``a`` [.., m, k] times ``b`` [.., k, n], or any other sums of ``depth`` products of two, as ``product`` makes them."""
     x, y = a.value.double(), b.value.double()
     value, size = product(x, y), product(x.abs(), y.abs())
-    error = overflowing(_largest_of(value.numel()) * _one_by_one(depth, value, size, product(x**2, y**2)), size)
+    error = overflowing(_accumulated(depth, value, size, product(x**2, y**2), value.numel()), size)
     for e, other, left in ((a.error, y, True), (b.error, x, False)):
         if bool(e.any()):
             spread = product(e**2, other**2) if left else product(other**2, e**2)
