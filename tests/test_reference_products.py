@@ -18,7 +18,7 @@ UNIT = 2.0**-24
 def test_one_huge_activation_is_budgeted_where_every_later_sum_rounds_beside_it() -> None:
     match, graph = rows_case(rows=(64,), n=256, k=196, dtype=DType.F32)
     x, weight = (match.need(name).values[0] for name in "ab")
-    for seed in range(8, 40, 8):
+    for seed in (8, 16):
         values = graph_values(match, graph, make_inputs(match, MATMUL, Case(family="one_huge", seed=seed), "cpu"))
         (expected,) = oracle(graph, values).values()
         assert compare(one_by_one(values[x], values[weight].t()), expected).ok
@@ -35,7 +35,7 @@ def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def test_the_worst_of_many_sums_has_room_and_one_lost_term_has_none() -> None:
     generator = torch.Generator().manual_seed(1)
-    for rows, most in ((64, 1.25), (2048, 1.4)):
+    for rows, most in ((64, 1.25), (512, 1.3)):
         match, graph = rows_case(rows=(rows,), n=128, k=8, dtype=DType.F32)
         x, weight = (torch.randn(shape, generator=generator) for shape in ((rows, 8), (128, 8)))
         values = dict(zip((match.need("a").values[0], match.need("b").values[0]), (x, weight), strict=True))
