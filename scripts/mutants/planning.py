@@ -5,7 +5,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from attrs import field, frozen
 
@@ -70,6 +70,7 @@ def _by_id(file: str, text: str) -> dict[str, Mutant]:
     return {mutant.id: mutant for mutant in mutants_of(file, text)}
 
 
+@cache
 def pool() -> dict[str, list[Mutant]]:
     """All mutants by file; a file that several subjects share is counted once."""
     found: dict[str, list[Mutant]] = {}
