@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         is_pointwise as is_pointwise,
     )
     from .ops.grammar import translate as translate
+    from .ops.meaning import evaluate as evaluate
     from .ops.names import operator as operator
     from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
     from .ops.region_view import (
@@ -123,6 +124,7 @@ _NAMES = {
     "ops.absorbing": "Prologue prologues repeats",
     "ops.growth": "Growth cone express grow has_one_rounding is_pointwise",
     "ops.grammar": "translate",
+    "ops.meaning": "evaluate",
     "ops.names": "operator",
     "ops.reference": "Bounded Comparison compare oracle",
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",

@@ -14,7 +14,9 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +159,9 @@ def ratios(result: Tensor, bound: Bounded) -> Tensor:
     return (bound.error.reshape(-1)[some] / error[some]).float()
 
 
-def measure(family: str, size: str, dtype: str, draws: int, seed: int = 1) -> Row:
-    """One row."""
+def measure(family: str, size: str, dtype: str, draws: int, of: str, seed: int = 1) -> Row:
+    """One row; ``of`` is the commit it is measured of."""
+    torch.set_num_threads(1)
     began = time.perf_counter()
     match, graph = FAMILIES[family][size](DTYPES[dtype])
     rows = min(BATCH, draws) if family in BATCHED else 1
@@ -176,7 +179,7 @@ def measure(family: str, size: str, dtype: str, draws: int, seed: int = 1) -> Ro
     every = torch.cat(seen) if seen else torch.zeros(0)
     median, least = (float(every.median()), float(every.min())) if every.numel() else (0.0, 0.0)
     return Row(family=family, dtype=dtype, size=size, draws=draws, median=round(median, 2), least=round(least, 3),
-               outside=outside, seconds=round(time.perf_counter() - began, 1), commit=commit())
+               outside=outside, seconds=round(time.perf_counter() - began, 1), commit=of)
 
 
 def versions() -> dict[str, str]:
@@ -206,15 +209,18 @@ def main() -> None:
     parser.add_argument("--dtype", choices=list(DTYPES), help="only this element type")
     parser.add_argument("--show", action="store_true", help="print only; write nothing")
     parser.add_argument("--keep", action="store_true", help="leave the other rows of the results file as they are")
+    parser.add_argument("--processes", type=int, default=2, help="rows at a time (default: %(default)s)")
+    parser.add_argument("--commit", help="where there is no git here")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
+    wanted = [(family, size, dtype) for family in asked.family or FAMILIES for dtype in ([asked.dtype] if asked.dtype else DTYPES)
+              for size in FAMILIES[family]]
     rows = []
-    for family in asked.family or FAMILIES:
-        for dtype in [asked.dtype] if asked.dtype else DTYPES:
-            for size in FAMILIES[family]:
-                rows.append(measure(family, size, dtype, asked.draws))
-                print(asdict(rows[-1]), flush=True)
+    with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
+        measuring = [pool.submit(measure, *row, asked.draws, commit(asked.commit)) for row in wanted]
+        for row in measuring:
+            rows.append(row.result())
+            print(asdict(rows[-1]), flush=True)
     if not asked.show:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         found = kept(asked.out, rows) if asked.keep else [asdict(row) for row in rows]

@@ -114,7 +114,7 @@ def test_they_are_tried_with_the_history_full_and_leave_the_other_cases_alone() 
 PLACES = [  # subject, type, the accumulator; 18b94be6f084 of docs/mutants.md is the first
     ("lanes_split", "fp16", "weighted[g][e] = __half2float"),
     ("lanes_split", "fp16", "sum[g] = __half2float(__float2half_rn(sum[g] + (scores"),
-    ("tensor_split_bf16", "fp16", "weighted[j][w][kept]"), ("gemv_rows", "fp16", "sums[number] = __half2float"),
+    ("tensor_split_bf16", "fp16", "kept : weighted[j][w]"), ("gemv_rows", "fp16", "sums[number] = __half2float"),
     ("norm_block", "bf16", "squares = __bfloat162float"),
 ]
 

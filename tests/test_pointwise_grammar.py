@@ -34,7 +34,7 @@ ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "hardsigmoid": F.hardsigmoid, "softplus": F.softplus, "softplus_beta": lambda x: F.softplus(x, 2.0, 20.0), "mish": F.mish, "elu": F.elu,
     "elu_alpha": lambda x: F.elu(x, 0.4), "selu": F.selu, "celu": lambda x: F.celu(x, 0.7), "logsigmoid": F.logsigmoid,
     "log": torch.log, "log1p": torch.log1p, "expm1": torch.expm1, "erf": torch.erf, "sin": torch.sin, "cos": torch.cos,
-    "floor": torch.floor, "sqrt": torch.sqrt, "inverse": lambda x: x**-1,
+    "floor": torch.floor, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "inverse": lambda x: x**-1,
     "inverse_square": lambda x: x**-2, "cube": lambda x: x**3, "reciprocal": torch.reciprocal, "rsub": lambda x: 1 - x,
     "rsub_alpha": lambda x: torch.rsub(x, 2.0, alpha=0.5), "abs": torch.abs, "exp": torch.exp, "gelu": F.gelu, "silu": F.silu,
 }
@@ -42,6 +42,7 @@ TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "maximum": torch.maximum, "minimum": torch.minimum, "min": torch.min, "max": torch.max, "add": lambda x, y: torch.add(x, y, alpha=0.3),
     "sub": lambda x, y: torch.sub(x, y, alpha=2), "div": torch.div,
 }
+IN_STEPS = ("erf",)  # outside of whole vectors processors compute it in the element type itself, which no device does
 CHAINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squares": lambda x, y: (x * y) * (1 - x), "signs": lambda x, y: torch.where(x > y, x * 2, y - 1),
     "at_most": lambda x, y: torch.where(x <= 0.5, x, 0.0) + y, "equal": lambda x, y: torch.where(x.floor() == y.floor(), x, y),
@@ -75,6 +76,11 @@ def _drawn(count: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
     return [torch.cat((torch.randn(80, generator=generator) * 3, special.roll(i))).to(dtype) for i in range(count)]
 
 
+def apart(x: Tensor) -> Tensor:
+    """The same elements, not side by side: the framework then takes them one by one, and may round otherwise."""
+    return torch.stack((x, x), -1)[..., 0]
+
+
 @pytest.mark.parametrize("name", [*ONE, *TWO])
 @FEW
 @given(dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16)), seed=st.integers(0, 99))
@@ -91,7 +97,8 @@ def test_an_operator_is_what_the_grammar_says(name: str, dtype: torch.dtype, see
     torch.testing.assert_close(meaning(expression, wide), function(*(x.double() for x in inputs)), rtol=1e-6, atol=1e-7, equal_nan=True)
     expected = oracle(graph, values)
     assert not disagreement(graph, values, expected)
-    assert compare(function(*inputs), expected[graph.outputs[0]]).ok
+    for given_to in (inputs, [apart(x) for x in inputs] if name not in IN_STEPS else inputs):
+        assert compare(function(*given_to), expected[graph.outputs[0]]).ok
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -112,7 +119,7 @@ def test_a_result_with_all_that_it_is_made_from(name: str, dtype: torch.dtype, s
     assert compare(CHAINS[name](*inputs), expected[graph.outputs[0]]).ok
 
 
-@pytest.mark.parametrize("name", ["leaky_relu", "clamp", "hardswish", "elu", "softplus", "mish", "floor", "logsigmoid", "cube"])
+@pytest.mark.parametrize("name", ["leaky_relu", "clamp", "hardswish", "elu", "softplus", "mish", "floor", "logsigmoid", "cube", "rsqrt"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_a_little_wrong_is_refused(name: str, dtype: torch.dtype) -> None:
     """Four units in the last place more: what a wrong constant, a lost rounding or a shortened series looks like at the least."""

@@ -7,14 +7,19 @@ from collections.abc import Iterable
 PASSED = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV",
     "PYTHONPATH", "PYTHONHASHSEED", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME", "CC", "CXX",
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_CACHE_DIR",
+    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "TRITON_CACHE_DIR",
     "AGENTCOMPILE_PLUGINS", "AGENTCOMPILE_BLOCK_PLUGINS", "AGENTCOMPILE_CACHE_DIR",
 )
-
+# Threads that wait give the core away: compilers, the parent and other workers run beside a child, and spinning took a third of it.
+DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def child_environment(more: Iterable[str] = ()) -> dict[str, str]:
-    """The variables that the child gets: those of ``PASSED``, and ``more`` (what installed backends name), that are set; no secrets."""
-    return {name: os.environ[name] for name in (*PASSED, *more) if name in os.environ and not any(word in name for word in _SECRET)}
+    """The variables that the child gets: those of ``PASSED``, and ``more`` (what installed backends name), that are set; no secrets.
+
+    Those of ``DEFAULTS`` are there in any case.
+    """
+    passed = (name for name in (*PASSED, *more) if not any(word in name for word in _SECRET))
+    return DEFAULTS | {name: os.environ[name] for name in passed if name in os.environ}

@@ -175,11 +175,11 @@ class Store:
         # Another schema is another folder: old and new versions can share a root.
         folder = root / f"v{serial.SCHEMA}"
         try:
-            if not root.is_dir():
+            if not os.path.isdir(root):
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
-            if not folder.is_dir():
+            if not os.path.isdir(folder):  # and no further error where nobody may look
                 self._shelf = None
                 self._warn(f"the cache folder {root} cannot be used ({exc.strerror}); {self._instead()}; "
                            f"set {ENVIRONMENT} to a folder that can be written")

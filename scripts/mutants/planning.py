@@ -53,13 +53,13 @@ class Mutant:
 def mutants_of(file: str, text: str) -> Iterator[Mutant]:
     """All mutants of one text."""
     seen: dict[tuple[str, str, str], int] = defaultdict(int)
-    shown = _without_digests(text)
+    shown = without_digests(text)
     for operator, edit in (*edits(text), *cheats(file, text)):
         mutated = edit.apply(text)
         before, after = line_at(text, edit.start), line_at(mutated, edit.start)
         if operator.group == "cheats":
             before, after = "the kernel", operator.name
-        key = (operator.name, _without_digests(before), _without_digests(after))
+        key = (operator.name, without_digests(before), without_digests(after))
         seen[key] += 1
         yield Mutant(file=file, operator=operator.name, group=operator.group, line=line_of(shown, edit.start), before=key[1], after=key[2],
                      occurrence=seen[key], early=bool(_EARLY.search(statement_before(text, edit.start) + before)), edit=edit)
@@ -144,5 +144,6 @@ def order_of(mutant: Mutant, seed: int) -> list[Subject]:
     return having
 
 
-def _without_digests(text: str) -> str:
+def without_digests(text: str) -> str:
+    """The text with names as a family wrote them."""
     return re.sub(r"_[0-9a-f]{16}\b", "", text)

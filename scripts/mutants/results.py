@@ -57,10 +57,10 @@ def by(findings: Sequence[Finding], key: Any) -> dict[str, dict[str, int]]:
     return {name: row_of([finding for finding in findings if key(finding) == name]) for name in names}
 
 
-def document(findings: Sequence[Finding], asked: Asked) -> dict[str, Any]:
-    """The content of the results file."""
+def document(findings: Sequence[Finding], asked: Asked, of: str | None = None) -> dict[str, Any]:
+    """The content of the results file; ``of``: the commit, where there is no git here."""
     return {
-        "schema": 1, **NO_GPU, "versions": versions(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
+        "schema": 1, **NO_GPU, "versions": versions(), "commit": commit(of), "date": time.strftime("%Y-%m-%d"),
         "seed": asked.seed, "target": TARGET, "checks": judges_digest(), "earlier_kills_trusted": asked.trust_kills,
         "total": row_of(findings), "by_class": by(findings, lambda finding: finding.group), "by_family": by(findings, family_of),
         "rows": [{key: value for key, value in asdict(finding).items() if value} for finding in findings],

@@ -277,10 +277,10 @@ def subjects() -> dict[str, Subject]:
     Raises:
         LookupError: a family offers no schedule as the table asks for.
     """
-    return {name: _subject(name, family, *make(), wanted) for name, family, make, wanted in SPECIFICATIONS}
+    return {name: subject_of(name, family, *make(), wanted) for name, family, make, wanted in SPECIFICATIONS}
 
 
-def _subject(name: str, family: str, match: Match, graph: Graph, wanted: Mapping[str, Any]) -> Subject:
+def subject_of(name: str, family: str, match: Match, graph: Graph, wanted: Mapping[str, Any]) -> Subject:
     offered = next(f for f in load().template_families.values() if f.name == family)
     target = evolve(preset(TARGET), sm_count=wanted.get("sm_count", preset(TARGET).sm_count))
     schedule = _first(offered.space(match, target).points, {key: value for key, value in wanted.items() if key != "sm_count"})

@@ -20,11 +20,16 @@ from .registry import add, fault
 from .seen import command, right, told
 
 KEY = "sk-canary-of-the-faults"
-HALVES = {  # subject and accumulator, in fp16
+HALVES = {  # subject and accumulator, in fp16: in kernels of fp16, but for the softmax of bf16
     "the weighted values of an attention": ("lanes_split", "weighted[g][e] = __half2float"),
     "the weights of a softmax": ("lanes_split", "sum[g] = __half2float(__float2half_rn(sum[g] + (scores"),
     "the products of a matrix-vector kernel": ("gemv_rows", "sums[number] = __half2float"),
+    "the scores of a softmax in bf16": ("softmax_looped_bf16", "sum = __half2float(__float2half_rn(sum + (expf"),
+    "the elements of a reduction": ("reduction_strided_vectors", "value = __half2float(__float2half_rn(value + (other)))"),
+    "the squares of an attention's normed heads": ("lanes_split", "squares = __half2float"),
 }
+ONCE = {"the sum of a softmax": ("softmax_split_rows", "1.0f / __half2float(__float2half_rn(sum))"),
+        "the denominator of an attention": ("lanes_split", "total / __half2float")}
 
 
 class _Redirecting(http.server.BaseHTTPRequestHandler):
@@ -168,4 +173,7 @@ def _half(subject: str, line: str) -> Any:
 
 for _what, (_subject, _line) in HALVES.items():
     add("kernels", f"a kernel that adds {_what} in half precision", f"{_what} are added in fp16, in a kernel of its family's own schedule",
+        _half(_subject, _line), "the candidate is not selected")
+for _what, (_subject, _line) in ONCE.items():
+    add("kernels", f"a kernel that divides by {_what} in half precision", f"{_what} is rounded to fp16 once, where it is divided by",
         _half(_subject, _line), "the candidate is not selected")

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -123,24 +124,41 @@ def _a_full_disk(folder: Path) -> str:
         Entries.write = real  # type: ignore[method-assign]
 
 
-@fault(AREA, "a read-only cache folder, for a user who may not write it", "what is there was read, a temporary folder took the rest")
-def _a_read_only_folder(folder: Path) -> str:
-    root = folder / "cache"
-    filled(root)
-    for path in (folder, root, *root.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    code = ("import os, sys\nfrom agentcompile_core.store import Store\n"
-            "if os.getuid() == 0:\n    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-            "store = Store(sys.argv[1])\nassert store.text('captures', 'c1') == 'a graph'\n"
-            "store.put_text('captures', 'c2', 'x')\nassert store.text('captures', 'c2') == 'x'\nprint(store.warnings[0])\n")
-    try:
-        child = python(code, str(root), stderr=subprocess.PIPE)
-        out, err = child.communicate(timeout=120)
-    finally:
-        for path in (folder, root, *root.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+_AS_NOBODY = ("import os, sys\nfrom agentcompile_core.store import Store\n"
+              "if os.getuid() == 0:\n    os.setgroups([]); os.setgid(65534); os.setuid(65534)\nstore = Store(sys.argv[1])\n")
+_ROUND_TRIP = "store.put_text('captures', 'c2', 'x')\nassert store.text('captures', 'c2') == 'x'\nprint(store.warnings[0])\n"
+
+
+def _said_to_nobody(root: Path, code: str) -> str:
+    child = python(_AS_NOBODY + code + _ROUND_TRIP, str(root), stderr=subprocess.PIPE)
+    out, err = child.communicate(timeout=120)
     assert child.returncode == 0 and "temporary folder" in out, (out, err)
     return out
+
+
+@fault(AREA, "a read-only cache folder, for a user who may not write it", "what is there was read, a temporary folder took the rest")
+def _a_read_only_folder(_: Path) -> str:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:  # where this runs others may not enter the folder of a test
+        folder, root = Path(name), Path(name) / "cache"
+        filled(root)
+        for path in (folder, root, *root.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        try:
+            return _said_to_nobody(root, "assert store.text('captures', 'c1') == 'a graph'\n")
+        finally:
+            for path in (folder, root, *root.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@fault(AREA, "a cache folder behind one that this user may not enter", "a temporary folder took what was made")
+def _a_closed_folder(_: Path) -> str:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        filled(Path(name) / "cache")
+        Path(name).chmod(0o000)
+        try:
+            return _said_to_nobody(Path(name) / "cache", "assert store.text('captures', 'c1') is None\n")
+        finally:
+            Path(name).chmod(0o755)
 
 
 @fault(AREA, "the system refuses writes in the middle of a file (RLIMIT_FSIZE)", "records and kernels were kept for this run")

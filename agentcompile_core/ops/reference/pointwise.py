@@ -55,6 +55,7 @@ MANY = 8.0  # roundings
 ROOTS = 3.0  # of its length: the longest block of a plain sum
 MULTIPLIED_OUT = 3.0  # powers beyond are computed by the library's pow
 _EXACT = ("relu", "neg", "abs")  # no rounding of their own
+_IN_STEPS = ("rsqrt",)  # on processors torch rounds the root to the element type and divides 1 by that, outside of whole vectors
 _EXPONENTIAL = ("silu", "sigmoid", "exp", "expm1", "mish", "log_sigmoid", "softplus", "elu")
 _CANCELLING = ("gelu", "gelu_tanh", "cos", "sin")
 _KINKED = ("relu", "abs", "leaky_relu", "elu", "hardsigmoid", "hardswish")  # steeper, it may be, on the other side of a kink
@@ -68,10 +69,10 @@ def bounded(x: object, like: Tensor, dtype: DType = DType.F32) -> Bounded:
     return Bounded(found.value, torch.where(representable(found.value, dtype), 0.0, UNIT_ROUNDOFF[dtype] * found.value.abs()))
 
 
-def unary(name: str, x: Bounded, function: Callable[[Tensor], Tensor] | None = None) -> Bounded:
+def unary(name: str, x: Bounded, function: Callable[[Tensor], Tensor] | None = None, dtype: DType = DType.F32) -> Bounded:
     """``name``(x): slope times error, curvature, and float32 arithmetic with fast exponentials.
 
-    ``function``: what is computed, where the name has parameters.
+    ``function``: what is computed, where the name has parameters; ``dtype``: what the framework may round to on the way.
     """
     function = function or _FUNCTIONS[name]
     value, slope = _slope(function, x.value)
@@ -85,6 +86,8 @@ def unary(name: str, x: Bounded, function: Callable[[Tensor], Tensor] | None = N
         error = error * (1.0 + x.error / x.value.abs().clamp_min(1e-300)).clamp_max(2.0)
     if name not in _EXACT:
         error = error + _arithmetic(name, x.value, value)
+    if name in _IN_STEPS:
+        error = error + STORED * UNIT_ROUNDOFF[dtype] * value.abs()
     # Limits at infinity are exact, and so is what a pole gives.
     return Bounded(value, torch.where((x.error == 0) & ~(x.value.isfinite() & value.isfinite()), 0.0, error))
 
@@ -107,8 +110,11 @@ def _arithmetic(name: str, x: Tensor, value: Tensor) -> Tensor:
 
 
 def add(a: Bounded, b: Bounded, alpha: float = 1.0, dtype: DType = DType.F32) -> Bounded:
-    """a + alpha * b; ``dtype``: what the framework may round alpha to."""
+    """a + alpha * b; ``dtype``: what the framework may round alpha to, and on processors rounds alpha * b to outside of whole vectors."""
     scaled = b if alpha == 1.0 else mul(b, bounded(alpha, b.value, dtype))
+    if abs(alpha) != 1.0:
+        kept = (scaled.error == 0) & representable(scaled.value, dtype)
+        scaled = Bounded(scaled.value, torch.where(kept, 0.0, scaled.error + STORED * UNIT_ROUNDOFF[dtype] * scaled.value.abs()))
     value = a.value + scaled.value
     error = a.error + scaled.error
     # A sum of two nearby numbers keeps the absolute rounding of its operands' scale.

@@ -16,7 +16,7 @@ from ...ir.graph import DType
 from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, in_blocks, overflowing, representable, sum_size, times
 from .pointwise import FLUSHED, unary
 
-BLOCK_ELEMENTS = 1 << 25  # float64 weights at a time: 256 MiB
+BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time: 256 MiB; 2 MiB on the host, whose caches hold them
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
 LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
@@ -35,7 +35,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     among = rows.shape[0] * n if rows.shape[0] > 1 else 0
     single = not noisy and int((rows != 0).sum(-1).max()) <= 1
     values, bounds = [], []
-    block = max(1, BLOCK_ELEMENTS // k)
+    block = max(1, (CACHED_ELEMENTS if weight.device.type == "cpu" else BLOCK_ELEMENTS) // k)
     for start in range(0, n, block):
         w = weight[start : start + block].double()
         value = rows @ w.T

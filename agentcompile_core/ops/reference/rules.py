@@ -83,7 +83,7 @@ def _unary(name: str) -> Rule:
         x = call.bounded("self")
         if not call.dtype.is_float:
             return _exactly(call)
-        return (pointwise.unary(name, Bounded(x.value.double(), x.error)),)
+        return (pointwise.unary(name, Bounded(x.value.double(), x.error), dtype=call.dtype),)
 
     return rule
 

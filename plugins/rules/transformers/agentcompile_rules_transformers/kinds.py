@@ -8,6 +8,7 @@ from agentcompile_core.plugin_api import (
     WEIGHTS,
     AttributeKind,
     Case,
+    DType,
     Graph,
     InputFamily,
     Match,
@@ -20,7 +21,7 @@ from agentcompile_core.plugin_api import (
     position_edges,
 )
 
-from . import products, sums
+from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling
 
 L = SemanticLabel
@@ -45,6 +46,8 @@ def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
     if operand.name not in ("cos", "sin"):
         return None
     half = spec.shape[-1] // 2
+    if case.family == denominators.NORMED:
+        return torch.full(spec.shape, 1.0 if operand.name == "cos" else 0.0, device=device)
     angles = float(case.position) * ROPE_BASE ** (-torch.arange(half, device=device) / max(half, 1)) + case.seed % 7
     table = torch.cat((angles, angles if case.family == InputFamily.NORMAL else angles.flip(0) + 1.0))
     return (table.cos() if operand.name == "cos" else table.sin()).expand(spec.shape).clone()
@@ -99,19 +102,45 @@ class Attention(Normed):
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Tables of the position; what single operands cannot show."""
         made = rotation(match, operand, case, device)
-        if made is not None or case.family not in (*FAMILIES, *sums.FAMILIES):
+        if made is not None or case.family not in (*FAMILIES, *self.lasting_families(match)):
             return made
         operands = [match.operand(name) for name in ("cos", "sin")]
         cos, sin = (rotation(match, each, case, device) if each is not None else None for each in operands)
         table = (cos, sin) if cos is not None and sin is not None else None
         if case.family in FAMILIES:
             return telling(match, operand, case, table, device)
-        seen = as_seen(match, sums.query(match, case, device)[None], table)[0]
-        return sums.of_attention(match, operand, case, seen, device)
+        rounded = case.family in (denominators.OFF_STEP, denominators.NORMED)
+        query, make = (denominators.row, denominators.of_single_roundings) if rounded else (sums.query, sums.of_attention)
+        return make(match, operand, case, as_seen(match, query(match, case, device)[None], table)[0], device)
 
     def lasting_families(self, match: Match) -> tuple[str, ...]:
-        """The sums of a softmax and of what it weighs, with all positions that there are."""
-        return (sums.SWAMPED, sums.UNEVEN) if match.need("v").spec.dtype in sums.NARROW else ()
+        """The sums of a softmax, of what it weighs, and of normed heads, with all positions that there are."""
+        dtype = match.need("v").spec.dtype
+        more = (*([sums.UNEVEN_HALF] if dtype is DType.BF16 else ()), *([denominators.NORMED] if match.flag("qk_norm") else ()))
+        return (sums.SWAMPED, sums.UNEVEN, denominators.OFF_STEP, *more) if dtype in sums.NARROW else ()
+
+
+class RowSums(MatchKind):
+    """Softmax and reductions: the sums along their axis."""
+
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """Sums whose small terms are lost where they are kept in half precision, and those that one rounding moves farthest."""
+        return row_sums.families(match)
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Scores and elements of those sums."""
+        return row_sums.of_rows(match, operand, case, device) if case.family in row_sums.families(match) else None
+
+
+class Reduction(RowSums):
+    """Reductions: factors of a product are drawn so that it stays in range."""
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Elements of those sums; factors around 1 of either sign, for a product without anything before it."""
+        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
+            return super().make(match, operand, case, generator, device)
+        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
+        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
 
 
 class Argmax(MatchKind):
@@ -168,7 +197,7 @@ ROPE_TABLE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=4,
+    name=kind_names.ATTENTION, families=FAMILIES, version=5,
     doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),
@@ -211,26 +240,16 @@ ARGMAX = Argmax(
               OperandKind("history", STATE, optional=True, grows=True, doc="i64 [capacity]")),
     attributes=(AttributeKind("n"), AttributeKind("advance", bool, False)),
 )
-SOFTMAX = MatchKind(
-    name=kind_names.SOFTMAX, doc="out = softmax(epilogue(in0, in1, ...)) over the middle axis of [outer, columns, inner], or its logarithm;"
-                                 " element i reads element i modulo its size of every input",
+SOFTMAX = RowSums(
+    name=kind_names.SOFTMAX, version=2,
+    doc="out = softmax(epilogue(in0, in1, ...)) over the middle axis of [outer, columns, inner], or its logarithm;"
+        " element i reads element i modulo its size of every input",
     operands=(OperandKind("in", READS, repeated=True, doc="scores; what scales or masks them, repeated along the leading axes"),
               OperandKind("out", OUT)),
     attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1), AttributeKind("log", bool, False)),
 )
-class Reduction(MatchKind):
-    """Reductions: factors of a product are drawn so that it stays in range."""
-
-    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Factors around 1 of either sign, for a product without anything before it."""
-        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
-            return None
-        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
-        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
-
-
 REDUCTION = Reduction(
-    name=kind_names.REDUCTION, labels=(L.REDUCTION, L.REDUCTION_POINTWISE),
+    name=kind_names.REDUCTION, version=2, labels=(L.REDUCTION, L.REDUCTION_POINTWISE),
     doc="out = op of epilogue(in0, in1, ...) over the middle axis of [outer, columns, inner], indices = first place of its extreme;"
         " element i reads element i modulo its size of every input",
     operands=(OperandKind("in", READS, repeated=True, doc="elements; what is computed with them, repeated along the leading axes"),

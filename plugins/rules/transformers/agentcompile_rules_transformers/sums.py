@@ -6,7 +6,8 @@ all accumulators err to the same side. Towers are values near the end of fp16's 
 
 ``swamped``: the products of a linear layer are such terms, and the squares of a normed row; of attention, whose positions
 all weigh the same, the elements of V. ``swamped_mean``: the elements of a row of layer norm. ``uneven``: the weights of a
-softmax, and the products of q with the keys of every second heavy position.
+softmax, and the products of q with the keys of every second heavy position. ``uneven_half``: the weights of a softmax in bf16, in
+steps of fp16, the heavy ones first.
 """
 
 import math
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import Case, DType, Match, Operand
 
-SWAMPED, SWAMPED_MEAN, UNEVEN = "swamped", "swamped_mean", "uneven"
-FAMILIES = (SWAMPED, SWAMPED_MEAN, UNEVEN)
+SWAMPED, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF = "swamped", "swamped_mean", "uneven", "uneven_half"
+FAMILIES = (SWAMPED, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF)
+FP16_HALF_STEP = 2.0**-11
+FEW = 1 / 16  # share of large weights where each small one says little
 NARROW = (DType.F16, DType.BF16)  # a kernel in float32 that adds in 16 bits shows everywhere; its own sums err to one side as well
 LARGE, SMALL = 1.15, 0.8  # a large term, and a small one in half steps of it: errors of some steps leave both where they are
 SHARES = (1 / 3, 1 / 8)  # of large terms
@@ -33,7 +36,7 @@ WEIGHED = 2.0**-4  # size of the products of a linear layer
 
 def half_step(operand: Operand) -> float:
     """Half a step of 1 in an operand's type, fp16 or bf16."""
-    return 2.0**-8 if operand.spec.dtype is DType.BF16 else 2.0**-11
+    return 2.0**-8 if operand.spec.dtype is DType.BF16 else FP16_HALF_STEP
 
 
 def seeded(case: Case, number: int, device: str) -> torch.Generator:
@@ -81,13 +84,13 @@ def of_attention(match: Match, operand: Operand, case: Case, seen: Tensor, devic
     if operand.name in ("q_norm", "k_norm"):
         return torch.full(operand.spec.shape, 0.0 if match.text("norm", "none") == "rms_one_plus" else 1.0, device=device)
     if operand.name == "q":
-        drawn = query(match, case, device) * (1.0 if case.family == UNEVEN else 0.0)
+        drawn = query(match, case, device) * (0.0 if case.family == SWAMPED else 1.0)
         return drawn.expand(match.integer("heads"), -1).reshape(operand.spec.shape)
     if operand.name in ("v", "v_cache"):
-        return (_by_class if case.family == UNEVEN else _values)(match, operand, case, device)
+        return (_values if case.family == SWAMPED else _by_class)(match, operand, case, device)
     if operand.name == "k" and case.family == SWAMPED:
         return _row(operand, case, device)
-    return _keys(match, operand, case, seen, device) if operand.name == "k_cache" and case.family == UNEVEN else None
+    return _keys(match, operand, case, seen, device) if operand.name == "k_cache" and case.family != SWAMPED else None
 
 
 def query(match: Match, case: Case, device: str) -> Tensor:
@@ -103,14 +106,16 @@ def _values(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
     drawn = torch.rand(rows, kv_heads, dim, generator=seeded(case, rows, device), device=device)
     shares = torch.tensor((1.0, *SHARES, 0.0), device=device).repeat(dim // 4 + 1)[:dim]
     made = torch.where(drawn < shares, factors, small)
-    made[:, :, 0::4] *= TOWER
-    first, seen = _first(match, case), case.position + 1
+    made[:, :, 0::8] *= TOWER
+    made[:, :, 5::8] *= TOWER
+    first, seen = first_attended(match, case), case.position + 1
     if rows > 1:  # the large ones first
         made[first : first + -(-(seen - first) // 3), :, 3::4] = factors[:, 3::4]
     return made.reshape(operand.spec.shape)
 
 
-def _first(match: Match, case: Case) -> int:
+def first_attended(match: Match, case: Case) -> int:
+    """The first position that the window holds."""
     window = match.integer("window", 0)
     return max(0, case.position + 1 - window) if window > 0 else 0
 
@@ -118,6 +123,11 @@ def _first(match: Match, case: Case) -> int:
 def _classes(match: Match, case: Case, rows: int, device: str) -> Tensor:
     """Of each position and KV head [rows, KV]: 0 light, 1 heavy, 2 heavy by a key of swamped products."""
     drawn = torch.rand(rows, match.integer("kv_heads"), generator=seeded(case, 3, device), device=device)
+    if case.family == UNEVEN_HALF:  # of every second head anywhere
+        first = first_attended(match, case)
+        heavy = drawn < FEW
+        heavy[:, ::2] = (torch.arange(rows, device=device) < first + FEW * (case.position + 1 - first))[:, None]
+        return heavy.long()
     return torch.where(drawn < LIGHT, 0, torch.where(drawn < (1 + LIGHT) / 2, 1, 2))
 
 
@@ -135,23 +145,29 @@ def _by_class(match: Match, operand: Operand, case: Case, device: str) -> Tensor
 
 def _keys(match: Match, operand: Operand, case: Case, seen: Tensor, device: str) -> Tensor:
     rows, dim = operand.spec.shape[-3], operand.spec.shape[-1]
-    small = SMALL * half_step(operand)
+    small = SMALL * (FP16_HALF_STEP if case.family == UNEVEN_HALF else half_step(operand))
     classes, generator = _classes(match, case, rows, device), seeded(case, 4, device)
     swamped = large_and_small((rows, 1, dim), SHARES[1], small, generator, device)
     swamped[::2] = torch.where(torch.arange(dim, device=device) % VECTOR == 0, LARGE, small)
     products = torch.where((classes == 2)[..., None], swamped, 1.0) * (seen.abs() > TURNED_AWAY)  # [rows, KV, D]
     scores = _scores(match, small, device)[classes] - APART * torch.rand(classes.shape, generator=generator, device=device)
-    products = products * (_before_cap(match, scores) / match.number("scale") / products.sum(-1).clamp_min(small))[..., None]
+    products = products * (before_cap(match, scores) / match.number("scale") / products.sum(-1).clamp_min(small))[..., None]
     return (products / torch.where(seen == 0, 1.0, seen)).reshape(operand.spec.shape)
 
 
 def _scores(match: Match, light: float, device: str) -> Tensor:
     """The score of each class: a light position weighs ``light`` of a heavy one (more under a soft cap below 10)."""
-    cap = match.number("softcap", 0.0)
-    high = min(HIGH, CAPPED * cap) if cap else HIGH
+    high = score_below_cap(match)
     return torch.tensor([high + math.log(light), high, high], device=device)
 
 
-def _before_cap(match: Match, scores: Tensor) -> Tensor:
+def score_below_cap(match: Match) -> float:
+    """The score of heavy positions, well below the soft cap."""
+    cap = match.number("softcap", 0.0)
+    return min(HIGH, CAPPED * cap) if cap else HIGH
+
+
+def before_cap(match: Match, scores: Tensor) -> Tensor:
+    """What the soft cap makes these scores of."""
     cap = match.number("softcap", 0.0)
     return cap * torch.atanh((scores / cap).clamp(-0.95, 0.95)) if cap else scores

@@ -60,8 +60,8 @@ def default_cache_folder() -> Path:
 
 
 def _can_write(folder: Path) -> bool:
-    nearest = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    nearest = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
+    return os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
 
 
 @functools.cache

@@ -74,6 +74,26 @@ def test_half_and_bfloat16_round_as_torch_does():
     np.testing.assert_array_equal(bfloat16, values.bfloat16().float().numpy())
 
 
+def test_every_half_and_every_way_to_round_to_one_gives_the_bits_of_a_gpu():
+    """Conversions are the processor's own where it has them; all NaN become the one that a GPU writes."""
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    generator = torch.Generator().manual_seed(5)
+    floats = torch.randint(-(1 << 31), (1 << 31) - 1, (1 << 16,), generator=generator).int().view(torch.float32)
+    exact = torch.from_numpy(halves.view(np.float16).astype(np.float32))
+    between = torch.where(exact.isfinite(), exact, 0.0)  # exact ties, and one bit to either side of them
+    between = between + (torch.nextafter(exact.half(), torch.tensor(torch.inf).half()).float().nan_to_num(0.0, 0.0, 0.0) - between) / 2
+    sets = [floats, exact, between, torch.nextafter(between, torch.tensor(torch.inf)), torch.nextafter(between, torch.tensor(-torch.inf))]
+    for given in sets:
+        widened, narrowed = np.zeros(1 << 16, np.float32), np.zeros(1 << 16, np.uint16)
+        arguments = [buffer("halves", halves), buffer("floats", given.numpy()), buffer("widened", widened, Access.WRITE),
+                     buffer("narrowed", narrowed, Access.WRITE), integer(1 << 16)]
+        launch(module("intrinsics.cu", Mode.PLAIN), "convert_halves", arguments, grid=128, block=256)
+        wide = np.where(exact.isnan().numpy(), np.uint32(0x7FFFFFFF), exact.numpy().view(np.uint32))
+        np.testing.assert_array_equal(widened.view(np.uint32), wide)
+        bits = given.half().numpy().view(np.uint16)
+        np.testing.assert_array_equal(narrowed, np.where(given.isnan().numpy(), np.uint16(0x7FFF), bits))
+
+
 def test_atomics_return_the_old_value_and_wrap():
     out = run("atomics", [], np.zeros(10, np.uint32), block=1)
     # add 5, inc 5 -> 6, inc 6 -> 0 (wraps), inc 0 -> 1, dec 1 -> 0, cas of 0 fails twice, max 0 -> 4, exchange
@@ -114,4 +134,4 @@ def test_the_test_kernels_are_real_cuda(arch, tmp_path):
 
 def test_every_kernel_of_the_test_files_is_exported():
     assert len(entries_of((KERNELS / "planted.cu").read_text())) == 41
-    assert len(entries_of((KERNELS / "intrinsics.cu").read_text())) == 10
+    assert len(entries_of((KERNELS / "intrinsics.cu").read_text())) == 11

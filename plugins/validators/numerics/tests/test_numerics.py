@@ -11,7 +11,7 @@ from agentcompile_core.plugin_api import CONTROL_DEFECTS, Cause, Origin, Outcome
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import WorkerState
-from agentcompile_core.worker.execution import Execution
+from agentcompile_core.worker.execution import Execution, Oracles
 
 
 class ControlBackend(doubles.FakeBackend):
@@ -125,3 +125,31 @@ def test_in_a_session_the_controls_come_first():
                               phases.append)
     assert second.failure is Cause.TOLERANCE
     assert second.measurement is None
+
+
+def test_the_reference_made_beside_a_run_sees_nothing_that_the_run_writes():
+    """It is begun while the kernel runs, and shared by all candidates of a match: one that changes its inputs must not spoil it."""
+    (good,), bad = trials_for(ControlBackend())
+    shared = Oracles()
+    for trial in (bad[CONTROL_DEFECTS.index("input changed")], good):
+        backend, case = ControlBackend(), trial.cases[0]
+        execution = Execution(trial, backend, backend.load(backend.build(trial.source, trial.target)), oracles=shared)
+        result = execution.run(case, float("nan"))
+        given = execution.inputs(case, "cpu")
+        expected = execution.expected(case, result.inputs)["sum"]
+        assert bool((expected.value == given["in0"].double() + given["in1"].double()).all())
+
+
+def test_a_reference_that_raises_does_so_to_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch):
+    def none(*_):
+        raise ArithmeticError("no reference today")
+
+    monkeypatch.setattr(Execution, "_reference", none)
+    (good,), _ = trials_for(ControlBackend())
+    backend = ControlBackend()
+    execution = Execution(good, backend, backend.load(backend.build(good.source, good.target)))
+    result = execution.run(good.cases[0], float("nan"))
+    assert execution.fault is None
+    with pytest.raises(ArithmeticError, match="no reference today"):
+        execution.expected(good.cases[0], result.inputs)
+    assert isinstance(execution.fault, ArithmeticError)

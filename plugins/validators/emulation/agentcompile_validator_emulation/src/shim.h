@@ -107,6 +107,7 @@ EMU_REDUCE(__reduce_or_sync, unsigned, bit_or)
 EMU_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
 #undef EMU_REDUCE
 
+#include "shim_half.h"
 #include "shim_math.h"
 #include "shim_memory.h"
 

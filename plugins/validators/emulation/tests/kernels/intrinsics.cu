@@ -80,6 +80,21 @@ extern "C" __global__ void round_trip(const float* in, float* half, float* bfloa
   bfloat16[i] = __bfloat162float(__float2bfloat16_rn(in[i]));
 }
 
+// Halves as floats and floats as halves, one by one and in pairs: what a bit pattern becomes, as bits.
+extern "C" __global__ void convert_halves(const unsigned short* halves, const float* floats, float* widened, unsigned short* narrowed, int count) {
+  const int i = 2 * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count) return;
+  const bool paired = blockIdx.x % 2;
+  const __half* in = reinterpret_cast<const __half*>(halves);
+  __half* out = reinterpret_cast<__half*>(narrowed);
+  if (paired) {
+    *reinterpret_cast<float2*>(widened + i) = __half22float2(*reinterpret_cast<const __half2*>(in + i));
+    *reinterpret_cast<__half2*>(out + i) = __floats2half2_rn(floats[i], floats[i + 1]);
+  } else {
+    for (int k = i; k < i + 2; ++k) widened[k] = __half2float(in[k]), out[k] = __float2half_rn(floats[k]);
+  }
+}
+
 // old values and results of atomics, one thread: the semantics, not the concurrency
 extern "C" __global__ void atomics(unsigned* out) {
   unsigned* cell = out;
