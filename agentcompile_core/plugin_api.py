@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from .ir.kind_names import (
         ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, GATHER as GATHER, LINEAR as LINEAR,
-        NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, SOFTMAX as SOFTMAX,
+        MATMUL as MATMUL, NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
@@ -114,7 +114,7 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR NORM REDUCTION ROPE ROPE_TABLE SOFTMAX",
+    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR MATMUL NORM REDUCTION ROPE ROPE_TABLE SOFTMAX",
     "ir.plan": "Cover Fusion Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",

@@ -81,6 +81,9 @@ FAMILIES: dict[str, dict[str, Maker]] = {
     "gemv": {f"{n} x {k}": partial(_linear, n, k, False) for n, k in ((64, 512), (64, 1024), (64, 4096))},
     "gemv, norm, gate": {f"{n} x {k}": partial(_linear, n, k, True)
                          for n, k in ((64, 1024), (64, 2048), (64, 4096))},
+    "gemm": {f"16 x 64 x {k}": (lambda d, k=k: cases.rows_case(rows=(16,), n=64, k=k, dtype=d)) for k in (64, 196, 512)},
+    "gemm, heads": {f"2 x 16 x 32 x {k}": (lambda d, k=k: cases.matmul_case(shapes=((2, 16, k), (2, 32, k)), turned="b", dtype=d))
+                    for k in (64, 512)},
     "rms norm": {str(n): (lambda d, rows=1, n=n: cases.norm_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
     "layer norm": {str(n): (lambda d, rows=1, n=n: cases.norm_case(columns=n, rows=rows, norm="layer", dtype=d)) for n in (64, 512, 4096)},
     "rope": {f"{h} x {n}": (lambda d, h=h, n=n: cases.rope_case(heads=h, head_dim=n, dtype=d)) for h, n in ((2, 32), (8, 64), (16, 128))},

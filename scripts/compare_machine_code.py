@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 TARGETS = ("a100", "h200", "rtx5090")  # sm_80, sm_90, sm_120
-FAMILIES = ("gemv", "attention", "norm", "rope", "rope_table", "argmax", "elementwise", "gather", "softmax", "reduction")
+FAMILIES = ("gemv", "attention", "norm", "rope", "rope_table", "argmax", "elementwise", "gather", "softmax", "reduction",
+            "gemm")
 INSTRUCTION_BYTES = 16
 FUNCTION_SECTION = ".text."
 Figures = dict[str, dict[str, Any]]
@@ -245,6 +246,8 @@ MAKERS = {
     "softmax": _small("softmax", [{"shape": (1, 151936)}, {"shape": (4096, 4096), "log": True}, {"shape": (64, 512, 100), "axis": 1}]),
     "reduction": _small("reduction", [{"shape": (1, 151936)}, {"shape": (4096, 4096), "op": "aten.max.dim"},
                                       {"shape": (65536, 256), "op": "aten.std.dim", "dim": 0}]),
+    "gemm": _small("matmul", [{"shapes": ((4096, 4096), (4096, 4096))}, {"shapes": ((1021, 2053), (2053, 1531))},
+                              {"shapes": ((8, 12, 256, 64), (8, 12, 256, 64)), "turned": "b"}]),
     "gather": _small("gather", [{"columns": 2048, "vocabulary": 50}]),
 }
 

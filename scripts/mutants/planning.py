@@ -4,8 +4,8 @@ import hashlib
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
 
 from attrs import field, frozen
 
@@ -18,6 +18,8 @@ from .text import Edit, line_at, line_of, statement_before
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
+JOINED = ("gemm",)  # families that joined a sample that was judged: they have places of their own, and what was drawn stays
+PLACE_OF_JOINED = 12  # every twelfth
 LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")
 
@@ -68,6 +70,7 @@ def _by_id(file: str, text: str) -> dict[str, Mutant]:
     return {mutant.id: mutant for mutant in mutants_of(file, text)}
 
 
+@cache
 def pool() -> dict[str, list[Mutant]]:
     """All mutants by file; a file that several subjects share is counted once."""
     found: dict[str, list[Mutant]] = {}
@@ -79,7 +82,22 @@ def pool() -> dict[str, list[Mutant]]:
 
 
 def sampled(count: int, seed: int) -> list[Mutant]:
-    """``count`` mutants; a larger sample begins with the smaller one.
+    """``count`` mutants; a larger sample begins with the smaller one. Files of families that joined later have every twelfth place."""
+    joined = {file for subject in subjects().values() if subject.family in JOINED for file in (subject.template, *_own(subject))}
+    files = pool()
+    later = _drawn({file: found for file, found in files.items() if file in joined}, count // PLACE_OF_JOINED, seed)
+    first = _drawn({file: found for file, found in files.items() if file not in joined}, count - len(later), seed)
+    places = iter(later), iter(first)
+    turns = [place % PLACE_OF_JOINED == PLACE_OF_JOINED - 1 for place in range(len(later) + len(first))]
+    return [next(places[not turn]) for turn in turns]
+
+
+def _own(subject: Subject) -> list[str]:
+    return [name for name, _ in subject.source.headers if name != PLAN]
+
+
+def _drawn(files: Mapping[str, list[Mutant]], count: int, seed: int) -> list[Mutant]:
+    """``count`` mutants of some files.
 
     An operator brings mutants in proportion to the square root of how many it can make: all operators are there, and those that find
     many places are there more often without being most of the sample. Each brings its next one from the file that it has brought
@@ -89,7 +107,7 @@ def sampled(count: int, seed: int) -> list[Mutant]:
     """
     draw = random.Random(seed)
     waiting: dict[str, list[Mutant]] = defaultdict(list)
-    for _, mutants in sorted(pool().items()):
+    for _, mutants in sorted(files.items()):
         for mutant in mutants:
             waiting[mutant.operator].append(mutant)
     order = sorted(waiting.keys() - LATER)
@@ -101,19 +119,19 @@ def sampled(count: int, seed: int) -> list[Mutant]:
     order += LATER
     weight = {operator: len(waiting[operator]) ** 0.5 for operator in order}
     brought: Counter[str] = Counter()
-    files: Counter[tuple[str, str]] = Counter()
+    taken: Counter[tuple[str, str]] = Counter()
     places: Counter[tuple[str, int]] = Counter()
     chosen: list[Mutant] = []
     seen: set[tuple[str, int, str]] = set()  # two operators may write the same
     while len(chosen) < count and any(waiting.values()):
         operator = min((name for name in order if waiting[name]), key=lambda name: (brought[name] + 0.5) / weight[name])
-        mutant = min(waiting[operator], key=lambda one: (one.early, files[one.operator, one.file], places[one.file, one.line]))
+        mutant = min(waiting[operator], key=lambda one: (one.early, taken[one.operator, one.file], places[one.file, one.line]))
         waiting[operator].remove(mutant)
         if (written := (mutant.file, mutant.line, mutant.after)) in seen:
             continue
         seen.add(written)
         brought[operator] += 1
-        files[operator, mutant.file] += 1
+        taken[operator, mutant.file] += 1
         places[mutant.file, mutant.line] += 1
         chosen.append(mutant)
     return chosen

@@ -243,6 +243,19 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("reduction_strided_product", "reduction",
      lambda: made.reduction_case(shape=(1, 515, 40), op="aten.prod.dim_int", dim=1, dtype=DType.F32),
      {"path": "strided", "splits": 1, "warps": 8}),
+    ("gemm_elements_f32", "gemm", lambda: made.matmul_case(shapes=((2, 37, 45), (2, 45, 70)), bias=(37, 70), dtype=DType.F32),
+     {"path": "simt", "splits": 1, "rows": 32, "columns": 32}),
+    ("gemm_lines_split", "gemm",
+     lambda: made.matmul_case(shapes=((3, 136, 72), (136, 40)), turned="a", activation="gelu", dtype=DType.BF16),
+     {"path": "simt", "splits": 2, "rows": 64}),
+    ("gemm_rows", "gemm", lambda: made.rows_case(rows=(3, 9), n=72, k=88, bias=True, activation="gelu", residual=True),
+     {"path": "simt", "splits": 1, "rows": 16}),
+    ("gemm_tensor_groups", "gemm", lambda: made.rows_case(rows=(290,), n=72, k=136, bias=True, residual=True),
+     {"path": "tensor", "splits": 1, "rows": 32, "depth": 32}),
+    ("gemm_tensor_heads_split", "gemm", lambda: made.matmul_case(shapes=((2, 3, 520, 40), (3, 72, 520)), turned="ab", dtype=DType.BF16),
+     {"path": "tensor", "splits": 2}),
+    ("gemm_tensor_elements", "gemm", lambda: made.matmul_case(shapes=((70, 171), (171, 75)), bias=(75,)),
+     {**SLICE, "path": "tensor", "splits": 1, "ahead": True}),
     ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
     ("argmax_rounds", "argmax", lambda: made.argmax_case(n=20011), SLICE),
     ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
@@ -253,7 +266,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
 TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
-    ("reduction", "strided"): "reduction_strided.cu", ("elementwise", "strided"): "strided_copy.cu",
+    ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu", ("elementwise", "strided"): "strided_copy.cu",
 }
 
 

@@ -6,6 +6,9 @@ bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length a
 where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
 """
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,8 @@ BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time:
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
 LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
+COUNTED_IN = 2.0**6  # results among which the worst is one that the bound has room for
+WORST_PER_DOUBLING = 0.03
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
@@ -27,6 +32,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     errors = x.error.reshape(-1, k)
     noisy = not x.is_exact
     integers = not noisy and bool((rows == rows.round()).all())
+    among = rows.shape[0] * n if rows.shape[0] > 1 else 0
     single = not noisy and int((rows != 0).sum(-1).max()) <= 1
     values, bounds = [], []
     block = max(1, (CACHED_ELEMENTS if weight.device.type == "cpu" else BLOCK_ELEMENTS) // k)
@@ -34,7 +40,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         w = weight[start : start + block].double()
         value = rows @ w.T
         size = rows.abs() @ w.abs().T
-        error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(value, size, (rows**2) @ (w**2).T), size)
+        error = overflowing(_accumulated(depth, value, size, (rows**2) @ (w**2).T, among), size)
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
@@ -51,17 +57,33 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     return Bounded(total, torch.where(free, 0.0, error + 2.0 * U32 * total.abs()))
 
 
-def matmul(a: Bounded, b: Bounded, depth: int) -> Bounded:
-    """``a`` [.., m, k] times ``b`` [.., k, n]."""
+def _accumulated(depth: int, total: Tensor, absolute: Tensor, squares: Tensor, count: int) -> Tensor:
+    """What accumulators err that add ``depth`` products for each of ``count`` results; 0: of a single row, which many lanes share.
+
+    Products of several rows are added one by one. Beside one product that is nearly all of a sum, partial sums are large from there on:
+    the root of squares is then all of the size. And the worst of many honest sums is farther off than that of a few: of sums of random
+    products one in a million comes to 1.0 of the bound, and each factor of ten adds an eighth of it.
+    """
+    size = sum_size(total, absolute, squares)
+    error = SPREAD * depth**0.5 * U32 * size
+    if not count:
+        return error
+    alone = (TAIL * squares.sqrt() / size - 1.0).nan_to_num(nan=0.0).clamp(0.0, 1.0)
+    among = 1.0 + WORST_PER_DOUBLING * max(0.0, math.log2(count / COUNTED_IN))
+    return among * error * (1.0 + EARLY * alone)
+
+
+def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:
+    """``a`` [.., m, k] times ``b`` [.., k, n], or any other sums of ``depth`` products of two, as ``product`` makes them."""
     x, y = a.value.double(), b.value.double()
-    size = x.abs() @ y.abs()
-    error = overflowing(SPREAD * depth**0.5 * U32 * sum_size(x @ y, size, (x**2) @ (y**2)), size)
+    value, size = product(x, y), product(x.abs(), y.abs())
+    error = overflowing(_accumulated(depth, value, size, product(x**2, y**2), value.numel()), size)
     for e, other, left in ((a.error, y, True), (b.error, x, False)):
         if bool(e.any()):
-            spread = (e**2) @ (other**2) if left else (other**2) @ (e**2)
-            plain = e @ other.abs() if left else other.abs() @ e
+            spread = product(e**2, other**2) if left else product(other**2, e**2)
+            plain = product(e, other.abs()) if left else product(other.abs(), e)
             error = error + torch.minimum(TAIL * spread.sqrt(), plain)
-    return Bounded(x @ y, error)
+    return Bounded(value, error)
 
 
 def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inner: DType | None, depth: int) -> Bounded:

@@ -4,6 +4,7 @@ Arguments are read by their names in the operator's schema (``Call``), so a rule
 call was written. A rule that does not account for an argument refuses the call.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -165,6 +166,23 @@ def _scaled_sum(call: Call, bias: Bounded, product: Bounded) -> Bounded:
     return pointwise.add(scaled, bias, float(call["beta"]), call.dtype) if call["beta"] != 0 else scaled
 
 
+def _baddbmm(call: Call) -> tuple[Bounded, ...]:
+    x, y = call.bounded("batch1"), call.bounded("batch2")
+    return (_scaled_sum(call, call.bounded("self"), reductions.matmul(x, y, call.length(x.value.shape[-1]))),)
+
+
+def _einsum(call: Call) -> tuple[Bounded, ...]:
+    """Two operands by a written-out equation: sums over the labels that the result lacks."""
+    equation, given = str(call["equation"]).replace(" ", ""), call["tensors"]
+    sides, arrow, out = equation.partition("->")
+    if len(given) != 2 or not arrow or "." in equation:
+        raise _refuse(call, f"the equation {equation!r} of {len(given)} operands")
+    extents = {label: extent for side, one in zip(sides.split(","), given, strict=True)
+               for label, extent in zip(side, one.value.shape, strict=True) if extent != 1}
+    depth = math.prod(extent for label, extent in extents.items() if label not in out)
+    return (reductions.matmul(given[0], given[1], call.length(depth), lambda x, y: torch.einsum(equation, x, y)),)
+
+
 def _matmul(first: str, second: str) -> Rule:
     def rule(call: Call) -> tuple[Bounded, ...]:
         a, b = call.bounded(first), call.bounded(second)
@@ -301,7 +319,8 @@ _RULES: dict[str, Rule] = {
     "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
     **dict.fromkeys(_JOINS, _cat),
     **along_axes.RULES,
-    "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm, "aten.embedding.default": _embedding,
+    "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm,
+    "aten.baddbmm.default": _baddbmm, "aten.einsum.default": _einsum, "aten.embedding.default": _embedding,
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,

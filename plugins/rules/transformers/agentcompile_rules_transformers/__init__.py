@@ -1,4 +1,4 @@
-"""Region rules for one token of a transformer, and for softmaxes and reductions of any module. Kinds of matches: ``kinds``."""
+"""Region rules for one token of a transformer, and for products, softmaxes and reductions of any module. Kinds of matches: ``kinds``."""
 
 from collections.abc import Iterable
 
@@ -9,6 +9,7 @@ from .elementwise import ElementwiseRule
 from .kinds import KINDS
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
+from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
@@ -21,4 +22,4 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule(),
-            SoftmaxRule(), ReductionRule())
+            SoftmaxRule(), ReductionRule(), MatmulRule())

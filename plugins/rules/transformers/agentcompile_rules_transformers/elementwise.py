@@ -70,10 +70,10 @@ def _chains(view: RegionView, node: Node) -> Iterator[Match]:
         nodes, read = (node.name, *growth.nodes), (*inputs, *growth.external)
         result = view.graph.spec(growth.output)  # a view on the way may have changed what a row is
         if has_one_rounding(view, nodes, growth.output) and all(_broadcast(view.graph.spec(value), result) for value in read):
-            yield _match(view, nodes, read, growth.output, _composed(first, growth.expression))
+            yield _match(view, nodes, read, growth.output, composed(first, growth.expression))
 
 
-def _composed(first: Expression, tail: Expression) -> Expression:
+def composed(first: Expression, tail: Expression) -> Expression:
     """``tail`` with the result of ``first`` as its acc0."""
     count = len(first.operations)
     moved = tuple(

@@ -21,7 +21,7 @@ from agentcompile_core.plugin_api import (
     position_edges,
 )
 
-from . import denominators, row_sums, sums
+from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling
 
 L = SemanticLabel
@@ -160,7 +160,7 @@ class Argmax(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, version=2, labels=(L.GEMV, L.GEMM, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=2, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(
@@ -258,4 +258,49 @@ REDUCTION = Reduction(
                 AttributeKind("op", str, doc="sum, mean, amax, amin, prod, l1, l2, var, std, or max, min with indices"),
                 AttributeKind("correction", float, 0.0, doc="of var and std, subtracted from the count")),
 )
-KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION)
+class Matmul(MatchKind):
+    """Products of matrices: factors count as far as they are read, and sums have small terms that half precision would lose."""
+
+    def flops(self, match: Match, graph: Graph) -> int:
+        """A multiply-add per term of every element, and what the tail does."""
+        terms = match.need("out").spec.numel * match.integer("k")
+        return 2 * terms + match.need("out").spec.numel * len(match.epilogue.operations if match.epilogue is not None else ())
+
+    def bytes_moved(self, match: Match, graph: Graph) -> int:
+        """Each operand once; of a factor that is a part of something, the part."""
+        rest = sum(operand.spec.nbytes for operand in match.operands if operand.name not in ("a", "b"))
+        return rest + sum(min(match.need(name).spec.numel, products.extent(match, name)) * match.need(name).spec.dtype.bytes
+                          for name in ("a", "b"))
+
+    def reduction_axis(self, match: Match, graph: Graph) -> int:
+        """The last one of the first factor, however it is written."""
+        return -1
+
+    def weight_scale(self, match: Match, operand: Operand) -> tuple[float, float]:
+        """Of matrices whose products have the size of what they are multiplied with."""
+        return (0.0, match.integer("k") ** -0.5) if operand.name in ("a", "b") else super().weight_scale(match, operand)
+
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """Sums whose small terms are lost where they are kept in half precision."""
+        return (sums.SWAMPED,) if match.need("a").spec.dtype in sums.NARROW else ()
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """Factors of those sums."""
+        return products.swamped(match, operand, case, device) if case.family == sums.SWAMPED else None
+
+
+MATMUL = Matmul(
+    name=kind_names.MATMUL, labels=(L.GEMM,),
+    doc="out[g, i, j] = epilogue(acc0, aux...), acc0 = sum_t a[g, i, t] b[g, t, j], g = (outer, inner); steps of a and b in elements;"
+        " element e of out reads element e modulo its size of every aux",
+    operands=(OperandKind("a", READS), OperandKind("b", READS),
+              OperandKind("aux", READS, repeated=True, doc="a bias, a residual, a mask: repeated along the leading axes"),
+              OperandKind("out", OUT, doc="[outer, inner, m, n]")),
+    attributes=(
+        AttributeKind("outer"), AttributeKind("inner"), AttributeKind("m"), AttributeKind("n"), AttributeKind("k"),
+        *(AttributeKind(f"{factor}_{step}", doc=f"of {factor}: {doc}") for factor, row, column in (("a", "i", "t"), ("b", "t", "j"))
+          for step, doc in (("offset", "its first element"), ("outer", "a step of outer"), ("inner", "a step of inner"),
+                            ("row", f"a step of {row}"), ("column", f"a step of {column}"))),
+    ),
+)
+KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL)

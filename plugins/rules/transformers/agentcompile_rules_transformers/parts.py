@@ -17,7 +17,9 @@ from agentcompile_core.plugin_api import (
 
 AXES = 4
 _COPIES = ("aten.contiguous.default", "aten.clone.default")
-_TURNS = ("aten.transpose.int", "aten.permute.default", "aten.reshape.default", "aten.view.default")  # begin where their operand does
+_TURNS = tuple(f"aten.{name}" for name in (  # begin where their operand does
+    "transpose.int", "permute.default", "reshape.default", "view.default", "t.default", "mT.default", "numpy_T.default",
+    "unsqueeze.default", "squeeze.dim", "squeeze.default", "expand.default", "unflatten.int"))
 
 
 def parts(view: RegionView) -> Iterator[Match]:
@@ -36,7 +38,7 @@ def _part(view: RegionView, copy: Node) -> Match | None:
     value, taken, offset = copy.inputs[0], [copy.name], 0
     while not is_contiguous(view.graph.spec(value)):
         node = view.producer(value)
-        step = _offset(view, node) if node is not None and view.only_used_by(value, set(taken)) else None
+        step = offset_of(view, node) if node is not None and view.only_used_by(value, set(taken)) else None
         if node is None or step is None:
             return None
         offset += step
@@ -52,7 +54,7 @@ def _part(view: RegionView, copy: Node) -> Match | None:
                  operands=(view.read("in0", value), view.write("out", copy.outputs[0])), attributes=tuple(attributes))
 
 
-def _offset(view: RegionView, node: Node) -> int | None:
+def offset_of(view: RegionView, node: Node) -> int | None:
     """By how many elements the result of a view begins behind its operand; None where that is not known."""
     if node.op in _TURNS:
         return 0
@@ -64,10 +66,11 @@ def _offset(view: RegionView, node: Node) -> int | None:
     if not isinstance(axis, int) or not isinstance(at, int):
         return None
     extent = spec.shape[axis]
-    return min(max(at + extent if at < 0 else at, 0), extent) * _strides(spec)[axis]
+    return min(max(at + extent if at < 0 else at, 0), extent) * strides_of(spec)[axis]
 
 
-def _strides(spec: TensorSpec) -> tuple[int, ...]:
+def strides_of(spec: TensorSpec) -> tuple[int, ...]:
+    """Strides in elements, those of a contiguous tensor included."""
     if spec.strides:
         return spec.strides
     found, step = [], 1
@@ -79,5 +82,5 @@ def _strides(spec: TensorSpec) -> tuple[int, ...]:
 
 def _axes(spec: TensorSpec) -> list[tuple[int, int]] | None:
     """Extents and strides of the axes of more than one element, filled up to four in front; None where there are more."""
-    axes = [(extent, stride) for extent, stride in zip(spec.shape, _strides(spec), strict=True) if extent != 1]
+    axes = [(extent, stride) for extent, stride in zip(spec.shape, strides_of(spec), strict=True) if extent != 1]
     return [(1, 0)] * (AXES - len(axes)) + axes if len(axes) <= AXES else None

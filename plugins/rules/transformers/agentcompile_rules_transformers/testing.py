@@ -4,6 +4,7 @@ Each function returns the widest match of its graph and the graph of that match 
 elements; ``dtype`` is the element type of weights and activations.
 """
 
+import math
 from collections.abc import Sequence
 
 from attrs import evolve
@@ -29,6 +30,7 @@ from .attention import AttentionRule
 from .elementwise import ElementwiseRule
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
+from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
@@ -258,6 +260,55 @@ def reduction_case(*, shape: Sequence[int], op: str = "aten.sum.dim_IntList", di
     if places:
         draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, dtype=DType.I64))
     return matched(ReductionRule(), draft.graph(*outs))
+
+
+def matmul_case(*, shapes: tuple[Sequence[int], Sequence[int]], turned: str = "", weight: bool = False, bias: Sequence[int] = (),
+                activation: str = "", residual: bool = False, dtype: DType = DType.F16) -> Pair:
+    """``a @ b`` of two ``shapes``; ``turned``: which (``a``, ``b``, ``ab``) are read with their last two axes exchanged.
+
+    ``weight``: b is a parameter. Behind it come the sum with a ``bias`` of that shape, an ``activation``, and the sum with a
+    ``residual`` as large as the result.
+    """
+    draft, sides, seen = Draft(), [], []
+    for name, given in zip("ab", map(tuple, shapes), strict=True):
+        value = draft.given(name, given, dtype, ValueKind.WEIGHT if weight and name == "b" else ValueKind.INPUT)
+        if name in turned:
+            value = _turned(draft, value, given, dtype)
+            given = (*given[:-2], given[-1], given[-2])
+        sides.append(value)
+        seen.append(given)
+    longer, shorter = sorted((shape[:-2] for shape in seen), key=len, reverse=True)
+    batch = tuple(max(x, y) for x, y in zip(longer, (1,) * (len(longer) - len(shorter)) + shorter, strict=True))
+    shape = (*batch, seen[0][-2], seen[1][-1])
+    return _with_tail(draft, draft.one("aten.matmul.default", tuple(sides), shape, dtype), shape, tuple(bias), activation, residual, dtype)
+
+
+def rows_case(*, rows: Sequence[int], n: int, k: int, bias: bool = False, activation: str = "", residual: bool = False,
+              dtype: DType = DType.F16) -> Pair:
+    """A linear layer of several rows, [.., k] to [.., n], with ``activation`` and ``residual`` behind it."""
+    draft, shape = Draft(), (*rows, n)
+    parameters = (draft.weight("weight", n, k, dtype=dtype), *((draft.weight("bias", n, dtype=dtype),) if bias else ()))
+    out = draft.one("aten.linear.default", (draft.given("x", (*rows, k), dtype), *parameters), shape, dtype)
+    return _with_tail(draft, out, shape, (), activation, residual, dtype)
+
+
+def _turned(draft: Draft, value: Ref, shape: tuple[int, ...], dtype: DType) -> Ref:
+    """A view with the last two axes exchanged."""
+    turned = draft.one("aten.transpose.int", (value, -2, -1), (*shape[:-2], shape[-1], shape[-2]), dtype, kind="view")
+    steps = [math.prod(shape[axis + 1:]) for axis in range(len(shape))]
+    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=(*steps[:-2], steps[-1], steps[-2])))
+    return turned
+
+
+def _with_tail(draft: Draft, out: Ref, shape: tuple[int, ...], bias: tuple[int, ...], activation: str, residual: bool,
+               dtype: DType) -> Pair:
+    if bias:
+        out = draft.one("aten.add.Tensor", (out, draft.weight("bias", *bias, dtype=dtype)), shape, dtype)
+    if activation:
+        out = draft.one(f"aten.{activation}.default", (out,), shape, dtype)
+    if residual:
+        out = draft.one("aten.add.Tensor", (draft.given("residual", shape, dtype), out), shape, dtype)
+    return matched(MatmulRule(), draft.graph(out))
 
 
 def _source(draft: Draft, k: int, norm: str, dtype: DType) -> Ref:

@@ -8,10 +8,12 @@ from agentcompile_rules_transformers.testing import (
     gated_case,
     gather_case,
     linear_case,
+    matmul_case,
     norm_case,
     reduction_case,
     rope_case,
     rope_table_case,
+    rows_case,
     softmax_case,
 )
 
@@ -74,6 +76,13 @@ class TestReduction(RegionRuleConformance):
     rule, unserved = RULES["reduction"], (LOOKUP, NORM)
     graphs = (reduction_case(shape=(2, 3, 40), before=("mul", "neg"))[1], reduction_case(shape=(2, 9, 5), op="aten.max.dim", dim=1)[1],
               reduction_case(shape=(2, 9, 5), op="aten.std.correction", dim=(1, 2), keepdim=True, dtype=DType.F32)[1])
+
+
+class TestMatmul(RegionRuleConformance):
+    rule, unserved = RULES["matmul"], (LOOKUP, linear_case(n=24, k=16, bias=True)[1])
+    graphs = (rows_case(rows=(2, 3), n=24, k=16, bias=True, activation="gelu", residual=True)[1],
+              matmul_case(shapes=((2, 3, 5, 16), (3, 9, 16)), turned="b", bias=(5, 9), dtype=DType.F32)[1],
+              matmul_case(shapes=((16, 5), (16, 9)), turned="a", dtype=DType.BF16)[1])
 
 
 def test_no_rule_is_left_out() -> None:

@@ -1,0 +1,71 @@
+"""The facts about one product and its target that schedules depend on."""
+
+from attrs import frozen
+
+from agentcompile_core.plugin_api import DType, Match, Operand, Role
+
+VECTOR_BYTES = 16
+ALONG_TERMS, ALONG_LINES = 1, 2  # as in gemm.cuh
+
+
+@frozen(kw_only=True)
+class Reading:
+    """How a factor is read: along which of its axes neighbours lie, and how many at a time (1, or a vector of 16 bytes)."""
+
+    along: int
+    size: int
+
+    def held_by(self, lines: int) -> int:
+        """Elements at a time where a tile has so many lines."""
+        return 1 if self.along == ALONG_LINES and lines % self.size else self.size
+
+
+@frozen(kw_only=True)
+class Shape:
+    """``batch`` products [m, k] x [k, n] of ``dtype``; ``whole``: the largest group of columns that a store may write at once."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    a: Reading
+    b: Reading
+    whole: int
+
+    @property
+    def count(self) -> int:
+        """Elements of the result."""
+        return self.batch * self.m * self.n
+
+
+def shape_of(match: Match) -> Shape:
+    """The shape of a ``matmul`` match."""
+    m, n, k = (match.integer(name) for name in ("m", "n", "k"))
+    a = _reading(match, match.need("a"), (m, "a_row"), (k, "a_column"))
+    b = _reading(match, match.need("b"), (n, "b_column"), (k, "b_row"))
+    return Shape(batch=match.integer("outer") * match.integer("inner"), m=m, n=n, k=k, dtype=match.need("a").spec.dtype, a=a, b=b,
+                 whole=_whole(match.need("out"), n))
+
+
+def _reading(match: Match, factor: Operand, lines: tuple[int, str], terms: tuple[int, str]) -> Reading:
+    """Vectors where every one of them lies wholly inside its axis and begins at a multiple of 16 bytes."""
+    (line_count, line_name), (term_count, term_name) = lines, terms
+    line_step, term_step = match.integer(line_name), match.integer(term_name)
+    by_terms = term_step == 1 or (line_step != 1 and 0 < term_step <= line_step)
+    extent, step, other = (term_count, term_step, line_step) if by_terms else (line_count, line_step, term_step)
+    size = VECTOR_BYTES // factor.spec.dtype.bytes
+    rest = [other, extent, *(match.integer(f"{factor.name}_{name}") for name in ("offset", "outer", "inner"))]
+    vectors = step == 1 and _is_aligned(factor) and not any(value % size for value in rest)
+    return Reading(along=ALONG_TERMS if by_terms else ALONG_LINES, size=size if vectors else 1)
+
+
+def _is_aligned(operand: Operand) -> bool:
+    """Whether the runtime promises an address that is a multiple of 16 bytes: activations lie side by side, weights do not."""
+    return operand.role in (Role.WEIGHT, Role.CONSTANT) or operand.spec.nbytes % VECTOR_BYTES == 0
+
+
+def _whole(out: Operand, n: int) -> int:
+    if not _is_aligned(out):
+        return 1
+    return next(size for size in (4, 2, 1) if n % size == 0)

@@ -1,0 +1,194 @@
+"""Schedules of the family: which tiles are legal for a product, and in which order they are worth trying."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from attrs import evolve, frozen
+
+from agentcompile_core.plugin_api import DType, Feature, Parameter, Schedule, ScheduleSpace, Target
+
+from .shape import Shape
+
+WARP = 32
+CHUNK = 8  # elements of 16 bits that are copied at once
+PAD = 4  # floats behind each term of a slice, as in gemm.cu
+STATIC_SHARED_BYTES = 48 << 10
+MOST_TENSOR, MOST_SIMT, MOST_ALIKE = 40, 16, 4
+LARGEST_WARP = 64 * 64  # results of a warp
+SM_TENSOR_FMA_PER_US = 1740e3  # of fp16 by mma.sync: 1,024 at 1.7 GHz
+MOST_PARTS_BYTES = 256 << 20
+LARGEST_GRID = 2**31 - 1
+LAUNCH_US = 3.0  # of a second launch
+SM_FMA_PER_US = 217e3  # of fp32: 128 lanes at 1.7 GHz
+SLICES_PER_SPLIT = 4  # fewer do not pay for filling the pipeline
+REGISTERS_BESIDE = 44  # addresses, bounds, loop counters
+# Rows and columns of a tile, sums of a thread along each, terms of a slice.
+SIMT = ((128, 128, 8, 8, 8), (128, 128, 8, 8, 16), (128, 64, 8, 4, 16), (64, 128, 4, 8, 16), (64, 64, 4, 4, 16), (32, 128, 4, 4, 16),
+        (128, 32, 4, 4, 16), (32, 64, 4, 4, 16), (64, 32, 4, 4, 16), (32, 32, 4, 4, 32), (16, 64, 2, 4, 32), (64, 16, 4, 2, 32),
+        (4, 128, 1, 4, 32), (128, 4, 4, 1, 32))
+# Rows and columns of a tile and of a warp's part of it.
+TENSOR = ((128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 32), (128, 128, 32, 64), (128, 128, 64, 64), (64, 256, 32, 64),
+          (256, 64, 64, 32), (128, 64, 32, 32), (64, 128, 32, 32), (64, 64, 32, 32), (32, 128, 16, 64), (32, 64, 16, 32), (64, 32, 32, 16),
+          (16, 128, 16, 32), (16, 64, 16, 16), (32, 32, 16, 16))
+SLICES = ((64, 3), (32, 4), (64, 4), (32, 3), (64, 2), (32, 5))  # terms of a slice, and how many of them are in the ring
+
+
+@frozen(kw_only=True)
+class Tile:
+    """How the results of a product are dealt out: ``rows`` x ``columns`` to a block, ``depth`` terms at a time, the terms to ``splits``."""
+
+    path: str
+    rows: int
+    columns: int
+    depth: int
+    thread_rows: int = 0  # path simt: sums of a thread
+    thread_columns: int = 0
+    warp_rows: int = 0  # path tensor: results of a warp
+    warp_columns: int = 0
+    stages: int = 0  # slices in shared memory
+    ahead: bool = False  # fragments of the next slice are read at the end of one: more registers
+    splits: int = 1
+
+    @property
+    def tensor(self) -> bool:
+        """Whether tensor cores multiply."""
+        return self.path == "tensor"
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        if self.tensor:
+            return WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+        return self.rows // self.thread_rows * (self.columns // self.thread_columns)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The tile as a point of the space."""
+        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages, "ahead": self.ahead}
+        own = own if self.tensor else {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
+        return Schedule({"path": self.path, "rows": self.rows, "columns": self.columns, "depth": self.depth, "splits": self.splits, **own})
+
+
+def tile_of(schedule: Schedule) -> Tile:
+    """The tile that a point of the space names."""
+    values = dict(schedule.items)
+    return Tile(path=str(values.pop("path")), **values)
+
+
+def space_of(shape: Shape, target: Target) -> ScheduleSpace:
+    """Legal schedules, those first that should take least time; two on tensor cores for each other one where there are both."""
+    tensor, simt = iter(_best(_tensor(shape, target), shape, target, MOST_TENSOR)), _best(_simt(shape, target), shape, target, MOST_SIMT)
+    mixed = (tile for three in zip_longest(tensor, tensor, simt) for tile in three if tile is not None)
+    points = tuple(tile.schedule for tile in mixed)
+    names = sorted({name for point in points for name, _ in point.items})
+    values = {name: {value for point in points for key, value in point.items if key == name} for name in names}
+    return ScheduleSpace(parameters=tuple(Parameter(name=name, values=tuple(sorted(values[name]))) for name in names), points=points)
+
+
+def blocks_of(shape: Shape, tile: Tile) -> int:
+    """Blocks that make the tiles of all products, for one split."""
+    return -(-shape.m // tile.rows) * -(-shape.n // tile.columns) * shape.batch
+
+
+def terms_of(shape: Shape, tile: Tile) -> int:
+    """Terms of one split: whole slices."""
+    return -(-shape.k // (tile.splits * tile.depth)) * tile.depth
+
+
+def splits_of(shape: Shape, tile: Tile) -> int:
+    """Splits that have any terms."""
+    return -(-shape.k // terms_of(shape, tile))
+
+
+def shared_bytes(tile: Tile) -> int:
+    """Shared memory of a block: static without tensor cores, dynamic with them."""
+    if tile.tensor:
+        return tile.stages * tile.depth * (tile.rows + tile.columns) * 2
+    return 2 * tile.depth * (tile.rows + tile.columns + 2 * PAD) * 4
+
+
+def _simt(shape: Shape, target: Target) -> Iterator[Tile]:
+    for rows, columns, thread_rows, thread_columns, depth in SIMT:
+        tile = Tile(path="simt", rows=rows, columns=columns, depth=depth, thread_rows=thread_rows, thread_columns=thread_columns)
+        registers = thread_rows * thread_columns + 4 * (thread_rows + thread_columns) + REGISTERS_BESIDE
+        fits = shared_bytes(tile) <= STATIC_SHARED_BYTES and registers <= min(255, target.registers_per_sm // tile.threads)
+        if fits and _fits_extents(shape, tile):
+            yield from _with_splits(shape, tile, target)
+
+
+def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
+    if shape.dtype is DType.F32 or not target.has(Feature.MMA_SYNC):
+        return
+    for rows, columns, warp_rows, warp_columns in TENSOR:
+        for depth, stages in SLICES:
+            tile = Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns,
+                        stages=stages)
+            if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (stages - 1) * depth < max(shape.k, 2 * depth):
+                if warp_rows * warp_columns == LARGEST_WARP:  # its sums leave room for one block alone: nobody else fills its pauses
+                    yield from _with_splits(shape, evolve(tile, ahead=True), target)
+                yield from _with_splits(shape, tile, target)
+
+
+def _fits_tensor(tile: Tile, target: Target) -> bool:
+    """Whether ring, sums and two sets of fragments have room, and every thread copies as many chunks of both factors."""
+    sums = tile.warp_rows * tile.warp_columns // WARP
+    fragments = 2 * (tile.warp_rows // 4 + tile.warp_columns // 4)
+    registers = sums + fragments + REGISTERS_BESIDE
+    even = min(tile.rows, tile.columns) * tile.depth // CHUNK % tile.threads == 0
+    return even and shared_bytes(tile) <= target.shared_bytes_per_block and registers <= min(255, target.registers_per_sm // tile.threads)
+
+
+def _fits_extents(shape: Shape, tile: Tile) -> bool:
+    """Whether no more than half of a tile is empty; the smallest tiles always."""
+    return (tile.rows <= 2 * shape.m or tile.rows <= 32) and (tile.columns <= 2 * shape.n or tile.columns <= 32)
+
+
+def _with_splits(shape: Shape, tile: Tile, target: Target) -> Iterator[Tile]:
+    """The tile as it is, and with the terms dealt out so that every SM has one or two blocks."""
+    blocks = blocks_of(shape, tile)
+    if blocks > LARGEST_GRID:
+        return
+    yield tile
+    most = shape.k // (SLICES_PER_SPLIT * tile.depth)
+    wanted = {min(waves * target.sm_count // blocks, most) for waves in (1, 2)} if blocks < target.sm_count else set()
+    for splits in sorted(wanted):
+        split = evolve(tile, splits=splits) if splits > 1 else tile
+        if splits > 1 and splits_of(shape, split) == splits and 4 * splits * shape.count <= MOST_PARTS_BYTES:
+            yield split
+
+
+def _best(tiles: Iterator[Tile], shape: Shape, target: Target, most: int) -> list[Tile]:
+    """The fastest ones, few of each size of tile."""
+    found: list[Tile] = []
+    sizes: Counter[tuple[int, ...]] = Counter()
+    for tile in sorted(dict.fromkeys(tiles), key=lambda tile: predicted_us(shape, tile, target)):
+        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns)
+        if sizes[size] < MOST_ALIKE:
+            sizes[size] += 1
+            found.append(tile)
+    return found[:most]
+
+
+def predicted_us(shape: Shape, tile: Tile, target: Target) -> float:
+    """A guess to sort by: rounds of blocks over the SMs times what a tile takes, and the way of the parts of several splits."""
+    rounds = blocks_of(shape, tile) * tile.splits / target.sm_count
+    rounds = float(-(-rounds // 1)) if rounds < 4 else rounds
+    pace = SM_TENSOR_FMA_PER_US * _tensor_efficiency(tile) if tile.tensor else SM_FMA_PER_US * _efficiency(tile)
+    each = tile.rows * tile.columns * terms_of(shape, tile) / pace
+    parts = LAUNCH_US + target.floor_us(8 * shape.count * tile.splits) if tile.splits > 1 else 0.0
+    return max(1.0, rounds) * each + parts
+
+
+def _efficiency(tile: Tile) -> float:
+    """Of the FMA pipes: sums per value that is read from shared memory, and warps that hide each other's latency."""
+    reuse = tile.thread_rows * tile.thread_columns / (tile.thread_rows + tile.thread_columns) / 4.0
+    return min(1.0, reuse) * min(1.0, 0.4 + tile.threads / 400)
+
+
+def _tensor_efficiency(tile: Tile) -> float:
+    """Of the tensor cores: results per value read from shared memory and from L2, and slices that are on their way."""
+    warp = tile.warp_rows * tile.warp_columns / (tile.warp_rows + tile.warp_columns) / 32.0
+    block = tile.rows * tile.columns / (tile.rows + tile.columns) / 80.0
+    on_the_way = min(1.0, 0.7 + (tile.stages - 1) * tile.depth / 400)
+    return min(1.0, 0.5 + 0.5 * warp) * min(1.0, 0.3 + 0.7 * block) * on_the_way * min(1.0, 0.4 + tile.threads / 400)

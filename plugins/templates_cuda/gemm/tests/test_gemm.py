@@ -1,0 +1,150 @@
+"""The gemm family against fp64 on the CPU: both paths, ragged shapes, both sides in any layout, batches, tails; and wrong kernels."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from agentcompile_cuda_kit.targets import preset
+from agentcompile_rules_transformers.testing import matmul_case
+from agentcompile_templates_cuda_gemm import GemmFamily
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.plugin_api import DType, Graph, Match, Schedule, StepSource, compare, oracle
+
+pytest.importorskip("agentcompile_validator_emulation")
+from agentcompile_validator_emulation.module import SCHEDULES, EmulationError
+from agentcompile_validator_emulation.testing import TORCH, Emulated, aligned
+
+H200 = preset("h200")
+FAMILY = GemmFamily()
+FEW = settings(max_examples=4, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+RAGGED, EVEN = (1, 7, 33, 65), (8, 16, 40, 72)
+
+
+def simt(rows: int, columns: int, depth: int, each: tuple[int, int], splits: int = 1) -> Schedule:
+    return Schedule({"path": "simt", "rows": rows, "columns": columns, "depth": depth, "thread_rows": each[0],
+                     "thread_columns": each[1], "splits": splits})
+
+
+def tensor(rows: int, columns: int, depth: int, each: tuple[int, int], stages: int, splits: int = 1, ahead: bool = False) -> Schedule:
+    return Schedule({"path": "tensor", "rows": rows, "columns": columns, "depth": depth, "warp_rows": each[0], "warp_columns": each[1],
+                     "stages": stages, "ahead": ahead, "splits": splits})
+
+
+CASES = {  # the schedule, the type, and what one build serves: layouts, tails, and extents that allow vectors or do not
+    "single elements": (simt(32, 64, 16, (4, 4)), DType.F32, {"extents": RAGGED, "activation": "relu"}),
+    "vectors along terms": (simt(64, 64, 16, (4, 4)), DType.F16, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
+    "vectors along lines, split": (simt(64, 64, 16, (4, 4), splits=2), DType.BF16, {"extents": EVEN, "turned": "a", "bias": "mn"}),
+    "tensor": (tensor(32, 64, 32, (16, 32), 3), DType.F16, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
+    "tensor, turned, split": (tensor(64, 32, 64, (32, 16), 2, splits=2), DType.BF16, {"extents": EVEN, "turned": "a"}),
+    "tensor, single elements": (tensor(32, 64, 32, (16, 32), 4, ahead=True), DType.F16,
+                                {"extents": RAGGED, "turned": "ab", "weight": True}),
+}
+
+
+def product(data: st.DataObject, dtype: DType, said: dict[str, Any]) -> tuple[Match, Graph]:
+    """Two matrices, each as it is or turned, in no, one or two batch axes of which b may have fewer."""
+    sizes = {name: data.draw(st.sampled_from(said["extents"]), name) for name in "mnk"}
+    sizes["k"] *= data.draw(st.sampled_from((1, 1, 5)), "longer")
+    m, n, k = sizes.values()
+    turned, batch = said.get("turned", ""), data.draw(st.sampled_from(((), (3,), (2, 2))), "batch")
+    weight = said.get("weight", False) or data.draw(st.booleans(), "one b for all")
+    a, b = ((k, m) if "a" in turned else (m, k)), ((n, k) if "b" in turned else (k, n))
+    return matmul_case(shapes=((*batch, *a), (*(() if weight else batch), *b)), turned=turned, weight=weight, dtype=dtype,
+                       bias=tuple(sizes[name] for name in said.get("bias", "")), activation=said.get("activation", ""),
+                       residual=said.get("residual", False))
+
+
+def drawn(match: Match, seed: int, integers: bool = False) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for operand in match.operands:
+        shape = operand.spec.shape
+        values = torch.randint(-2, 3, shape, generator=generator) if integers else torch.randn(shape, generator=generator)
+        values = torch.full(shape, math.nan) if operand.name == "out" else values.float()
+        tensors[operand.name] = aligned(values, TORCH[operand.spec.dtype])
+    return tensors
+
+
+def budget_use(match: Match, graph: Graph, tensors: dict[str, torch.Tensor]) -> float:
+    values = {o.values[0]: tensors[o.name] for o in match.operands if o.name != "out"}
+    (expected,) = oracle(graph, values).values()
+    return compare(tensors["out"], expected).budget_use
+
+
+@pytest.mark.parametrize("name", CASES)
+@FEW
+@given(data=st.data())
+def test_within_budget(name: str, data: st.DataObject) -> None:
+    point, dtype, said = CASES[name]
+    match, graph = product(data, dtype, said)
+    assert FAMILY.accepts(match, H200) is True
+    tensors = drawn(match, data.draw(st.integers(0, 99), "seed"))
+    Emulated(FAMILY.lower(match, point, H200), match, H200).run(tensors, data.draw(st.sampled_from(SCHEDULES), "order"))
+    assert budget_use(match, graph, tensors) <= 1.0
+
+
+@pytest.mark.parametrize("name", ["vectors along lines, split", "tensor"])
+def test_integers_are_exact_and_orders_of_threads_change_no_bit(name: str) -> None:
+    point, dtype, said = CASES[name]
+    b, n = ((72, 40), 72) if said["turned"] == "b" else ((40, 72), 72)
+    match, _ = matmul_case(shapes=((3, 40, 72) if said["turned"] == "a" else (3, 72, 40), b), turned=said["turned"], dtype=dtype)
+    exact, real = drawn(match, 3, integers=True), drawn(match, 4)
+    emulated = Emulated(FAMILY.lower(match, point, H200), match, H200)
+    emulated.run(exact)
+    a, b = (exact[name].double().mT if name in said["turned"] else exact[name].double() for name in "ab")
+    assert torch.equal(exact["out"].double(), a @ b) and exact["out"].shape[-1] == n
+    emulated.run(real)
+    first = real["out"].clone()
+    for order in SCHEDULES:
+        emulated.run(real, order)
+        assert torch.equal(real["out"], first)
+
+
+def test_a_nan_reaches_exactly_the_row_and_the_column_that_use_it() -> None:
+    point, dtype, _ = CASES["tensor"]
+    match, _ = matmul_case(shapes=((40, 72), (72, 40)), dtype=dtype)
+    tensors = drawn(match, 5)
+    tensors["a"][17, 71] = math.nan
+    tensors["b"][3, 39] = math.inf
+    Emulated(FAMILY.lower(match, point, H200), match, H200).run(tensors)
+    wrong = ~tensors["out"].isfinite()
+    assert wrong[17].all() and wrong[:, 39].all() and not wrong[:17, :39].any() and not wrong[18:, :39].any()
+
+
+WRONG = {  # what is wrong: file, text, with what it is replaced, case
+    "a barrier is missing": ("gemm.cu", "    __syncthreads();\n", "", "vectors along lines, split"),
+    "the tail of the terms counts twice": ("gemm.cu", "&& at < end", "", "single elements"),
+    "rows behind the last are read": ("gemm.cu", "&& line < lines ", "", "vectors along terms"),
+    "parts are left out": ("gemm.cuh", "split < splits; ++split", "split < splits - 1; ++split", "vectors along lines, split"),
+    "a bias is that of the row": ("gemm.cuh", "address[column]", "address[index / period % period]", "tensor"),
+    "a slice is not waited for": ("gemm_tensor.cu", "ac::cp_async_wait<stages - 2>();", "ac::cp_async_wait<stages - 1>();", "tensor"),
+    "a place is written while it is read": ("gemm_tensor.cu", "    __syncthreads();\n", "", "tensor"),
+    "terms behind the last are multiplied": ("gemm_tensor.cu", "chunk * 8 + e < length", "true", "tensor, single elements"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(WRONG))
+def test_a_wrong_kernel_is_seen(what: str) -> None:
+    file, text, wrong, name = WRONG[what]
+    point, dtype, said = CASES[name]
+    m, n, k = (33, 65, 71) if said["extents"] is RAGGED else (40, 72, 136)
+    a, b = ((k, m) if "a" in said.get("turned", "") else (m, k)), ((n, k) if "b" in said.get("turned", "") else (k, n))
+    match, graph = matmul_case(shapes=(a, b), turned=said.get("turned", ""), dtype=dtype, bias=(n,))
+    changed = replaced(FAMILY.lower(match, point, H200), file, text, wrong)
+    tensors = drawn(match, 5)
+    try:
+        Emulated(changed, match, H200).run(tensors)
+    except EmulationError:
+        return
+    assert budget_use(match, graph, tensors) > 1.0
+
+
+def replaced(source: StepSource, file: str, text: str, wrong: str) -> StepSource:
+    headers = tuple((name, part.replace(text, wrong) if name == file else part) for name, part in source.headers)
+    changed = evolve(source, headers=headers, code=source.code.replace(text, wrong) if file not in dict(headers) else source.code)
+    assert changed != source
+    return changed

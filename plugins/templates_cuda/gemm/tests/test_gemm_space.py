@@ -1,0 +1,122 @@
+"""The schedule space: bounded, legal, sensibly ordered; what is refused; and that every architecture's compiler takes the kernels."""
+
+from pathlib import Path
+
+import pytest
+from agentcompile_cuda_kit.targets import PRESETS, preset
+from agentcompile_rules_transformers.testing import matmul_case, rows_case
+from agentcompile_templates_cuda_gemm import GemmFamily
+from agentcompile_templates_cuda_gemm.shape import ALONG_LINES, ALONG_TERMS, shape_of
+from attrs import evolve
+
+from agentcompile_core.plugin_api import DType, Expression, Feature, Match, Role, check_source
+
+FAMILY, H200 = GemmFamily(), preset("h200")
+GOLDEN = Path(__file__).parent / "golden"
+SQUARE = rows_case(rows=(4096,), n=4096, k=4096)[0]
+SHAPES = {
+    "square": SQUARE,
+    "square_f32": rows_case(rows=(2048,), n=2048, k=2048, dtype=DType.F32)[0],
+    "few_rows": rows_case(rows=(8,), n=4096, k=4096, dtype=DType.BF16)[0],
+    "deep": matmul_case(shapes=((192, 65536), (65536, 192)), dtype=DType.F32)[0],
+    "ragged": matmul_case(shapes=((1021, 2053), (2053, 1531)))[0],
+    "heads": matmul_case(shapes=((8, 12, 256, 64), (8, 12, 256, 64)), turned="b")[0],
+    "one": matmul_case(shapes=((1, 1), (1, 1)))[0],
+    "one_row": matmul_case(shapes=((1, 768), (768, 2304)), weight=True, dtype=DType.F32)[0],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_space_is_bounded_distinct_and_legal(shape: str) -> None:
+    match = SHAPES[shape]
+    for target in map(preset, PRESETS):
+        assert FAMILY.accepts(match, target) is True
+        points = FAMILY.space(match, target).points
+        assert 1 <= len(points) == len(set(points)) <= 56
+        for point in points[:10]:
+            source = FAMILY.lower(match, point, target)
+            check_source(match, source, target)
+            launch, tensor = source.launches[0], point["path"] == "tensor"
+            assert launch.shared_bytes <= target.shared_bytes_per_block and (Feature.MMA_SYNC in source.features) is tensor
+            assert len(source.launches) == 1 + (point["splits"] > 1) and launch.grid[1] == point["splits"]
+
+
+def test_first_choices_fill_the_gpu() -> None:
+    first = {name: FAMILY.space(match, H200).points[0] for name, match in SHAPES.items()}
+    assert (first["square"]["path"], first["square"]["splits"]) == ("tensor", 1)
+    assert first["square"].integer("rows") * first["square"].integer("columns") == 128 * 256
+    assert {FAMILY.space(SHAPES[name], H200).points[0]["path"] for name in ("square_f32", "deep", "one_row")} == {"simt"}
+    for name in ("deep", "few_rows"):
+        assert FAMILY.lower(SHAPES[name], first[name], H200).launches[0].grid[0] * first[name].integer("splits") >= 100
+    assert first["few_rows"].integer("rows") <= 32 and first["one_row"].integer("rows") <= 4
+
+
+def test_vectors_are_read_where_every_one_begins_at_16_bytes() -> None:
+    def read(shapes: tuple[tuple[int, ...], tuple[int, ...]], turned: str = "") -> tuple[tuple[int, int], tuple[int, int]]:
+        shape = shape_of(matmul_case(shapes=shapes, turned=turned)[0])
+        return (shape.a.along, shape.a.size), (shape.b.along, shape.b.size)
+
+    assert read(((16, 32), (32, 24))) == ((ALONG_TERMS, 8), (ALONG_LINES, 8))
+    assert read(((32, 16), (24, 32)), "ab") == ((ALONG_LINES, 8), (ALONG_TERMS, 8))
+    assert read(((16, 36), (36, 24))) == ((ALONG_TERMS, 1), (ALONG_LINES, 8))  # rows of 72 bytes
+    assert read(((15, 32), (32, 28))) == ((ALONG_TERMS, 8), (ALONG_LINES, 1))
+
+
+def test_one_build_serves_many_shapes() -> None:
+    other = rows_case(rows=(520,), n=1024, k=2048)[0]
+    point = next(p for p in FAMILY.space(SQUARE, H200).points if p["path"] == "tensor" and p["splits"] == 1)
+    assert FAMILY.lower(SQUARE, point, H200).digest == FAMILY.lower(other, point, H200).digest
+
+
+def test_steps_beyond_32_bits_are_passed_as_such() -> None:
+    match = matmul_case(shapes=((3, 50000, 50000), (3, 50000, 64)))[0]
+    arguments = {a.name: a for a in FAMILY.lower(match, FAMILY.space(match, H200).points[0], H200).launches[0].arguments}
+    assert arguments["a_inner"].value == 50000 * 50000 and arguments["a_inner"].kind.value == "i64"
+
+
+def _changed(name: str, **spec: object) -> Match:
+    return evolve(SQUARE, operands=tuple(evolve(o, spec=evolve(o.spec, **spec)) if o.name == name else o for o in SQUARE.operands))
+
+
+@pytest.mark.parametrize(("match", "word"), [
+    (evolve(SQUARE, kind="linear"), "linear"),
+    (_changed("a", dtype=DType.I8), "int8"),
+    (_changed("b", dtype=DType.F32), "one type"),
+    (_changed("a", strides=(1, 4096)), "contiguous"),
+    (_changed("out", shape=(4096, 4095)), "expected"),
+    (evolve(SQUARE, operands=SQUARE.operands[:2]), "'out'"),
+    (evolve(SQUARE, epilogue=Expression(arguments=("aux7",))), "aux7"),
+    (evolve(SQUARE, operands=(*SQUARE.operands, evolve(SQUARE.operands[1], name="aux0", role=Role.INPUT,
+                                                      spec=evolve(SQUARE.operands[1].spec, shape=(3,))))), "repeat"),
+])
+def test_what_cannot_be_served_is_refused_with_a_reason(match: Match, word: str) -> None:
+    verdict = FAMILY.accepts(match, H200)
+    assert not verdict and word in verdict.reason
+
+
+def test_what_fits_into_nothing_is_refused_with_the_target() -> None:
+    verdict = FAMILY.accepts(SQUARE, evolve(H200, registers_per_sm=1024, capabilities=()))
+    assert not verdict and "registers" in verdict.reason and H200.name in verdict.reason
+
+
+def test_plan_header_is_golden(request: pytest.FixtureRequest) -> None:
+    match = rows_case(rows=(96,), n=256, k=128, bias=True, activation="gelu", residual=True)[0]
+    point = next(p for p in FAMILY.space(match, H200).points if p["path"] == "tensor" and p["splits"] == 1)
+    source = FAMILY.lower(match, point, H200)
+    text = dict(source.headers)["plan.cuh"].replace(source.digest, "DIGEST")
+    if request.config.getoption("--update-golden", default=False):
+        (GOLDEN / "plan_tensor.cuh").write_text(text, encoding="utf-8")
+    assert (GOLDEN / "plan_tensor.cuh").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name,shape,path", [
+    ("a100", "square", "tensor"), ("rtx3090", "ragged", "tensor"), ("rtx4090", "square_f32", "simt"), ("h200", "square", "tensor"),
+    ("b200", "heads", "tensor"), ("rtx5090", "few_rows", "tensor")])
+def test_builds_without_spills(name: str, shape: str, path: str) -> None:
+    backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
+    target = preset(name)
+    if not backend.can_build(target):
+        pytest.skip(backend.can_build(target).reason)
+    point = next(p for p in FAMILY.space(SHAPES[shape], target).points if p["path"] == path)
+    assert backend.build(FAMILY.lower(SHAPES[shape], point, target), target).resources.spill_bytes == 0
