@@ -21,6 +21,7 @@ from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind, plain_kind
 from ..runtime.executables import BoundCall
 from .buffers import GIVEN, READ_ONLY, Buffers, Watch
+from .memory import as_bytes
 from .operands import graph_values, make_inputs, split_values
 
 FULL = 0  # depth of the reference: every reduction in full
@@ -98,8 +99,9 @@ class Execution:
         self._digest = serial.digest(trial.graph, trial.match)
         self._runs = 0
         self._before: tuple[Case, Buffers, dict[str, Tensor]] | None = None  # of the first run of a case, for the second
-        self._ahead: tuple[Case, Future[dict[str, Bounded]]] | None = None  # the reference that is being made while the kernel runs
-        self._next: tuple[Case, Future[dict[str, Tensor]]] | None = None  # the operands of the case behind it
+        # Made beside the run of a kernel: the reference of its operands, and the operands of the next case.
+        self._ahead: tuple[Case, dict[str, Tensor], Future[dict[str, Bounded]]] | None = None
+        self._next: tuple[Case, Future[dict[str, Tensor]]] | None = None
         self.fault: BaseException | None = None  # the last exception that came from here, and not from whoever asked
 
     @property
@@ -174,7 +176,7 @@ class Execution:
     def _look_ahead(self, case: Case, made: dict[str, Tensor]) -> None:
         """A kernel on the host has one thread: begin with the reference beside it, and with the operands of the next case."""
         if not self._oracles.knows((self._digest, case, FULL)):
-            self._ahead = case, self._oracles.beside(lambda: self._expected(case, made))
+            self._ahead = case, made, self._oracles.beside(lambda: self._expected(case, made))
         cases = self.trial.cases
         number = cases.index(case) + 1 if case in cases else len(cases)
         if number < len(cases):
@@ -196,7 +198,11 @@ class Execution:
         """
         with self._own():
             ahead, self._ahead = self._ahead, None
-            return ahead[1].result() if ahead is not None and ahead[0] == case else self._expected(case, inputs)
+            if ahead is None or ahead[0] != case:
+                return self._expected(case, inputs)
+            if all(_same_bits(tensor, ahead[1][name]) for name, tensor in inputs.items()):
+                return ahead[2].result()
+            return self._reference(graph_values(self.trial.match, self.trial.graph, inputs), FULL)  # whoever asks changed them
 
     def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         graph = self.trial.graph
@@ -246,6 +252,10 @@ class Execution:
     def synchronize(self) -> None:
         """Wait for the device; raises what a kernel did wrong."""
         self.backend.synchronize()
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(as_bytes(a.contiguous()), as_bytes(b.contiguous()))
 
 
 def _called(bound: BoundCall, operands: dict[str, Tensor]) -> Callable[[int], None]:
