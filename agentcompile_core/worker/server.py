@@ -25,9 +25,7 @@ from .causes import cause_of
 from .evaluate import WorkerState
 from .protocol import CATALOG, Evaluation, Job
 
-KEPT_BYTES = 1 << 30  # freed memory beyond this goes back to the system
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 Request = tuple[int, str, Any, "Future[Any] | None"]
 
 
@@ -128,7 +126,6 @@ def main() -> None:
     parser.add_argument("--builders", type=int, default=1)
     options = parser.parse_args()
     _die_with_parent()
-    _keep_memory()
     # Whatever plugins and compilers print must not be taken for an answer.
     channel = Channel(os.dup(1))
     os.dup2(2, 1)
@@ -147,16 +144,6 @@ def main() -> None:
     channel.send({"hello": os.getpid()})
     server.serve()
     os._exit(0)  # builds that nobody waits for any more do not hold the process
-
-
-def _keep_memory() -> None:
-    """Operands of one candidate after the other are equally large: glibc would map and clear their pages anew each time."""
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_MMAP_MAX, 0)
-        library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _die_with_parent() -> None:
