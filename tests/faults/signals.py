@@ -96,11 +96,10 @@ def _ctrl_c_on_the_command_line(folder: Path) -> str:
 
 @fault(AREA, "SIGINT twice", "the process ended at once")
 def _ctrl_c_twice(folder: Path) -> str:
-    code = ("import sys, time\nfrom agentcompile_core.cli.interrupt import in_order\n"
-            "try:\n    with in_order():\n        print('ready', flush=True)\n        time.sleep(60)\n"
-            "except KeyboardInterrupt:\n    pass\nfinally:\n    pass\n"
-            .replace("        time.sleep(60)\n", "        try:\n            time.sleep(60)\n        finally:\n"
-                     "            print('cleaning', flush=True)\n            time.sleep(60)\n"))
+    code = ("import time\nfrom agentcompile_core.cli.interrupt import in_order\n"
+            "try:\n    with in_order():\n        try:\n            print('ready', flush=True)\n            time.sleep(60)\n"
+            "        finally:\n            print('cleaning', flush=True)\n            time.sleep(60)\n"
+            "except KeyboardInterrupt:\n    pass\n")
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)
