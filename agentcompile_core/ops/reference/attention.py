@@ -14,6 +14,7 @@ from ...ir.graph import DType
 from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
 
 ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
+ALIKE = 1.0  # what sums of terms that are all alike err more: they are all rounded to the same side while the sum stays in one binade
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
@@ -144,7 +145,10 @@ def _output_error(at: _Heads, seen: Tensor) -> Tensor:
     error = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
     root = min(how.depth, p.shape[-1]) ** 0.5
     error = error + (0.35 * root + 2.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
-    error = error + ACCUMULATED * root * U32 * sum_size(at.out, _times(p, at.v_size), _times(p.square(), at.v_square))
+    squares = _times(p.square(), at.v_square)
+    alike = at.out.square() / (seen.sum(-1, keepdim=True) * squares)  # 1 where all terms are one
+    alike = alike.nan_to_num(nan=0.0, posinf=0.0).clamp_max(1.0)
+    error = error + ACCUMULATED * (1.0 + ALIKE * alike) * root * U32 * sum_size(at.out, _times(p, at.v_size), squares)
     part = UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype]
     error = error + torch.minimum(TAIL * _times(part.square(), at.v_square).sqrt(), _times(part, at.v_size))
     if bool(at.v.error.any()):
