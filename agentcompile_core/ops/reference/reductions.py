@@ -45,7 +45,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
-            error = error + torch.minimum(TAIL * ((errors**2) @ (w**2).T).sqrt(), errors @ w.abs().T)
+            error = torch.hypot(error, torch.minimum(TAIL * ((errors**2) @ (w**2).T).sqrt(), errors @ w.abs().T))
         values.append(value)
         bounds.append(error)
     shape = (*x.value.shape[:-1], n)
