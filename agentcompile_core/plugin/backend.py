@@ -26,6 +26,7 @@ class Backend(Offer):
     environment: ClassVar[tuple[str, ...]] = ()  # variables that its driver and compilers read; children get no others
     clock: ClassVar[bool] = True  # whether ``time`` can answer; without one, what passes is provisional and one pass per match is enough
     emulated: ClassVar[bool] = False  # kernels run far slower than on their target: validators use small cases
+    side_by_side: ClassVar[bool] = False  # whether jobs run in several workers at a time, since kernels are not timed and run on the host
     window: ClassVar[int] = 24  # jobs that are with the worker at a time; their builds run ahead
     largest_match_bytes: ClassVar[int] = 0  # matches that move more, or have a larger operand, are not validated here; 0: no limit
     deadlines_s: ClassVar[Mapping[str, float]] = MappingProxyType({})  # per phase of the worker (build, load, check, time) that differ

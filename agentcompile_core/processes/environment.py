@@ -7,11 +7,12 @@ from collections.abc import Iterable
 PASSED = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV",
     "PYTHONPATH", "PYTHONHASHSEED", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME", "CC", "CXX",
-    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "TRITON_CACHE_DIR",
+    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE", "MKL_NUM_THREADS", "TRITON_CACHE_DIR",
     "AGENTCOMPILE_PLUGINS", "AGENTCOMPILE_BLOCK_PLUGINS", "AGENTCOMPILE_CACHE_DIR",
 )
 # Threads that wait give the core away: compilers, the parent and other workers run beside a child, and spinning took a third of it.
-DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
+# torch asks for huge pages: operands and references are made anew for every case, and small pages of them took another third.
+DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 

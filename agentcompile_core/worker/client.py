@@ -5,6 +5,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
 from ..processes.child import Child, ChildEnded
 from .protocol import CATALOG, Evaluation, Job
+from .side_by_side import side_by_side
 
 MAX_BUILDERS = 8
 WINDOW = 24  # jobs that are with the child at a time; their builds run ahead
@@ -58,6 +60,7 @@ class Worker:
         self._deadlines_s = {**DEADLINES_S, **(deadlines_s or {})}
         self._child: Child | None = None
         self._starting: Child | None = None
+        self._others: list[Worker] = []  # further children, where jobs run side by side
 
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
@@ -76,6 +79,26 @@ class Worker:
             if child is not None:
                 child.kill()
         self._child = self._starting = None
+        for other in self._others:
+            other.close()
+
+    def evaluate_beside(self, jobs: Iterator[Job | None], *, stop_at: float | None = None,
+                        progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:
+        """As ``evaluate``, in as many children as the machine has processors for, at most 4; results come as they are done.
+
+        ``jobs`` gives None where what comes next depends on results that are still awaited.
+        """
+        return side_by_side(lambda i: partial(self._nth(i)._one_by_one, stop_at), lambda i: self._nth(i).close(), jobs, stop_at, progress)
+
+    def _one_by_one(self, stop_at: float | None, jobs: Iterator[Job],
+                    progress: Callable[[int, str], None]) -> Iterator[tuple[int, Evaluation]]:
+        return self.evaluate(jobs, stop_at=stop_at, window=1, progress=progress)
+
+    def _nth(self, index: int) -> "Worker":
+        while len(self._others) < index:
+            self._others.append(Worker(catalog=self._catalog, deadlines_s=self._deadlines_s, memory_bytes=self._memory_bytes, builders=1,
+                                       settings=self._settings, environment=self._environment))
+        return self._others[index - 1] if index else self
 
     def evaluate(self, jobs: Iterable[Job], *, stop_at: float | None = None, window: int = WINDOW,
                  progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:

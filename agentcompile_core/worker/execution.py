@@ -23,6 +23,7 @@ from ..runtime.executables import BoundCall
 from .buffers import GIVEN, READ_ONLY, Buffers, Watch
 from .memory import as_bytes
 from .operands import graph_values, make_inputs, split_values
+from .shared_weights import SharedWeights
 
 FULL = 0  # depth of the reference: every reduction in full
 ORACLE_BYTES = 1 << 30  # references kept, so that the candidates of one match share them
@@ -30,7 +31,9 @@ HOST = "cpu"
 
 
 class Oracles:
-    """References by graph, case and reduction depth; the oldest are dropped beyond 1 GiB. Safe to use from several threads.
+    """References by graph, case and reduction depth, the oldest dropped beyond 1 GiB, and the weights that cases share (``weights``).
+
+    Safe to use from several threads.
 
     Values do not depend on the depth, so the second opinion on them is asked for once per graph and case.
     """
@@ -41,6 +44,7 @@ class Oracles:
         self._kept: dict[tuple[str, Case, int], dict[str, Bounded]] = {}
         self._opinions: dict[tuple[str, Case], str] = {}
         self._nbytes = 0
+        self.weights = SharedWeights()
 
     def opinion(self, key: tuple[str, Case], ask: Callable[[], str]) -> str:
         """What the framework has against the reference under ``key`` (empty: nothing), asked for if it is not known."""
@@ -168,7 +172,7 @@ class Execution:
             return None
         begun, self._next = self._next, None
         known = begun is not None and begun[0] == case
-        made = begun[1].result() if begun and known else make_inputs(self.trial.match, self.kind, case, HOST)
+        made = begun[1].result() if begun and known else self._made_on_host(case)
         for name, tensor in buffers.tensors(*GIVEN).items():
             tensor.copy_(made[name])
         return made
@@ -181,7 +185,10 @@ class Execution:
         number = cases.index(case) + 1 if case in cases else len(cases)
         if number < len(cases):
             following = cases[number]
-            self._next = following, self._oracles.beside(lambda: make_inputs(self.trial.match, self.kind, following, HOST))
+            self._next = following, self._oracles.beside(lambda: self._made_on_host(following))
+
+    def _made_on_host(self, case: Case) -> dict[str, Tensor]:
+        return make_inputs(self.trial.match, self.kind, case, HOST, shared=self._oracles.weights)
 
     def inputs(self, case: Case, device: str) -> dict[str, Tensor]:
         """The operands of ``case`` that are not outputs, as ``run`` makes them, on another device."""
@@ -202,23 +209,26 @@ class Execution:
                 return self._expected(case, inputs)
             if all(_same_bits(tensor, ahead[1][name]) for name, tensor in inputs.items()):
                 return ahead[2].result()
-            return self._reference(graph_values(self.trial.match, self.trial.graph, inputs), FULL)  # whoever asks changed them
+            return self._reference(inputs, FULL, inputs)  # whoever asks changed them
 
     def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
-        graph = self.trial.graph
-        values = graph_values(self.trial.match, graph, inputs)
-        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(values, FULL))
-        seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, values, expected))
+        graph, wide = self.trial.graph, {name: self._oracles.weights.widened(tensor) for name, tensor in inputs.items()}
+        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(inputs, FULL, wide))
+        seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, self._graph_values(wide), expected))
         if seen:
             raise Disagreement(self.trial.match.id, seen)
         return expected
 
-    def _reference(self, values: dict[str, Tensor], depth: int) -> dict[str, Bounded]:
-        own = self.kind.reference(self.trial.match, self.trial.graph, values, depth)
+    def _reference(self, inputs: dict[str, Tensor], depth: int, wide: dict[str, Tensor]) -> dict[str, Bounded]:
+        """Of ``inputs``; ``wide`` holds the same numbers, what there is of them already in float64."""
+        own = self.kind.reference(self.trial.match, self.trial.graph, self._graph_values(inputs), depth)
         missing = [] if own is None else [name for name in self.trial.graph.outputs if name not in own]
         if missing:
             raise ContractError(f"the reference of kind {self.kind.name} lacks {', '.join(missing)}; it must return every output")
-        return oracle(self.trial.graph, values, depth) if own is None else own
+        return oracle(self.trial.graph, self._graph_values(wide), depth) if own is None else own
+
+    def _graph_values(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return graph_values(self.trial.match, self.trial.graph, tensors)
 
     def values(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Outputs by value name instead of operand name."""

@@ -10,18 +10,22 @@ from ..ir.verdict import Case, InputFamily
 from ..ops.dtypes import torch_dtype
 from ..plugin.match_kind import MatchKind
 from .edges import EDGED, edged
+from .shared_weights import SharedWeights
 
 SCALE: dict[str, float] = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
+WEIGHTS = (Role.WEIGHT, Role.CONSTANT)
 SPIKES = 0.005  # share of outliers in the spiky family
 SPIKE = 50.0
 
 
-def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: dict[str, Tensor] | None = None,
+                shared: SharedWeights | None = None) -> dict[str, Tensor]:
     """Values of every operand that is not an output, by operand name, in the operand's shape and dtype.
 
     What ``kind`` does not make itself is drawn here: weights with the scale of trained ones, integers inside what they
     index. States that are filled step by step hold data below the position and NaN from it on. Operands that are the same
-    values hold the same. ``into`` gives tensors to fill instead of new ones.
+    values hold the same. ``into`` gives tensors to fill instead of new ones; ``shared`` the weights that cases share, drawn once,
+    which nobody may write to then.
 
     Raises:
         ContractError: the kind made a tensor of another shape.
@@ -32,18 +36,22 @@ def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: di
         if operand.role in (Role.OUTPUT, Role.WORKSPACE):
             continue
         generator = torch.Generator(device=device)
-        generator.manual_seed(case.seed * 1009 + index)
+        generator.manual_seed((case.weights_seed if operand.role in WEIGHTS and case.weights_seed else case.seed) * 1009 + index)
         same = first.setdefault((operand.values, operand.spec), operand.name)
-        tensor = made[same].clone() if same in made else make_operand(match, kind, operand, case, generator, device)
+        tensor = made[same].clone() if same in made else make_operand(match, kind, operand, case, generator, device, shared)
         made[operand.name] = into[operand.name].copy_(tensor) if into is not None else tensor
     return made
 
 
-def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor:
+def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str,
+                 shared: SharedWeights | None = None) -> Tensor:
     """One operand of ``make_inputs``."""
     dtype, said = torch_dtype(operand.spec.dtype), kind.operand(operand.name)
     tensor = kind.make(match, operand, case, generator, device)
     own = tensor is not None
+    if tensor is None and shared is not None and case.weights_seed and operand.role in WEIGHTS:
+        key = (generator.initial_seed(), operand.spec, case.family == InputFamily.INTEGERS)
+        return shared.get(key, lambda: _drawn(match, kind, operand, case, generator, device).to(dtype))
     if tensor is None:
         tensor = _drawn(match, kind, operand, case, generator, device)
     elif tuple(tensor.shape) != operand.spec.shape:
@@ -62,7 +70,7 @@ def _drawn(match: Match, kind: MatchKind, operand: Operand, case: Case, generato
     if not operand.spec.dtype.is_float:
         return _integers(match, kind, operand, case, generator, device)
     tensor = _draw(operand.spec, case, generator, device, is_input=operand.role is Role.INPUT)
-    if case.family == InputFamily.INTEGERS or operand.role not in (Role.WEIGHT, Role.CONSTANT):
+    if case.family == InputFamily.INTEGERS or operand.role not in WEIGHTS:
         return tensor
     mean, deviation = kind.weight_scale(match, operand)
     tensor = tensor.mul_(deviation) if deviation != 1.0 else tensor

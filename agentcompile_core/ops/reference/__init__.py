@@ -28,7 +28,7 @@ def oracle(graph: Graph, values: Mapping[str, Tensor], depth: int = 0) -> dict[s
 
     Args:
         graph: nodes that have rules (``rules``); its inputs, weights, constants and states must be in ``values``.
-        values: tensors by value name in their own dtypes; they are not changed.
+        values: tensors by value name in their own dtypes, or the same numbers in float64; they are not changed.
         depth: charge no more than this for a reduction; 0, which judges every candidate, its full length.
 
     Returns:
@@ -40,7 +40,7 @@ def oracle(graph: Graph, values: Mapping[str, Tensor], depth: int = 0) -> dict[s
     missing = [v.name for v in graph.values if v.name not in values and v.name not in graph.producer]
     if missing:
         raise AgentCompileError(f"the reference of graph {graph.name} needs values for {', '.join(missing)}")
-    env = {name: exact(tensor) for name, tensor in values.items()}
+    env = {name: exact(tensor, torch_dtype(graph.spec(name).dtype)) for name, tensor in values.items()}
     with torch.no_grad():
         for node in graph.nodes:
             _run(graph, node, env, depth)

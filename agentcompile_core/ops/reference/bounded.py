@@ -39,11 +39,11 @@ class Bounded:
         return not bool(self.error.any())
 
 
-def exact(tensor: Tensor) -> Bounded:
-    """``tensor`` as it is, without error: floats as float64, everything else unchanged."""
+def exact(tensor: Tensor, dtype: torch.dtype | None = None) -> Bounded:
+    """``tensor`` as it is, without error: floats as float64, everything else unchanged. ``dtype``: of what it was read from, if not its own."""
     value = tensor.double() if tensor.is_floating_point() else tensor
     none = torch.zeros((), dtype=torch.float64, device=tensor.device).expand(value.shape)
-    return Bounded(value, none, read_from=tensor.dtype)
+    return Bounded(value, none, read_from=dtype or tensor.dtype)
 
 
 def times(slope: Tensor, error: Tensor) -> Tensor:

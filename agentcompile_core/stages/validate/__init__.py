@@ -16,7 +16,7 @@ from ...ir.search_log import Reason, Untried
 from ...ir.selection import Selection
 from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
-from ...worker import Job
+from ...worker import Evaluation, Job
 from . import final_checks, winners
 from .entries import Entry, Queue, job_of
 from .ledger import Ledger
@@ -98,8 +98,7 @@ class _Stage:
         ledger = self._ledger
         sent: list[Entry] = []
         if fresh:
-            for index, evaluation in self._ctx.running_worker().evaluate(self._jobs(fresh, sent), stop_at=self._stop_at,
-                                                                   window=self._backend.window):
+            for index, evaluation in self._evaluations(fresh, sent):
                 ledger.take(sent[index], evaluation)
                 if ledger.hopeless:
                     break
@@ -108,11 +107,28 @@ class _Stage:
             search.end(out_of_time=time.monotonic() >= self._stop_at, tried=tried)
         ledger.leave(fresh, Reason.NO_JUDGE if ledger.hopeless else Reason.TIME)
 
+    def _evaluations(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[tuple[int, Evaluation]]:
+        worker = self._ctx.running_worker()
+        if self._backend.side_by_side:
+            return worker.evaluate_beside(self._jobs_beside(fresh, sent), stop_at=self._stop_at)
+        return worker.evaluate(self._jobs(fresh, sent), stop_at=self._stop_at, window=self._backend.window)
+
     def _jobs(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job]:
         for entry in fresh:
             if not self._ledger.is_settled(entry):
                 sent.append(entry)
                 yield self._job(entry)
+
+    def _jobs_beside(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job | None]:
+        """None as long as every entry that is left shares nodes with one under way: a rival that passes settles them."""
+        waiting = list(fresh)
+        while waiting := [entry for entry in waiting if not self._ledger.is_settled(entry)]:
+            under_way = [entry for entry in sent if not self._ledger.knows(entry)]
+            free = next((entry for entry in waiting if not any(entry.is_rival_of(other) for other in under_way)), None)
+            if free is not None:
+                waiting.remove(free)
+                sent.append(free)
+            yield self._job(free) if free is not None else None
 
     def _job(self, entry: Entry) -> Job:
         return evolve(job_of(entry, self._backend, self._ctx), baseline=entry.place not in self._ledger.baselines,

@@ -45,6 +45,10 @@ class Entry:
         """Region and implementation, as searches remember them."""
         return self.candidate.signature, self.candidate.step.implementation
 
+    def is_rival_of(self, other: "Entry") -> bool:
+        """Whether the two serve a node in common."""
+        return self.candidate.signature == other.candidate.signature and not self.nodes.isdisjoint(other.nodes)
+
     def untried(self, reason: Reason) -> Untried:
         """This candidate as one that was not evaluated."""
         return Untried(signature=self.candidate.signature, step=self.candidate.step, reason=reason)

@@ -8,7 +8,7 @@ from ...ir import serial
 from ...ir.advice import Risk
 from ...ir.candidate import StepSource
 from ...ir.plan import Schedule
-from ...ir.region import Match
+from ...ir.region import Match, Role
 from ...ir.verdict import Case, InputFamily
 from ...plugin.match_kind import EMULATED_POSITIONS, MatchKind
 
@@ -21,6 +21,7 @@ _RISKS = {
 }
 MOST_POSITIONS, MOST_EMULATED = 20, 8  # of those that a schedule asks for
 MOST_PERIODS = 8
+SHARED_ELEMENTS = 1 << 20  # weights of an emulated match beyond which all cases take the same: drawing them costs more than using them
 
 
 def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = (), *, emulated: bool = False,
@@ -30,7 +31,7 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     Behind the fixed set of families and positions come the positions that ``source`` and ``schedule`` make special, drawn in
     the families that are ``kind``'s own, and one case for each of ``risks``: an advisor adds cases, and
     changes or removes none. ``seed`` is any text; equal text gives equal cases, whatever the schedule, where family and
-    position are equal. ``emulated`` keeps positions small and few, since emulation is slow.
+    position are equal. ``emulated`` keeps positions small and few, since emulation is slow, and lets cases share large weights.
     """
     families = (*_FAMILIES, *kind.families)
     positions = kind.positions(match, emulated) or (0,)
@@ -41,14 +42,21 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     pairs += [(telling[i % len(telling)], position) for i, position in enumerate(special)]
     pairs += [(family, max(positions)) for family in kind.lasting_families(match)]
 
+    large = emulated and sum(o.spec.numel for o in match.operands if o.role is Role.WEIGHT) > SHARED_ELEMENTS
+    weights_seed = _drawn(seed, match.id, kind.version, "weights") if large else 0
+
     def case(number: int, family: str, position: int, misaligned: bool = False) -> Case:
-        drawn = int(serial.digest(seed, match.id, kind.version, family, position, number, length=7), 16)
-        return Case(family=family, seed=drawn, position=position, misaligned=misaligned)
+        drawn = _drawn(seed, match.id, kind.version, family, position, number)
+        return Case(family=family, seed=drawn, position=position, misaligned=misaligned, weights_seed=weights_seed)
 
     fixed = [case(0, family, position) for family, position in dict.fromkeys(pairs)]
     fixed.append(case(0, F.INTEGERS, positions[-1], misaligned=True))  # at the addresses that the runtime promises, and no better
     named = [case(1 + i, _RISKS[risk], positions[i % len(positions)], risk is Risk.MISALIGNED) for i, risk in enumerate(risks)]
     return (*fixed, *named)
+
+
+def _drawn(*of: object) -> int:
+    return int(serial.digest(*of, length=7), 16)
 
 
 def schedule_positions(match: Match, kind: MatchKind, seed: str, source: StepSource | None, schedule: Schedule | None,

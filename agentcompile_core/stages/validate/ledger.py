@@ -42,6 +42,7 @@ class Ledger:
         self.hopeless = False  # the worker does not start, or a validator cannot judge
         self._covered: dict[str, set[str]] = {}
         self._proven: set[tuple[Place, str]] = set()
+        self._known: set[str] = set()  # keys of records
         self._order = 0
 
     def recall(self, earlier: Iterable[TuningRecord], regions: Iterable[Region]) -> None:
@@ -65,9 +66,13 @@ class Ledger:
         self.cached.add((entry.candidate.signature, step))
         self._add(evolve(record, signature=entry.candidate.signature, step=step, advisor=entry.advisor, advisor_rank=entry.rank), entry)
 
+    def knows(self, entry: Entry) -> bool:
+        """Whether the entry has a record."""
+        return entry.key in self._known
+
     def is_settled(self, entry: Entry) -> bool:
-        """Whether nothing is to be learnt any more from an entry: its nodes are served, nothing is timed, and it is no newcomer."""
-        served = entry.nodes <= self._covered.get(entry.candidate.signature, set())
+        """Whether nothing is to be learnt any more from an entry: one of its nodes is served, nothing is timed, and it is no newcomer."""
+        served = not entry.nodes.isdisjoint(self._covered.get(entry.candidate.signature, ()))
         newcomer = entry.server in self.newcomers and (entry.place, entry.candidate.step.implementation) not in self._proven
         return served and not newcomer
 
@@ -110,6 +115,7 @@ class Ledger:
 
     def _add(self, record: TuningRecord, entry: Entry) -> None:
         self.records.append(record)
+        self._known.add(record.key)
         if record.usable and record.measurement is not None:
             best = self.best_us.get(entry.place, record.measurement.us)
             self.best_us[entry.place] = min(best, record.measurement.us)

@@ -57,6 +57,7 @@ class EmulationBackend(Backend):
     clock = False
     emulated = True
     window = 2
+    side_by_side = True
     largest_match_bytes = 32 << 20
     suffixes: ClassVar[Mapping[str, str]] = MappingProxyType({"cuda": ".cu"})
     environment = ("CUDA_HOME", "CUDA_PATH")  # where the headers may be
