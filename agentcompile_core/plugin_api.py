@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .ops.grammar import translate as translate
     from .ops.meaning import evaluate as evaluate
     from .ops.names import operator as operator
-    from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
+    from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle, same_bits as same_bits
     from .ops.region_view import (
         KERNEL_TYPES as KERNEL_TYPES, RegionView as RegionView, is_contiguous as is_contiguous, packed as packed, ref as ref,
     )
@@ -126,7 +126,7 @@ _NAMES = {
     "ops.grammar": "translate",
     "ops.meaning": "evaluate",
     "ops.names": "operator",
-    "ops.reference": "Bounded Comparison compare oracle",
+    "ops.reference": "Bounded Comparison compare oracle same_bits",
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
     "ops.schema": "argument canonical",
     "plugin.advice_json": "answer_schema question_json question_key read_answer",

@@ -15,13 +15,13 @@ from ..ir import serial
 from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
-from ..ops.reference import Bounded, oracle
+from ..ops.reference import Bounded, oracle, same_bits
 from ..ops.reference.second_opinion import Disagreement, disagreement
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind, plain_kind
 from ..runtime.executables import BoundCall
 from .buffers import GIVEN, READ_ONLY, Buffers, Watch
-from .memory import as_bytes
+from .live_part import LivePart, live_part
 from .operands import graph_values, make_inputs, split_values
 from .shared_weights import SharedWeights
 
@@ -74,7 +74,7 @@ class Oracles:
 
 
 def _nbytes(made: dict[str, Bounded]) -> int:
-    return sum(16 * bound.value.numel() for bound in made.values())
+    return sum(16 * bound.value.numel() + (0 if bound.rest is None else bound.rest.nbytes) for bound in made.values())
 
 
 @define(kw_only=True, eq=False)
@@ -207,25 +207,39 @@ class Execution:
             ahead, self._ahead = self._ahead, None
             if ahead is None or ahead[0] != case:
                 return self._expected(case, inputs)
-            if all(_same_bits(tensor, ahead[1][name]) for name, tensor in inputs.items()):
+            if all(same_bits(tensor, ahead[1][name]) for name, tensor in inputs.items()):
                 return ahead[2].result()
-            return self._reference(inputs, FULL, inputs)  # whoever asks changed them
+            return self._reference(case, inputs, inputs)  # whoever asks changed them
 
     def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
-        graph, wide = self.trial.graph, {name: self._oracles.weights.widened(tensor) for name, tensor in inputs.items()}
-        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(inputs, FULL, wide))
-        seen = self._oracles.opinion((self._digest, case), lambda: disagreement(graph, self._graph_values(wide), expected))
+        wide = {name: self._oracles.weights.widened(tensor) for name, tensor in inputs.items()}
+        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(case, inputs, wide))
+        seen = self._oracles.opinion((self._digest, case), lambda: self._disagreement(case, wide, expected))
         if seen:
             raise Disagreement(self.trial.match.id, seen)
         return expected
 
-    def _reference(self, inputs: dict[str, Tensor], depth: int, wide: dict[str, Tensor]) -> dict[str, Bounded]:
+    def _disagreement(self, case: Case, inputs: dict[str, Tensor], expected: dict[str, Bounded]) -> str:
+        values, live = self._graph_values(inputs), self._live_part(case)
+        if live is None or all(expected[name].rest is None for name in live.lengths if name in expected):
+            return disagreement(self.trial.graph, values, expected)
+        return disagreement(live.graph, live.narrowed(values), expected)
+
+    def _reference(self, case: Case, inputs: dict[str, Tensor], wide: dict[str, Tensor]) -> dict[str, Bounded]:
         """Of ``inputs``; ``wide`` holds the same numbers, what there is of them already in float64."""
-        own = self.kind.reference(self.trial.match, self.trial.graph, self._graph_values(inputs), depth)
+        own = self.kind.reference(self.trial.match, self.trial.graph, self._graph_values(inputs), FULL)
         missing = [] if own is None else [name for name in self.trial.graph.outputs if name not in own]
         if missing:
             raise ContractError(f"the reference of kind {self.kind.name} lacks {', '.join(missing)}; it must return every output")
-        return oracle(self.trial.graph, self._graph_values(wide), depth) if own is None else own
+        if own is not None:
+            return own
+        values, live = self._graph_values(wide), self._live_part(case)
+        if live is None:
+            return oracle(self.trial.graph, values, FULL)
+        return live.completed(oracle(live.graph, live.narrowed(values), FULL), values)
+
+    def _live_part(self, case: Case) -> LivePart | None:
+        return live_part(self.trial.match, self.trial.graph, self.kind, case)
 
     def _graph_values(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return graph_values(self.trial.match, self.trial.graph, tensors)
@@ -262,10 +276,6 @@ class Execution:
     def synchronize(self) -> None:
         """Wait for the device; raises what a kernel did wrong."""
         self.backend.synchronize()
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(as_bytes(a.contiguous()), as_bytes(b.contiguous()))
 
 
 def _called(bound: BoundCall, operands: dict[str, Tensor]) -> Callable[[int], None]:

@@ -1,6 +1,7 @@
 """Inputs of a trial, made from the case's seed on the device they are used on. Nothing is stored or sent."""
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from ..errors import ContractError
@@ -52,18 +53,38 @@ def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, ge
     if tensor is None and shared is not None and case.weights_seed and operand.role in WEIGHTS:
         key = (generator.initial_seed(), operand.spec, case.family == InputFamily.INTEGERS)
         return shared.get(key, lambda: _drawn(match, kind, operand, case, generator, device).to(dtype))
+    filled = said.filled_along if said is not None and dtype.is_floating_point else None
+    if tensor is None and filled is not None:
+        return _filled(match, kind, operand, case, generator, device)
     if tensor is None:
         tensor = _drawn(match, kind, operand, case, generator, device)
     elif tuple(tensor.shape) != operand.spec.shape:
         raise ContractError(f"kind {kind.name} made {tuple(tensor.shape)} for operand {operand.name}, which is {operand.spec.shape}")
     tensor = tensor.to(dtype)
-    if said is not None and said.filled_along is not None and dtype.is_floating_point:
+    if filled is not None:
         tensor = tensor.clone() if own else tensor
-        end = operand.spec.shape[said.filled_along]
-        tensor.narrow(said.filled_along, min(case.position, end), end - min(case.position, end)).fill_(float("nan"))
-        if case.family == InputFamily.NAN and 0 < case.position <= end:
-            tensor.select(said.filled_along, case.position - 1).reshape(-1)[:1] = float("nan")
+        end = operand.spec.shape[filled]
+        tensor.narrow(filled, min(case.position, end), end - min(case.position, end)).fill_(float("nan"))
+        _last_is_nan(tensor, filled, case)
     return tensor
+
+
+def _filled(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor:
+    """A state with drawn data below the position and NaN from it on."""
+    axis = kind.operand(operand.name).filled_along  # type: ignore[union-attr]
+    shape = list(operand.spec.shape)
+    tensor = torch.full(shape, float("nan"), dtype=torch_dtype(operand.spec.dtype), device=device)
+    shape[axis] = min(case.position, shape[axis])
+    if shape[axis]:
+        spec = evolve(operand.spec, shape=tuple(shape), strides=())
+        tensor.narrow(axis, 0, shape[axis]).copy_(_drawn(match, kind, evolve(operand, spec=spec), case, generator, device))
+    _last_is_nan(tensor, axis, case)
+    return tensor
+
+
+def _last_is_nan(tensor: Tensor, axis: int, case: Case) -> None:
+    if case.family == InputFamily.NAN and 0 < case.position <= tensor.shape[axis]:
+        tensor.select(axis, case.position - 1).reshape(-1)[:1] = float("nan")
 
 
 def _drawn(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor:

@@ -9,7 +9,7 @@ KEPT_BYTES = 1 << 30
 
 
 class SharedWeights:
-    """Tensors by what they are drawn from; the oldest are dropped beyond 1 GiB. Nobody may write to them. Safe to use from several threads."""
+    """Tensors by what they are drawn from; the oldest are dropped beyond 1 GiB. Nobody may write to them. Safe in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -25,13 +25,15 @@ class Bounded:
     that nothing is known of the element: an intermediate result may have left its type's range, and what a kernel that
     keeps it in a wider type gets is as right as the framework's infinity. ``choices`` (an index that an argmax chose):
     over the last axis of what was searched, True where the error bounds allow the maximum to be. ``read_from``: the type of
-    the tensor that ``value`` was read from as it was, so that nothing in it can lie outside that type's range.
+    the tensor that ``value`` was read from as it was, so that nothing in it can lie outside that type's range. ``rest``: what follows
+    behind ``value`` in the memory of a result, in its own type, of which the very bits are demanded.
     """
 
     value: Tensor
     error: Tensor
     choices: Tensor | None = None
     read_from: torch.dtype | None = None
+    rest: Tensor | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -40,7 +42,7 @@ class Bounded:
 
 
 def exact(tensor: Tensor, dtype: torch.dtype | None = None) -> Bounded:
-    """``tensor`` as it is, without error: floats as float64, everything else unchanged. ``dtype``: of what it was read from, if not its own."""
+    """``tensor`` as it is, without error: floats as float64, everything else unchanged. ``dtype``: its own, if not ``tensor``'s."""
     value = tensor.double() if tensor.is_floating_point() else tensor
     none = torch.zeros((), dtype=torch.float64, device=tensor.device).expand(value.shape)
     return Bounded(value, none, read_from=dtype or tensor.dtype)

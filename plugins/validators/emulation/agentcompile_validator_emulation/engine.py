@@ -45,7 +45,7 @@ _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}
 _KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {
-    Mode.PLAIN: ("-O2",),
+    Mode.PLAIN: ("-O3",),  # g++ knows no `#pragma unroll`, and keeps the arrays of loops that stay loops in memory
     Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0", *_BOUNDS),
     Mode.SANITIZER: ("-O1", *_LINES, "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
 _LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: ("-s",), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}

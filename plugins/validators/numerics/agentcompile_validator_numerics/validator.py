@@ -1,13 +1,21 @@
 """The checks, case by case; the first failing case ends them."""
 
-from typing import TYPE_CHECKING
-
-from agentcompile_core.plugin_api import Backend, Case, Cause, Check, Outcome, Trial, TrialResult, TrialRun, Validator, Verdict, compare
+from agentcompile_core.plugin_api import (
+    Backend,
+    Case,
+    Cause,
+    Check,
+    Outcome,
+    Trial,
+    TrialResult,
+    TrialRun,
+    Validator,
+    Verdict,
+    compare,
+    same_bits,
+)
 
 from .controls import trials_for
-
-if TYPE_CHECKING:
-    import torch
 
 POISONS = (float("nan"), 777.0)
 
@@ -57,7 +65,7 @@ class NumericsValidator(Validator):
         damage = _damage(second)
         if damage:
             return Check(name=name, outcome=Outcome.FAIL, detail=damage), Cause.MEMORY_FAULT
-        unequal = [operand for operand, tensor in first.outputs.items() if not _same_bits(tensor, second.outputs[operand])]
+        unequal = [operand for operand, tensor in first.outputs.items() if not same_bits(tensor, second.outputs[operand])]
         if unequal:
             detail = f"{', '.join(unequal)}: two runs on the same data differ (unwritten elements, a race, or the addresses)"
             return Check(name=name, outcome=Outcome.FAIL, detail=detail), Cause.TOLERANCE
@@ -91,9 +99,3 @@ def _finite(check: Check) -> Check:
     most = 1e308
     return Check(name=check.name, outcome=check.outcome, detail=check.detail, max_abs=min(check.max_abs, most),
                  max_rel=min(check.max_rel, most), budget_use=min(check.budget_use, most))
-
-
-def _same_bits(a: "torch.Tensor", b: "torch.Tensor") -> bool:
-    import torch
-
-    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))

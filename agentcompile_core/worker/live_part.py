@@ -1,0 +1,75 @@
+"""The part of a trial's graph that a case fills: caches as long as the case reads and writes them.
+
+A reference of the whole capacity is mostly of positions that nobody touches. What lies behind the live part must keep its very bits
+(``Bounded.rest``).
+"""
+
+from collections.abc import Mapping
+from math import prod
+
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ..ir.graph import Graph
+from ..ir.region import Match, Operand, Role
+from ..ir.verdict import Case
+from ..ops.reference import Bounded
+from ..ops.reference.second_opinion import ATTENTION
+from ..plugin.match_kind import MatchKind
+
+UNTOUCHED = 8  # positions behind those that are written, which the reference covers too
+
+
+@frozen(kw_only=True)
+class LivePart:
+    """``graph`` with shorter caches; ``lengths``: by the value of each, how many of its positions are left, along axis ``axes``."""
+
+    graph: Graph
+    lengths: Mapping[str, int]
+    axes: Mapping[str, int]
+
+    def narrowed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of the graph, from those of the whole one."""
+        return {name: t.narrow(self.axes[name], 0, self.lengths[name]) if name in self.lengths else t for name, t in values.items()}
+
+    def completed(self, expected: Mapping[str, Bounded], values: Mapping[str, Tensor]) -> dict[str, Bounded]:
+        """The reference of the whole graph, from that of the live part and the values of the whole one."""
+        return {name: evolve(bound, rest=self._rest(name, values[name])) if name in self.lengths else bound
+                for name, bound in expected.items()}
+
+    def _rest(self, name: str, tensor: Tensor) -> Tensor:
+        axis, length = self.axes[name], self.lengths[name]
+        return tensor.narrow(axis, length, tensor.shape[axis] - length)
+
+
+def live_part(match: Match, graph: Graph, kind: MatchKind, case: Case) -> LivePart | None:
+    """The live part of ``graph`` under ``case``; None where it is most of it, or a cache is read by anything but attention."""
+    axes, lengths = {}, {}
+    rows = max((graph.spec(node.inputs[0]).shape[2] for node in graph.nodes if node.op == ATTENTION), default=0)
+    for operand in match.operands:
+        said = kind.operand(operand.name)
+        axis = said.filled_along if said is not None and operand.role is Role.STATE else None
+        if axis is None:
+            continue
+        length = case.position + rows + UNTOUCHED
+        if not rows or not _can_be_cut(graph, operand, axis) or 2 * length > operand.spec.shape[axis]:
+            return None
+        axes[operand.values[0]], lengths[operand.values[0]] = axis, length
+    if not lengths:
+        return None
+    values = tuple(evolve(v, spec=evolve(v.spec, shape=_cut(v.spec.shape, axes[v.name], lengths[v.name]))) if v.name in lengths else v
+                   for v in graph.values)
+    return LivePart(graph=evolve(graph, values=values), lengths=lengths, axes=axes)
+
+
+def _can_be_cut(graph: Graph, operand: Operand, axis: int) -> bool:
+    """Whether the first positions are the first bytes, and only attention knows the cache."""
+    name = operand.values[0]
+    using = (node for node in graph.nodes if name in (*node.inputs, *node.mutates))
+    spec = graph.spec(name)
+    plain = len(operand.values) == 1 and not spec.strides and spec.shape == operand.spec.shape and prod(spec.shape[:axis]) == 1
+    return plain and name not in graph.producer and all(node.op == ATTENTION for node in using)
+
+
+def _cut(shape: tuple[int, ...], axis: int, length: int) -> tuple[int, ...]:
+    return (*shape[:axis], length, *shape[axis + 1 :])
