@@ -58,6 +58,11 @@ class Context:
             self.worker = Worker(deadlines_s=deadlines_s, settings=settings.document(self.catalog), environment=named)
         return self.worker
 
+    def prepare_worker(self) -> None:
+        """Let the worker start beside what is done now, where there is a backend for it to run kernels with."""
+        if self.backend is not None:
+            self.running_worker().start()
+
     def close(self) -> None:
         """End the worker, so that the device memory it holds is free."""
         if self.worker is not None:

@@ -1,6 +1,8 @@
 """Building: kernels of the sources of programs, from the store or from the backend that makes code for the target."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ..context import Context
 from ..errors import BuildError, Cause, Failure, StageName
@@ -8,6 +10,8 @@ from ..ir.candidate import Kernel, StepSource
 from ..plugin.interfaces import Backend
 from ..runtime.program import Program
 from ..store import keys
+
+AT_A_TIME = 4
 
 
 def built(programs: Mapping[str, Program], known: Mapping[str, Kernel], ctx: Context) -> dict[str, Kernel]:
@@ -19,33 +23,37 @@ def built(programs: Mapping[str, Program], known: Mapping[str, Kernel], ctx: Con
     backend = builder(ctx)
     if backend is None:
         return {}
-    kernels: dict[str, Kernel] = {}
-    for source in {s.digest: s for p in programs.values() for s in p.sources}.values():
-        kernel = known.get(source.digest)
-        if kernel is None or (kernel.backend, kernel.arch) != (backend.name, ctx.target.arch):
-            kernel = build_one(source, backend, ctx)
-        if kernel is not None:
-            kernels[source.digest] = kernel
+    wanted = {s.digest: s for p in programs.values() for s in p.sources}
+    kernels = {digest: kernel for digest, kernel in known.items()
+               if digest in wanted and (kernel.backend, kernel.arch) == (backend.name, ctx.target.arch)}
+    kernels |= build_all([source for digest, source in wanted.items() if digest not in kernels], backend, ctx)
     for source in {s.key: s for p in programs.values() for s in p.sources}.values():
         if source.digest in kernels:  # its bundle will load here without building anything
             ctx.store.put_known(kernels[source.digest].sha256, source)
     return kernels
 
 
+def build_all(sources: Sequence[StepSource], backend: Backend, ctx: Context) -> dict[str, Kernel]:
+    """Kernels by digest of their source, from the store, or built some at a time and stored; what does not build is a recorded failure."""
+    keyed = {source.digest: keys.kernel_key(source, ctx.target, backend) for source in sources}
+    kernels = {digest: kernel for digest, key in keyed.items() if (kernel := ctx.store.kernel(key)) is not None}
+    missing = [source for source in sources if source.digest not in kernels]
+    with ThreadPoolExecutor(min(AT_A_TIME, os.cpu_count() or 1), thread_name_prefix="build") as pool:
+        building = [(source, pool.submit(backend.build, source, ctx.target)) for source in missing]
+        for source, future in building:
+            try:
+                kernels[source.digest] = future.result()
+            except BuildError as exc:
+                ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name,
+                                 subject="kernel " + ", ".join(launch.entry for launch in source.launches), message=str(exc)))
+                continue
+            ctx.store.put_kernel(keyed[source.digest], kernels[source.digest])
+    return kernels
+
+
 def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:
     """One kernel from the store, or built and stored; None and a recorded failure if it does not build."""
-    key = keys.kernel_key(source, ctx.target, backend)
-    kernel = ctx.store.kernel(key)
-    if kernel is not None:
-        return kernel
-    try:
-        kernel = backend.build(source, ctx.target)
-    except BuildError as exc:
-        ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name,
-                         subject="kernel " + ", ".join(launch.entry for launch in source.launches), message=str(exc)))
-        return None
-    ctx.store.put_kernel(key, kernel)
-    return kernel
+    return build_all([source], backend, ctx).get(source.digest)
 
 
 def builder(ctx: Context) -> Backend | None:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from attrs import define, evolve
@@ -16,7 +16,7 @@ from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
 from ..processes.child import Child, ChildEnded
 from .protocol import CATALOG, Evaluation, Job
-from .side_by_side import side_by_side
+from .side_by_side import AHEAD, Evaluating, side_by_side
 
 MAX_BUILDERS = 8
 WINDOW = 24  # jobs that are with the child at a time; their builds run ahead
@@ -38,7 +38,7 @@ class WorkerLost(AgentCompileError):
 @define
 class _Sent:
     index: int
-    job: Job
+    job: Any  # a Job, or None
 
 
 class Worker:
@@ -61,6 +61,7 @@ class Worker:
         self._child: Child | None = None
         self._starting: Child | None = None
         self._others: list[Worker] = []  # further children, where jobs run side by side
+        self._abandoned = False
 
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
@@ -74,13 +75,21 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """End the child; the next job starts another one."""
+        """End the child, or the children; the next job starts another one."""
+        self._end()
+        for other in self._others:
+            other.close()
+
+    def _end(self) -> None:
         for child in (self._child, self._starting):
             if child is not None:
                 child.kill()
         self._child = self._starting = None
-        for other in self._others:
-            other.close()
+
+    def _abandon(self) -> None:
+        """End the child, and let whoever waits for it on another thread give up."""
+        self._abandoned = True
+        self._end()
 
     def evaluate_beside(self, jobs: Iterator[Job | None], *, stop_at: float | None = None,
                         progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:
@@ -88,11 +97,15 @@ class Worker:
 
         ``jobs`` gives None where what comes next depends on results that are still awaited.
         """
-        return side_by_side(lambda i: partial(self._nth(i)._one_by_one, stop_at), lambda i: self._nth(i).close(), jobs, stop_at, progress)
+        lane = partial(self._lane, stop_at)
+        return side_by_side(lane, lambda i: self._nth(i)._abandon(), jobs, stop_at, progress)
 
-    def _one_by_one(self, stop_at: float | None, jobs: Iterator[Job],
+    def _lane(self, stop_at: float | None, index: int) -> Evaluating:
+        return partial(self._nth(index)._one_by_one, stop_at)
+
+    def _one_by_one(self, stop_at: float | None, jobs: Iterator[Job | None],
                     progress: Callable[[int, str], None]) -> Iterator[tuple[int, Evaluation]]:
-        return self.evaluate(jobs, stop_at=stop_at, window=1, progress=progress)
+        return self.evaluate(jobs, stop_at=stop_at, window=AHEAD, progress=progress)
 
     def _nth(self, index: int) -> "Worker":
         while len(self._others) < index:
@@ -100,26 +113,26 @@ class Worker:
                                        settings=self._settings, environment=self._environment))
         return self._others[index - 1] if index else self
 
-    def evaluate(self, jobs: Iterable[Job], *, stop_at: float | None = None, window: int = WINDOW,
+    def evaluate(self, jobs: Iterable[Job | None], *, stop_at: float | None = None, window: int = WINDOW,
                  progress: Callable[[int, str], None] = lambda index, phase: None) -> Iterator[tuple[int, Evaluation]]:
         """Evaluate ``jobs`` in order and yield (index, evaluation) as each is done.
 
-        ``jobs`` is read lazily, at most ``window`` ahead of the results. A crash, hang or lost device context ends the
-        candidate that was running, and nothing else. After ``stop_at`` (``time.monotonic``) no further result is
-        waited for. ``progress`` hears (index, phase).
+        ``jobs`` is read lazily, at most ``window`` ahead of the results; None: nothing more before the next result. A crash,
+        hang or lost device context ends the candidate that was running, and nothing else. After ``stop_at``
+        (``time.monotonic``) no further result is waited for. ``progress`` hears (index, phase).
         """
         waiting = (_Sent(index, job) for index, job in enumerate(jobs))
         out: deque[_Sent] = deque()
-        fruitless = 0
+        fruitless, self._abandoned = 0, False
         try:
             while True:
-                fresh = list(islice(waiting, window - len(out)))
+                fresh = list(takewhile(lambda sent: sent.job is not None, islice(waiting, window - len(out))))
                 if not (out or fresh) or (stop_at is not None and time.monotonic() >= stop_at):
                     break
                 try:
                     child = self._running(out)
                 except ChildEnded as exc:
-                    yield from self._give_up((*out, *fresh, *waiting), str(exc))
+                    yield from self._give_up(chain(out, fresh, waiting), str(exc))
                     return
                 for sent in fresh:
                     out.append(sent)
@@ -132,19 +145,22 @@ class Worker:
                 index = out.popleft().index
                 if lost:  # before the caller sees it: one who stops here must not leave a dead child to the next call
                     self.restarts += 1
-                    self.close()
+                    self._end()
                 yield index, evaluation
                 if lost:
                     time.sleep(0.05 * min(fruitless, 20))
         finally:
             if out:  # the child still works on what nobody waits for
-                self.close()
+                self._end()
 
     def _give_up(self, left: Iterable[_Sent], why: str) -> Iterator[tuple[int, Evaluation]]:
         for sent in left:
-            yield sent.index, Evaluation(failure=Cause.UNAVAILABLE, message=f"the worker does not start: {why}"[:2000])
+            if sent.job is not None:
+                yield sent.index, Evaluation(failure=Cause.UNAVAILABLE, message=f"the worker does not start: {why}"[:2000])
 
     def _running(self, out: Iterable[_Sent] = ()) -> Child:
+        if self._abandoned:
+            raise ChildEnded("nobody waits for it any more")
         if self._child is not None:
             return self._child
         for attempt in range(MAX_STARTS_WITHOUT_RESULT):
@@ -226,6 +242,7 @@ class Worker:
         Raises:
             WorkerLost: it raised, crashed, hung or was killed.
         """
+        self._abandoned = False
         try:
             child = self._running()
         except ChildEnded as exc:
@@ -252,4 +269,4 @@ class Worker:
         finally:
             if not done:
                 self.restarts += 1
-                self.close()
+                self._end()

@@ -55,7 +55,7 @@ def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, ge
         return shared.get(key, lambda: _drawn(match, kind, operand, case, generator, device).to(dtype))
     filled = said.filled_along if said is not None and dtype.is_floating_point else None
     if tensor is None and filled is not None:
-        return _filled(match, kind, operand, case, generator, device)
+        return _filled(match, kind, operand, filled, case, generator, device)
     if tensor is None:
         tensor = _drawn(match, kind, operand, case, generator, device)
     elif tuple(tensor.shape) != operand.spec.shape:
@@ -69,9 +69,8 @@ def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, ge
     return tensor
 
 
-def _filled(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor:
-    """A state with drawn data below the position and NaN from it on."""
-    axis = kind.operand(operand.name).filled_along  # type: ignore[union-attr]
+def _filled(match: Match, kind: MatchKind, operand: Operand, axis: int, case: Case, generator: torch.Generator, device: str) -> Tensor:
+    """A state with drawn data along ``axis`` below the position and NaN from it on."""
     shape = list(operand.spec.shape)
     tensor = torch.full(shape, float("nan"), dtype=torch_dtype(operand.spec.dtype), device=device)
     shape[axis] = min(case.position, shape[axis])

@@ -37,6 +37,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     stored, notes = _stored(key, info, loaded, ctx) if key is not None else (None, ())
     if stored is not None:
         return stored
+    ctx.prepare_worker()
     graphs = evolve(_captured(loaded, workload, ctx, frontend), model=info)
     why = _unreadable(graphs)
     if why:
