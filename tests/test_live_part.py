@@ -22,7 +22,7 @@ CAPACITY = 96
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(0, CAPACITY - 1), st.sampled_from([f for f in InputFamily]), st.sampled_from([DType.F16, DType.BF16, DType.F32]),
+@given(st.integers(0, CAPACITY - 1), st.sampled_from(list(InputFamily)), st.sampled_from([DType.F16, DType.BF16, DType.F32]),
        st.sampled_from(["", "rms"]), st.integers(0, 99))
 def test_the_live_part_has_the_reference_of_the_whole(position: int, family: str, dtype: DType, rope: str, seed: int):
     match, graph = cases.attention_case(heads=(4, 2), head_dim=16, capacity=CAPACITY, rope=rope, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Several children at a time: what one job does costs no other, results come as they are done, and whoever waits for one is not passed by."""
+"""Several children at a time: what one job does costs no other, results come as they are done, rivals wait for each other."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def worker() -> Iterator[Worker]:
 def test_a_job_that_hangs_or_crashes_costs_itself_and_lets_others_pass(worker: Worker):
     names = ["hang", "honest", "honest", "segfault", "honest", "wrong", "honest"]
     found = list(worker.evaluate_beside(iter([job(name) for name in names])))
-    causes = dict((index, evaluation.failure) for index, evaluation in found)
+    causes = {index: evaluation.failure for index, evaluation in found}
     assert [causes[i] for i in range(len(names))] == [Cause.TIMEOUT, None, None, Cause.MEMORY_FAULT, None, Cause.TOLERANCE, None]
     order = [index for index, _ in found]
     assert order.index(2) < order.index(0), "a second child takes what the hanging one does not get to"

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size
+from .bounded import BESIDE, F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, dominance, sum_size
 
 ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
 ALIKE = 1.0  # what sums of terms that are all alike err more: they are all rounded to the same side while the sum stays in one binade
@@ -164,8 +164,10 @@ def _score_errors(at: _Heads) -> tuple[Tensor, Tensor]:
     how, dim = at.how, at.q.value.shape[-1]
     q, k = at.q.value, at.k.value.transpose(-1, -2)
     k_size, k_square = at.k_size.transpose(-1, -2), at.k.value.square().transpose(-1, -2)
-    size = sum_size(_times(q, k), _times(q.abs(), k_size), _times(q.square(), k_square)) * abs(how.scale)
-    alone = at.slope * (0.4 * dim**0.5 + 1.2) * U32 * size
+    squares = _times(q.square(), k_square)
+    size = sum_size(_times(q, k), _times(q.abs(), k_size), squares)
+    added = 0.4 * dim**0.5 * (1.0 + BESIDE * dominance(squares, size))
+    alone = at.slope * (added + 1.2) * U32 * size * abs(how.scale)
     scores = at.s.nan_to_num(neginf=0.0).abs().clamp_max(F32_MAX)
     below = (at.s.amax(-1, keepdim=True) - at.s).nan_to_num(nan=0.0, posinf=0.0)
     alone = alone + (4.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32

@@ -11,6 +11,7 @@ U32 = 2.0**-24  # unit roundoff of the accumulators
 TAIL = 2.0  # independent bounds add up like the root of the sum of their squares; a bound is 2.7 standard deviations of a rounding
 SPREAD = 0.9  # of an accumulator that adds d terms one by one: its error over the root of d, the unit and the size of its sums
 STORED = 1.1  # of a rounding to the element type: what is stored may lie a little beside what was exactly computed
+BESIDE = 1.5  # what sums that one product makes large err more: it may come first, and lie just above a power of two
 F32_MAX = float(torch.finfo(torch.float32).max)
 UNIT_ROUNDOFF = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 # Half of the smallest subnormal: the most that rounding a tiny number can lose.
@@ -71,6 +72,11 @@ def sum_size(total: Tensor, absolute: Tensor, squares: Tensor) -> Tensor:
     """How large the partial sums of a sum are: at most the sum of magnitudes, and for terms in no order that the data knows
     about the result plus a walk of the terms' root of squares."""
     return torch.minimum(absolute, total.abs() + TAIL * squares.sqrt())
+
+
+def dominance(squares: Tensor, size: Tensor) -> Tensor:
+    """How far one term is all of a sum of that size: 0 where terms are many, 1 where it is alone. Partial sums are then large early."""
+    return (TAIL * squares.sqrt() / size - 1.0).nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
 
 def in_blocks(depth: int, roots: float = 4.0) -> float:

@@ -13,7 +13,22 @@ import torch
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import SPREAD, STORED, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, in_blocks, overflowing, representable, sum_size, times
+from .bounded import (
+    BESIDE,
+    SPREAD,
+    STORED,
+    TAIL,
+    TINY,
+    U32,
+    UNIT_ROUNDOFF,
+    Bounded,
+    dominance,
+    in_blocks,
+    overflowing,
+    representable,
+    sum_size,
+    times,
+)
 from .pointwise import FLUSHED, unary
 
 BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time: 256 MiB; 2 MiB on the host, whose caches hold them
@@ -22,7 +37,6 @@ REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all roun
 LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
 COUNTED_IN = 2.0**6  # results among which the worst is one that the bound has room for
 WORST_PER_DOUBLING = 0.03
-BESIDE = 1.5  # what sums that one product makes large err more: it may come first, and lie just above a power of two
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
@@ -70,9 +84,8 @@ def _accumulated(depth: int, total: Tensor, absolute: Tensor, squares: Tensor, c
     error = SPREAD * depth**0.5 * U32 * size
     if not count:
         return error
-    alone = (TAIL * squares.sqrt() / size - 1.0).nan_to_num(nan=0.0).clamp(0.0, 1.0)
     among = 1.0 + WORST_PER_DOUBLING * max(0.0, math.log2(count / COUNTED_IN))
-    return among * error * (1.0 + BESIDE * alone)
+    return among * error * (1.0 + BESIDE * dominance(squares, size))
 
 
 def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:

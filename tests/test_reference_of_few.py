@@ -1,0 +1,40 @@
+"""Attention whose weight lies on few positions: scores that honest kernels add in any order stay inside the budget."""
+
+import torch
+from agentcompile_rules_transformers import testing as cases
+from agentcompile_rules_transformers.kinds import KINDS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.ir.graph import DType
+from agentcompile_core.ir.verdict import Case
+from agentcompile_core.ops.reference import compare, oracle
+from agentcompile_core.worker.operands import graph_values, make_inputs
+
+ATTENTION = next(kind for kind in KINDS if kind.name == "attention")
+DIM = 64
+
+
+def one_by_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of one row in float32 [H, D], products of a score added one by one in ``order``; every step is rounded."""
+    scores = torch.zeros(q.shape[0], keys.shape[0])
+    for d in order.tolist():
+        scores = scores + q[:, d, None] * keys[None, :, d]
+    return (scores * scale).softmax(-1) @ values
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(1, 511), st.integers(0, 10**6), st.booleans(), st.integers(8, 16))
+def test_scores_added_in_any_order_are_inside(position: int, seed: int, huge_first: bool, power: int):
+    match, graph = cases.attention_case(heads=(2, 1), head_dim=DIM, capacity=512, rope="", dtype=DType.F32)
+    values = graph_values(match, graph, make_inputs(match, ATTENTION, Case(family="normal", seed=seed, position=position), "cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    at = int(torch.randint(DIM, (1,), generator=generator))
+    values["q"][..., at] = 2.0**power
+    order = torch.randperm(DIM, generator=generator)
+    if huge_first:
+        order = torch.cat((torch.tensor([at]), order[order != at]))
+    keys, held = (torch.cat((values[f"{x}_cache"][0, :position, 0], values[x].reshape(1, DIM))) for x in ("k", "v"))
+    found = one_by_one(values["q"][0, 0], keys, held, order, match.number("scale"))
+    expected = oracle(graph, values)[graph.outputs[0]]
+    assert compare(found, expected).ok, compare(found, expected).detail
