@@ -46,14 +46,16 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
                "max_position_embeddings": 64, **TOKENS},
     "xglm": {"vocab_size": 128, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64,
              **TOKENS, "pad_token_id": 0},
+    # whose masks are buffers of their own, or whose scores fall with distance
+    "gpt_neo": {"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+                "window_size": 5, "max_position_embeddings": 64, **TOKENS},
+    "bloom": {"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS},
+    "mpt": {"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **TOKENS},
 }
 REFUSED = {
     "mamba": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **TOKENS}, "no attention heads"),
     "mixtral": ({**SIZES, "num_local_experts": 4}, "outside aten"),
     "qwen3_moe": ({**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, "outside aten"),
-    "gpt_neo": ({"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
-                 "max_position_embeddings": 64, **TOKENS}, "computes attention itself, in a way that is not understood"),
-    "mpt": ({"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, **TOKENS}, "computes attention itself"),
     "llama4_text": ({**SIZES, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48}, "branches"),
 }
 EITHER = {

@@ -50,6 +50,7 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "attention": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, dtype=d),
     "attention with all": lambda d: cases.attention_case(
         heads=(4, 2), head_dim=16, capacity=48, window=5, softcap=20.0, rope="rms", dtype=d),
+    "attention with slopes": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, slopes=(0.5, 0.1, 0.02, 0.7), dtype=d),
     "argmax": lambda d: cases.argmax_case(n=50, advance=True, dtype=d),
     "softmax": lambda d: cases.softmax_case(shape=(2, 3, 40), scale=3.0, mask=(40,), wide=True, dtype=d),
     "sum of products": lambda d: cases.reduction_case(shape=(2, 3, 40), before=("mul",), dtype=d),
@@ -220,11 +221,13 @@ def test_the_rotary_table_is_what_transformers_computes(seed: int, half: int, fi
 
 
 def explicit_attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float, window: int, softcap: float,
-                       sinks: Tensor | None) -> Tensor:
+                       sinks: Tensor | None, slopes: list[float] | None) -> Tensor:
     """Softmax over everything that each row may see: q [H, T, D], keys and values [H, S, D], rows [T]; the result is [T, H, D]."""
     scores = torch.einsum("htd,hsd->hts", q, keys) * scale
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     columns = torch.arange(keys.shape[1])
+    for head, slope in enumerate(slopes or ()):
+        scores[head] -= slope * (rows[:, None] - columns[None]).double()
     seen = (columns[None] <= rows[:, None]) & ((columns[None] > rows[:, None] - window) if window else torch.tensor(True))
     weights = scores.exp() * seen
     total = weights.sum(-1, keepdim=True) + (sinks.exp()[:, None, None] if sinks is not None else 0.0)
@@ -232,20 +235,22 @@ def explicit_attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sc
 
 
 @given(seed=seeds, kv_heads=st.integers(1, 3), group=st.integers(1, 3), count=st.integers(1, 4), first=st.integers(0, 8),
-       window=st.sampled_from([0, 1, 3, 20]), softcap=st.sampled_from([0.0, 3.0]), with_sinks=st.booleans(), fresh=st.booleans())
+       window=st.sampled_from([0, 1, 3, 20]), softcap=st.sampled_from([0.0, 3.0]), with_sinks=st.booleans(), fresh=st.booleans(),
+       sloping=st.booleans())
 @settings(max_examples=60)
 def test_attention_is_an_explicit_softmax(seed: int, kv_heads: int, group: int, count: int, first: int, window: int, softcap: float,
-                                          with_sinks: bool, fresh: bool) -> None:
+                                          with_sinks: bool, fresh: bool, sloping: bool) -> None:
     dim, capacity, heads, first = 6, 16, kv_heads * group, 0 if fresh else first
     q, k, v = draw(seed, 1, heads, count, dim), draw(seed + 1, 1, kv_heads, count, dim), draw(seed + 2, 1, kv_heads, count, dim)
     caches = [draw(seed + i, 1, capacity, kv_heads, dim) for i in (3, 4)]
     sinks = draw(seed + 5, heads) if with_sinks else None
+    slopes = draw(seed + 6, heads).tolist() if sloping else None
     appended = [torch.cat((cache[0, :first].transpose(0, 1), new[0]), 1) for cache, new in zip(caches, (k, v), strict=True)]
     full = [rows.repeat_interleave(group, 0) for rows in appended]
     for cache in caches:
         cache[:, first:] = float("nan")
-    got = OURS.attention(q, k, v, *caches, torch.tensor([first]), 0.4, window, softcap, sinks, fresh)
-    want = explicit_attention(q[0], *full, torch.arange(count) + first, 0.4, window, softcap, sinks)
+    got = OURS.attention(q, k, v, *caches, torch.tensor([first]), 0.4, window, softcap, sinks, fresh, slopes)
+    want = explicit_attention(q[0], *full, torch.arange(count) + first, 0.4, window, softcap, sinks, slopes)
     assert torch.allclose(got[0], want, rtol=1e-11, atol=1e-12)
     for cache, new in zip(caches, (k, v), strict=True):
         assert torch.equal(cache[:, first : first + count], new.transpose(1, 2)) and bool(cache[:, first + count :].isnan().all())

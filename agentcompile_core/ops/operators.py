@@ -5,7 +5,7 @@ that HuggingFace computes in, or in float64 where the operands are float64 (the 
 with the host on an accelerator, so every operator can be captured in a graph of the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,14 @@ NAMESPACE = "agentcompile"
 
 SCHEMAS: dict[str, str] = {
     "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor position, float scale,"
-    " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False) -> Tensor",
+    " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False, float[]? slopes=None) -> Tensor",
     "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype, bool interleaved=False)"
     " -> (Tensor, Tensor)",
     "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False) -> Tensor",
     "layer_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "argmax": "(Tensor logits) -> Tensor",
-    "cached": "(Tensor x, int layer, bool is_value) -> Tensor",
+    "cached": "(Tensor x, int layer, bool is_value, int length) -> Tensor",
     "masked": "(Tensor scores, int window) -> Tensor",
     "advance": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history) -> ()",
     "start_decode": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history, Tensor start, Tensor length)"
@@ -108,9 +108,9 @@ def start_decode(token: Tensor, ids: Tensor, position: Tensor, history: Tensor, 
     history.index_copy_(0, position.clamp(max=history.shape[0] - 1), token)
 
 
-def cached(x: Tensor, layer: int, is_value: bool) -> Tensor:
-    """K or V of a layer as its cache hands them out; a mark of capture that no captured graph holds."""
-    return x.clone()
+def cached(x: Tensor, layer: int, is_value: bool, length: int) -> Tensor:
+    """K or V of a layer as a full cache hands them out, [1, KV, length, D]; a mark of capture that no captured graph holds."""
+    return x.new_zeros(*x.shape[:2], length, x.shape[3])
 
 
 def masked(scores: Tensor, window: int) -> Tensor:
@@ -149,6 +149,7 @@ class AttentionCall:
     softcap: float = 0.0
     sinks: Tensor | None = None
     fresh: bool = False
+    slopes: Sequence[float] | None = None
 
 
 def attention(*arguments: Any, **keywords: Any) -> Tensor:
@@ -156,13 +157,14 @@ def attention(*arguments: Any, **keywords: Any) -> Tensor:
 
     Shapes: ``q`` [1, H, T, D]; ``k``, ``v`` [1, KV, T, D]; caches [1, S, KV, D]; ``position`` i64 [1], that of row 0;
     ``sinks`` [H]; the result [1, T, H, D], contiguous. ``window`` counts the query itself; 0 means none.
-    ``fresh`` promises that position is 0, so that the new K and V are all there is.
+    ``fresh`` promises that position is 0, so that the new K and V are all there is. ``slopes``: one number per query head, by which
+    a score falls with every position that its key lies back (ALiBi): ``score + slope * (j - i)``, behind the soft cap.
     """
     call = AttentionCall(*arguments, **keywords)
     q, window, count = call.q, call.window, call.q.shape[2]
     append(call.k_cache, call.k, call.position, call.fresh)
     append(call.v_cache, call.v, call.position, call.fresh)
-    plain = call.softcap == 0.0 and call.sinks is None
+    plain = call.softcap == 0.0 and call.sinks is None and call.slopes is None
     if call.fresh and plain and (window <= 0 or window >= count):
         grouped_heads = q.shape[1] != call.k.shape[1]
         out = F.scaled_dot_product_attention(q, call.k, call.v, is_causal=True, scale=call.scale, enable_gqa=grouped_heads)
@@ -174,7 +176,7 @@ def attention(*arguments: Any, **keywords: Any) -> Tensor:
         mask &= columns[None, :] > rows[:, None] - window
     if plain:
         return _grouped_sdpa(q, keys, values, mask, call.scale).transpose(1, 2).contiguous()
-    return _capped(call, keys, values, mask).transpose(1, 2).contiguous()
+    return _capped(call, keys, values, mask, columns[None, :] - rows[:, None]).transpose(1, 2).contiguous()
 
 
 def _attended(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,8 +200,11 @@ def _grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: 
     return out.reshape(1, heads, count, values.shape[-1])
 
 
-def _capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attention with a soft cap on the scores and sinks in the softmax, scores and softmax in float32 or float64."""
+def _capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor, ahead: Tensor) -> Tensor:
+    """Attention with a soft cap and slopes on the scores and sinks in the softmax, scores and softmax in float32 or float64.
+
+    ``ahead`` [T, L]: by how many positions a key lies ahead of the query, at most 0 where ``mask`` holds.
+    """
     q, scale, softcap, sinks = call.q, call.scale, call.softcap, call.sinks
     heads, count, dim = q.shape[1:]
     kv_heads = keys.shape[1]
@@ -208,6 +213,8 @@ def _capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor) -> 
     scores = (rows @ _wide(keys).transpose(2, 3)).reshape(1, heads, count, -1) * scale
     if softcap != 0.0:
         scores = torch.tanh(scores / softcap) * softcap
+    if call.slopes is not None:
+        scores = scores + _row_of(call.slopes, scores).reshape(1, heads, 1, 1) * ahead
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         column = _wide(sinks).reshape(1, heads, 1, 1).expand(1, heads, count, 1)
@@ -216,6 +223,11 @@ def _capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor) -> 
         weights = scores.softmax(-1)
     out = weights.reshape(1, kv_heads, group * count, -1) @ _wide(values)
     return out.reshape(1, heads, count, values.shape[-1]).to(q.dtype)
+
+
+def _row_of(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """The numbers as a tensor on the device of ``like``, without a copy from the host, which no graph of a device may hold."""
+    return torch.stack([torch.full((), number, dtype=like.dtype, device=like.device) for number in numbers])
 
 
 def _fake_attention(*arguments: Any, **keywords: Any) -> Tensor:

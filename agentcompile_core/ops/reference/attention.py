@@ -35,7 +35,8 @@ def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
 
 @frozen(kw_only=True)
 class Attending:
-    """What an attention call says beside its tensors. ``window`` counts the query itself, 0: none; ``softcap`` 0: none.
+    """What an attention call says beside its tensors. ``window`` counts the query itself, 0: none; ``softcap`` 0: none; ``slopes``
+    one number per query head, which times the distance is subtracted from a score, empty: none.
 
     Flash kernels may round the probabilities to the element type before they multiply V, hence ``dtype``; ``depth`` is that
     of the error budget.
@@ -45,6 +46,7 @@ class Attending:
     scale: float
     window: int = 0
     softcap: float = 0.0
+    slopes: tuple[float, ...] = ()
     dtype: DType
     depth: int
 
@@ -90,6 +92,7 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     if how.softcap:
         capped = torch.tanh(scores / how.softcap)
         scores, slope = capped * how.softcap, 1.0 - capped**2
+    scores = scores + _bias(how, grouped, live, scores.device)
     scores = scores.masked_fill(~seen, float("-inf"))
     p, sunk = _probabilities(scores, sinks, kv_heads)
     out = _times(p, v.value)
@@ -102,6 +105,16 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
     shape = (1, heads, count, v.value.shape[-1])
     return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
+
+
+def _bias(how: Attending, grouped: tuple[int, int, int, int], live: int, device: torch.device) -> Tensor:
+    """What the slopes add to the scores [KV, G, T, L]."""
+    if not how.slopes:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    kv_heads, group, count, _ = grouped
+    rows = torch.arange(count, device=device)[:, None] + how.position
+    slopes = torch.tensor(how.slopes, dtype=torch.float64, device=device).reshape(kv_heads, group, 1, 1)
+    return slopes * (torch.arange(live, device=device)[None, :] - rows)
 
 
 def _mask(live: int, count: int, position: int, window: int, device: torch.device) -> Tensor:
@@ -171,6 +184,8 @@ def _score_errors(at: _Heads) -> tuple[Tensor, Tensor]:
     scores = at.s.nan_to_num(neginf=0.0).abs().clamp_max(F32_MAX)
     below = (at.s.amax(-1, keepdim=True) - at.s).nan_to_num(nan=0.0, posinf=0.0)
     alone = alone + (4.0 + scores + below + (8.0 * how.softcap if how.softcap else 0.0)) * U32
+    if how.slopes:  # a slope in units of log2, and its product with the distance
+        alone = alone + 2.0 * U32 * _bias(how, (*at.s.shape[:3], dim), at.s.shape[-1], at.s.device).abs()
     shared = torch.zeros_like(alone)
     steep = at.slope * abs(how.scale)
     if bool(at.q.error.any()):

@@ -16,12 +16,17 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from ...ops import operators as operators
+from .known import known
 
 IMPLEMENTATION = "agentcompile"
 # Keywords that models hand through to attention functions and that say nothing about what is computed.
 _SILENT = {"position_ids", "use_cache", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch", "layer_idx"}
+_ADDITIONS = ("add", "__add__", "__radd__")
 # Keywords that become arguments of the operator, or refuse it.
 _UNDERSTOOD = {"dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal"}
+
+
+LOWEST = -65504.0  # what a model writes for a hidden score is this or below: float16's lowest finite number
 
 
 class Unsupported(Exception):
@@ -45,25 +50,41 @@ class OwnAttention(Unsupported):
 
 @frozen
 class CausalMask:
-    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all)."""
+    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all), of ``length`` keys."""
 
     window: int = 0
     tokens: int = 1
+    length: int = field(default=0, eq=False)
 
     def size(self) -> tuple[int, int, int, int]:
-        """What a model that checks its mask expects: the cache hands on what is new."""
-        return (1, 1, self.tokens, self.tokens)
+        """What a model that checks its mask expects: as many keys as the cache hands on."""
+        return (1, 1, self.tokens, self.length or self.tokens)
+
+    def to(self, *_: Any, **__: Any) -> "CausalMask":
+        """The same mask in whatever type: lowest numbers and zeros, or whether a score is hidden."""
+        return self
 
     def _added(self, scores: Any) -> Any:
         if not _active or not _active[-1].marked:
             raise OwnAttention
         return torch.ops.agentcompile.masked.default(scores, self.window)
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """What is called with the mask: it may be added to scores, or hide them."""
+        name, (scores, mask, *rest) = getattr(func, "__name__", ""), (*args, None)
+        if isinstance(scores, cls):
+            scores, mask = mask, scores
+        fills = name == "masked_fill" and isinstance(rest[0], int | float) and rest[0] <= LOWEST
+        if isinstance(mask, cls) and isinstance(scores, Tensor) and (fills or name in _ADDITIONS) and not kwargs:
+            return mask._added(scores)
+        return mask._computed_with() if isinstance(mask, cls) else NotImplemented
+
     def _computed_with(self, *_: Any) -> Any:
         raise Unsupported("it computes attention itself, outside transformers' attention interface")
 
     __add__ = __radd__ = _added
-    to = __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
+    __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
 
 
 @frozen
@@ -85,6 +106,7 @@ class Recorder:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     position: Tensor
+    tokens: int = 1
     fresh: bool = False
     marked: bool = False  # whether the model computes attention itself (own_attention.py)
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
@@ -134,13 +156,15 @@ class PassThroughCache(Cache):
         if self.recorder.marked:
             if (key_states.shape[1], key_states.shape[3]) != tuple(self.recorder.keys[layer_idx].shape[2:]):
                 raise DifferentHeads(layer_idx, key_states.shape[1], key_states.shape[3])
-            mark = torch.ops.agentcompile.cached.default
-            return mark(key_states, layer_idx, False), mark(value_states, layer_idx, True)
+            mark, length = torch.ops.agentcompile.cached.default, self.recorder.keys[layer_idx].shape[1]
+            return mark(key_states, layer_idx, False, length), mark(value_states, layer_idx, True, length)
         self.recorder.pending[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
-        return self.recorder.position[0]
+        position = self.recorder.position[0]
+        about = known()
+        return position if about is None else about.lies_in(position, 0, self.recorder.keys[0].shape[1] - self.recorder.tokens)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
@@ -159,11 +183,12 @@ def mask_interface(
 
     A mask that is neither causal nor causal with a sliding window is refused where it is used: some models make one for nothing.
     """
-    if attention_mask is not None:
+    about = known()
+    if attention_mask is not None and not (about is not None and about.is_ones(attention_mask)):
         return OtherMask("a padding mask reaches its attention")
     with _disable_current_modes():
         try:
-            return CausalMask(_window_of(mask_function, kv_length), q_length)
+            return CausalMask(_window_of(mask_function, kv_length), q_length, kv_length if _active and _active[-1].marked else q_length)
         except Unsupported as exc:
             return OtherMask(str(exc))
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ...ir.graph import KVSpec
 from ...ops.dtypes import torch_dtype
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
+from .known import knowing
 from .rotary import semantic_rotary
 
 
@@ -42,9 +43,9 @@ class _Step(nn.Module):
         self.model = model
         self.layers, self.marked = kv.layers, marked
 
-    def recorder(self, caches: tuple[Tensor, ...], position: Tensor) -> Recorder:
+    def recorder(self, caches: tuple[Tensor, ...], position: Tensor, tokens: int = 1) -> Recorder:
         """What sees the calls of attention and cache: ``caches`` are K and then V of all layers."""
-        return Recorder(caches[: self.layers], caches[self.layers :], position, marked=self.marked)
+        return Recorder(caches[: self.layers], caches[self.layers :], position, tokens=tokens, marked=self.marked)
 
     def call(self, ids: Tensor, positions: Tensor, recorder: Recorder, row: Tensor | None) -> Tensor:
         """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
@@ -56,7 +57,9 @@ class _Step(nn.Module):
         if row is not None and "logits_to_keep" in parameters:
             keywords["logits_to_keep"] = row
         cache = PassThroughCache(recorder)
-        with recording(recorder), _one_row(self.model, None if "logits_to_keep" in keywords else row):
+        with recording(recorder), knowing(), _one_row(self.model, None if "logits_to_keep" in keywords else row):
+            if self.marked and "attention_mask" in parameters:  # of all positions: a bias may be made from it
+                keywords["attention_mask"] = torch.ones(1, recorder.keys[0].shape[1], dtype=torch.int64, device=ids.device)
             logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keywords).logits
         recorder.finish()
         return logits
@@ -80,7 +83,7 @@ class PrefillChunk(_Step):
     ) -> tuple[Tensor, Tensor]:
         # Padding rows repeat the last position: a table of positions is never read beyond its end.
         positions = torch.minimum(start + torch.arange(prompt.shape[1], device=prompt.device), start + length - 1)
-        logits = self.call(prompt, positions, self.recorder(caches, start), length - 1)
+        logits = self.call(prompt, positions, self.recorder(caches, start, prompt.shape[1]), length - 1)
         token = torch.ops.agentcompile.argmax.default(logits)
         torch.ops.agentcompile.start_decode.default(token, ids, position, history, start, length)
         return logits, token

@@ -27,10 +27,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     """
     info = describe(LoadedModel(module=model, name=name))
     try:
-        try:
-            kv, graphs = _capture(model, workload, marked=False)
-        except OwnAttention:
-            kv, graphs = _capture(model, workload, marked=True)
+        kv, graphs = _captured(model, workload)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
         reason = f"{info.model_type} runs on the framework: {why_not(exc)}"
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=reason)
@@ -46,6 +43,21 @@ def why_not(exc: Exception) -> str:
     return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
 
 
+def _captured(model: nn.Module, workload: Workload) -> tuple[KVSpec, list[Graph]]:
+    """Traced as it is; where it computes attention itself, or fails because its cache says less than it wants, with marks."""
+    try:
+        return _capture(model, workload, marked=False)
+    except OwnAttention:
+        return _capture(model, workload, marked=True)
+    except Unsupported:
+        raise
+    except Exception as first:  # shapes that do not fit, of a bias for keys that are not there
+        try:
+            return _capture(model, workload, marked=True)
+        except Exception:
+            raise first from None
+
+
 def _capture(model: nn.Module, workload: Workload, marked: bool) -> tuple[KVSpec, list[Graph]]:
     kv, decode = _capture_decode(model, workload, marked)
     return kv, [decode, *_capture_prefill(model, workload, kv, marked)]
@@ -58,21 +70,21 @@ def _capture_decode(model: nn.Module, workload: Workload, marked: bool = False) 
     except DifferentHeads as exc:  # the configuration names them otherwise; the trace knows
         kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim)
         exported = export_decode(model, kv, marked)
-    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), kv if marked else None)
+    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), model, kv if marked else None)
 
 
 def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec, marked: bool = False) -> list[Graph]:
     graphs = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
         graph = import_program(export_prefill(model, kv, tokens, marked), f"prefill_{tokens}", GraphKind.PREFILL, tokens)
-        graph = _normal(within_tables(look_up_positions(graph)), kv if marked else None)
+        graph = _normal(within_tables(look_up_positions(graph)), model, kv if marked else None)
         graphs += [graph, fresh_variant(graph)]
     return graphs
 
 
-def _normal(graph: Graph, marked: KVSpec | None) -> Graph:
+def _normal(graph: Graph, model: nn.Module, marked: KVSpec | None) -> Graph:
     if marked is not None:
-        graph = collapse_attention(drop_noise(without_writes(graph)), marked)
+        graph = collapse_attention(drop_noise(without_writes(graph)), marked, dict(model.named_buffers()))
     return check_writes(normalize(graph))
 
 

@@ -5,19 +5,20 @@ While such a model is traced, what its cache hands out and what its mask is adde
 """
 
 import math
+from collections.abc import Mapping
 
 from attrs import evolve, frozen
+from torch import Tensor
 
 from ...ir.graph import Argument, Graph, KVSpec, Node, Ref, Symbol, TensorSpec, Value, ValueKind
 from ...ops.schema import argument as argument_of
 from .attention import Unsupported
+from .own_scores import MASKED, Constants, reshapes, scores_of
 from .rewrite import View, beside, eliminate_dead_code, rebuild
 
-CACHED, MASKED = "agentcompile.cached.default", "agentcompile.masked.default"
+CACHED = "agentcompile.cached.default"
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
 _SOFTMAX = ("aten.softmax.int", "aten._softmax.default")
-_SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
-_LIMITS = ("aten.max.other", "aten.maximum.default")
 
 
 @frozen(kw_only=True)
@@ -28,10 +29,13 @@ class _Own:
     layer: int
     scale: float
     window: int
+    slopes: tuple[float, ...]
 
 
-def collapse_attention(graph: Graph, kv: KVSpec) -> Graph:
-    """Replace each ``softmax(q k^T * scale + mask) v`` over marked K and V by the operator that appends and attends.
+def collapse_attention(graph: Graph, kv: KVSpec, buffers: Mapping[str, Tensor]) -> Graph:
+    """Replace each ``softmax(q k^T * scale + mask + bias) v`` over marked K and V by the operator that appends and attends.
+
+    ``buffers``: those of the model by name, in which it may keep masks and biases.
 
     Raises:
         Unsupported: a marked value is used otherwise, or not every layer attends once.
@@ -41,13 +45,13 @@ def collapse_attention(graph: Graph, kv: KVSpec) -> Graph:
               for name in (f"kv.{part}.{layer}" for part in ("key", "value") for layer in range(kv.layers))]
     known = {value.name for value in graph.values}
     graph = evolve(graph, values=(*graph.values, *(value for value in caches if value.name not in known)))
-    view = View(graph)
+    view, constants = View(graph), Constants(graph, buffers)
     position = "session.position" if not any(value.name == "start" for value in graph.values) else "start"
     nodes: list[Node] = []
     values: list[Value] = []
     seen: list[int] = []
     for node in graph.nodes:
-        own = _own(view, node)
+        own = _own(view, node, constants)
         if own is None:
             nodes.append(node)
             continue
@@ -61,58 +65,36 @@ def collapse_attention(graph: Graph, kv: KVSpec) -> Graph:
     return done
 
 
-def _own(view: View, node: Node) -> _Own | None:
+def _own(view: View, node: Node, constants: Constants) -> _Own | None:
     if node.op not in _PRODUCTS:
         return None
-    soft = view.node(_before(view, node.args[0])[0])
-    value = view.node(_before(view, node.args[1])[0], CACHED)
+    soft = view.node(_before(view, node.args[0]))
+    value = view.node(_before(view, node.args[1]), CACHED)
     if soft is None or soft.op not in _SOFTMAX or value is None or argument_of(value, "is_value") is not True:
         return None
     if view.dim(soft) != len(view.shape(soft.args[0])) - 1:
         return None
-    outer, after = _before(view, soft.args[0], limits=True)
-    masked = view.node(outer, MASKED)
-    inner, before = _before(view, masked.args[0]) if masked is not None else (None, 1.0)
-    product = view.node(inner)
-    if masked is None or product is None or product.op not in _PRODUCTS:
+    scored = scores_of(view, soft.args[0], constants)
+    turned = view.node(scored.keys) if scored is not None else None
+    if scored is None or turned is None or not _swaps_last(view, turned):
         return None
-    turned = view.node(product.args[1])
-    key = view.node(_before(view, turned.args[0])[0], CACHED) if turned is not None and _swaps_last(view, turned) else None
-    q = _queries(view, product.args[0])
+    key = view.node(_before(view, turned.args[0]), CACHED)
+    q = _queries(view, scored.queries)
     if key is None or q is None or argument_of(key, "layer") != argument_of(value, "layer") or argument_of(key, "is_value") is True:
         return None
-    layer, window = argument_of(key, "layer"), argument_of(masked, "window")
-    return _Own(q=q, layer=layer, scale=after * before, window=window) if isinstance(layer, int) and isinstance(window, int) else None
+    layer = argument_of(key, "layer")
+    heads = view.shape(q)[1]
+    slopes = scored.slopes * heads if len(scored.slopes) == 1 else scored.slopes
+    if not isinstance(layer, int) or (slopes and len(slopes) != heads):
+        return None
+    return _Own(q=q, layer=layer, scale=scored.scale, window=scored.window, slopes=slopes)
 
 
-def _before(view: View, argument: Argument, limits: bool = False) -> tuple[Argument, float]:
-    """Back through views, copies, casts and products with numbers: the value before them, and the product of the numbers."""
-    factor = 1.0
-    while (node := view.node(argument)) is not None:
-        number = node.args[1] if node.op in _SCALES and len(node.args) == 2 else None
-        if isinstance(number, int | float) and number:
-            factor = factor * number if node.op == "aten.mul.Tensor" else factor / number
-        elif not (_reshapes(view, node) or (limits and node.op in _LIMITS and _is_lowest(view, node.args[1]))):
-            break
+def _before(view: View, argument: Argument) -> Argument:
+    """The value before views, copies and casts."""
+    while (node := view.node(argument)) is not None and reshapes(view, node):
         argument = node.args[0]
-    return argument, factor
-
-
-def _reshapes(view: View, node: Node) -> bool:
-    """Whether a node gives the same elements in the same order, in whatever type; an axis of one may move."""
-    if node.kind == "cast" or node.op in ("aten.clone.default", "aten.contiguous.default"):
-        return True
-    return node.kind in ("view", "copy") and node.op.split(".")[1] in ("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze")
-
-
-def _is_lowest(view: View, argument: Argument) -> bool:
-    """Whether an argument is the lowest finite number of a type, below which no score lies."""
-    node = view.node(argument, "aten.full.default")
-    while node is None and (cast := view.node(argument)) is not None and cast.kind in ("cast", "view"):
-        argument = cast.args[0]
-        node = view.node(argument, "aten.full.default")
-    fill = argument_of(node, "fill_value") if node is not None else None
-    return isinstance(fill, int | float) and fill <= -65504.0
+    return argument
 
 
 def _swaps_last(view: View, node: Node) -> bool:
@@ -125,7 +107,7 @@ def _swaps_last(view: View, node: Node) -> bool:
 
 def _queries(view: View, argument: Argument) -> Ref | None:
     """The queries [1, H, T, D] in the type of the model: before casts, and before heads are flattened into the batch."""
-    while (node := view.node(argument)) is not None and _reshapes(view, node):
+    while (node := view.node(argument)) is not None and reshapes(view, node):
         shape = view.shape(argument)
         if len(shape) == 4 and shape[0] == 1 and node.kind != "cast":
             break
@@ -144,7 +126,8 @@ def _attention(view: View, node: Node, own: _Own, position: str) -> tuple[list[N
     width = view.shape(marks[True])[-1]
     if math.prod(result.shape) != heads * count * width or spec.dtype is not graph.spec(caches[0].value).dtype:
         raise Unsupported("it computes attention itself, in a way that is not understood")
-    arguments = (own.q, marks[False], marks[True], *caches, Ref(position), own.scale, own.window)
+    arguments = (own.q, marks[False], marks[True], *caches, Ref(position), own.scale, own.window, 0.0, None, False,
+                 own.slopes or None)
     attended = TensorSpec(shape=(1, count, heads, width), dtype=spec.dtype)
     turned = TensorSpec(shape=(1, heads, count, width), dtype=spec.dtype)
     if count > 1:

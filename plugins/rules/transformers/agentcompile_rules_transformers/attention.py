@@ -45,6 +45,7 @@ class Attention:
     scale: float
     window: int
     softcap: float
+    slopes: tuple[float, ...]
     heads: int
     kv_heads: int
     head_dim: int
@@ -66,7 +67,7 @@ class AttentionRule(RegionRule):
     """``attention`` matches, each with the views behind it."""
 
     name = "attention"
-    version = 1
+    version = 2
     kinds = (kinds.ATTENTION,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -103,11 +104,15 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
     if at.dtype is not DType.I64 or at.numel != 1 or (sinks is not None and not view.is_weight(sinks, queries.shape[1])):
         return None
     scale, window, softcap = (argument(node, name) for name in ("scale", "window", "softcap"))
+    slopes = argument(node, "slopes") or ()
     if not isinstance(scale, int | float) or not isinstance(window, int) or not isinstance(softcap, int | float):
+        return None
+    if not isinstance(slopes, tuple) or len(slopes) not in (0, queries.shape[1]) or not all(isinstance(one, float) for one in slopes):
         return None
     return Attention(
         node=node, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, position=position, sinks=ref(sinks) or "",
-        scale=float(scale), window=window, softcap=float(softcap), heads=queries.shape[1], kv_heads=keys.shape[1],
+        scale=float(scale), window=window, softcap=float(softcap),
+        slopes=tuple(float(one) for one in slopes if isinstance(one, float)), heads=queries.shape[1], kv_heads=keys.shape[1],
         head_dim=head_dim, capacity=cache.shape[1], element_bytes=queries.dtype.bytes,
     )
 
@@ -180,7 +185,9 @@ def _match(view: RegionView, attention: Attention, sources: list[Source], out: s
     attributes: tuple[tuple[str, Scalar], ...] = (
         ("heads", attention.heads), ("kv_heads", attention.kv_heads), ("head_dim", attention.head_dim),
         ("capacity", attention.capacity), ("scale", attention.scale), ("window", attention.window),
-        ("softcap", attention.softcap), ("qk_norm", norm is not None), ("rope", rope is not None),
+        ("softcap", attention.softcap), ("alibi", bool(attention.slopes)),
+        *((f"slope{head}", slope) for head, slope in enumerate(attention.slopes)),
+        ("qk_norm", norm is not None), ("rope", rope is not None),
         ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0),
         ("state_bytes", 2 * positions * row_bytes),
     )

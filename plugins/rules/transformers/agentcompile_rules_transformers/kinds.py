@@ -197,8 +197,8 @@ ROPE_TABLE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=5,
-    doc="append K, V at position; softmax(q K^T * scale) V over positions 0..position",
+    name=kind_names.ATTENTION, families=FAMILIES, version=6,
+    doc="append K, V at position; softmax(q K^T * scale + slope * (j - position)) V over positions j in 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),
         OperandKind("q_norm", WEIGHTS, optional=True, doc="[D]"), OperandKind("k_norm", WEIGHTS, optional=True, doc="[D]"),
@@ -211,6 +211,8 @@ ATTENTION = Attention(
     attributes=(
         AttributeKind("heads"), AttributeKind("kv_heads"), AttributeKind("head_dim"), AttributeKind("capacity"),
         AttributeKind("scale", float), AttributeKind("window", int, 0, doc="0: none"), AttributeKind("softcap", float, 0.0, doc="0: none"),
+        AttributeKind("alibi", bool, False, doc="scores fall with distance, behind the soft cap"),
+        AttributeKind("slope", float, repeated=True, doc="of each query head: what a score loses per position"),
         AttributeKind("qk_norm", bool, False), AttributeKind("rope", bool, False), *NORM_ATTRIBUTES,
         AttributeKind("state_bytes", int, doc="KV bytes read at half the capacity, at most 512 positions: where single requests"
                                               " spend most of their steps"),

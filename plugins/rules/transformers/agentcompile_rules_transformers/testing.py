@@ -185,10 +185,11 @@ def rope_table_case(*, half: int, interleaved: bool = False, dtype: DType = DTyp
 
 
 def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, window: int = 0, softcap: float = 0.0,
-                   rope: str = "", dtype: DType = DType.F16) -> Pair:
+                   rope: str = "", slopes: Sequence[float] = (), dtype: DType = DType.F16) -> Pair:
     """Decode attention that appends K and V first, with ``heads`` of Q and of K and V.
 
     ``rope``: empty, ``none`` (rotated as they are), or the norm of Q and K that is fused with it (``rms``, ``rms_one_plus``).
+    ``slopes``: of ALiBi, one per head of Q.
     """
     draft = Draft()
     (q_heads, kv_heads), qk_norm = heads, rope or "none"
@@ -204,7 +205,7 @@ def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, wind
         sides.append(side)
     caches = [draft.given(name, (1, capacity, kv_heads, head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
     position = draft.given("position", (1,), DType.I64)
-    arguments = (*sides, *caches, position, head_dim**-0.5, window, softcap)
+    arguments = (*sides, *caches, position, head_dim**-0.5, window, softcap, None, False, tuple(slopes) or None)
     out = draft.call("agentcompile.attention.default", arguments, (1, 1, q_heads, head_dim), dtype=dtype, mutates=("k_cache", "v_cache"))
     return matched(AttentionRule(), draft.graph(*out))
 

@@ -23,8 +23,8 @@ class VendorAttention(Implementation):
             return Reject("serves attention matches only")
         if match.flag("qk_norm") or match.flag("rope"):
             return Reject("scaled_dot_product_attention holds no norm and no RoPE")
-        if match.number("softcap", 0.0) != 0.0 or match.operand("sinks") is not None:
-            return Reject("scaled_dot_product_attention has no soft cap and no sinks")
+        if match.number("softcap", 0.0) != 0.0 or match.operand("sinks") is not None or match.flag("alibi"):
+            return Reject("scaled_dot_product_attention has no soft cap, no sinks and no slopes")
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:

@@ -246,6 +246,9 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       for (int g = 0; g < group; ++g) {
         scores[u][g] = ac::warp_sum<lanes>(scores[u][g]);
         if (capped) scores[u][g] = softcap * log2_e * tanhf(scores[u][g]);
+        if constexpr (Plan::has_alibi) {
+          scores[u][g] += Alibi::slope(kv_head * group + g) * static_cast<float>(position_of(base, u) - span.position);
+        }
       }
     }
     running.weigh(scores, counts);

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, make_source, operand_pointer
+from agentcompile_cuda_kit import c_type, literal, make_source, operand_pointer
 from attrs import evolve
 
 from agentcompile_core.plugin_api import (
@@ -32,6 +32,7 @@ from .space import TENSOR_POSITIONS, WARP, Shape, shape_of, space_of
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2}  # as ac::Norm in row.cuh
+LOG2_E = 1.4426950408889634
 WEIGHT_TERMS = 2  # values of T that together hold a softmax weight: 22 bits in fp16, 16 in bf16
 OPERANDS = ("q", "k", "v", "q_norm", "k_norm", "cos", "sin", "k_cache", "v_cache")
 
@@ -46,7 +47,7 @@ class AttentionFamily(TemplateFamily):
     """
 
     name = "attention"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one sequence in one floating point type whose heads and rotary halves are whole 16-byte vectors."""
@@ -77,7 +78,7 @@ class AttentionFamily(TemplateFamily):
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster,
             "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
-            "has_sinks": sinks is not None,
+            "has_sinks": sinks is not None, "has_alibi": match.flag("alibi"),
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS
@@ -87,6 +88,7 @@ class AttentionFamily(TemplateFamily):
             FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
             plan={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32), **constants},
             launches=(launch,),
+            epilogue=alibi_struct(match),
             features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor
             + [Feature.CLUSTER] * (cluster > 0),
             workspaces=(
@@ -96,6 +98,15 @@ class AttentionFamily(TemplateFamily):
             reduction_depth=_depth(shape, schedule),
         )
         return evolve(source, periods=_periods(schedule))
+
+
+def alibi_struct(match: Match) -> str:
+    """``struct Alibi``, which knows the slope of each query head, in units of log2."""
+    if not match.flag("alibi"):
+        return "struct Alibi {\n  static __device__ __forceinline__ float slope(int) { return 0.0f; }\n};\n"
+    numbers = ", ".join(literal(match.number(f"slope{head}") * LOG2_E) for head in range(match.integer("heads")))
+    return (f"namespace {{\n__constant__ float alibi_slopes[] = {{{numbers}}};\n}}\nstruct Alibi {{\n"
+            "  static __device__ __forceinline__ float slope(int head) { return alibi_slopes[head]; }\n};\n")
 
 
 def _type_problem(match: Match) -> str:

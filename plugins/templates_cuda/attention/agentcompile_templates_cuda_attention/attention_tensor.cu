@@ -255,6 +255,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 
   const bool capped = Plan::has_softcap && softcap > 0.0f;
   const float score_scale = capped ? scale / softcap : scale * log2_e;
+  [[maybe_unused]] float slope = 0.0f;  // of head `row`
+  if constexpr (Plan::has_alibi) slope = row < group ? Alibi::slope(kv_head * group + row) : 0.0f;
   Running running;
   running.clear();
   for (int base = start; base - warp * step < span.length; base += stride) {
@@ -289,6 +291,9 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       for (int i = 0; i < 4; ++i) {
         scores[u][i] *= score_scale;
         if (capped) scores[u][i] = softcap * log2_e * tanhf(scores[u][i]);
+        if constexpr (Plan::has_alibi) {
+          scores[u][i] += slope * static_cast<float>(base + u * warps * step + position_in_step(i, column) - span.position);
+        }
       }
     }
     running.weigh(scores, base, span.length, column);

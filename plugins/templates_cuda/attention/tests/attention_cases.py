@@ -29,6 +29,7 @@ class Model:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    slopes: tuple[float, ...] = ()
 
     @property
     def heads(self) -> int:
@@ -59,6 +60,7 @@ class Model:
             kind=ATTENTION, label=SemanticLabel.ATTENTION, nodes=("attention",), operands=tuple(operands),
             attributes=(("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", d), ("capacity", self.capacity),
                         ("scale", self.scale), ("window", self.window), ("softcap", self.softcap),
+                        ("alibi", bool(self.slopes)), *((f"slope{head}", slope) for head, slope in enumerate(self.slopes)),
                         ("qk_norm", self.norm != "none"), ("rope", self.rotary_dim > 0), ("norm", self.norm), ("norm_eps", EPS)))
 
     def draw(self, position: int, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -121,6 +123,9 @@ class Model:
         noise = noise * self.scale + 2.0**-21 * scores.abs()
         if self.softcap:
             scores = self.softcap * torch.tanh(scores / self.softcap)
+        if self.slopes:
+            bias = torch.tensor(self.slopes, dtype=torch.float64)[:, None] * (torch.arange(first, position + 1) - position)
+            scores, noise = scores + bias, noise + 2.0**-21 * bias.abs()
         with_sink = torch.cat((scores, tensors["sinks"].double()[:, None]), -1) if self.sinks else scores
         weights = with_sink.softmax(-1)[:, :scores.shape[-1]]
         out = torch.einsum("hl,hld->hd", weights, values)

@@ -24,6 +24,7 @@ H200 = preset("h200")
 FAMILY = AttentionFamily()
 FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
+SLOPES = (0.5, 0.25, 0.0625, 0.01, 0.7, 0.3, 0.03, 0.001)  # of ALiBi: heads that look far and heads that do not
 # name: the layer, and (path, warps, lanes, unroll)
 KERNELS = {
     "lanes_f16": (Model(), ("lanes", 2, 8, 2)),
@@ -31,14 +32,16 @@ KERNELS = {
     "lanes_bf16_partial_padded": (Model(dtype=DType.BF16, group=1, head_dim=80, rotary_dim=32, norm="rms_one_plus"), ("lanes", 2, 16, 2)),
     "lanes_wide_heads": (Model(dtype=DType.F32, kv_heads=1, head_dim=256, rotary_dim=256), ("lanes", 1, 32, 1)),
     "tensor_f16": (Model(head_dim=128, rotary_dim=128), ("tensor", 2, 4, 1)),
-    "tensor_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True), ("tensor", 1, 4, 2)),
+    "tensor_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True, slopes=SLOPES),
+                        ("tensor", 1, 4, 2)),
     "tensor_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("tensor", 2, 4, 1)),
     # Without norm and RoPE nothing is rounded before the output, so the budget shows the error of the weights themselves.
     "tensor_plain": (Model(rotary_dim=0, norm="none"), ("tensor", 2, 4, 1)),
     "lanes_plain": (Model(rotary_dim=0, norm="none"), ("lanes", 2, 8, 1)),
+    "lanes_slopes": (Model(dtype=DType.F32, rotary_dim=0, norm="none", capacity=48, slopes=SLOPES[:4]), ("lanes", 2, 16, 1)),
     "tensor_group8": (Model(group=8, head_dim=32, rotary_dim=32, norm="none"), ("tensor", 1, 4, 1)),
 }
-LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none")
+LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none", slopes=SLOPES[:6])
 
 
 def emulated(model: Model, choices: tuple[str, int, int, int], splits: int, merge: str = "global", early_kv: bool = False) -> Emulated:

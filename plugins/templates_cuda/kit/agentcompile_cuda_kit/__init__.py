@@ -6,12 +6,12 @@ No plugin: nothing here is offered to the core. Families import ``make_source`` 
 from .arguments import operand_pointer
 from .controls import control
 from .device_library import digest, include_dir
-from .functors import CUDA, elementwise_struct, epilogue_struct
+from .functors import CUDA, elementwise_struct, epilogue_struct, literal
 from .limits import check_launches
 from .render import c_type, entries_of, make_source, plan_struct
 
 __version__ = "0.1.0"
 __all__ = [
     "CUDA", "c_type", "check_launches", "control", "digest", "elementwise_struct", "entries_of", "epilogue_struct",
-    "include_dir", "make_source", "operand_pointer", "plan_struct",
+    "include_dir", "literal", "make_source", "operand_pointer", "plan_struct",
 ]

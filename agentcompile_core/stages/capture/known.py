@@ -1,0 +1,138 @@
+"""What is known of tensors while a model is traced: the range of what is counted from the position, and which masks are all ones.
+
+Models ask such things of themselves: whether a table of positions is long enough, whether a mask hides anything. A trace has
+no numbers to answer with, but every position lies inside the context that is asked for, and what a model makes as ones are ones.
+"""
+
+import builtins
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "sub": -1, "__sub__": -1}
+_REVERSED = ("rsub", "__rsub__")
+_ORDERS: dict[str, Callable[["Span", "Span"], bool | None]] = {
+    "gt": lambda a, b: _decided(a.low > b.high, a.high <= b.low), "ge": lambda a, b: _decided(a.low >= b.high, a.high < b.low),
+    "lt": lambda a, b: _decided(a.high < b.low, a.low >= b.high), "le": lambda a, b: _decided(a.high <= b.low, a.low > b.high),
+}
+_ONES = ("ones", "new_ones", "ones_like")
+_KEEPING = ("to", "bool", "int", "long", "float", "half", "bfloat16", "type_as", "clone", "contiguous", "expand", "unsqueeze", "detach",
+            "repeat", "__getitem__")
+
+
+@frozen
+class Span:
+    """A number that lies in ``low`` .. ``high``, both included."""
+
+    low: int
+    high: int
+
+
+def _decided(yes: bool, no: bool) -> bool | None:
+    return True if yes else False if no else None
+
+
+def _writes(name: str) -> bool:
+    """Whether a call of this name writes its first operand."""
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
+
+
+class Known(TorchFunctionMode):
+    """Watches calls of torch while it is entered; answers ``bool(tensor)`` where a span decides a comparison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._facts: dict[int, tuple[Tensor, Span | bool]] = {}  # of a tensor, which is kept: a span, or the truth of a comparison
+        self._ones: dict[int, Tensor] = {}
+
+    def lies_in(self, number: Tensor, low: int, high: int) -> Tensor:
+        """Say that the one element of ``number`` lies in ``low`` .. ``high``."""
+        self._facts[id(number)] = (number, Span(low, high))
+        return number
+
+    def is_ones(self, value: object) -> bool:
+        """Whether ``value`` was made as ones and only cast, cut or expanded since."""
+        return id(value) in self._ones
+
+    def __torch_function__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__bool__" and isinstance(truth := self._fact(args[0]), bool):
+            return truth
+        if name == "__getitem__" and len(args) == 2:
+            args = (args[0], self._fixed(args[1]))
+        result = func(*args, **(kwargs or {}))
+        if _writes(name) or (kwargs and "out" in kwargs):
+            self._ones.clear()  # what is written may be a view of any of them
+            self._facts.clear()
+        elif isinstance(result, Tensor):
+            self._learn(name, args, kwargs or {}, result)
+        return result
+
+    def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        if name in _ONES or (name in _KEEPING and args and self.is_ones(args[0])):
+            self._ones[id(result)] = result
+        if name == "clamp":
+            fact: Span | bool | None = self._clamped(*args, **kwargs)
+        else:
+            fact = self._derived(name.strip("_") if name.strip("_") in _ORDERS else name, args) if len(args) == 2 and not kwargs else None
+        if fact is not None:
+            self._facts[id(result)] = (result, fact)
+
+    def _derived(self, name: str, args: tuple[Any, ...]) -> Span | bool | None:
+        a, b = (self._fact(one) for one in args)
+        if not isinstance(a, Span) or not isinstance(b, Span):
+            return None
+        if name in _REVERSED:
+            a, b = b, a
+        if name in _ORDERS:
+            return _ORDERS[name](a, b)
+        if name in _REVERSED or _SUMS.get(name) == -1:
+            return Span(a.low - b.high, a.high - b.low)
+        return Span(a.low + b.low, a.high + b.high) if name in _SUMS else None
+
+    def _clamped(self, value: object, min: object = None, max: object = None) -> Span | None:
+        span = self._fact(value)
+        if not isinstance(span, Span) or any(one is not None and not isinstance(one, int) for one in (min, max)):
+            return None
+        ends = [span.low, span.high]
+        if isinstance(min, int):
+            ends = [builtins.max(end, min) for end in ends]
+        if isinstance(max, int):
+            ends = [builtins.min(end, max) for end in ends]
+        return Span(ends[0], ends[1])
+
+    def _fixed(self, index: Any) -> Any:
+        """An index with the number in the place of every tensor that can only be that one."""
+        if isinstance(index, tuple):
+            return tuple(self._fixed(one) for one in index)
+        if isinstance(index, slice):
+            return slice(self._fixed(index.start), self._fixed(index.stop), self._fixed(index.step))
+        span = self._fact(index) if isinstance(index, Tensor) else None
+        return span.low if isinstance(span, Span) and span.low == span.high else index
+
+    def _fact(self, value: object) -> Span | bool | None:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Span(value, value)
+        return self._facts[id(value)][1] if isinstance(value, Tensor) and id(value) in self._facts else None
+
+
+_active: list[Known] = []
+
+
+class knowing:
+    """Enter a ``Known``, which ``known`` finds."""
+
+    def __enter__(self) -> Known:
+        _active.append(Known())
+        return _active[-1].__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        _active.pop().__exit__(*exc)
+
+
+def known() -> Known | None:
+    """What is known in the trace that runs; None outside of one."""
+    return _active[-1] if _active else None

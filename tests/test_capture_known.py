@@ -1,0 +1,86 @@
+"""What is known of tensors in a trace: never more than holds for every position."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.stages.capture.known import Known, knowing, known
+
+ORDERS: tuple[Callable[[Any, Any], Any], ...] = (operator.gt, operator.ge, operator.lt, operator.le)
+STEPS: tuple[Callable[[Any, int], Any], ...] = (
+    operator.add, operator.sub, lambda x, n: n + x, lambda x, n: n - x, lambda x, n: x.clamp(max=n), lambda x, n: x.clamp(min=n),
+)
+small = st.integers(-20, 20)
+
+
+@settings(max_examples=80, deadline=None)
+@given(position=st.integers(0, 9), steps=st.lists(st.tuples(st.sampled_from(STEPS), small), max_size=4),
+       order=st.sampled_from(ORDERS), limit=small)
+def test_what_a_span_decides_holds_for_every_position(
+    position: int, steps: list[tuple[Callable[[Any, int], Any], int]], order: Callable[[Any, Any], Any], limit: int
+) -> None:
+    """The trace has one number; where a span answers for it, all positions would have answered the same."""
+    def judged(at: int) -> bool:
+        value = torch.tensor(at)
+        for step, number in steps:
+            value = step(value, number)
+        return bool(order(value, limit))
+
+    with Known() as about:
+        value = about.lies_in(torch.tensor(position), 0, 9)
+        for step, number in steps:
+            value = step(value, number)
+        compared = order(value, limit)
+        found, decided = bool(compared), about._fact(compared) is not None
+    assert found == judged(position)
+    if decided:
+        assert {judged(at) for at in range(10)} == {found}
+
+
+def test_an_index_that_can_be_one_number_only_is_that_number() -> None:
+    with Known() as about:
+        zero = about.lies_in(torch.tensor(7), 0, 9).clamp(max=0)
+        assert torch.equal(torch.arange(5)[zero:], torch.arange(5))
+
+
+@pytest.mark.parametrize(("made", "ones"), [
+    (lambda: torch.ones(2, 3).to(torch.bool)[:, 1:], True),
+    (lambda: torch.zeros(2).new_ones(4).expand(3, 4).long(), True),
+    (lambda: torch.zeros(2, 3), False),
+    (lambda: torch.ones(2, 3) * 2, False),
+    (lambda: torch.ones(2, 3).cumsum(-1), False),
+    (lambda: torch.ones(2, 3).masked_fill(torch.eye(3)[:2] > 0, 0), False),
+], ids=["cast and cut", "expanded", "zeros", "multiplied", "summed", "filled"])
+def test_masks_of_ones_are_known(made: Callable[[], torch.Tensor], ones: bool) -> None:
+    with Known() as about:
+        assert about.is_ones(made()) is ones
+
+
+@pytest.mark.parametrize("write", [
+    lambda mask: mask.__setitem__((0, 0), 0), lambda mask: mask.zero_(), lambda mask: mask.view(-1).fill_(0),
+    lambda mask: torch.zeros(2, 3, out=mask), lambda mask: mask.__imul__(0),
+])
+def test_a_mask_that_was_written_is_not_known(write: Callable[[torch.Tensor], Any]) -> None:
+    with Known() as about:
+        mask = torch.ones(2, 3)
+        write(mask)
+        assert not about.is_ones(mask)
+
+
+def test_a_number_that_was_written_is_not_known() -> None:
+    with Known() as about:
+        number = about.lies_in(torch.tensor(3), 0, 9)
+        number += 20
+        assert bool(number > 10)
+
+
+def test_nothing_is_known_outside_of_a_trace() -> None:
+    assert known() is None
+    with knowing() as about:
+        assert known() is about
+    assert known() is None
