@@ -50,7 +50,7 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "attention": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, dtype=d),
     "attention with all": lambda d: cases.attention_case(
         heads=(4, 2), head_dim=16, capacity=48, window=5, softcap=20.0, rope="rms", dtype=d),
-    "attention with slopes": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, slopes=(0.5, 0.1, 0.02, 0.7), dtype=d),
+    "attention with slopes": lambda d: cases.sloped_case(heads=(4, 2), head_dim=16, capacity=48, slopes=(0.5, 0.1, 0.02, 0.7), dtype=d),
     "argmax": lambda d: cases.argmax_case(n=50, advance=True, dtype=d),
     "softmax": lambda d: cases.softmax_case(shape=(2, 3, 40), scale=3.0, mask=(40,), wide=True, dtype=d),
     "sum of products": lambda d: cases.reduction_case(shape=(2, 3, 40), before=("mul",), dtype=d),

@@ -155,6 +155,10 @@ def _attention(**said: Any) -> Callable[[], Pair]:
     return lambda: made.attention_case(**said)
 
 
+def _sloped(**said: Any) -> Callable[[], Pair]:
+    return lambda: made.sloped_case(**said)
+
+
 LANES, TENSOR = {"path": "lanes"}, {"path": "tensor"}
 SLICE = {"sm_count": 4}  # of a GPU: small matrices then keep every block busy for several rounds
 SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] = (
@@ -190,6 +194,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**TENSOR, "merge": "global", "warps": 2, "splits": 4, "unroll": 1, "early_kv": False}),
     ("lanes_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 2), 64, 32, DType.F16), {**LANES, "splits": 2}),
     ("tensor_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 1), 128, 64, DType.BF16), {**TENSOR, "splits": 1}),
+    ("lanes_slopes", "attention", _sloped(heads=(4, 2), head_dim=64, capacity=120, slopes=(0.5, 0.02, 0.25, 0.1)), {**LANES, "splits": 2}),
+    ("tensor_slopes", "attention", _sloped(heads=(4, 2), head_dim=64, capacity=120, slopes=(0.5, 0.02, 0.25, 0.1)), {**TENSOR, "splits": 1}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
     ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),
     ("norm_residual_odd", "norm", lambda: made.norm_case(columns=1003, rows=2, residual=True), {}),

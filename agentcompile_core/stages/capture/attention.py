@@ -4,6 +4,7 @@ The cache hands new K and V through, since the operator owns the append. Everyth
 (mask, window, soft cap, sinks) either becomes an argument of the operator or raises ``Unsupported``.
 """
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,21 @@ class DifferentHeads(Unsupported):
         self.kv_heads, self.head_dim = kv_heads, head_dim
 
 
+class DifferentCalls(Unsupported):
+    """Attention is called another number of times than there are layers."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(f"it attends {calls} times, which is not once per layer")
+        self.calls = calls
+
+
+class DerivedStates(Unsupported):
+    """The model attends to K and V that it computes from what it caches: the trace that marks what is cached may understand it."""
+
+    def __init__(self) -> None:
+        super().__init__("its attention reads other K and V than it caches")
+
+
 class OwnAttention(Unsupported):
     """The model adds its mask to scores of its own: the trace that marks what it does may understand it."""
 
@@ -65,7 +81,7 @@ class CausalMask:
         return self
 
     def _added(self, scores: Any) -> Any:
-        if not _active or not _active[-1].marked:
+        if not _active or _active[-1].tracing is not Tracing.OWN:
             raise OwnAttention
         return torch.ops.agentcompile.masked.default(scores, self.window)
 
@@ -99,6 +115,14 @@ class OtherMask:
     __add__ = __radd__ = __mul__ = __rmul__ = __getitem__ = __invert__ = __and__ = __rand__ = _computed_with
 
 
+class Tracing(enum.Enum):
+    """What is marked in a trace: nothing; what a model that computes attention itself adds up; what it computes K and V from."""
+
+    PLAIN = "plain"
+    OWN = "own"  # own_attention.py
+    DERIVED = "derived"  # derived.py; then every call of attention has its own cache
+
+
 @define
 class Recorder:
     """What one capture has seen so far: the session's state, and how attention calls pair up with cache updates."""
@@ -108,7 +132,7 @@ class Recorder:
     position: Tensor
     tokens: int = 1
     fresh: bool = False
-    marked: bool = False  # whether the model computes attention itself (own_attention.py)
+    tracing: Tracing = Tracing.PLAIN
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
     attended: list[int] = field(factory=list)
 
@@ -118,7 +142,9 @@ class Recorder:
         Raises:
             Unsupported: a layer keeps attention to itself, so the cache would never be read.
         """
-        if self.marked:
+        if self.tracing is Tracing.DERIVED and len(self.attended) != len(self.keys):
+            raise DifferentCalls(len(self.attended))
+        if self.tracing is not Tracing.PLAIN:
             return
         if self.pending or sorted(self.attended) != list(range(len(self.keys))):
             raise Unsupported(f"only {len(set(self.attended))} of {len(self.keys)} layers attend through transformers' interface")
@@ -151,9 +177,12 @@ class PassThroughCache(Cache):
         self.recorder = recorder
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if self.recorder.tracing is Tracing.DERIVED:
+            mark, tokens = torch.ops.agentcompile.cached.default, key_states.shape[2]
+            return mark(key_states, layer_idx, False, tokens), mark(value_states, layer_idx, True, tokens)
         if layer_idx >= len(self.recorder.keys):
             raise Unsupported(f"layer {layer_idx} caches K and V, but the configuration says {len(self.recorder.keys)} layers")
-        if self.recorder.marked:
+        if self.recorder.tracing is Tracing.OWN:
             if (key_states.shape[1], key_states.shape[3]) != tuple(self.recorder.keys[layer_idx].shape[2:]):
                 raise DifferentHeads(layer_idx, key_states.shape[1], key_states.shape[3])
             mark, length = torch.ops.agentcompile.cached.default, self.recorder.keys[layer_idx].shape[1]
@@ -188,7 +217,8 @@ def mask_interface(
         return OtherMask("a padding mask reaches its attention")
     with _disable_current_modes():
         try:
-            return CausalMask(_window_of(mask_function, kv_length), q_length, kv_length if _active and _active[-1].marked else q_length)
+            all_keys = _active and _active[-1].tracing is Tracing.OWN
+            return CausalMask(_window_of(mask_function, kv_length), q_length, kv_length if all_keys else q_length)
         except Unsupported as exc:
             return OtherMask(str(exc))
 
@@ -255,12 +285,15 @@ def attention_function(
 
 
 def _layer_of(recorder: Recorder, key: Tensor, value: Tensor) -> int:
+    if recorder.tracing is Tracing.DERIVED:
+        recorder.attended.append(len(recorder.attended))
+        return min(recorder.attended[-1], len(recorder.keys) - 1)  # of too many calls the count is told at the end
     for layer, (cached_key, cached_value) in recorder.pending.items():
         if cached_key is key and cached_value is value:
             del recorder.pending[layer]
             recorder.attended.append(layer)
             return layer
-    raise Unsupported("its attention reads other K and V than it caches")
+    raise DerivedStates
 
 
 def _window(mask: Any, sliding_window: int | None, capacity: int) -> int:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.graph import KVSpec
 from ...ops.dtypes import torch_dtype
-from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
+from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
 from .known import knowing
 from .rotary import semantic_rotary
 
@@ -38,14 +38,14 @@ class _Step(nn.Module):
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module, kv: KVSpec, marked: bool = False) -> None:
+    def __init__(self, model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN) -> None:
         super().__init__()
         self.model = model
-        self.layers, self.marked = kv.layers, marked
+        self.layers, self.tracing = kv.layers, tracing
 
     def recorder(self, caches: tuple[Tensor, ...], position: Tensor, tokens: int = 1) -> Recorder:
         """What sees the calls of attention and cache: ``caches`` are K and then V of all layers."""
-        return Recorder(caches[: self.layers], caches[self.layers :], position, tokens=tokens, marked=self.marked)
+        return Recorder(caches[: self.layers], caches[self.layers :], position, tokens=tokens, tracing=self.tracing)
 
     def call(self, ids: Tensor, positions: Tensor, recorder: Recorder, row: Tensor | None) -> Tensor:
         """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
@@ -58,7 +58,7 @@ class _Step(nn.Module):
             keywords["logits_to_keep"] = row
         cache = PassThroughCache(recorder)
         with recording(recorder), knowing(), _one_row(self.model, None if "logits_to_keep" in keywords else row):
-            if self.marked and "attention_mask" in parameters:  # of all positions: a bias may be made from it
+            if self.tracing is Tracing.OWN and "attention_mask" in parameters:  # of all positions: a bias may be made from it
                 keywords["attention_mask"] = torch.ones(1, recorder.keys[0].shape[1], dtype=torch.int64, device=ids.device)
             logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keywords).logits
         recorder.finish()
@@ -118,24 +118,24 @@ def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
         hook.remove()
 
 
-def export_decode(model: nn.Module, kv: KVSpec, marked: bool = False) -> Exported:
+def export_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN) -> Exported:
     """Export the decode step of ``model``. The device is that of its parameters; nothing is computed.
 
-    ``marked``: the model computes attention itself, which own_attention.py finds in the graph.
+    ``tracing``: what is marked for own_attention.py or derived.py, which find it in the graph.
     """
     device = next(model.parameters()).device
     state, names = _state(kv, device)
-    return _export(DecodeStep(model, kv, marked), state, names)
+    return _export(DecodeStep(model, kv, tracing), state, names)
 
 
-def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, marked: bool = False) -> Exported:
-    """Export a continuation chunk of ``tokens`` prompt tokens; ``marked`` as above."""
+def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing = Tracing.PLAIN) -> Exported:
+    """Export a continuation chunk of ``tokens`` prompt tokens; ``tracing`` as above."""
     device = next(model.parameters()).device
     state, names = _state(kv, device)
     prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
     start = torch.zeros(1, dtype=torch.int64, device=device)
     length = torch.ones(1, dtype=torch.int64, device=device)
-    return _export(PrefillChunk(model, kv, marked), (prompt, start, length, *state), ("prompt", "start", "length", *names))
+    return _export(PrefillChunk(model, kv, tracing), (prompt, start, length, *state), ("prompt", "start", "length", *names))
 
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:

@@ -7,9 +7,10 @@ from ...errors import one_line
 from ...ir.graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
 from ...ops.schema import with_argument
 from ...plugin.interfaces import LoadedModel
-from .attention import DifferentHeads, OwnAttention, Unsupported
+from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
+from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
-from .export import export_decode, export_prefill
+from .export import Exported, export_decode, export_prefill
 from .functional import check_writes, without_writes
 from .importer import import_program
 from .lookups import look_up_positions, within_tables
@@ -44,47 +45,63 @@ def why_not(exc: Exception) -> str:
 
 
 def _captured(model: nn.Module, workload: Workload) -> tuple[KVSpec, list[Graph]]:
-    """Traced as it is; where it computes attention itself, or fails because its cache says less than it wants, with marks."""
+    """Traced as it is; where it computes attention itself, or K and V from what it caches, with marks.
+
+    A trace may also fail because its cache says less than the model wants: shapes of a bias for keys that are not there.
+    """
     try:
-        return _capture(model, workload, marked=False)
+        return _capture(model, workload, Tracing.PLAIN)
     except OwnAttention:
-        return _capture(model, workload, marked=True)
+        return _capture(model, workload, Tracing.OWN)
+    except DerivedStates:
+        return _capture(model, workload, Tracing.DERIVED)
     except Unsupported:
         raise
-    except Exception as first:  # shapes that do not fit, of a bias for keys that are not there
+    except Exception as first:
         try:
-            return _capture(model, workload, marked=True)
+            return _capture(model, workload, Tracing.OWN)
         except Exception:
             raise first from None
 
 
-def _capture(model: nn.Module, workload: Workload, marked: bool) -> tuple[KVSpec, list[Graph]]:
-    kv, decode = _capture_decode(model, workload, marked)
-    return kv, [decode, *_capture_prefill(model, workload, kv, marked)]
+def _capture(model: nn.Module, workload: Workload, tracing: Tracing) -> tuple[KVSpec, list[Graph]]:
+    kv, decode = _capture_decode(model, workload, tracing)
+    return kv, [decode, *_capture_prefill(model, workload, kv, tracing)]
 
 
-def _capture_decode(model: nn.Module, workload: Workload, marked: bool = False) -> tuple[KVSpec, Graph]:
-    kv = kv_spec(model, workload)
-    try:
-        exported = export_decode(model, kv, marked)
-    except DifferentHeads as exc:  # the configuration names them otherwise; the trace knows
-        kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim)
-        exported = export_decode(model, kv, marked)
-    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), model, kv if marked else None)
+def _capture_decode(model: nn.Module, workload: Workload, tracing: Tracing = Tracing.PLAIN) -> tuple[KVSpec, Graph]:
+    kv, exported = _exported(model, kv_spec(model, workload), tracing)
+    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), model, kv, tracing)
 
 
-def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec, marked: bool = False) -> list[Graph]:
+def _exported(model: nn.Module, kv: KVSpec, tracing: Tracing) -> tuple[KVSpec, Exported]:
+    """The decode step, and the cache that it showed: a configuration may name its heads otherwise, or not how often it attends."""
+    for _ in range(2):
+        try:
+            return kv, export_decode(model, kv, tracing)
+        except DifferentHeads as exc:
+            kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim)
+        except DifferentCalls as exc:
+            kv = evolve(kv, layers=exc.calls)
+    return kv, export_decode(model, kv, tracing)
+
+
+def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec, tracing: Tracing = Tracing.PLAIN) -> list[Graph]:
     graphs = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
-        graph = import_program(export_prefill(model, kv, tokens, marked), f"prefill_{tokens}", GraphKind.PREFILL, tokens)
-        graph = _normal(within_tables(look_up_positions(graph)), model, kv if marked else None)
+        graph = import_program(export_prefill(model, kv, tokens, tracing), f"prefill_{tokens}", GraphKind.PREFILL, tokens)
+        graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing)
         graphs += [graph, fresh_variant(graph)]
     return graphs
 
 
-def _normal(graph: Graph, model: nn.Module, marked: KVSpec | None) -> Graph:
-    if marked is not None:
-        graph = collapse_attention(drop_noise(without_writes(graph)), marked, dict(model.named_buffers()))
+def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing) -> Graph:
+    if tracing is not Tracing.PLAIN:
+        graph = drop_noise(without_writes(graph))
+    if tracing is Tracing.OWN:
+        graph = collapse_attention(graph, kv, dict(model.named_buffers()))
+    elif tracing is Tracing.DERIVED:
+        graph = cache_what_is_read(graph)
     return check_writes(normalize(graph))
 
 

@@ -92,7 +92,7 @@ def _broadcast(spec: TensorSpec, result: TensorSpec) -> str:
         return "full"
     if spec.numel == 1:
         return "scalar"
-    return "row" if spec.shape[-1] == result.shape[-1] == spec.numel else ""
+    return "row" if spec.shape[-1:] == result.shape[-1:] == (spec.numel,) else ""
 
 
 def _match(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], out: str, expression: Expression) -> Match:

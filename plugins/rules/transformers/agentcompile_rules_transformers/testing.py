@@ -185,11 +185,10 @@ def rope_table_case(*, half: int, interleaved: bool = False, dtype: DType = DTyp
 
 
 def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, window: int = 0, softcap: float = 0.0,
-                   rope: str = "", slopes: Sequence[float] = (), dtype: DType = DType.F16) -> Pair:
+                   rope: str = "", dtype: DType = DType.F16) -> Pair:
     """Decode attention that appends K and V first, with ``heads`` of Q and of K and V.
 
     ``rope``: empty, ``none`` (rotated as they are), or the norm of Q and K that is fused with it (``rms``, ``rms_one_plus``).
-    ``slopes``: of ALiBi, one per head of Q.
     """
     draft = Draft()
     (q_heads, kv_heads), qk_norm = heads, rope or "none"
@@ -203,10 +202,29 @@ def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, wind
         if rope and name != "v":
             side = draft.one("agentcompile.rope.default", (side, *table), (1, count, 1, head_dim), dtype)
         sides.append(side)
-    caches = [draft.given(name, (1, capacity, kv_heads, head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
-    position = draft.given("position", (1,), DType.I64)
-    arguments = (*sides, *caches, position, head_dim**-0.5, window, softcap, None, False, tuple(slopes) or None)
-    out = draft.call("agentcompile.attention.default", arguments, (1, 1, q_heads, head_dim), dtype=dtype, mutates=("k_cache", "v_cache"))
+    return _attended(draft, tuple(sides), capacity, (head_dim**-0.5, window, softcap), dtype)
+
+
+def sloped_case(*, heads: tuple[int, int], head_dim: int, capacity: int, slopes: Sequence[float], window: int = 0,
+                value_dim: int = 0, dtype: DType = DType.F16) -> Pair:
+    """Decode attention whose scores fall with distance (ALiBi): one of ``slopes`` per head of Q, empty for none.
+
+    ``value_dim``: the width of V, 0: as K.
+    """
+    draft = Draft()
+    shapes = {"q": (1, heads[0], 1, head_dim), "k": (1, heads[1], 1, head_dim), "v": (1, heads[1], 1, value_dim or head_dim)}
+    sides = tuple(draft.given(name, shape, dtype) for name, shape in shapes.items())
+    return _attended(draft, sides, capacity, (head_dim**-0.5, window, 0.0, None, False, tuple(slopes) or None), dtype)
+
+
+def _attended(draft: Draft, sides: tuple[Ref, ...], capacity: int, how: tuple[Argument, ...], dtype: DType) -> Pair:
+    """The match of a draft that ends with attention of ``sides`` (q, k, v) over caches; ``how``: what follows the position."""
+    shapes = {value.name: value.spec.shape for value in draft.values}
+    q, *kept = (shapes[side.value] for side in sides)
+    caches = [draft.given(name, (1, capacity, shape[1], shape[3]), dtype, ValueKind.STATE)
+              for name, shape in zip(("k_cache", "v_cache"), kept, strict=True)]
+    arguments = (*sides, *caches, draft.given("position", (1,), DType.I64), *how)
+    out = draft.call("agentcompile.attention.default", arguments, (1, 1, q[1], kept[1][3]), dtype=dtype, mutates=("k_cache", "v_cache"))
     return matched(AttentionRule(), draft.graph(*out))
 
 

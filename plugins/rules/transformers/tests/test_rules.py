@@ -223,6 +223,15 @@ def test_broadcast_of_rows_and_scalars(decode_graphs):
     assert (widest.integer("count"), widest.integer("columns")) == (48, 16)
 
 
+def test_results_without_axes_are_no_rows(decode_graphs):
+    """A sum of everything and what is computed with it: one element, which a row of many is no input of."""
+    b = decode_graphs.Builder()
+    row = b.given("x", b.randn(16), ValueKind.INPUT)
+    total = b.call("aten.exp.default", b.call("aten.sum.default", row))
+    graph = b.graph(b.call("aten.mul.Tensor", b.call("aten.neg.default", row), total), b.call("aten.sub.Tensor", total, 0.5))
+    assert {m.text("broadcast0") for m in find(graph) if m.label == SemanticLabel.ELEMENTWISE} >= {"full"}
+
+
 def test_column_broadcast_is_refused(decode_graphs):
     b = decode_graphs.Builder()
     x = b.given("x", b.randn(1, 3, 16), ValueKind.INPUT)
