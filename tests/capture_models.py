@@ -51,8 +51,7 @@ def environment(model: nn.Module, graphs: GraphSet, fill: float = 3.0) -> dict[s
     kv = graphs.kv
     if kv is not None:
         for layer in range(kv.layers):
-            for part in ("key", "value"):
-                shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
+            for part, shape in (("key", kv.key_shape), ("value", kv.value_shape)):
                 env[f"kv.{part}.{layer}"] = torch.full(shape, fill, dtype=getattr(torch, kv.dtype.value))
         env["session.ids"] = torch.full((1, 1), 99)
         env["session.position"] = torch.full((1,), 7)

@@ -50,6 +50,10 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
     "gpt_neo": {"vocab_size": 128, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
                 "window_size": 5, "max_position_embeddings": 64, **TOKENS},
     "bloom": {"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS},
+    # whose K and V are computed from what is cached
+    "diffllama": {**without("head_dim"), "num_key_value_heads": 2},
+    "deepseek_v3": {**without("num_key_value_heads", "head_dim"), "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                    "v_head_dim": 12, "kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": 2},
     "mpt": {"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **TOKENS},
 }
 REFUSED = {

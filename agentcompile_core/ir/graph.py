@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from ..errors import VerificationError
 
@@ -251,18 +251,29 @@ class Workload:
 
 @frozen(kw_only=True)
 class KVSpec:
-    """Shape of the KV cache: per layer [batch, capacity, kv_heads, head_dim], the same dtype for K and V."""
+    """Shape of the KV cache: per layer K [batch, capacity, kv_heads, head_dim] and V [batch, capacity, kv_heads, value_dim], one dtype."""
 
     layers: int
     kv_heads: int
     head_dim: int  # elements
     capacity: int  # positions
     dtype: DType
+    value_dim: int = field(default=Factory(lambda self: self.head_dim, takes_self=True))  # elements; by default as K's
+
+    @property
+    def key_shape(self) -> tuple[int, int, int, int]:
+        """Of K of one layer, batch 1."""
+        return (1, self.capacity, self.kv_heads, self.head_dim)
+
+    @property
+    def value_shape(self) -> tuple[int, int, int, int]:
+        """Of V of one layer, batch 1."""
+        return (1, self.capacity, self.kv_heads, self.value_dim)
 
     @property
     def nbytes(self) -> int:
         """Bytes of K and V of all layers, batch 1."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.capacity * self.dtype.bytes
+        return self.layers * self.kv_heads * (self.head_dim + self.value_dim) * self.capacity * self.dtype.bytes
 
 
 @frozen(kw_only=True)

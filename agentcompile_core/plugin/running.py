@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class KVState(Protocol):
-    """The KV cache of one session: per layer K and V [1, capacity, kv_heads, head_dim], and the device length.
+    """The KV cache of one session: per layer K and V of the shapes that its KVSpec says, and the device length.
 
     One that can move its tensors counts how often it did as ``generation``: graphs captured before are refused then.
     """

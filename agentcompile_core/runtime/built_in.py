@@ -14,15 +14,14 @@ CORES_OWN = -1  # preference: any plugin's runtime is taken before
 
 
 class PlainKVState:
-    """K and V of every layer, [1, capacity, kv_heads, head_dim] each, zero at the start."""
+    """K [1, capacity, kv_heads, head_dim] and V [1, capacity, kv_heads, value_dim] of every layer, zero at the start."""
 
     def __init__(self, kv: KVSpec, device: str) -> None:
         import torch
 
-        shape = (kv.layers, 1, kv.capacity, kv.kv_heads, kv.head_dim)
         dtype = torch_dtype(kv.dtype)
-        self._keys: Any = torch.zeros(shape, dtype=dtype, device=device)
-        self._values: Any = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys: Any = torch.zeros((kv.layers, *kv.key_shape), dtype=dtype, device=device)
+        self._values: Any = torch.zeros((kv.layers, *kv.value_shape), dtype=dtype, device=device)
         self.keys = tuple(self._keys)
         self.values = tuple(self._values)
         self.capacity = kv.capacity

@@ -37,9 +37,9 @@ class Unsupported(Exception):
 class DifferentHeads(Unsupported):
     """The heads that a layer caches are not those that were assumed."""
 
-    def __init__(self, layer: int, kv_heads: int, head_dim: int) -> None:
-        super().__init__(f"layer {layer} caches {kv_heads} heads of {head_dim} channels, other layers differ")
-        self.kv_heads, self.head_dim = kv_heads, head_dim
+    def __init__(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.kv_heads, self.head_dim, self.value_dim = key.shape[1], key.shape[3], value.shape[3]
+        super().__init__(f"layer {layer} caches {self.kv_heads} heads of {self.head_dim} channels, other layers differ")
 
 
 class DifferentCalls(Unsupported):
@@ -136,6 +136,11 @@ class Recorder:
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
     attended: list[int] = field(factory=list)
 
+    def holds(self, layer: int, key: Tensor, value: Tensor) -> bool:
+        """Whether the caches of a layer have room for such K and V [1, KV, T, D]."""
+        kept = (self.keys[layer], self.values[layer])
+        return all((new.shape[1], new.shape[3]) == tuple(cache.shape[2:]) for new, cache in zip((key, value), kept, strict=True))
+
     def finish(self) -> None:
         """Check that every layer's cached K and V were attended to once; of what is marked the graph shows it.
 
@@ -183,8 +188,8 @@ class PassThroughCache(Cache):
         if layer_idx >= len(self.recorder.keys):
             raise Unsupported(f"layer {layer_idx} caches K and V, but the configuration says {len(self.recorder.keys)} layers")
         if self.recorder.tracing is Tracing.OWN:
-            if (key_states.shape[1], key_states.shape[3]) != tuple(self.recorder.keys[layer_idx].shape[2:]):
-                raise DifferentHeads(layer_idx, key_states.shape[1], key_states.shape[3])
+            if not self.recorder.holds(layer_idx, key_states, value_states):
+                raise DifferentHeads(layer_idx, key_states, value_states)
             mark, length = torch.ops.agentcompile.cached.default, self.recorder.keys[layer_idx].shape[1]
             return mark(key_states, layer_idx, False, length), mark(value_states, layer_idx, True, length)
         self.recorder.pending[layer_idx] = (key_states, value_states)
@@ -269,10 +274,10 @@ def attention_function(
         raise Unsupported("its attention is not causal or drops out")
     layer = _layer_of(recorder, key, value)
     keys, values = recorder.keys[layer], recorder.values[layer]
-    if key.shape != value.shape or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
+    if key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
         raise Unsupported(f"its attention has Q {tuple(query.shape)}, K {tuple(key.shape)} and V {tuple(value.shape)}")
-    if (key.shape[1], key.shape[3]) != tuple(keys.shape[2:]):
-        raise DifferentHeads(layer, key.shape[1], key.shape[3])
+    if not recorder.holds(layer, key, value):
+        raise DifferentHeads(layer, key, value)
     out = torch.ops.agentcompile.attention.default(
         query, key, value, keys, values, recorder.position,
         float(scaling if scaling is not None else query.shape[-1] ** -0.5),

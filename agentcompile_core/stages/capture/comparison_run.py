@@ -1,7 +1,7 @@
 """A few tokens through a language model, twice: by its own forward and cache, and by its graphs, for comparison."""
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
@@ -106,10 +106,9 @@ class GraphRun:
 
         kv = self.graphs.kv
         assert kv is not None
-        shape = (1, self._capacity(trial), kv.kv_heads, kv.head_dim)
-        dtype = self.wide or torch_dtype(kv.dtype)
+        kv, dtype = evolve(kv, capacity=self._capacity(trial)), self.wide or torch_dtype(kv.dtype)
         for layer in range(kv.layers):
-            for part in ("key", "value"):
+            for part, shape in (("key", kv.key_shape), ("value", kv.value_shape)):
                 self.environment[f"kv.{part}.{layer}"] = torch.zeros(shape, dtype=dtype, device=self.device)
         for name, extent in (("ids", (1, 1)), ("position", (1,)), ("history", (kv.capacity + 1,))):
             self.environment[f"session.{name}"] = torch.zeros(extent, dtype=torch.int64, device=self.device)

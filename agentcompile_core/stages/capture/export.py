@@ -152,10 +152,10 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
     position = torch.zeros(1, dtype=torch.int64, device=device)
     history = torch.zeros(kv.capacity + 1, dtype=torch.int64, device=device)
     # Only shapes matter; one element is expanded so that a long cache costs no memory on a real device.
-    shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
-    caches = tuple(torch.empty(shape, dtype=torch_dtype(kv.dtype), device="meta") for _ in range(2 * kv.layers))
+    shapes = (kv.key_shape,) * kv.layers + (kv.value_shape,) * kv.layers
+    caches = tuple(torch.empty(shape, dtype=torch_dtype(kv.dtype), device="meta") for shape in shapes)
     if device.type != "meta":
-        caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(shape) for c in caches)
+        caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(c.shape) for c in caches)
     names = tuple(f"kv.{part}.{i}" for part in ("key", "value") for i in range(kv.layers))
     return (ids, position, history, *caches), ("session.ids", "session.position", "session.history", *names)
 

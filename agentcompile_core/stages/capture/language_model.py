@@ -11,6 +11,7 @@ from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttenti
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
 from .export import Exported, export_decode, export_prefill
+from .filled import join_parts
 from .functional import check_writes, without_writes
 from .importer import import_program
 from .lookups import look_up_positions, within_tables
@@ -76,11 +77,11 @@ def _capture_decode(model: nn.Module, workload: Workload, tracing: Tracing = Tra
 
 def _exported(model: nn.Module, kv: KVSpec, tracing: Tracing) -> tuple[KVSpec, Exported]:
     """The decode step, and the cache that it showed: a configuration may name its heads otherwise, or not how often it attends."""
-    for _ in range(2):
+    for _ in range(3):
         try:
             return kv, export_decode(model, kv, tracing)
         except DifferentHeads as exc:
-            kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim)
+            kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim, value_dim=exc.value_dim)
         except DifferentCalls as exc:
             kv = evolve(kv, layers=exc.calls)
     return kv, export_decode(model, kv, tracing)
@@ -97,7 +98,7 @@ def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec, tracing: 
 
 def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing) -> Graph:
     if tracing is not Tracing.PLAIN:
-        graph = drop_noise(without_writes(graph))
+        graph = drop_noise(join_parts(without_writes(graph)))
     if tracing is Tracing.OWN:
         graph = collapse_attention(graph, kv, dict(model.named_buffers()))
     elif tracing is Tracing.DERIVED:

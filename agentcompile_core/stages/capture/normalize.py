@@ -10,6 +10,7 @@ from ...ops.schema import argument as argument_of
 from .collapse_linear import collapse_linear
 from .collapse_norms import collapse_norms
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
+from .filled import join_parts
 from .functional import without_writes
 from .lookups import look_up_positions
 from .packing import pack_operands
@@ -79,6 +80,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
+    without_writes, join_parts, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
     collapse_rope, pack_operands, eliminate_dead_code,
 )

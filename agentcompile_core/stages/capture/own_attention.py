@@ -40,9 +40,9 @@ def collapse_attention(graph: Graph, kv: KVSpec, buffers: Mapping[str, Tensor]) 
     Raises:
         Unsupported: a marked value is used otherwise, or not every layer attends once.
     """
-    shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
     caches = [Value(name=name, spec=TensorSpec(shape=shape, dtype=kv.dtype), kind=ValueKind.STATE, source=name)
-              for name in (f"kv.{part}.{layer}" for part in ("key", "value") for layer in range(kv.layers))]
+              for part, shape in (("key", kv.key_shape), ("value", kv.value_shape))
+              for name in (f"kv.{part}.{layer}" for layer in range(kv.layers))]
     known = {value.name for value in graph.values}
     graph = evolve(graph, values=(*graph.values, *(value for value in caches if value.name not in known)))
     view, constants = View(graph), Constants(graph, buffers)

@@ -49,6 +49,7 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     capacity: int
     element_bytes: int
 
@@ -92,12 +93,13 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
     specs = [view.graph.spec(name) for name in (q, k, v, k_cache, v_cache)]
     if any(len(spec.shape) != 4 or spec.shape[0] != 1 or not is_contiguous(spec) for spec in specs):
         return None
-    queries, keys, values, cache = specs[:4]
+    queries, keys, values, k_kept, v_kept = specs
     head_dim = queries.shape[3]
     same = all(spec.dtype is queries.dtype for spec in specs) and queries.dtype in KERNEL_TYPES
-    if not same or queries.shape[2] != 1 or keys.shape != values.shape or keys.shape[2] != 1 or keys.shape[3] != head_dim:
+    if not same or queries.shape[2] != 1 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1 or keys.shape[3] != head_dim:
         return None
-    if cache != specs[4] or cache.shape[2:] != (keys.shape[1], head_dim) or queries.shape[1] % keys.shape[1]:
+    rows = (k_kept.shape[2:], v_kept.shape[2:]) == ((keys.shape[1], head_dim), (keys.shape[1], values.shape[3]))
+    if not rows or k_kept.shape[1] != v_kept.shape[1] or queries.shape[1] % keys.shape[1]:
         return None
     at = view.graph.spec(position)
     sinks = argument(node, "sinks")
@@ -113,7 +115,7 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
         node=node, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, position=position, sinks=ref(sinks) or "",
         scale=float(scale), window=window, softcap=float(softcap),
         slopes=tuple(float(one) for one in slopes if isinstance(one, float)), heads=queries.shape[1], kv_heads=keys.shape[1],
-        head_dim=head_dim, capacity=cache.shape[1], element_bytes=queries.dtype.bytes,
+        head_dim=head_dim, value_dim=values.shape[3], capacity=k_kept.shape[1], element_bytes=queries.dtype.bytes,
     )
 
 
@@ -181,15 +183,16 @@ def _match(view: RegionView, attention: Attention, sources: list[Source], out: s
     positions = min(attention.capacity // 2, MOST_POSITIONS)
     if attention.window > 0:
         positions = min(positions, attention.window)
-    row_bytes = attention.kv_heads * attention.head_dim * attention.element_bytes
+    row_bytes = attention.kv_heads * (attention.head_dim + attention.value_dim) * attention.element_bytes
     attributes: tuple[tuple[str, Scalar], ...] = (
         ("heads", attention.heads), ("kv_heads", attention.kv_heads), ("head_dim", attention.head_dim),
+        ("value_dim", attention.value_dim),
         ("capacity", attention.capacity), ("scale", attention.scale), ("window", attention.window),
         ("softcap", attention.softcap), ("alibi", bool(attention.slopes)),
         *((f"slope{head}", slope) for head, slope in enumerate(attention.slopes)),
         ("qk_norm", norm is not None), ("rope", rope is not None),
         ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0),
-        ("state_bytes", 2 * positions * row_bytes),
+        ("state_bytes", positions * row_bytes),
     )
     return Match(kind=ATTENTION, label=SemanticLabel.ATTENTION, nodes=view.deps.members(view.deps.mask(nodes)),
                  operands=tuple(_operands(view, attention, sources, out)), attributes=attributes)

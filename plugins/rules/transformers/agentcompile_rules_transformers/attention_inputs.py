@@ -37,6 +37,11 @@ def telling(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Ten
     return (_level if case.family == LEVEL else _apart)(match, operand, case, device)
 
 
+def value_dim(match: Match) -> int:
+    """The width of V, which may differ from that of K."""
+    return match.integer("value_dim", 0) or match.integer("head_dim")
+
+
 def _generator(case: Case, number: int, device: str) -> torch.Generator:
     generator = torch.Generator(device=device)
     generator.manual_seed(case.seed * 31 + number)
@@ -48,7 +53,7 @@ def _counted(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
         return torch.zeros(operand.spec.shape, device=device)
     if operand.name not in ("v", "v_cache"):
         return None
-    kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
+    kv_heads, dim = match.integer("kv_heads"), value_dim(match)
     rows = operand.spec.numel // (kv_heads * dim)
     generator = _generator(case, rows, device)
     shares = -(-(case.position + 1) // (dim * MOST_PER_ELEMENT))  # KV heads that it takes to carry every position

@@ -93,7 +93,7 @@ def one_sided(bf16: bool, terms: tuple[int, ...]) -> float:
 def _values(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
     if case.family == NORMED:
         return torch.full(operand.spec.shape, 1.0 if operand.name == "v" else -1.0, device=device)
-    kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
+    kv_heads, dim = match.integer("kv_heads"), match.integer("value_dim", 0) or match.integer("head_dim")
     drawn = torch.rand(kv_heads, dim, generator=seeded(case, 8, device), device=device)  # equal in v and its cache
     made = LOWEST + (HIGHEST - LOWEST) * drawn
     return made.expand(operand.spec.numel // made.numel(), -1, -1).reshape(operand.spec.shape)

@@ -22,7 +22,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import denominators, products, row_sums, sums
-from .attention_inputs import FAMILIES, as_seen, telling
+from .attention_inputs import FAMILIES, as_seen, telling, value_dim
 
 L = SemanticLabel
 ROPE_BASE = 1e6
@@ -91,8 +91,9 @@ class Attention(Normed):
 
     def flops(self, match: Match, graph: Graph) -> int:
         """Two multiply-adds per channel, head and position of ``state_bytes``."""
-        row_bytes = 2 * match.integer("kv_heads") * match.integer("head_dim") * match.need("q").spec.dtype.bytes
-        return 4 * match.integer("heads") * match.integer("head_dim") * (match.integer("state_bytes") // row_bytes)
+        widths = match.integer("head_dim") + value_dim(match)
+        row_bytes = match.integer("kv_heads") * widths * match.need("q").spec.dtype.bytes
+        return 2 * match.integer("heads") * widths * (match.integer("state_bytes") // row_bytes)
 
     def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
         """The edges of the cache and of the window."""
@@ -200,16 +201,17 @@ ATTENTION = Attention(
     name=kind_names.ATTENTION, families=FAMILIES, version=6,
     doc="append K, V at position; softmax(q K^T * scale + slope * (j - position)) V over positions j in 0..position",
     operands=(
-        OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*D]"),
+        OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*Dv]"),
         OperandKind("q_norm", WEIGHTS, optional=True, doc="[D]"), OperandKind("k_norm", WEIGHTS, optional=True, doc="[D]"),
         OperandKind("cos", READS, optional=True, doc="[D]"), OperandKind("sin", READS, optional=True, doc="[D]"),
         OperandKind("k_cache", STATE, filled_along=1, doc="[1, S, KV, D]"),
-        OperandKind("v_cache", STATE, filled_along=1, doc="[1, S, KV, D]"),
+        OperandKind("v_cache", STATE, filled_along=1, doc="[1, S, KV, Dv]"),
         OperandKind("position", LENGTH, doc="[1] i64"), OperandKind("sinks", WEIGHTS, optional=True, doc="[H]"),
-        OperandKind("out", OUT, doc="[H*D]"),
+        OperandKind("out", OUT, doc="[H*Dv]"),
     ),
     attributes=(
-        AttributeKind("heads"), AttributeKind("kv_heads"), AttributeKind("head_dim"), AttributeKind("capacity"),
+        AttributeKind("heads"), AttributeKind("kv_heads"), AttributeKind("head_dim"),
+        AttributeKind("value_dim", int, 0, doc="of V; 0: as head_dim"), AttributeKind("capacity"),
         AttributeKind("scale", float), AttributeKind("window", int, 0, doc="0: none"), AttributeKind("softcap", float, 0.0, doc="0: none"),
         AttributeKind("alibi", bool, False, doc="scores fall with distance, behind the soft cap"),
         AttributeKind("slope", float, repeated=True, doc="of each query head: what a score loses per position"),

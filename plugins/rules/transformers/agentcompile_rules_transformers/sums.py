@@ -100,7 +100,7 @@ def query(match: Match, case: Case, device: str) -> Tensor:
 
 
 def _values(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
-    kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
+    kv_heads, dim = match.integer("kv_heads"), match.integer("value_dim", 0) or match.integer("head_dim")
     rows, small = operand.spec.numel // (kv_heads * dim), SMALL * half_step(operand)
     factors = LARGE + 0.7 * torch.rand(kv_heads, dim, generator=seeded(case, 0, device), device=device)  # equal in v and its cache
     drawn = torch.rand(rows, kv_heads, dim, generator=seeded(case, rows, device), device=device)
@@ -133,7 +133,7 @@ def _classes(match: Match, case: Case, rows: int, device: str) -> Tensor:
 
 def _by_class(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
     """Even elements 1 or one step more; odd ones 1 where heavy, -1/2 where heavy by swamped products."""
-    kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
+    kv_heads, dim = match.integer("kv_heads"), match.integer("value_dim", 0) or match.integer("head_dim")
     rows = operand.spec.numel // (kv_heads * dim)
     drawn = torch.rand((rows, kv_heads, dim), generator=seeded(case, rows, device), device=device)
     shares = torch.tensor((BEYOND, 0.0, 1.0 - BEYOND, 0.0), device=device).repeat(dim // 4 + 1)[:dim]

@@ -24,8 +24,8 @@ class FlashKVRuntime(KVCacheRuntime):
 
         from .manager import FlashKVCacheManager
 
-        return FlashKVCacheManager(layers=kv.layers, kv_heads=kv.kv_heads, head_dim=kv.head_dim, capacity=kv.capacity,
-                                   dtype=getattr(torch, kv.dtype.value), device=device)
+        return FlashKVCacheManager(layers=kv.layers, kv_heads=kv.kv_heads, head_dim=kv.head_dim, value_dim=kv.value_dim,
+                                   capacity=kv.capacity, dtype=getattr(torch, kv.dtype.value), device=device)
 
 
 @hookimpl

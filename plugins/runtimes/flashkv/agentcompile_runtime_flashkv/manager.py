@@ -11,20 +11,23 @@ from agentcompile_core.plugin_api import UsageError
 class FlashKVCacheManager:
     """K and V of every layer, allocated once; a KVState. One request at a time.
 
-    ``keys[i]`` and ``values[i]``: [1, capacity, kv_heads, head_dim], contiguous views of one allocation for all keys
-    and one for all values. ``lengths[i]``: int64 [1] on the device, all views of one number, as a kernel reads it;
-    ``cache_seqlens``: the same as int32 [1], as flash-attn wants it. Addresses stay while ``generation`` does.
+    ``keys[i]``: [1, capacity, kv_heads, head_dim], ``values[i]`` the same with value_dim (by default head_dim), contiguous
+    views of one allocation for all keys and one for all values. ``lengths[i]``: int64 [1] on the device, all views of one
+    number, as a kernel reads it; ``cache_seqlens``: the same as int32 [1], as flash-attn wants it. Addresses stay while
+    ``generation`` does.
 
     ``length`` is what was imported, or advanced over, through this object. A Session that keeps its own position only
     uses ``reset``.
     """
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype,
-                 device: str | torch.device) -> None:
-        for name, number in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim), ("capacity", capacity)):
+                 device: str | torch.device, value_dim: int | None = None) -> None:
+        value_dim = head_dim if value_dim is None else value_dim
+        for name, number in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
+                             ("capacity", capacity)):
             if number < 1:
                 raise UsageError(f"a KV cache with {name}={number}; it must be at least 1")
-        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.layers, self.kv_heads, self.head_dim, self.value_dim = layers, kv_heads, head_dim, value_dim
         self.dtype, self.device = dtype, torch.device(device)
         self.generation = 0
         self._length = 0
@@ -44,7 +47,7 @@ class FlashKVCacheManager:
     @property
     def nbytes(self) -> int:
         """Bytes of K and V of all layers."""
-        return 2 * self.layers * self.capacity * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.layers * self.capacity * self.kv_heads * (self.head_dim + self.value_dim) * self.dtype.itemsize
 
     def reset(self) -> None:
         """Forget everything: the length becomes 0. Contents and addresses stay."""
@@ -72,7 +75,7 @@ class FlashKVCacheManager:
                              f"not fit; shorten the prompt or use a context of at least {self._length + count}")
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write K and V of the next T positions of one layer, [1, kv_heads, T, head_dim] each. The length stays.
+        """Write K and V of the next T positions of one layer, [1, kv_heads, T, head_dim] and [.., value_dim]. The length stays.
 
         Raises:
             UsageError: a shape or type is wrong, or T positions do not fit.
@@ -84,7 +87,7 @@ class FlashKVCacheManager:
     def import_dynamic_cache(self, cache: Any) -> int:
         """Replace the contents by those of a HuggingFace cache after a prefill, and return the new length.
 
-        ``cache.layers[i].keys`` and ``.values``: [1, kv_heads, T, head_dim], the same T everywhere.
+        ``cache.layers[i].keys`` and ``.values``: [1, kv_heads, T, head_dim] and [.., value_dim], the same T everywhere.
 
         Raises:
             UsageError: the cache is of another shape, type or number of layers, longer than the capacity, or its layers
@@ -126,11 +129,10 @@ class FlashKVCacheManager:
         self.generation += 1
 
     def _allocate(self, capacity: int) -> None:
-        shape = (self.layers, 1, capacity, self.kv_heads, self.head_dim)
-        needed = 2 * torch.Size(shape).numel() * self.dtype.itemsize
+        shape = (self.layers, 1, capacity, self.kv_heads)
+        needed = torch.Size(shape).numel() * (self.head_dim + self.value_dim) * self.dtype.itemsize
         try:
-            keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            keys, values = (torch.zeros(*shape, dim, dtype=self.dtype, device=self.device) for dim in (self.head_dim, self.value_dim))
         except torch.OutOfMemoryError:
             raise UsageError(f"a KV cache of {capacity} positions needs {needed / 2**30:.1f} GiB, more than {self.device} "
                              f"has free; use a shorter context") from None
@@ -150,8 +152,8 @@ class FlashKVCacheManager:
     def _check(self, layer: int, key: Tensor, value: Tensor) -> None:
         if not 0 <= layer < self.layers:
             raise UsageError(f"layer {layer} of a KV cache with {self.layers} layers; layers are 0 to {self.layers - 1}")
-        for name, tensor in (("keys", key), ("values", value)):
-            wanted = (1, self.kv_heads, key.shape[2] if key.dim() == 4 else -1, self.head_dim)
+        for name, tensor, dim in (("keys", key, self.head_dim), ("values", value, self.value_dim)):
+            wanted = (1, self.kv_heads, key.shape[2] if key.dim() == 4 else -1, dim)
             if tensor.dim() != 4 or tuple(tensor.shape) != wanted or tensor.dtype != self.dtype:
                 raise UsageError(f"{name} of layer {layer} have shape {tuple(tensor.shape)} and type {tensor.dtype}; this KV "
-                                 f"cache takes [1, {self.kv_heads}, T, {self.head_dim}] of {self.dtype}")
+                                 f"cache takes [1, {self.kv_heads}, T, {dim}] of {self.dtype}")

@@ -33,7 +33,7 @@ class VendorAttention(Implementation):
 
     def bind(self, match: Match, schedule: Schedule, target: Target) -> "Callable[..., None]":
         """``run(q, k, v, k_cache, v_cache, position, out)``."""
-        kv_heads, head_dim = match.integer("kv_heads"), match.integer("head_dim")
+        kv_heads, head_dim, value_dim = match.integer("kv_heads"), match.integer("head_dim"), match.need("v_cache").spec.shape[-1]
         group = match.integer("heads") // kv_heads
         scale, window = match.number("scale"), match.integer("window", 0)
 
@@ -41,9 +41,8 @@ class VendorAttention(Implementation):
             import torch
             from torch.nn.functional import scaled_dot_product_attention
 
-            row = (1, 1, kv_heads, head_dim)
-            k_cache.index_copy_(1, position, k.view(row))
-            v_cache.index_copy_(1, position, v.view(row))
+            k_cache.index_copy_(1, position, k.view(1, 1, kv_heads, head_dim))
+            v_cache.index_copy_(1, position, v.view(1, 1, kv_heads, value_dim))
             columns = torch.arange(k_cache.shape[1], device=q.device)
             hidden = columns > position
             if window > 0:
@@ -52,6 +51,6 @@ class VendorAttention(Implementation):
             keys, values = (cache.masked_fill(hidden.view(1, -1, 1, 1), 0.0).transpose(1, 2) for cache in (k_cache, v_cache))
             rows = q.view(1, kv_heads, group, head_dim)
             found = scaled_dot_product_attention(rows, keys, values, attn_mask=~hidden.view(1, 1, 1, -1), scale=scale)
-            out.view(1, kv_heads, group, head_dim).copy_(found)
+            out.view(1, kv_heads, group, value_dim).copy_(found)
 
         return run

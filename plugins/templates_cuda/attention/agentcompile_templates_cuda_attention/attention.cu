@@ -1,7 +1,8 @@
 // Decode attention of one layer in one launch, fp32 FMA: q/k RMS norm, RoPE, append of the new position, split-KV softmax
 // with GQA packing, merge.
 //
-// Layouts: q, out [kv_heads * group * D]; k, v [kv_heads * D]; caches [capacity, kv_heads, D]; cos, sin [rotary_dim];
+// Layouts: q [kv_heads * group * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
+// kv_heads, D or Dv]; cos, sin [rotary_dim];
 // position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads).
 // A group of `lanes` lanes owns a cached position: each lane loads 16-byte vectors of K and V, and all query heads of the KV
 // head use them. The positions are dealt out to the splits in tiles, round robin: short contexts keep few blocks busy, the
@@ -17,18 +18,19 @@
 namespace {
 
 constexpr int lanes = Plan::lanes;    // lanes per position
-using Head = ac::Head<T, head_dim, lanes>;
-constexpr int elements = Head::elements;
+using Head = ac::Head<T, head_dim, lanes>;        // of Q and K
+using ValueHead = ac::Head<T, value_dim, lanes>;  // of V
 constexpr int groups_per_block = Plan::threads / lanes;
 constexpr int tile = groups_per_block * unroll;  // positions per block and round
 
-using Tile = Head::Packed[unroll];
+using Keys = Head::Packed[unroll];
+using Values = ValueHead::Packed[unroll];
 
 // Softmax of one lane group over its positions; scores in units of log2.
 struct Running {
   float maximum[group];
   float sum[group];
-  Head::Slice weighted[group];
+  ValueHead::Slice weighted[group];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -36,7 +38,7 @@ struct Running {
       maximum[g] = ac::softmax_floor;
       sum[g] = 0.0f;
 #pragma unroll
-      for (int e = 0; e < elements; ++e) weighted[g][e] = 0.0f;
+      for (int e = 0; e < ValueHead::elements; ++e) weighted[g][e] = 0.0f;
     }
   }
 
@@ -51,7 +53,7 @@ struct Running {
       maximum[g] = highest;
       sum[g] *= rescale;
 #pragma unroll
-      for (int e = 0; e < elements; ++e) weighted[g][e] *= rescale;
+      for (int e = 0; e < ValueHead::elements; ++e) weighted[g][e] *= rescale;
 #pragma unroll
       for (int u = 0; u < unroll; ++u) {
         scores[u][g] = attended[u] ? exp2f(scores[u][g] - highest) : 0.0f;
@@ -60,15 +62,15 @@ struct Running {
     }
   }
 
-  __device__ __forceinline__ void add(const float (&weights)[unroll][group], const Tile& values) {
+  __device__ __forceinline__ void add(const float (&weights)[unroll][group], const Values& values) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
-      Head::Slice value;
-      Head::unpack(values[u], value);
+      ValueHead::Slice value;
+      ValueHead::unpack(values[u], value);
 #pragma unroll
       for (int g = 0; g < group; ++g) {
 #pragma unroll
-        for (int e = 0; e < elements; ++e) weighted[g][e] = fmaf(weights[u][g], value[e], weighted[g][e]);
+        for (int e = 0; e < ValueHead::elements; ++e) weighted[g][e] = fmaf(weights[u][g], value[e], weighted[g][e]);
       }
     }
   }
@@ -87,7 +89,7 @@ struct Running {
         maximum[g] = highest;
         sum[g] = sum[g] * own_weight + other_sum * other_weight;
 #pragma unroll
-        for (int e = 0; e < elements; ++e) {
+        for (int e = 0; e < ValueHead::elements; ++e) {
           const float other = __shfl_xor_sync(ac::full_warp, weighted[g][e], offset);
           weighted[g][e] = weighted[g][e] * own_weight + other * other_weight;
         }
@@ -95,17 +97,17 @@ struct Running {
     }
   }
 
-  __device__ __forceinline__ void store(float (&outputs)[group * head_dim], float2 (&states)[group], int lane) const {
+  __device__ __forceinline__ void store(float (&outputs)[group * value_dim], float2 (&states)[group], int lane) const {
 #pragma unroll
     for (int g = 0; g < group; ++g) {
       if (lane == 0) states[g] = make_float2(maximum[g], sum[g]);
 #pragma unroll
-      for (int j = 0; j < Head::vectors; ++j) {
+      for (int j = 0; j < ValueHead::vectors; ++j) {
         const int vector = lane + j * lanes;
-        if (!Head::inside(vector)) continue;
+        if (!ValueHead::inside(vector)) continue;
 #pragma unroll
         for (int e = 0; e < Head::Vector::size; ++e) {
-          outputs[g * head_dim + vector * Head::Vector::size + e] = weighted[g][j * Head::Vector::size + e];
+          outputs[g * value_dim + vector * Head::Vector::size + e] = weighted[g][j * Head::Vector::size + e];
         }
       }
     }
@@ -113,7 +115,7 @@ struct Running {
 };
 
 // This lane's part of q . k for every position of the tile and query head, not yet summed over the lanes.
-__device__ __forceinline__ void multiply(const Head::Slice (&query)[group], const Tile& keys, float (&scores)[unroll][group]) {
+__device__ __forceinline__ void multiply(const Head::Slice (&query)[group], const Keys& keys, float (&scores)[unroll][group]) {
 #pragma unroll
   for (int u = 0; u < unroll; ++u) {
     Head::Slice key;
@@ -122,7 +124,7 @@ __device__ __forceinline__ void multiply(const Head::Slice (&query)[group], cons
     for (int g = 0; g < group; ++g) {
       scores[u][g] = 0.0f;
 #pragma unroll
-      for (int e = 0; e < elements; ++e) scores[u][g] = fmaf(query[g][e], key[e], scores[u][g]);
+      for (int e = 0; e < Head::elements; ++e) scores[u][g] = fmaf(query[g][e], key[e], scores[u][g]);
     }
   }
 }
@@ -134,10 +136,10 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
                  const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
                  float scale, float norm_eps, int window, float softcap) {
-  __shared__ __align__(16) float warp_outputs[warps][group * head_dim];
+  __shared__ __align__(16) float warp_outputs[warps][group * value_dim];
   __shared__ float2 warp_states[warps][group];
   __shared__ bool last;
-  __shared__ ac::ClusterParts<Plan::cluster, group, head_dim> parts;
+  __shared__ ac::ClusterParts<Plan::cluster, group, value_dim> parts;
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
                           kv_heads, capacity, scale, norm_eps, window, softcap};
@@ -155,31 +157,35 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     Head::load(k_weight, k_norm, lane);
   }
 
-  const long long row = static_cast<long long>(kv_heads) * head_dim;
+  const long long key_row = static_cast<long long>(kv_heads) * head_dim;
+  const long long value_row = static_cast<long long>(kv_heads) * value_dim;
   T* key_base = k_cache + kv_head * head_dim;
-  T* value_base = v_cache + kv_head * head_dim;
+  T* value_base = v_cache + kv_head * value_dim;
   const int attended = Plan::has_window ? window : 0;
   ac::Span span;
-  Tile keys, values;
+  Keys keys;
+  Values values;
   auto position_of = [&](int base, int u) { return base + u * groups_per_block + group_in_block; };
-  auto load_tile = [&](Tile& packed, const T* cache, int base, auto load) {
+  auto load_tile = [&](auto& packed, const T* cache, long long row, int base, auto load) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const int index = position_of(base, u);
       load(packed[u], cache + index * row, lane, span.is_cached(index));
     }
   };
-  auto load_row = [](Head::Packed& packed, const T* head, int at, bool wanted) { Head::load(packed, head, at, wanted); };
+  auto load_key = [](Head::Packed& packed, const T* head, int at, bool wanted) { Head::load(packed, head, at, wanted); };
+  auto load_value = [](ValueHead::Packed& packed, const T* head, int at, bool wanted) { ValueHead::load(packed, head, at, wanted); };
 
   if constexpr (Plan::early_kv) {
     span = ac::span_of<tile>(ac::load_hint(position), capacity, attended, splits);
-    load_tile(keys, key_base, span.first + split * tile, Head::load_settled);
-    load_tile(values, value_base, span.first + split * tile, Head::load_settled);
+    load_tile(keys, key_base, key_row, span.first + split * tile, Head::load_settled);
+    load_tile(values, value_base, value_row, span.first + split * tile, ValueHead::load_settled);
   }
   ac::grid_dependency_wait();
 
   const long long new_position = ac::load_relaxed(position);
-  Head::Packed query_bits[group], cosine, sine, new_key, new_value;
+  Head::Packed query_bits[group], cosine, sine, new_key;
+  ValueHead::Packed new_value;
 #pragma unroll
   for (int g = 0; g < group; ++g) Head::load(query_bits[g], q + (kv_head * group + g) * head_dim, lane);
   if constexpr (Plan::rotary_dim > 0) {
@@ -187,12 +193,12 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     Head::load(sine, sin, lane, true, Plan::rotary_dim / Head::Vector::size);
   }
   Head::load(new_key, k + kv_head * head_dim, lane);
-  Head::load(new_value, v + kv_head * head_dim, lane);
+  ValueHead::load(new_value, v + kv_head * value_dim, lane);
   if (!Plan::early_kv || new_position != span.position) {
     span = ac::span_of<tile>(new_position, capacity, attended, splits);
     if (split < span.active) {
-      load_tile(keys, key_base, span.first + split * tile, load_row);
-      load_tile(values, value_base, span.first + split * tile, load_row);
+      load_tile(keys, key_base, key_row, span.first + split * tile, load_key);
+      load_tile(values, value_base, value_row, span.first + split * tile, load_value);
     }
   }
   if (split >= span.active) return;
@@ -208,7 +214,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     Head::norm<Plan::qk_norm>(query[g], q_weight, norm_eps);
     Head::rotate<Plan::rotary_dim>(query[g], cosine, sine, lane);
 #pragma unroll
-    for (int e = 0; e < elements; ++e) query[g][e] = ac::round_to<T>(query[g][e]) * query_scale;
+    for (int e = 0; e < Head::elements; ++e) query[g][e] = ac::round_to<T>(query[g][e]) * query_scale;
   }
   if ((span.position - span.first) / tile % splits == split) {  // this block's tile holds the new position
     Head::Slice key;
@@ -227,19 +233,18 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       const int index = position_of(base, u);
       counts[u] = index < span.length;
       if (counts[u] && index == span.position) {
-        Head::store(new_key, key_base + index * row, lane);
-        Head::store(new_value, value_base + index * row, lane);
+        Head::store(new_key, key_base + index * key_row, lane);
+        ValueHead::store(new_value, value_base + index * value_row, lane);
 #pragma unroll
-        for (int j = 0; j < Head::vectors; ++j) {
-          keys[u][j] = new_key[j];
-          values[u][j] = new_value[j];
-        }
+        for (int j = 0; j < Head::vectors; ++j) keys[u][j] = new_key[j];
+#pragma unroll
+        for (int j = 0; j < ValueHead::vectors; ++j) values[u][j] = new_value[j];
       }
     }
     float scores[unroll][group];
     multiply(query, keys, scores);
     const bool more = base + stride < span.length;
-    if (more) load_tile(keys, key_base, base + stride, load_row);
+    if (more) load_tile(keys, key_base, key_row, base + stride, load_key);
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
@@ -253,7 +258,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
     running.weigh(scores, counts);
     running.add(scores, values);
-    if (more) load_tile(values, value_base, base + stride, load_row);
+    if (more) load_tile(values, value_base, value_row, base + stride, load_value);
   }
   running.combine_warp();
   if (threadIdx.x % ac::warp_size < lanes) {

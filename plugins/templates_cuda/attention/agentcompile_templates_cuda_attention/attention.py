@@ -74,7 +74,8 @@ class AttentionFamily(TemplateFamily):
         sinks = match.operand("sinks")
         pdl = target.has(Feature.GRIDDEPCONTROL)
         constants: dict[str, bool | int | float] = {
-            "threads": warps * WARP, "head_dim": shape.head_dim, "rotary_dim": _rotary_dim(match), "group": shape.group,
+            "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
+            "rotary_dim": _rotary_dim(match), "group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster,
             "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
@@ -92,7 +93,7 @@ class AttentionFamily(TemplateFamily):
             features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor
             + [Feature.CLUSTER] * (cluster > 0),
             workspaces=(
-                Workspace(name="workspace", nbytes=4 * shape.kv_heads * splits * shape.group * (shape.head_dim + 2)),
+                Workspace(name="workspace", nbytes=4 * shape.kv_heads * splits * shape.group * (shape.value_dim + 2)),
                 Workspace(name="counters", nbytes=4 * shape.kv_heads, zeroed=True),
             ),
             reduction_depth=_depth(shape, schedule),
@@ -125,8 +126,10 @@ def _type_problem(match: Match) -> str:
 def _shape_problem(match: Match) -> str:
     heads, kv_heads, head_dim = (match.integer(name) for name in ("heads", "kv_heads", "head_dim"))
     vector = 16 // match.need("q").spec.dtype.bytes
-    if heads % kv_heads or head_dim % vector:
-        return f"{heads} query heads, {kv_heads} KV heads of {head_dim}; whole groups and multiples of {vector} are served"
+    value_dim = match.integer("value_dim", 0) or head_dim
+    if heads % kv_heads or head_dim % vector or value_dim % vector:
+        widths = f"{head_dim}" if value_dim == head_dim else f"{head_dim} (V: {value_dim})"
+        return f"{heads} query heads, {kv_heads} KV heads of {widths}; whole groups and multiples of {vector} are served"
     if match.need("k_cache").spec.shape[0] != 1:
         return f"{match.need('k_cache').spec.shape[0]} sequences; one is served"
     if match.flag("qk_norm") and (match.operand("q_norm") is None or match.operand("k_norm") is None):

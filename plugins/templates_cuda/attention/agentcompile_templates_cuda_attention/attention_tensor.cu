@@ -19,7 +19,7 @@
 namespace {
 
 using KeyHead = ac::Head<T, head_dim, 4>;
-using ValueHead = ac::Head<T, head_dim, 8>;
+using ValueHead = ac::Head<T, value_dim, 8>;
 constexpr int step = 16;                       // positions of one tensor-core step
 constexpr int tile = warps * step * unroll;    // positions per block and round
 static_assert(group <= 8, "the query heads of a KV head are the eight columns of a fragment");
@@ -138,7 +138,7 @@ struct Running {
     }
   }
 
-  __device__ __forceinline__ void store(float (&outputs)[group * head_dim], float2 (&states)[group], int row, int column) {
+  __device__ __forceinline__ void store(float (&outputs)[group * value_dim], float2 (&states)[group], int row, int column) {
     sum = ac::warp_sum<4>(sum);
     if (column == 0 && row < group) states[row] = make_float2(maximum, sum);
 #pragma unroll
@@ -149,7 +149,7 @@ struct Running {
       for (int j = 0; j < ValueHead::vectors; ++j) {
         const int vector = row + 8 * j;
         if (!ValueHead::inside(vector)) continue;
-        float* target = &outputs[head * head_dim + vector * Vector::size];
+        float* target = &outputs[head * value_dim + vector * Vector::size];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           *reinterpret_cast<float2*>(target + 2 * w) = make_float2(weighted[j][w][h], weighted[j][w][h + 2]);
@@ -166,13 +166,13 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
                  const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
                  float scale, float norm_eps, int window, float softcap) {
-  __shared__ __align__(16) float warp_outputs[warps][group * head_dim];
+  __shared__ __align__(16) float warp_outputs[warps][group * value_dim];
   __shared__ float2 warp_states[warps][group];
   __shared__ Vector queries[group][KeyHead::head_vectors];
   __shared__ Vector new_key[KeyHead::head_vectors];
-  __shared__ Vector new_value[KeyHead::head_vectors];
+  __shared__ Vector new_value[ValueHead::head_vectors];
   __shared__ bool last;
-  __shared__ ac::ClusterParts<Plan::cluster, group, head_dim> parts;
+  __shared__ ac::ClusterParts<Plan::cluster, group, value_dim> parts;
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
                           kv_heads, capacity, scale, norm_eps, window, softcap};
@@ -188,9 +188,10 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   NewHeads heads;
   heads.fetch_weights(q_norm, k_norm);
 
-  const long long cache_row = static_cast<long long>(kv_heads) * head_dim;
+  const long long key_row = static_cast<long long>(kv_heads) * head_dim;
+  const long long value_row = static_cast<long long>(kv_heads) * value_dim;
   T* key_base = k_cache + kv_head * head_dim;
-  T* value_base = v_cache + kv_head * head_dim;
+  T* value_base = v_cache + kv_head * value_dim;
   const int attended = Plan::has_window ? window : 0;
   ac::Span span;
   Keys keys;
@@ -201,7 +202,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int index = base + u * warps * step + half * 8 + row;
-        load(keys[u][half], key_base + index * cache_row, column, span.is_cached(index));
+        load(keys[u][half], key_base + index * key_row, column, span.is_cached(index));
       }
     }
   };
@@ -211,7 +212,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int index = base + u * warps * step + position_in_step(i, column);
-        load(values[u][i], value_base + index * cache_row, row, span.is_cached(index));
+        load(values[u][i], value_base + index * value_row, row, span.is_cached(index));
       }
     }
   };
@@ -241,10 +242,11 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 
   heads.finish(queries, new_key, new_value, norm_eps);
   const bool owner = (span.position - span.first) / tile % splits == split && span.position < capacity;
-  if (owner && threadIdx.x < PreparedHead::head_vectors) {  // append
-    const long long element = span.position * cache_row + threadIdx.x * Vector::size;
-    new_key[threadIdx.x].store(key_base + element);
-    new_value[threadIdx.x].store(value_base + element);
+  if (owner && threadIdx.x < KeyHead::head_vectors) {  // append
+    new_key[threadIdx.x].store(key_base + span.position * key_row + threadIdx.x * Vector::size);
+  }
+  if (owner && threadIdx.x < ValueHead::head_vectors) {
+    new_value[threadIdx.x].store(value_base + span.position * value_row + threadIdx.x * Vector::size);
   }
   KeyHead::Packed query;
 #pragma unroll

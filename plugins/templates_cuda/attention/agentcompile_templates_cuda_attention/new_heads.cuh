@@ -10,6 +10,7 @@ constexpr int prepare_lanes = head_dim <= 4 * Vector::size    ? 4
                               : head_dim <= 16 * Vector::size ? 16
                                                               : 32;
 using PreparedHead = ac::Head<T, head_dim, prepare_lanes>;
+using PreparedValue = ac::Head<T, value_dim, prepare_lanes>;
 
 // The heads of this token, ready for use, in shared memory: the query heads of this KV head after norm and RoPE, the new key
 // likewise, the new value. A lane group prepares one head; `fetch` only issues loads, `finish` ends with a barrier.
@@ -17,7 +18,8 @@ struct NewHeads {
   static constexpr int groups = Plan::threads / prepare_lanes;
   static constexpr int rounds = (group + 1 + groups - 1) / groups;  // the key is number `group`
   static constexpr int rotary_vectors = Plan::rotary_dim / Vector::size;
-  PreparedHead::Packed head[rounds], value, cosine, sine, weight[rounds];
+  PreparedHead::Packed head[rounds], cosine, sine, weight[rounds];
+  PreparedValue::Packed value;
 
   static __device__ __forceinline__ int number(int round) { return round * groups + threadIdx.x / prepare_lanes; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % prepare_lanes; }
@@ -35,7 +37,7 @@ struct NewHeads {
       const T* source = number(r) < group ? q + (kv_head * group + number(r)) * head_dim : k + kv_head * head_dim;
       PreparedHead::load(head[r], source, lane(), number(r) <= group);
     }
-    PreparedHead::load(value, v + kv_head * head_dim, lane(), number(rounds - 1) == group);
+    PreparedValue::load(value, v + kv_head * value_dim, lane(), number(rounds - 1) == group);
     if constexpr (Plan::rotary_dim > 0) {
       PreparedHead::load(cosine, cos, lane(), true, rotary_vectors);
       PreparedHead::load(sine, sin, lane(), true, rotary_vectors);
@@ -43,7 +45,7 @@ struct NewHeads {
   }
 
   __device__ __forceinline__ void finish(Vector (&queries)[group][PreparedHead::head_vectors], Vector (&key)[PreparedHead::head_vectors],
-                                         Vector (&values)[PreparedHead::head_vectors], float eps) {
+                                         Vector (&values)[PreparedValue::head_vectors], float eps) {
 #pragma unroll
     for (int r = 0; r < rounds; ++r) {
       PreparedHead::Slice slice;
@@ -51,17 +53,17 @@ struct NewHeads {
       PreparedHead::norm<Plan::qk_norm>(slice, weight[r], eps);
       PreparedHead::rotate<Plan::rotary_dim>(slice, cosine, sine, lane());
       PreparedHead::pack(slice, head[r]);
-      if (number(r) <= group) place(head[r], number(r) < group ? queries[number(r)] : key);
+      if (number(r) <= group) place<PreparedHead>(head[r], number(r) < group ? queries[number(r)] : key);
     }
-    if (number(rounds - 1) == group) place(value, values);
+    if (number(rounds - 1) == group) place<PreparedValue>(value, values);
     __syncthreads();
   }
 
-  static __device__ __forceinline__ void place(const PreparedHead::Packed& packed, Vector* head) {
+  template <class Prepared> static __device__ __forceinline__ void place(const typename Prepared::Packed& packed, Vector* head) {
 #pragma unroll
-    for (int j = 0; j < PreparedHead::vectors; ++j) {
+    for (int j = 0; j < Prepared::vectors; ++j) {
       const int vector = lane() + j * prepare_lanes;
-      if (PreparedHead::inside(vector)) head[vector] = packed[j];
+      if (Prepared::inside(vector)) head[vector] = packed[j];
     }
   }
 };

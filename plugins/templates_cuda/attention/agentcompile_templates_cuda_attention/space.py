@@ -26,6 +26,7 @@ class Shape:
     kv_heads: int
     group: int
     head_dim: int
+    value_dim: int
     capacity: int
     dtype: DType
 
@@ -39,11 +40,17 @@ class Shape:
         """16-byte vectors of one head."""
         return self.head_dim // self.vector
 
+    @property
+    def value_vectors(self) -> int:
+        """16-byte vectors of one row of V."""
+        return self.value_dim // self.vector
+
 
 def shape_of(match: Match) -> Shape:
     """The Shape of an attention match."""
     kv_heads = match.integer("kv_heads")
     return Shape(kv_heads=kv_heads, group=match.integer("heads") // kv_heads, head_dim=match.integer("head_dim"),
+                 value_dim=match.integer("value_dim", 0) or match.integer("head_dim"),
                  capacity=match.integer("capacity"), dtype=match.need("q").spec.dtype)
 
 
@@ -59,8 +66,8 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
     """FMA schedules: a group of ``lanes`` lanes owns a position, ``unroll`` positions in flight."""
     def registers(lanes: int, unroll: int) -> int:
-        vectors = -(-shape.head_vectors // lanes)
-        return 2 * shape.group * vectors * shape.vector + unroll * (8 * vectors + shape.group) + REGISTERS_BESIDE
+        keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
+        return (shape.group * shape.vector + 4 * unroll) * (keys + values) + unroll * shape.group + REGISTERS_BESIDE
 
     widest = min(WARP, 1 << (shape.head_vectors - 1).bit_length())
     choices = [("lanes", warps, lanes, unroll) for unroll, lanes, warps in product((4, 2, 1), (widest, max(1, widest // 2)), (8, 4, 16))
@@ -72,7 +79,7 @@ def tensor_schedules(shape: Shape, target: Target) -> list[Schedule]:
     """Tensor-core schedules: a warp owns 16 positions at a time, ``unroll`` of these steps in flight."""
     if shape.dtype is DType.F32 or shape.group > MOST_TENSOR_GROUP:
         return []
-    key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.head_vectors // 8)
+    key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
 
     def registers(unroll: int) -> int:  # K and V in flight and scores, then q and the outputs
         return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
@@ -117,5 +124,5 @@ def _registers(warps: int, target: Target) -> int:
 
 
 def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:
-    parts = (warps + cluster) * shape.group * (4 * shape.head_dim + 8)
-    return parts + 2 * (shape.group + 2) * shape.head_dim + 16
+    parts = (warps + cluster) * shape.group * (4 * shape.value_dim + 8)
+    return parts + 2 * ((shape.group + 1) * shape.head_dim + shape.value_dim) + 16

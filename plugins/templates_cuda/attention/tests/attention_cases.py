@@ -30,6 +30,12 @@ class Model:
     softcap: float = 0.0
     sinks: bool = False
     slopes: tuple[float, ...] = ()
+    value_dim: int = 0  # 0: as head_dim
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of V."""
+        return self.value_dim or self.head_dim
 
     @property
     def heads(self) -> int:
@@ -45,20 +51,21 @@ class Model:
         """The match as the core's rules make it."""
         dtype, d = self.dtype, self.head_dim
         operands = [operand("q", Role.INPUT, (1, 1, self.heads * d), dtype)]
-        operands += [operand(name, Role.INPUT, (1, 1, self.kv_heads * d), dtype) for name in ("k", "v")]
+        operands += [operand(name, Role.INPUT, (1, 1, self.kv_heads * wide), dtype) for name, wide in (("k", d), ("v", self.width))]
         if self.norm != "none":
             operands += [operand(name, Role.WEIGHT, (d,), dtype) for name in ("q_norm", "k_norm")]
         if self.rotary_dim:
             operands += [operand(name, Role.INPUT, (1, 1, self.rotary_dim), dtype) for name in ("cos", "sin")]
-        cache = (1, self.capacity, self.kv_heads, d)
-        operands += [operand(name, Role.STATE, cache, dtype, Access.READ_WRITE) for name in ("k_cache", "v_cache")]
+        operands += [operand(name, Role.STATE, (1, self.capacity, self.kv_heads, wide), dtype, Access.READ_WRITE)
+                     for name, wide in (("k_cache", d), ("v_cache", self.width))]
         operands.append(operand("position", Role.LENGTH, (1,), DType.I64))
         if self.sinks:
             operands.append(operand("sinks", Role.WEIGHT, (self.heads,), dtype))
-        operands.append(operand("out", Role.OUTPUT, (1, 1, self.heads, d), dtype, Access.WRITE))
+        operands.append(operand("out", Role.OUTPUT, (1, 1, self.heads, self.width), dtype, Access.WRITE))
         return Match(
             kind=ATTENTION, label=SemanticLabel.ATTENTION, nodes=("attention",), operands=tuple(operands),
-            attributes=(("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", d), ("capacity", self.capacity),
+            attributes=(("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", d), ("value_dim", self.value_dim),
+                        ("capacity", self.capacity),
                         ("scale", self.scale), ("window", self.window), ("softcap", self.softcap),
                         ("alibi", bool(self.slopes)), *((f"slope{head}", slope) for head, slope in enumerate(self.slopes)),
                         ("qk_norm", self.norm != "none"), ("rope", self.rotary_dim > 0), ("norm", self.norm), ("norm_eps", EPS)))
@@ -81,7 +88,7 @@ class Model:
             tensors[name][:, :first] = math.nan
             tensors[name][:, position:] = math.nan
         tensors["position"] = torch.tensor([position])
-        tensors["out"] = aligned(torch.full((1, 1, self.heads, self.head_dim), math.nan), TORCH[self.dtype])
+        tensors["out"] = aligned(torch.full((1, 1, self.heads, self.width), math.nan), TORCH[self.dtype])
         return tensors
 
     def prepared(self, tensors: dict[str, torch.Tensor], name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +117,7 @@ class Model:
         query, query_error = self.prepared(tensors, "q")
         key, key_error = self.prepared(tensors, "k")
         keys, values = (tensors[name][0].double().clone() for name in ("k_cache", "v_cache"))
-        keys[position], values[position] = key, tensors["v"].double().view(-1, self.head_dim)
+        keys[position], values[position] = key, tensors["v"].double().view(-1, self.width)
         keys, values = keys[first:position + 1], values[first:position + 1]
         key_errors = torch.zeros_like(keys)
         key_errors[-1] = key_error

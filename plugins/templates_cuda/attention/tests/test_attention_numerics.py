@@ -39,6 +39,9 @@ KERNELS = {
     "tensor_plain": (Model(rotary_dim=0, norm="none"), ("tensor", 2, 4, 1)),
     "lanes_plain": (Model(rotary_dim=0, norm="none"), ("lanes", 2, 8, 1)),
     "lanes_slopes": (Model(dtype=DType.F32, rotary_dim=0, norm="none", capacity=48, slopes=SLOPES[:4]), ("lanes", 2, 16, 1)),
+    "lanes_narrow_value": (Model(dtype=DType.F32, head_dim=48, rotary_dim=16, value_dim=32, norm="none"), ("lanes", 2, 16, 1)),
+    "tensor_narrow_value": (Model(head_dim=96, rotary_dim=0, value_dim=64, norm="none"), ("tensor", 2, 4, 1)),
+    "tensor_wide_value": (Model(head_dim=32, rotary_dim=32, value_dim=72, group=3), ("tensor", 1, 4, 1)),
     "tensor_group8": (Model(group=8, head_dim=32, rotary_dim=32, norm="none"), ("tensor", 1, 4, 1)),
 }
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none", slopes=SLOPES[:6])
