@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from capture_models import TOKENS, WORKLOAD, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.masking_utils import causal_mask_function
+from transformers.models.opt import modeling_opt
+from transformers.models.xglm import modeling_xglm
 
+from agentcompile_core.stages.capture.attention import CausalMask, mask_interface
 from agentcompile_core.stages.capture.known import Known, knowing, known
+from agentcompile_core.stages.capture.language_model import capture_language_model
 
 ORDERS: tuple[Callable[[Any, Any], Any], ...] = (operator.gt, operator.ge, operator.lt, operator.le)
 STEPS: tuple[Callable[[Any, int], Any], ...] = (
@@ -77,6 +83,42 @@ def test_a_number_that_was_written_is_not_known() -> None:
         number = about.lies_in(torch.tensor(3), 0, 9)
         number += 20
         assert bool(number > 10)
+
+
+def test_asking_a_mask_what_it_means_forgets_nothing() -> None:
+    with knowing() as about:
+        number, mask = about.lies_in(torch.tensor(3), 0, 9), torch.ones(1, 32).bool()
+        assert mask_interface(kv_length=32, mask_function=causal_mask_function, attention_mask=mask) == CausalMask()
+        assert about.is_ones(mask) and about._fact(number > 20) is False
+
+
+def test_a_model_that_asks_whether_its_table_is_long_enough_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As XGLM of transformers 5.17 does, whose cache says its length as a tensor."""
+    def asking(self: Any, position_ids: torch.Tensor, past_key_values_length: Any = 0) -> torch.Tensor:
+        if 2 + position_ids.shape[1] + past_key_values_length > self.weights.size(0):
+            raise AssertionError("no position of the context lies behind the table")
+        return self.weights[position_ids + self.offset]
+
+    monkeypatch.setattr(modeling_xglm.XGLMSinusoidalPositionalEmbedding, "forward", asking)
+    model = tiny("xglm", {"vocab_size": 128, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4,
+                          "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0})
+    assert capture_language_model(model, "xglm", WORKLOAD).eager_reason == ""
+
+
+@pytest.mark.parametrize("ones", [True, False])
+def test_a_model_that_makes_its_padding_mask_itself_is_captured_where_it_hides_nothing(ones: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OPT of transformers 5.17 does."""
+    original = modeling_opt.create_causal_mask
+
+    def masked(attention_mask: Any = None, **keywords: Any) -> Any:
+        made = torch.ones(1, 24) if ones else torch.ones(1, 24).tril()
+        return original(attention_mask=made, **keywords)
+
+    monkeypatch.setattr(modeling_opt, "create_causal_mask", masked)
+    model = tiny("opt", {"vocab_size": 128, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+                         "max_position_embeddings": 64, "word_embed_proj_dim": 32, **TOKENS})
+    reason = capture_language_model(model, "opt", WORKLOAD).eager_reason
+    assert reason == "" if ones else "padding mask" in reason
 
 
 def test_nothing_is_known_outside_of_a_trace() -> None:

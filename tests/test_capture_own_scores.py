@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from capture_models import SIZES, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,7 @@ REFUSED: dict[str, Callable[[Written, Tensor, int, int], Tensor]] = {
     "curve": lambda m, s, first, n: s + m.slopes[:, None, None] * torch.arange(n).float().sqrt(),
     "of the scores": lambda m, s, first, n: s + 0.1 * s.abs(),
     "a parameter": lambda m, s, first, n: s + m.original.q_proj.weight[0, 0] * torch.arange(n),
+    "shrunk": lambda m, s, first, n: torch.where(part(m.window, first, n), s, LOW) * 1e-40,
     "upside down": lambda m, s, first, n: torch.where(part(m.window, first, n), s, LOW) * -1.0,
 }
 
@@ -125,3 +127,13 @@ def test_what_is_not_understood_refuses(name: str) -> None:
 def test_a_kept_mask_without_data_refuses() -> None:
     model = written(UNDERSTOOD["kept window"][0]).to("meta")
     assert "not understood" in capture_language_model(model, "meta", WORKLOAD).eager_reason
+
+
+def test_a_kept_mask_of_a_model_without_weights_is_what_its_initialization_makes() -> None:
+    config = transformers.AutoConfig.for_model("gpt_neo", vocab_size=128, hidden_size=32, num_layers=2, num_heads=4, window_size=5,
+                                               attention_types=[[["global", "local"], 1]], max_position_embeddings=64)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    graphs = capture_language_model(model, "gpt_neo", WORKLOAD)
+    calls = [node for node in graphs.of_kind(GraphKind.DECODE)[0].nodes if node.kind == "attention"]
+    assert [argument(node, "window") for node in calls] == [0, 5]

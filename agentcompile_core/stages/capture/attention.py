@@ -220,7 +220,7 @@ def mask_interface(
     about = known()
     if attention_mask is not None and not (about is not None and about.is_ones(attention_mask)):
         return OtherMask("a padding mask reaches its attention")
-    with _disable_current_modes():
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         try:
             all_keys = _active and _active[-1].tracing is Tracing.OWN
             return CausalMask(_window_of(mask_function, kv_length), q_length, kv_length if all_keys else q_length)

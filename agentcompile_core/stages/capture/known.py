@@ -8,6 +8,7 @@ import builtins
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -40,6 +41,10 @@ def _writes(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
 
 
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
 class Known(TorchFunctionMode):
     """Watches calls of torch while it is entered; answers ``bool(tensor)`` where a span decides a comparison."""
 
@@ -63,13 +68,22 @@ class Known(TorchFunctionMode):
             return truth
         if name == "__getitem__" and len(args) == 2:
             args = (args[0], self._fixed(args[1]))
+        if func is torch.tensor and isinstance(args[0], int | float) and _is_meta((kwargs or {}).get("device")):
+            # A literal without data would be lost; a filled tensor says what it is.
+            func, args = torch.full, ((), args[0])
+            kwargs = {"dtype": torch.tensor(args[1]).dtype, **(kwargs or {})}
         result = func(*args, **(kwargs or {}))
         if _writes(name) or (kwargs and "out" in kwargs):
-            self._ones.clear()  # what is written may be a view of any of them
-            self._facts.clear()
+            self._forget(kwargs["out"] if kwargs and "out" in kwargs else args[0])
         elif isinstance(result, Tensor):
             self._learn(name, args, kwargs or {}, result)
         return result
+
+    def _forget(self, written: object) -> None:
+        """What is written may be a view of anything of its type."""
+        dtype = getattr(written, "dtype", None)
+        self._ones = {key: one for key, one in self._ones.items() if dtype is not None and one.dtype is not dtype}
+        self._facts = {key: fact for key, fact in self._facts.items() if dtype is not None and fact[0].dtype is not dtype}
 
     def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         if name in _ONES or (name in _KEEPING and args and self.is_ones(args[0])):

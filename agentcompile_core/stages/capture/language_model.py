@@ -8,6 +8,7 @@ from ...ir.graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
 from ...ops.schema import with_argument
 from ...plugin.interfaces import LoadedModel
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
+from .buffers import buffers_of
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
 from .export import Exported, export_decode, export_prefill
@@ -100,7 +101,7 @@ def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing) -> Gra
     if tracing is not Tracing.PLAIN:
         graph = drop_noise(join_parts(without_writes(graph)))
     if tracing is Tracing.OWN:
-        graph = collapse_attention(graph, kv, dict(model.named_buffers()))
+        graph = collapse_attention(graph, kv, buffers_of(model))
     elif tracing is Tracing.DERIVED:
         graph = cache_what_is_read(graph)
     return check_writes(normalize(graph))

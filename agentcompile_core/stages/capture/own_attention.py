@@ -5,7 +5,7 @@ While such a model is traced, what its cache hands out and what its mask is adde
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from attrs import evolve, frozen
 from torch import Tensor
@@ -32,10 +32,10 @@ class _Own:
     slopes: tuple[float, ...]
 
 
-def collapse_attention(graph: Graph, kv: KVSpec, buffers: Mapping[str, Tensor]) -> Graph:
+def collapse_attention(graph: Graph, kv: KVSpec, buffers: Callable[[str], Tensor | None]) -> Graph:
     """Replace each ``softmax(q k^T * scale + mask + bias) v`` over marked K and V by the operator that appends and attends.
 
-    ``buffers``: those of the model by name, in which it may keep masks and biases.
+    ``buffers``: those of the model by name, in which it may keep masks and biases; None where one has no data.
 
     Raises:
         Unsupported: a marked value is used otherwise, or not every layer attends once.

@@ -5,7 +5,7 @@ S - T + t. Masks and biases that depend on nothing but positions are computed he
 window, a bias a straight line per head (ALiBi). Whatever else happens to the scores is not understood.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from attrs import evolve, frozen
@@ -23,6 +23,7 @@ _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
 _SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
 _LIMITS = ("aten.max.other", "aten.maximum.default")
 _CHOICES = ("aten.where.self", "aten.where.ScalarOther")
+_HIDDEN = -1000.0  # a score below which nothing is left of a weight, whatever the others are
 _STRAIGHT = 1e-9  # relative to the largest step of a bias, in float64
 
 
@@ -41,7 +42,7 @@ class Scores:
 class Constants:
     """The values of a graph that depend on no input: on numbers and on the buffers of the model."""
 
-    def __init__(self, graph: Graph, buffers: Mapping[str, Tensor]) -> None:
+    def __init__(self, graph: Graph, buffers: Callable[[str], Tensor | None]) -> None:
         self.graph, self.buffers = graph, buffers
         self._made: dict[str, Tensor | None] = {}
 
@@ -67,9 +68,11 @@ class Constants:
             elif node.name not in nodes:
                 nodes[node.name] = node
                 waiting += node.inputs
-        if any(self.graph.kind_of(leaf) is not ValueKind.CONSTANT or self.buffers[leaf].is_meta for leaf in leaves):
+        if any(self.graph.kind_of(leaf) is not ValueKind.CONSTANT for leaf in leaves):
             return None
-        env = {leaf: self.buffers[leaf].cpu() for leaf in leaves}
+        env = {leaf: data for leaf in leaves if (data := self.buffers(leaf)) is not None}
+        if len(env) != len(leaves):
+            return None
         ordered = [node for node in self.graph.nodes if node.name in nodes]
         try:
             return compile_nodes(self.graph, ordered, device="cpu", outputs=[name], dtype_override=torch.float64).run(env)[name]
@@ -107,8 +110,8 @@ def _scaled(view: View, node: Node, constants: Constants) -> Scores | None:
     if inner is None or len(node.args) != 2 or not isinstance(number, int | float) or number == 0:
         return None
     factor = float(number) if node.op == "aten.mul.Tensor" else 1.0 / number
-    if factor < 0.0 and inner.is_causal:
-        return None  # what was hidden would stand out
+    if (inner.is_causal or inner.window) and LOWEST * factor > _HIDDEN:
+        return None  # what was hidden would no longer be
     return evolve(inner, scale=inner.scale * factor, slopes=tuple(slope * factor for slope in inner.slopes))
 
 
