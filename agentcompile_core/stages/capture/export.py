@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ...ir.graph import KVSpec
 from ...ops.dtypes import torch_dtype
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Unsupported, recording
+from .experts import semantic_experts
 from .rotary import semantic_rotary
 
 
@@ -159,7 +160,8 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
 
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
-    with _quiet(), _uncollected(), evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
+    ours = _attention_implementation(model), semantic_experts(model), semantic_rotary(model)
+    with _quiet(), _uncollected(), evaluating(step), torch.no_grad(), ours[0], ours[1], ours[2]:
         program = torch.export.export(step, arguments, strict=False)
     return Exported(program, names, model)
 
