@@ -1,7 +1,11 @@
 """Mixtures of experts: the operator against a plain formula, the three ways to compute it, its error budget, and what counts as read."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_rules_transformers.testing import Draft
 from capture_models import SIZES, WORKLOAD, tiny
 from hypothesis import given, settings
@@ -9,15 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
 from agentcompile_core.errors import AgentCompileError
-from agentcompile_core.ir.graph import DType, Graph, GraphKind
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Workload
 from agentcompile_core.ops import experts as ops
+from agentcompile_core.ops.aliasing import is_alias
 from agentcompile_core.ops.reference import compare, oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement
 from agentcompile_core.ops.traffic import bytes_of
 from agentcompile_core.ops.work import flops_of
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.report.accounting import step_bytes
+from agentcompile_core.stages import analyze, plan
 from agentcompile_core.stages.capture.language_model import capture_language_model
+from agentcompile_core.store import Store
 
 OURS = torch.ops.agentcompile.expert_linear.default
 SETTINGS = settings(max_examples=40, derandomize=True, database=None, deadline=None)
@@ -169,3 +179,23 @@ def test_prompts_of_many_rows_are_the_modules(model_type: str, sizes: dict[str, 
     for implementation in ("eager", "batched_mm"):
         experts.config._experts_implementation = implementation
         torch.testing.assert_close(ours, experts(x, chosen, scores))
+
+
+def test_a_full_size_mixture_is_planned_without_weights_and_counts_active_bytes() -> None:
+    """Qwen3-30B-A3B in bfloat16, one of its layers: every node behind a generated kernel, 8 of 128 experts in the floors."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "configs" / "qwen3-30b-a3b"
+    config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=1)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    graphs = capture_language_model(model.eval(), "qwen3_moe", Workload(dtype=DType.BF16, max_context=4096, prefill_chunks=(16,)))
+    ctx = Context(catalog=load_catalog(strict=True), target=PRESETS["h200"], config=Config(), store=Store(None))
+    layer = next(found for found in plan.run(analyze.run(graphs, ctx), ctx) if found.region.name == "layer")
+    matches = [layer.region.match_by_id[name] for name in layer.space.covers[0].matches]
+    left = {n.name for n in layer.region.graph.nodes if not is_alias(layer.region.graph, n)} - {name for m in matches for name in m.nodes}
+    assert left == set() and [m.kind for m in matches].count("expert_linear") == 2 and [m.kind for m in matches].count("router") == 1
+    gate, down = (m for m in matches if m.kind == "expert_linear")
+    read = 2 * 8 * 3 * 768 * 2048
+    assert read < gate.bytes_moved + down.bytes_moved < 1.01 * read
+    step = step_bytes(graphs, 0)
+    dense = sum(v.spec.nbytes for v in graphs.of_kind(GraphKind.DECODE)[0].values if v.source.endswith("proj") and "experts" in v.source)
+    assert dense == 16 * read and step < read + 2 * (2048 * 151936 + 2048 * 4096 * 2 + 2 * 2048 * 512 + 128 * 2048) + (1 << 20)

@@ -18,6 +18,8 @@
 
 #include "plan.cuh"
 
+static_assert(Plan::tile <= Plan::threads, "a thread finishes one row at most");
+
 namespace {
 
 using Element = Plan::T;
@@ -148,23 +150,24 @@ __device__ __forceinline__ float layer_of(const Operands& operands, const Part& 
   return sum + ac::to_float(operands.bias[first + matrix_row(part.begin + row, pair, operands.n)]);
 }
 
+// A thread per row: no tile has more rows than a block has threads.
 __device__ __forceinline__ void finish(const Operands& operands, const Part& part) {
-  for (int row = threadIdx.x; row < part.count; row += Plan::threads) {
-    const int output = part.begin + row;
-    float acc[Plan::pair] = {};
-    float aux[2] = {};
-    if constexpr (Plan::summed) {
-      for (int slot = 0; slot < part.slots; ++slot) {
-        acc[0] = fmaf(ac::to_float(operands.scale[slot]), layer_of(operands, part, slot, 0, row), acc[0]);
-      }
-      if (Plan::has_aux0) aux[0] = ac::to_float(operands.aux0[output]);
-      if (Plan::has_aux1) aux[1] = ac::to_float(operands.aux1[output]);
-    } else {
-#pragma unroll
-      for (int pair = 0; pair < Plan::pair; ++pair) acc[pair] = layer_of(operands, part, 0, pair, row);
+  const int row = threadIdx.x;
+  if (row >= part.count) return;
+  const int output = part.begin + row;
+  float acc[Plan::pair] = {};
+  float aux[2] = {};
+  if constexpr (Plan::summed) {
+    for (int slot = 0; slot < part.slots; ++slot) {
+      acc[0] = fmaf(ac::to_float(operands.scale[slot]), layer_of(operands, part, slot, 0, row), acc[0]);
     }
-    operands.out[static_cast<long long>(part.slot) * operands.n + output] = ac::from_float<Plan::Out>(Epilogue::apply(acc, aux));
+    if (Plan::has_aux0) aux[0] = ac::to_float(operands.aux0[output]);
+    if (Plan::has_aux1) aux[1] = ac::to_float(operands.aux1[output]);
+  } else {
+#pragma unroll
+    for (int pair = 0; pair < Plan::pair; ++pair) acc[pair] = layer_of(operands, part, 0, pair, row);
   }
+  operands.out[static_cast<long long>(part.slot) * operands.n + output] = ac::from_float<Plan::Out>(Epilogue::apply(acc, aux));
 }
 
 template <class Vector> __device__ __forceinline__ void run_layer(const Operands& operands, const Part& part) {
