@@ -32,6 +32,8 @@ CAPTURED = {
     "stablelm": without("head_dim"),
     "glm": SIZES,
     "nanochat": without("head_dim"),
+}
+EXPERTS: dict[str, dict[str, Any]] = {  # mixtures of experts
     "mixtral": {**SIZES, "num_local_experts": 4},
     "qwen2_moe": {**without("head_dim"), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                   "shared_expert_intermediate_size": 24},
@@ -65,9 +67,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("model_type", [*CAPTURED, *WITHOUT_ITS_HELP])
+@pytest.mark.parametrize("model_type", [*CAPTURED, *EXPERTS, *WITHOUT_ITS_HELP])
 def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
-    model = tiny(model_type, {**CAPTURED, **WITHOUT_ITS_HELP}[model_type])
+    model = tiny(model_type, {**CAPTURED, **EXPERTS, **WITHOUT_ITS_HELP}[model_type])
     graphs = capture_language_model(model, model_type, WORKLOAD).verify()
     assert graphs.eager_reason == ""
     want, want_logits = greedy(model, PROMPT, 8)

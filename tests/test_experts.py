@@ -39,8 +39,9 @@ def drawn(tokens: int, slots: int, experts: int, shared: bool, biased: bool, tra
           dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
     g, n, k = torch.Generator().manual_seed(seed), 6, 10
     x = torch.randn(tokens, 1 if shared else slots, k, generator=g).to(dtype)
-    weight = torch.randn(experts, *((k, n) if transposed else (n, k)), generator=g).to(dtype)
-    chosen = torch.randint(0, experts, (tokens, slots), generator=g)  # one expert may be chosen by several slots of a row
+    weight = torch.randn(experts + slots, *((k, n) if transposed else (n, k)), generator=g).to(dtype)
+    experts += slots
+    chosen = torch.stack([torch.randperm(experts, generator=g)[:slots] for _ in range(tokens)])
     return x, weight, chosen, torch.randn(experts, n, generator=g).to(dtype) if biased else None, transposed
 
 

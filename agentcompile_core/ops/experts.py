@@ -14,7 +14,7 @@ def expert_linear(x: Tensor, weight: Tensor, experts: Tensor, bias: Tensor | Non
     """``out[t, s] = W(e) x[t, s] + bias[e]`` with e = ``experts[t, s]``.
 
     Shapes: ``x`` [T, S, k], or [T, 1, k] where all S chosen experts read the same row; ``weight`` [E, n, k], or [E, k, n] where it is
-    ``transposed``; ``experts`` i64 [T, S]; ``bias`` [E, n]; the result [T, S, n], contiguous.
+    ``transposed``; ``experts`` i64 [T, S], those of one row all different; ``bias`` [E, n]; the result [T, S, n], contiguous.
     """
     matrices = weight.transpose(1, 2) if transposed else weight
     if x.device.type == "cpu":
@@ -46,11 +46,9 @@ def _all_experts(x: Tensor, matrices: Tensor, experts: Tensor) -> Tensor:
     token = torch.arange(count, device=x.device).unsqueeze(1).expand(count, slots)
     if x.shape[1] == 1:
         return torch.matmul(x[:, 0], matrices.transpose(1, 2))[experts, token]
-    # Two slots of a row never have the same expert in a model, but may in a trial: each slot has a row of its own.
-    place = token * slots + torch.arange(slots, device=x.device)
-    dealt = x.new_zeros(matrices.shape[0], count * slots, x.shape[-1])
-    dealt[experts, place] = x
-    return torch.bmm(dealt, matrices.transpose(1, 2))[experts, place]
+    dealt = x.new_zeros(matrices.shape[0], count, x.shape[-1])
+    dealt[experts, token] = x
+    return torch.bmm(dealt, matrices.transpose(1, 2))[experts, token]
 
 
 def shape_only(x: Tensor, weight: Tensor, experts: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
