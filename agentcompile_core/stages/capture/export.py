@@ -160,8 +160,10 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
 
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
-    ours = _attention_implementation(model), semantic_experts(model), semantic_rotary(model)
-    with _quiet(), _uncollected(), evaluating(step), torch.no_grad(), ours[0], ours[1], ours[2]:
+    with (
+        _quiet(), _uncollected(), evaluating(step), torch.no_grad(),
+        _attention_implementation(model), semantic_experts(model), semantic_rotary(model),
+    ):
         program = torch.export.export(step, arguments, strict=False)
     return Exported(program, names, model)
 
