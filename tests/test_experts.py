@@ -66,7 +66,7 @@ def test_every_way_to_compute_it_is_the_formula(**given: int) -> None:
 def test_experts_that_were_not_chosen_are_not_read() -> None:
     x, weight, _, bias, _ = drawn(2, 2, 8, True, True, False, 1)
     chosen = torch.tensor([[0, 3], [3, 5]])
-    dirty = torch.where(torch.isin(torch.arange(8), chosen)[:, None, None], weight, torch.nan)
+    dirty = torch.where(torch.isin(torch.arange(len(weight)), chosen)[:, None, None], weight, torch.nan)
     assert torch.equal(OURS(x, dirty, chosen, bias), OURS(x, weight, chosen, bias))
 
 

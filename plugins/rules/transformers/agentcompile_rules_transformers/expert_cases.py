@@ -13,19 +13,22 @@ Pair = tuple[Match, Graph]
 SIZES = ("experts", "slots", "n", "k")
 
 
-def experts_case(*, sizes: Sequence[int], down: bool = False, activation: str = "silu", bias: bool = False, interleaved: bool = False,
+def experts_case(*, sizes: Sequence[int], down: bool = False, activation: str = "silu", bias: bool = False, lies: Sequence[str] = (),
                  wide: bool = False, dtype: DType = DType.F16) -> Pair:
     """The linear layers of chosen experts, of ``sizes`` experts, slots, n and k.
 
     Plain: gate and up over one row, ``activation(gate) * up``, [slots, n] from [k]; no ``activation``: one matrix and nothing behind it.
     ``down``: of a row per slot, weighted (in float32 where ``wide``), summed over the slots and added to a residual, [n] from [slots, k].
+    ``lies``: how matrices do: ``columns`` [k, rows], gate and up ``interleaved`` row by row.
     """
-    if len(sizes) != len(SIZES):
-        raise UsageError(f"sizes are {len(sizes)} numbers; they are {', '.join(SIZES)}")
+    if len(sizes) != len(SIZES) or not set(lies) <= {"columns", "interleaved"}:
+        raise UsageError(f"sizes are {', '.join(SIZES)}, not {tuple(sizes)}; matrices lie in columns or interleaved, not {tuple(lies)}")
     count, slots, n, k = sizes
+    columns, interleaved = "columns" in lies, "interleaved" in lies
     draft, rows = Draft(), n * (2 if activation and not down else 1)
-    arguments = (draft.given("x", (1, slots if down else 1, k), dtype), draft.weight("weight", count, rows, k, dtype=dtype),
-                 draft.given("experts", (1, slots), DType.I64), draft.weight("bias", count, rows, dtype=dtype) if bias else None)
+    matrices = draft.weight("weight", count, *((k, rows) if columns else (rows, k)), dtype=dtype)
+    arguments = (draft.given("x", (1, slots if down else 1, k), dtype), matrices,
+                 draft.given("experts", (1, slots), DType.I64), draft.weight("bias", count, rows, dtype=dtype) if bias else None, columns)
     out = draft.one(OPERATOR, arguments, (1, slots, rows), dtype)
     if down:
         return matched(ExpertRule(), draft.graph(_summed(draft, out, slots, n, DType.F32 if wide else dtype, dtype)))

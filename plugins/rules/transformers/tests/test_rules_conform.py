@@ -89,7 +89,8 @@ class TestMatmul(RegionRuleConformance):
 
 class TestExperts(RegionRuleConformance):
     rule, unserved = RULES["expert_linear"], (LOOKUP, linear_case(n=24, k=16, bias=True)[1])
-    graphs = (experts_case(sizes=(6, 3, 24, 16), interleaved=True, bias=True)[1], experts_case(sizes=(4, 2, 9, 8), dtype=DType.BF16)[1],
+    graphs = (experts_case(sizes=(6, 3, 24, 16), lies=("interleaved", "columns"), bias=True)[1],
+              experts_case(sizes=(4, 2, 9, 8), dtype=DType.BF16)[1],
               experts_case(sizes=(6, 3, 24, 16), down=True, wide=True)[1], experts_case(sizes=(6, 3, 5, 8), activation="")[1])
 
 

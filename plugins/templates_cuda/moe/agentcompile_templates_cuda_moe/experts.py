@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
+from attrs import frozen
 
 from agentcompile_core.plugin_api import (
     EXPERT_LINEAR,
@@ -22,11 +23,11 @@ from agentcompile_core.plugin_api import (
     i32,
 )
 
+from . import columns_space
 from .space import GRID_LIMIT, MOST_SLOTS, WARP_SIZE, Shape, grid_of, schedules, shape_of, shared_bytes, tile_of
 
-TEMPLATE = Path(__file__).with_name("experts.cu")
+FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
-PARAMETERS = ("warps", "rows", "unroll", "turns")
 POINTERS = ("x", "weight", "experts", "bias", "scale", "aux0", "aux1", "out")
 
 
@@ -37,7 +38,7 @@ class ExpertsFamily(TemplateFamily):
     version = 1
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """True for matrices [experts, rows, k] in float16, bfloat16 or float32 and at most 32 slots."""
+        """True for matrices in float16, bfloat16 or float32, row by row or column by column, and at most 32 slots."""
         if match.kind != EXPERT_LINEAR:
             return Reject(f"experts serves {EXPERT_LINEAR} matches, not {match.kind}")
         reason = _problem(match)
@@ -50,9 +51,11 @@ class ExpertsFamily(TemplateFamily):
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
-        """At most 96 schedules."""
-        points = schedules(shape_of(match), target)
-        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in PARAMETERS)
+        """At most 96 schedules, of the template that reads matrices as they lie."""
+        shape = shape_of(match)
+        columns = match.flag("transposed")
+        points = columns_space.schedules(shape, match.flag("interleaved"), target) if columns else schedules(shape, target)
+        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name, _ in points[0].items)
         return ScheduleSpace(parameters=parameters, points=points)
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
@@ -60,15 +63,41 @@ class ExpertsFamily(TemplateFamily):
         shape = shape_of(match)
         threads = schedule.integer("warps") * WARP_SIZE
         pdl = target.has(Feature.GRIDDEPCONTROL)
+        chosen = (_columns if match.flag("transposed") else _rows)(match, shape, schedule)
         sizes = (i32("n", shape.n), i32("k", shape.k), i32("slots", shape.slots))
-        launch = Launch(entry="experts_kernel", grid=grid_of(shape, schedule), block=(threads, 1, 1), pdl=pdl,
-                        shared_bytes=shared_bytes(shape, schedule),
+        launch = Launch(entry="experts_kernel", grid=chosen.grid, block=(threads, 1, 1), pdl=pdl, shared_bytes=chosen.shared_bytes,
                         arguments=(*(operand_pointer(match, name) for name in POINTERS), *sizes))
-        plan = {"pdl": pdl, "threads": threads, **{name: schedule.integer(name) for name in ("warps", "rows", "unroll")},
-                "tile": tile_of(shape, schedule), **_types(match), **_facts(match, shape)}
-        return make_source(TEMPLATE, plan=plan, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl,
-                           epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)),
-                           reduction_depth=-(-shape.k // WARP_SIZE) + 5 + shape.slots_of_block)
+        plan = {"pdl": pdl, "threads": threads, **chosen.plan, **_types(match), **_facts(match, shape)}
+        return make_source(FOLDER / chosen.template, plan=plan, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl,
+                           epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)), reduction_depth=chosen.depth)
+
+
+@frozen(kw_only=True)
+class _Chosen:
+    """What a template makes of a schedule: its grid, its dynamic shared memory, constants of its own and the terms that a lane adds."""
+
+    template: str
+    grid: tuple[int, int, int]
+    shared_bytes: int
+    plan: dict[str, bool | int]
+    depth: int
+
+
+def _rows(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("warps", "rows", "unroll")}
+    return _Chosen(template="experts.cu", grid=grid_of(shape, schedule), shared_bytes=shared_bytes(shape, schedule),
+                   plan={**plan, "tile": tile_of(shape, schedule), "vectors": shape.vectorized},
+                   depth=-(-shape.k // WARP_SIZE) + 5 + shape.slots_of_block)
+
+
+def _columns(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
+    interleaved, tile = match.flag("interleaved"), columns_space.tile_of(shape, schedule)
+    groups = schedule.integer("warps") * WARP_SIZE // schedule.integer("lanes")
+    grid = (-(-columns_space.width_of(shape, interleaved) // tile), 1 if shape.summed else shape.slots, 1)
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("lanes", "unroll")}
+    return _Chosen(template="experts_columns.cu", grid=grid, shared_bytes=columns_space.shared_bytes(shape, schedule, interleaved),
+                   plan={**plan, "tile": tile, "vectors": columns_space.is_vectorized(shape)},
+                   depth=shape.slots_of_block * -(-shape.k // groups) + 5 + schedule.integer("warps"))
 
 
 def _types(match: Match) -> dict[str, str]:
@@ -78,7 +107,7 @@ def _types(match: Match) -> dict[str, str]:
 
 
 def _facts(match: Match, shape: Shape) -> dict[str, bool | int]:
-    return {"pair": shape.pair, "vectors": shape.vectorized, **{name: match.flag(name) for name in ("interleaved", "shared", "summed")},
+    return {"pair": shape.pair, **{name: match.flag(name) for name in ("interleaved", "shared", "summed")},
             **{f"has_{name}": match.operand(name) is not None for name in ("bias", "aux0", "aux1")}}
 
 
@@ -91,8 +120,6 @@ def _problem(match: Match) -> str:
     allowed = ", ".join(dtype.value for dtype in DTYPES)
     if element not in DTYPES or match.need("out").spec.dtype not in DTYPES:
         return f"weights are {element.value} and the result {match.need('out').spec.dtype.value}; experts serves {allowed}"
-    if match.flag("transposed"):
-        return "the matrices lie column by column; experts reads rows"
     n, k, slots, pair = (match.integer(name) for name in ("n", "k", "slots", "pair"))
     if not 1 <= slots <= MOST_SLOTS:
         return f"{slots} experts are chosen; experts serves 1 to {MOST_SLOTS}"

@@ -29,14 +29,22 @@ def point(warps: int, rows: int, unroll: int, turns: int) -> Schedule:
 
 
 VECTORS, ODD = (8, 264, 520, 1032), (1, 7, 33, 255)
+def columns(lanes: int, warps: int, unroll: int) -> Schedule:
+    return Schedule({"lanes": lanes, "warps": warps, "unroll": unroll})
+
+
 CASES: dict[str, tuple[Schedule, dict[str, Any], tuple[int, ...]]] = {  # schedule, form, and lengths of rows that one build serves
     "gate": (point(4, 1, 2, 2), {}, VECTORS),
-    "gate, row by row": (point(4, 2, 1, 1), {"interleaved": True, "bias": True, "activation": "gelu", "dtype": DType.BF16}, VECTORS),
+    "gate, row by row": (point(4, 2, 1, 1), {"lies": ("interleaved",), "bias": True, "activation": "gelu", "dtype": DType.BF16}, VECTORS),
     "gate, f32": (point(8, 1, 4, 1), {"dtype": DType.F32, "bias": True}, VECTORS),
     "alone, single elements": (point(4, 4, 1, 2), {"activation": "", "bias": True}, ODD),
     "sum": (point(4, 2, 2, 2), {"down": True}, VECTORS),
     "sum, in f32": (point(8, 1, 1, 4), {"down": True, "wide": True, "bias": True, "dtype": DType.BF16}, VECTORS),
     "sum, single elements": (point(4, 1, 2, 1), {"down": True, "dtype": DType.F32}, ODD),
+    "columns, gate": (columns(8, 4, 2), {"lies": ("columns",)}, ODD),
+    "columns, gate row by row": (columns(4, 8, 4), {"lies": ("columns", "interleaved"), "bias": True, "dtype": DType.BF16}, ODD),
+    "columns, sum": (columns(16, 4, 1), {"lies": ("columns",), "down": True, "wide": True, "bias": True}, ODD),
+    "columns, alone, f32": (columns(32, 4, 2), {"lies": ("columns",), "activation": "", "bias": True, "dtype": DType.F32}, ODD),
 }
 
 
@@ -50,7 +58,8 @@ def case(name: str, sizes: tuple[int, int, int], k: int) -> tuple[Match, Graph]:
 def test_within_budget(name: str, data: st.DataObject) -> None:
     schedule, _, lengths = CASES[name]
     slots = data.draw(st.sampled_from((1, 3, 5)), "slots")
-    sizes = (slots + data.draw(st.integers(0, 5), "others"), slots, data.draw(st.integers(1, 60), "n"))
+    n = data.draw(st.sampled_from((8, 40, 96) if name.startswith("columns") and data.draw(st.booleans(), "vectors") else range(1, 61)), "n")
+    sizes = (slots + data.draw(st.integers(0, 5), "others"), slots, n)
     match, graph = case(name, sizes, data.draw(st.sampled_from(lengths), "k"))
     assert FAMILY.accepts(match, H200) is True
     tensors = drawn(match, data.draw(st.integers(0, 99), "seed"))
@@ -114,6 +123,11 @@ WRONG = {  # what is wrong: text, with what it is replaced, case
     "weights of slots are left out": ("ac::to_float(operands.scale[slot])", "1.0f", "sum"),
     "the last slot is left out": ("slot < part.slots; ++slot", "slot < part.slots - 1; ++slot", "sum"),
     "the next task is not fetched": ("last ? next : task", "task", "sum"),
+    "columns: a bias is not weighted": ("ac::to_float(operands.scale[slot]) : 1.0f, ac", "1.0f : 1.0f, ac", "columns, sum"),
+    "columns: rows behind the last count": ("at < operands.k ? ac", "true ? ac", "columns, gate"),
+    "columns: a warp's sums are left out": ("; ++warp) sum +=", "; warp += 2) sum +=", "columns, gate"),
+    "columns: groups of lanes are not added": ("sum += __shfl_xor_sync(ac::full_warp, sum, offset);", "{}", "columns, gate"),
+    "columns: gate and up change places": ("? index + pair : index", "? index + 1 - pair : index", "columns, gate row by row"),
     "the dependency is not waited for": ("  ac::grid_dependency_wait();\n", "", "gate"),
 }
 

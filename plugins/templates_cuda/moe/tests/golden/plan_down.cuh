@@ -15,8 +15,8 @@ struct Plan_DIGEST {
   static constexpr int rows = 2;
   static constexpr int unroll = 4;
   static constexpr int tile = 16;
-  static constexpr int pair = 1;
   static constexpr bool vectors = true;
+  static constexpr int pair = 1;
   static constexpr bool interleaved = false;
   static constexpr bool shared = false;
   static constexpr bool summed = true;

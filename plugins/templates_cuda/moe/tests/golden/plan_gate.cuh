@@ -15,8 +15,8 @@ struct Plan_DIGEST {
   static constexpr int rows = 1;
   static constexpr int unroll = 4;
   static constexpr int tile = 16;
-  static constexpr int pair = 2;
   static constexpr bool vectors = true;
+  static constexpr int pair = 2;
   static constexpr bool interleaved = false;
   static constexpr bool shared = true;
   static constexpr bool summed = false;
