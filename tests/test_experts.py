@@ -200,3 +200,15 @@ def test_a_full_size_mixture_is_planned_without_weights_and_counts_active_bytes(
     step = step_bytes(graphs, 0)
     dense = sum(v.spec.nbytes for v in graphs.of_kind(GraphKind.DECODE)[0].values if v.source.endswith("proj") and "experts" in v.source)
     assert dense == 16 * read and step < read + 2 * (2048 * 151936 + 2048 * 4096 * 2 + 2 * 2048 * 512 + 128 * 2048) + (1 << 20)
+
+
+@pytest.mark.parametrize(("model_type", "sizes"), [
+    ("mixtral", {"num_local_experts": 4}), ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+])
+def test_router_and_experts_of_a_layer_are_three_kernels(model_type: str, sizes: dict[str, object]) -> None:
+    graphs = capture_language_model(tiny(model_type, {**SIZES, **sizes, "num_hidden_layers": 1}), model_type, WORKLOAD)
+    ctx = Context(catalog=load_catalog(strict=True), target=PRESETS["h200"], config=Config(), store=Store(None))
+    plans = plan.run(analyze.run(graphs, ctx), ctx)
+    kinds = [found.region.match_by_id[name].kind for found in plans for name in found.space.covers[0].matches]
+    assert (kinds.count("router"), kinds.count("expert_linear")) == (1, 2)

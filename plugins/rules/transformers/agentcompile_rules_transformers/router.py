@@ -84,8 +84,10 @@ def _is_largest_first(view: RegionView, node: Node) -> bool:
 
 
 def _is_softmax(view: RegionView, node: Node) -> bool:
-    axis, shape = argument(node, "dim"), view.graph.spec(node.inputs[0]).shape
-    return node.op == SOFTMAX and isinstance(axis, int) and axis % len(shape) == len(shape) - 1
+    if node.op != SOFTMAX:
+        return False
+    axis, rank = argument(node, "dim"), len(view.graph.spec(node.inputs[0]).shape)
+    return isinstance(axis, int) and axis % rank == rank - 1
 
 
 def _softmax_before(view: RegionView, choice: Node) -> Node | None:
