@@ -20,9 +20,9 @@ def tile_of(shape: Shape, schedule: Schedule) -> int:
 
 
 def shared_bytes(shape: Shape, schedule: Schedule, interleaved: bool) -> int:
-    """Dynamic shared memory: a sum per warp and element of the tile."""
+    """Dynamic shared memory: a sum per slot, warp and element of the tile."""
     streams = 2 if shape.pair == 2 and not interleaved else 1
-    return 4 * schedule.integer("warps") * streams * tile_of(shape, schedule)
+    return 4 * shape.slots_of_block * schedule.integer("warps") * streams * tile_of(shape, schedule)
 
 
 def is_vectorized(shape: Shape) -> bool:
@@ -34,7 +34,7 @@ def schedules(shape: Shape, interleaved: bool, target: Target) -> tuple[Schedule
     """All legal schedules, best guess first."""
     found = [Schedule({"lanes": lanes, "warps": warps, "unroll": unroll})
              for lanes in (32, 16, 8, 4) for warps in (8, 16, 4) for unroll in (4, 2, 8, 1)]
-    legal = [point for point in found if _is_legal(shape, point, interleaved)]
+    legal = [point for point in found if _is_legal(shape, point, interleaved)] or [Schedule({"lanes": 4, "warps": 4, "unroll": 1})]
     return tuple(sorted(legal, key=lambda point: _badness(shape, point, interleaved, target)))
 
 

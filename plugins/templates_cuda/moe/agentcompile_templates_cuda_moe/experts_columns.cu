@@ -4,8 +4,7 @@
 //
 // Grid (tiles of Plan::tile elements of a row, of either half of a pair; slots, 1 if summed). Plan::lanes neighbouring lanes read that
 // part of a row, 16 bytes each, and every lane keeps the sums of its own elements; groups of lanes take rows by turns, Plan::unroll of
-// them in flight. Sums over groups meet by shuffles and then through shared memory. What is summed over slots is one long sum: x is
-// multiplied with the slot's weight before.
+// them in flight. Sums over groups meet by shuffles and then through shared memory, where the slots are added up in their order.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -20,6 +19,7 @@ using Element = Plan::T;
 constexpr int most_slots = 32;
 constexpr int streams = Plan::pair == 2 && !Plan::interleaved ? 2 : 1;  // parts of a row that a lane reads
 constexpr int groups = Plan::threads / Plan::lanes;
+constexpr int warps = Plan::threads / ac::warp_size;
 
 // Absent operands are null.
 struct Operands {
@@ -42,7 +42,7 @@ struct Part {
   int slot;
   int slots;
   const long long* chosen;  // of these slots
-  float* sums;              // [warps, streams, tile]
+  float* sums;              // [slots, warps, streams, tile]
 };
 
 template <class Vector> __device__ __forceinline__ Vector load_row(const Element* address) {
@@ -58,7 +58,6 @@ template <class Vector>
 __device__ __forceinline__ void add_slot(const Operands& operands, const Part& part, int slot, int first, float (&sums)[streams][Vector::size]) {
   const Element* matrix = operands.weight + part.chosen[slot] * operands.k * operands.width + part.begin + first;
   const Element* x = operands.x + (Plan::shared ? 0 : static_cast<long long>(part.slot + slot) * operands.k);
-  const float scale = Plan::summed ? ac::to_float(operands.scale[slot]) : 1.0f;
   for (int row = threadIdx.x / Plan::lanes; row < operands.k; row += groups * Plan::unroll) {
     Vector weights[Plan::unroll][streams];
     float given[Plan::unroll];
@@ -66,7 +65,7 @@ __device__ __forceinline__ void add_slot(const Operands& operands, const Part& p
     for (int u = 0; u < Plan::unroll; ++u) {
       const int at = row + u * groups;
       const bool exists = at < operands.k && first < part.count;
-      given[u] = at < operands.k ? ac::to_float(x[at]) * scale : 0.0f;
+      given[u] = at < operands.k ? ac::to_float(x[at]) : 0.0f;
 #pragma unroll
       for (int part_of = 0; part_of < streams; ++part_of) {
         const Element* address = matrix + static_cast<long long>(at) * operands.width + part_of * operands.n;
@@ -89,33 +88,31 @@ __device__ __forceinline__ void add_slot(const Operands& operands, const Part& p
 template <class Vector> __device__ __forceinline__ void run_layer(const Operands& operands, const Part& part) {
   const int warp = threadIdx.x / ac::warp_size;
   const int lane = threadIdx.x % ac::warp_size;
-  for (int start = 0; start < Plan::tile; start += Plan::lanes * Vector::size) {
-    const int first = start + lane % Plan::lanes * Vector::size;
-    float sums[streams][Vector::size] = {};
-    for (int slot = 0; slot < part.slots; ++slot) add_slot<Vector>(operands, part, slot, first, sums);
+  for (int slot = 0; slot < part.slots; ++slot) {
+    for (int start = 0; start < Plan::tile; start += Plan::lanes * Vector::size) {
+      const int first = start + lane % Plan::lanes * Vector::size;
+      float sums[streams][Vector::size] = {};
+      add_slot<Vector>(operands, part, slot, first, sums);
 #pragma unroll
-    for (int part_of = 0; part_of < streams; ++part_of) {
+      for (int part_of = 0; part_of < streams; ++part_of) {
 #pragma unroll
-      for (int element = 0; element < Vector::size; ++element) {
-        float sum = sums[part_of][element];
+        for (int element = 0; element < Vector::size; ++element) {
+          float sum = sums[part_of][element];
 #pragma unroll
-        for (int offset = ac::warp_size / 2; offset >= Plan::lanes; offset /= 2) sum += __shfl_xor_sync(ac::full_warp, sum, offset);
-        if (lane < Plan::lanes) part.sums[(warp * streams + part_of) * Plan::tile + first + element] = sum;
+          for (int offset = ac::warp_size / 2; offset >= Plan::lanes; offset /= 2) sum += __shfl_xor_sync(ac::full_warp, sum, offset);
+          if (lane < Plan::lanes) part.sums[((slot * warps + warp) * streams + part_of) * Plan::tile + first + element] = sum;
+        }
       }
     }
   }
 }
 
-// Sum of element `index` of a stream of the part over the warps, with what the biases of its slots add.
-__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int stream, int index) {
+// Sum of element `index` of a stream of the part over the warps, in one of its slots, with the bias.
+__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int slot, int stream, int index) {
   float sum = 0.0f;
-  for (int warp = 0; warp < Plan::threads / ac::warp_size; ++warp) sum += part.sums[(warp * streams + stream) * Plan::tile + index];
+  for (int warp = 0; warp < warps; ++warp) sum += part.sums[((slot * warps + warp) * streams + stream) * Plan::tile + index];
   if (!Plan::has_bias) return sum;
-  for (int slot = 0; slot < part.slots; ++slot) {
-    const long long row = part.chosen[slot] * operands.width + part.begin + index + stream * operands.n;
-    sum = fmaf(Plan::summed ? ac::to_float(operands.scale[slot]) : 1.0f, ac::to_float(operands.bias[row]), sum);
-  }
-  return sum;
+  return sum + ac::to_float(operands.bias[part.chosen[slot] * operands.width + part.begin + index + stream * operands.n]);
 }
 
 // A thread per output: no tile has more of them than a block has threads.
@@ -126,9 +123,15 @@ __device__ __forceinline__ void finish(const Operands& operands, const Part& par
   const int output = (part.begin + index) / each;
   float acc[Plan::pair] = {};
   float aux[2] = {};
+  if constexpr (Plan::summed) {
+    for (int slot = 0; slot < part.slots; ++slot) {
+      acc[0] = fmaf(ac::to_float(operands.scale[slot]), layer_of(operands, part, slot, 0, index), acc[0]);
+    }
+  } else {
 #pragma unroll
-  for (int pair = 0; pair < Plan::pair; ++pair) {
-    acc[pair] = layer_of(operands, part, Plan::interleaved ? 0 : pair, Plan::interleaved ? index + pair : index);
+    for (int pair = 0; pair < Plan::pair; ++pair) {
+      acc[pair] = layer_of(operands, part, 0, Plan::interleaved ? 0 : pair, Plan::interleaved ? index + pair : index);
+    }
   }
   if (Plan::has_aux0) aux[0] = ac::to_float(operands.aux0[output]);
   if (Plan::has_aux1) aux[1] = ac::to_float(operands.aux1[output]);

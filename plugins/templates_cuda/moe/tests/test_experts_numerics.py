@@ -123,7 +123,7 @@ WRONG = {  # what is wrong: text, with what it is replaced, case
     "weights of slots are left out": ("ac::to_float(operands.scale[slot])", "1.0f", "sum"),
     "the last slot is left out": ("slot < part.slots; ++slot", "slot < part.slots - 1; ++slot", "sum"),
     "the next task is not fetched": ("last ? next : task", "task", "sum"),
-    "columns: a bias is not weighted": ("ac::to_float(operands.scale[slot]) : 1.0f, ac", "1.0f : 1.0f, ac", "columns, sum"),
+    "columns: weights of slots are left out": ("ac::to_float(operands.scale[slot])", "1.0f", "columns, sum"),
     "columns: rows behind the last count": ("at < operands.k ? ac", "true ? ac", "columns, gate"),
     "columns: a warp's sums are left out": ("; ++warp) sum +=", "; warp += 2) sum +=", "columns, gate"),
     "columns: groups of lanes are not added": ("sum += __shfl_xor_sync(ac::full_warp, sum, offset);", "{}", "columns, gate"),

@@ -10,7 +10,8 @@ from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 class TestExperts(TemplateFamilyConformance):
     family = ExpertsFamily()
-    cases = (experts_case(sizes=(6, 3, 41, 136)), experts_case(sizes=(5, 2, 37, 51), down=True, bias=True, wide=True, dtype=DType.BF16))
+    cases = (experts_case(sizes=(6, 3, 41, 136)), experts_case(sizes=(5, 2, 37, 51), down=True, bias=True, wide=True, dtype=DType.BF16),
+             experts_case(sizes=(5, 2, 40, 51), down=True, bias=True, lies=("columns",)))
     rejected = (linear_case(n=24, k=16), experts_case(sizes=(40, 33, 5, 8)))
     targets = (preset("h200"),)
     samples = 1
