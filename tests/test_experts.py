@@ -203,8 +203,7 @@ def test_a_full_size_mixture_is_planned_without_weights_and_counts_active_bytes(
 
 
 @pytest.mark.parametrize(("model_type", "sizes"), [
-    ("mixtral", {"num_local_experts": 4}), ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}), ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 ])
 def test_router_and_experts_of_a_layer_are_three_kernels(model_type: str, sizes: dict[str, object]) -> None:
     graphs = capture_language_model(tiny(model_type, {**SIZES, **sizes, "num_hidden_layers": 1}), model_type, WORKLOAD)

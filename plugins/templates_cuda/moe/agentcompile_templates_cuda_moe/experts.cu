@@ -120,7 +120,6 @@ template <class Vector> struct Layer {
 
   __device__ __forceinline__ void run(int warp, int lane) {
     const int per_slot = (part.count + Plan::rows - 1) / Plan::rows;
-    const int padded = (vectors + step - 1) / step * step;
     Task task = task_of(warp, per_slot);
 #pragma unroll
     for (int number = 0; number < streams; ++number) {
@@ -130,8 +129,8 @@ template <class Vector> struct Layer {
     for (int number = warp; number < per_slot * part.slots; number += Plan::warps) {
       const Task next = task_of(number + Plan::warps, per_slot);
       float sums[streams] = {};
-      for (int start = 0; start < padded; start += step) {
-        const bool last = start + step >= padded;
+      for (int start = 0; start < vectors; start += step) {
+        const bool last = start + step >= vectors;
         multiply(task, lane + start, last ? next : task, last ? lane : lane + start + step, sums);
       }
 #pragma unroll
