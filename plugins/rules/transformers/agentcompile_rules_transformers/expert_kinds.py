@@ -1,5 +1,7 @@
 """Kinds of a mixture of experts for one token: its linear layers and its router."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from agentcompile_core.plugin_api import (
 from . import sums
 
 OUT = (Role.OUTPUT,)
+LANES = 32  # of a warp
 
 
 class ExpertLinear(MatchKind):
@@ -87,7 +90,23 @@ EXPERT_LINEAR = ExpertLinear(
         AttributeKind("unread_bytes", int, 0, doc="of the experts that are not chosen"),
     ),
 )
-ROUTER = MatchKind(
+class Router(MatchKind):
+    """A softmax of few logits: its sum."""
+
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """A sum whose small terms are lost where lanes keep it in half precision."""
+        return (sums.SWAMPED,) if match.need("logits").spec.dtype in sums.NARROW else ()
+
+    def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+        """A large term for every lane of a warp, first; all others lie just below half a step of it."""
+        if case.family != sums.SWAMPED:
+            return None
+        logits = torch.full((operand.spec.numel,), math.log(sums.SMALL * sums.half_step(operand)), device=device)
+        logits[:LANES] = 0.0
+        return logits.reshape(operand.spec.shape)
+
+
+ROUTER = Router(
     name=kind_names.ROUTER,
     doc="experts = the slots largest logits, largest first; scores = their softmax, over all logits or over_chosen: over these alone",
     operands=(OperandKind("logits", READS, doc="[.., experts]"), OperandKind("scores", OUT, doc="[.., slots]"),

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from agentcompile_rules_transformers.kinds import ROUTER
 from agentcompile_rules_transformers.testing import router_case
 from agentcompile_templates_cuda_moe import RouterFamily
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Graph, Match
+from agentcompile_core.plugin_api import Case, DType, Graph, Match
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError
@@ -87,6 +88,20 @@ def test_what_is_not_finite_is_as_in_torch(put: float) -> None:
         ran(lowered(match), match, tensors)
         assert budget_use(match, graph, tensors) <= 1.0
         assert all(0 <= chosen < 33 for chosen in tensors["experts"].flatten().tolist())
+
+
+@pytest.mark.parametrize("type_", ["__half", "__nv_bfloat16"])
+def test_a_sum_that_lanes_keep_in_half_precision_is_refused_by_the_case_for_it(type_: str) -> None:
+    dtype = DType.F16 if type_ == "__half" else DType.BF16
+    match, graph = router_case(experts=128, slots=4, dtype=dtype)
+    tensors = drawn(match, 1)
+    case = Case(family=ROUTER.lasting_families(match)[0], seed=1)
+    tensors["logits"].copy_(ROUTER.make(match, match.need("logits"), case, torch.Generator(), "cpu"))
+    ran(lowered(match), match, tensors)
+    assert budget_use(match, graph, tensors) <= 1.0
+    term = "expf(values[i] - largest)"
+    ran(replaced(lowered(match), f"part += {term};", f"part = ac::round_to<{type_}>(part + {term});"), match, tensors)
+    assert budget_use(match, graph, tensors) > 1.0
 
 
 WRONG = {  # what is wrong: text, with what it is replaced
