@@ -34,8 +34,9 @@ if TYPE_CHECKING:
         ValueKind as ValueKind, Workload as Workload,
     )
     from .ir.kind_names import (
-        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, GATHER as GATHER, LINEAR as LINEAR,
-        MATMUL as MATMUL, NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, SOFTMAX as SOFTMAX,
+        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
+        LINEAR as LINEAR, MATMUL as MATMUL, NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE,
+        ROUTER as ROUTER, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         KERNEL_TYPES as KERNEL_TYPES, RegionView as RegionView, is_contiguous as is_contiguous, packed as packed, ref as ref,
     )
     from .ops.schema import argument as argument, canonical as canonical
+    from .ops.traffic import unread_bytes as unread_bytes
     from .plugin.advice_json import (
         answer_schema as answer_schema, question_json as question_json, question_key as question_key,
         read_answer as read_answer,
@@ -114,7 +116,7 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE GATHER LINEAR MATMUL NORM REDUCTION ROPE ROPE_TABLE SOFTMAX",
+    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MATMUL NORM REDUCTION ROPE ROPE_TABLE ROUTER SOFTMAX",
     "ir.plan": "Cover Fusion Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
@@ -129,6 +131,7 @@ _NAMES = {
     "ops.reference": "Bounded Comparison compare oracle same_bits",
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
     "ops.schema": "argument canonical",
+    "ops.traffic": "unread_bytes",
     "plugin.advice_json": "answer_schema question_json question_key read_answer",
     "plugin.controls": "CONTROL_DEFECTS CONTROL_DIGEST CONTROL_ENTRY control_source control_trials",
     "plugin.events": (

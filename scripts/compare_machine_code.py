@@ -25,7 +25,7 @@ from typing import Any
 
 TARGETS = ("a100", "h200", "rtx5090")  # sm_80, sm_90, sm_120
 FAMILIES = ("gemv", "attention", "norm", "rope", "rope_table", "argmax", "elementwise", "gather", "softmax", "reduction",
-            "gemm")
+            "gemm", "experts", "router")
 INSTRUCTION_BYTES = 16
 FUNCTION_SECTION = ".text."
 Figures = dict[str, dict[str, Any]]
@@ -249,6 +249,8 @@ MAKERS = {
     "gemm": _small("matmul", [{"shapes": ((4096, 4096), (4096, 4096))}, {"shapes": ((1021, 2053), (2053, 1531))},
                               {"shapes": ((8, 12, 256, 64), (8, 12, 256, 64)), "turned": "b"}]),
     "gather": _small("gather", [{"columns": 2048, "vocabulary": 50}]),
+    "experts": _small("experts", [{"sizes": (128, 8, 768, 2048)}, {"sizes": (128, 8, 2048, 768), "down": True}]),
+    "router": _small("router", [{"experts": 128, "slots": 8, "normalized": True}, {"experts": 40, "slots": 8, "after": True}]),
 }
 
 if __name__ == "__main__":

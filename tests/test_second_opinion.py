@@ -57,6 +57,13 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "variance": lambda d: cases.reduction_case(shape=(2, 9, 5), op="aten.var.correction", dim=1, dtype=d),
     "product": lambda d: cases.reduction_case(shape=(3, 20), op="aten.prod.dim_int", dtype=d),
     "maximum and place": lambda d: cases.reduction_case(shape=(2, 3, 40), op="aten.max.dim", keepdim=True, dtype=d),
+    "experts": lambda d: cases.experts_case(sizes=(6, 3, 24, 40), bias=True, dtype=d),
+    "experts interleaved": lambda d: cases.experts_case(sizes=(5, 2, 9, 40), lies=("interleaved",), activation="gelu", dtype=d),
+    "experts in columns": lambda d: cases.experts_case(sizes=(5, 2, 9, 40), lies=("columns", "interleaved"), bias=True, dtype=d),
+    "experts summed": lambda d: cases.experts_case(sizes=(6, 3, 24, 40), down=True, bias=True, wide=True, dtype=d),
+    "router": lambda d: cases.router_case(experts=20, slots=4, dtype=d),
+    "router normalized": lambda d: cases.router_case(experts=20, slots=4, normalized=True, dtype=d),
+    "router after": lambda d: cases.router_case(experts=20, slots=4, after=True, dtype=d),
     "log softmax": lambda d: cases.softmax_case(shape=(2, 9, 5), axis=1, log=True, dtype=d),
 }
 

@@ -1,6 +1,6 @@
 """Growing a match over the pointwise nodes behind it, and writing what they compute as an Expression."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
@@ -32,20 +32,20 @@ def has_one_rounding(view: RegionView, nodes: Iterable[str], output: str) -> boo
     return targets <= {view.graph.spec(output).dtype}
 
 
-def is_pointwise(view: RegionView, node: Node) -> bool:
-    """Whether a node computes a float tensor element by element within the grammar."""
-    return _in_grammar(view, node) and all(view.graph.spec(value).dtype in KERNEL_TYPES for value in (*node.inputs, *node.outputs))
+def is_pointwise(view: RegionView, node: Node, apart: Collection[str] = ()) -> bool:
+    """Whether a node computes a float tensor element by element within the grammar; operands ``apart`` need not lie in one piece."""
+    return _in_grammar(view, node, apart) and all(view.graph.spec(value).dtype in KERNEL_TYPES for value in (*node.inputs, *node.outputs))
 
 
-def _in_grammar(view: RegionView, node: Node) -> bool:
+def _in_grammar(view: RegionView, node: Node, apart: Collection[str] = ()) -> bool:
     """As ``is_pointwise``, for nodes inside an expression as well: a comparison is 1 or 0 there."""
     if len(node.outputs) != 1 or not node.inputs or node.mutates or node.op in COPIES:
         return False
     operations = translate(view, node)
     if operations is None or not all(_is_scalar(given) for _, arguments in operations for given in arguments):
         return False
-    specs = [view.graph.spec(value) for value in (*node.inputs, *node.outputs)]
-    return all(spec.dtype in (*KERNEL_TYPES, DType.BOOL) and is_contiguous(spec) for spec in specs)
+    specs = {value: view.graph.spec(value) for value in (*node.inputs, *node.outputs)}
+    return all(spec.dtype in (*KERNEL_TYPES, DType.BOOL) and (value in apart or is_contiguous(spec)) for value, spec in specs.items())
 
 
 def _is_scalar(given: Argument) -> bool:
@@ -128,7 +128,7 @@ def grow(view: RegionView, seeds: Mapping[str, str], inside: frozenset[str], *, 
             builder.alias(node.inputs[0], node.outputs[0])
             taken.append(node.name)
             continue
-        new = _new_externals(view, node, builder.operands, after, fits)
+        new = _new_externals(view, node, builder.operands, after, fits, seeds)
         if new is None or len(external) + len(new) > limit or view.graph.spec(node.outputs[0]).numel != numel:
             continue
         for value in new:
@@ -141,10 +141,10 @@ def grow(view: RegionView, seeds: Mapping[str, str], inside: frozenset[str], *, 
             yield Growth(nodes=used, output=node.outputs[0], expression=builder.expression(), external=tuple(external))
 
 
-def _new_externals(view: RegionView, node: Node, known: Mapping[str, Operand], after: int,
-                   fits: Callable[[str], bool]) -> list[str] | None:
-    """Values from outside that ``node`` brings in; None if it cannot be taken."""
-    if not is_pointwise(view, node):
+def _new_externals(view: RegionView, node: Node, known: Mapping[str, Operand], after: int, fits: Callable[[str], bool],
+                   seeds: Collection[str]) -> list[str] | None:
+    """Values from outside that ``node`` brings in; None if it cannot be taken. ``seeds``: what the match hands over in its own order."""
+    if not is_pointwise(view, node, seeds):
         return None
     new = [value for value in node.inputs if value not in known]
     for value in new:

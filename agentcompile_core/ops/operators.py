@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
+from . import experts
+
 NAMESPACE = "agentcompile"
 
 SCHEMAS: dict[str, str] = {
@@ -23,6 +25,7 @@ SCHEMAS: dict[str, str] = {
     "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False) -> Tensor",
     "layer_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
+    "expert_linear": experts.SCHEMA,
     "argmax": "(Tensor logits) -> Tensor",
     "cached": "(Tensor x, int layer, bool is_value, int length) -> Tensor",
     "masked": "(Tensor scores, int window) -> Tensor",
@@ -247,10 +250,12 @@ def _fake_nothing(*_: Tensor) -> None:
 # The others are shape-pure: their bodies serve as their own fakes and keep strides exact.
 _FAKES: dict[str, Callable[..., Any]] = {
     "attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing,
+    "expert_linear": experts.shape_only,
 }
 _BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope,
-    "argmax": argmax, "cached": cached, "masked": masked, "advance": advance, "start_decode": start_decode,
+    "expert_linear": experts.expert_linear, "argmax": argmax, "cached": cached, "masked": masked, "advance": advance,
+    "start_decode": start_decode,
 }
 
 

@@ -14,7 +14,9 @@ _FREE = frozenset({
     "advance", "start_decode", "lift_fresh_copy", "detach", "alias",
 })
 _PER_RESULT = {"rms_norm": 4, "layer_norm": 4, "rope": 3, "rotary_embedding": 2, "softmax": 4, "_softmax": 4, "log_softmax": 4}
-_CONTRACTING = {"linear": 0, "mm": 0, "matmul": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}  # which operand is contracted
+_CONTRACTING = {"linear": 0, "mm": 0, "matmul": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1,
+                "expert_linear": 0}  # which operand is contracted
+_BIASED = {"linear": 2, "expert_linear": 3}  # operands without a bias
 _REDUCING = frozenset({
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "cumsum", "cumprod", "cummax", "cummin", "logsumexp", "var",
     "std", "norm", "any", "all", "logcumsumexp",
@@ -36,7 +38,7 @@ def _flops(node: Node, graph: Graph) -> int:
     if kind in _FREE or not node.outputs:
         return 0
     if kind in _CONTRACTING and len(given) > _CONTRACTING[kind]:
-        added = results if kind in ("addmm", "baddbmm") or (kind == "linear" and len(given) > 2) else 0
+        added = results if kind in ("addmm", "baddbmm") or len(given) > _BIASED.get(kind, len(given)) else 0
         return 2 * results * (given[_CONTRACTING[kind]].shape or (1,))[-1] + added
     if kind == "convolution" and len(given) > 1:
         return 2 * results * math.prod(given[1].shape[1:])

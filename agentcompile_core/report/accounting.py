@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from ..ir.graph import Graph, GraphSet, ValueKind
+from ..ir.graph import Graph, GraphSet, Node, ValueKind
 from ..ops.aliasing import is_alias
+from ..ops.traffic import EXPERTS, unchosen_bytes, unread_bytes
 from ..runtime.program import Program
 
 
@@ -35,13 +36,14 @@ def _node_bytes(graph: Graph, name: str) -> int:
     specs = [graph.spec(v) for v in (*node.inputs, *node.outputs)]
     if node.kind == "embedding":  # reads as many rows as it returns, not the table
         return 2 * sum(graph.spec(v).nbytes for v in node.outputs)
-    return sum(s.nbytes for s in specs)
+    return sum(s.nbytes for s in specs) - unread_bytes(node, graph)
 
 
 def step_bytes(graphs: GraphSet, positions: int) -> int:
     """Bytes that one decode step must move with ``positions`` positions of KV: every linear weight once, and K and V.
 
-    Weights that are only looked up (embeddings) count one row; tied weights count once, where they are multiplied.
+    Weights that are only looked up (embeddings) count one row; tied weights count once, where they are multiplied; of experts those
+    that one token chooses.
     """
     graph = next(g for g in graphs.graphs if g.name == "decode")
     looked_up = {name for n in graph.nodes if n.kind == "embedding" for name in n.inputs}
@@ -50,6 +52,13 @@ def step_bytes(graphs: GraphSet, positions: int) -> int:
         if value.kind is ValueKind.WEIGHT:
             multiplied = any(n.kind != "embedding" for n in graph.users.get(value.name, ()))
             total += value.spec.nbytes if multiplied or value.name not in looked_up else value.spec.nbytes // max(1, value.spec.shape[0])
+            total -= min((_unchosen(n, graph, value.name) for n in graph.users.get(value.name, ())), default=0)
     if graphs.kv is not None:
         total += graphs.kv.nbytes // graphs.kv.capacity * positions
     return total
+
+
+def _unchosen(node: Node, graph: Graph, value: str) -> int:
+    """Bytes of ``value`` that a node leaves alone, since they belong to experts that were not chosen."""
+    chosen_from = node.kind == EXPERTS and value in (node.inputs[1], *node.inputs[3:])
+    return unchosen_bytes(node, graph, value) if chosen_from else 0

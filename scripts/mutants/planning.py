@@ -4,7 +4,7 @@ import hashlib
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache, lru_cache
 
 from attrs import field, frozen
@@ -18,7 +18,8 @@ from .text import Edit, line_at, line_of, statement_before
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
-JOINED = ("gemm",)  # families that joined a sample that was judged: they have places of their own, and what was drawn stays
+# Families that joined a sample that was judged: those that came together have places of their own, and what was drawn stays.
+JOINED = (("gemm",), ("experts", "router"))
 PLACE_OF_JOINED = 12  # every twelfth
 LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")
@@ -83,13 +84,22 @@ def pool() -> dict[str, list[Mutant]]:
 
 def sampled(count: int, seed: int) -> list[Mutant]:
     """``count`` mutants; a larger sample begins with the smaller one. Files of families that joined later have every twelfth place."""
-    joined = {file for subject in subjects().values() if subject.family in JOINED for file in (subject.template, *_own(subject))}
-    files = pool()
-    later = _drawn({file: found for file, found in files.items() if file in joined}, count // PLACE_OF_JOINED, seed)
-    first = _drawn({file: found for file, found in files.items() if file not in joined}, count - len(later), seed)
-    places = iter(later), iter(first)
-    turns = [place % PLACE_OF_JOINED == PLACE_OF_JOINED - 1 for place in range(len(later) + len(first))]
-    return [next(places[not turn]) for turn in turns]
+    joined = [_files_of(families) for families in JOINED]
+    turns = [turn_of(place) for place in range(count)]
+    rest = {file: found for file, found in pool().items() if not any(file in files for files in joined)}
+    drawn = [_drawn({file: pool()[file] for file in files}, turns.count(turn), seed) for turn, files in enumerate(joined)]
+    places = [iter(found) for found in (*drawn, _drawn(rest, turns.count(len(joined)), seed))]
+    return [mutant for turn in turns if (mutant := next(places[turn], None)) is not None]
+
+
+def turn_of(place: int) -> int:
+    """Whose place it is: the number of those that joined together, or how many there are of these for all others."""
+    return min(PLACE_OF_JOINED - 1 - place % PLACE_OF_JOINED, len(JOINED))
+
+
+def _files_of(families: Collection[str]) -> frozenset[str]:
+    """The templates of families and the headers that are theirs alone."""
+    return frozenset(file for subject in subjects().values() if subject.family in families for file in (subject.template, *_own(subject)))
 
 
 def _own(subject: Subject) -> list[str]:

@@ -264,6 +264,26 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "tensor", "splits": 2}),
     ("gemm_tensor_elements", "gemm", lambda: made.matmul_case(shapes=((70, 171), (171, 75)), bias=(75,)),
      {**SLICE, "path": "tensor", "splits": 1, "ahead": True}),
+    ("experts_gate", "experts", lambda: made.experts_case(sizes=(6, 3, 41, 1032)), {"warps": 4, "rows": 1, "unroll": 2, "turns": 2}),
+    ("experts_gate_rows", "experts", lambda: made.experts_case(sizes=(5, 2, 70, 300), lies=("interleaved",), bias=True, activation="gelu",
+                                                              dtype=DType.F32), {"warps": 4, "rows": 2, "unroll": 1, "turns": 2}),
+    ("experts_scalar", "experts", lambda: made.experts_case(sizes=(3, 3, 41, 131), activation="", bias=True),
+     {"warps": 4, "rows": 2, "unroll": 1, "turns": 1}),
+    ("experts_sum", "experts", lambda: made.experts_case(sizes=(8, 5, 50, 264), down=True, bias=True, dtype=DType.BF16),
+     {"warps": 4, "rows": 2, "unroll": 1, "turns": 4}),
+    ("experts_sum_wide", "experts", lambda: made.experts_case(sizes=(6, 3, 37, 117), down=True, wide=True),
+     {"warps": 8, "rows": 1, "unroll": 4, "turns": 1}),
+    ("experts_columns_gate", "experts", lambda: made.experts_case(sizes=(3, 3, 41, 70), lies=("columns",)),
+     {"lanes": 4, "warps": 4, "unroll": 2}),
+    ("experts_columns_rows", "experts", lambda: made.experts_case(sizes=(4, 2, 72, 45), bias=True, lies=("columns", "interleaved"),
+                                                                 activation="gelu", dtype=DType.F32),
+     {"lanes": 8, "warps": 4, "unroll": 4}),
+    ("experts_columns_sum", "experts", lambda: made.experts_case(sizes=(5, 4, 88, 50), lies=("columns",), down=True, bias=True,
+                                                                wide=True, dtype=DType.BF16), {"lanes": 8, "warps": 4, "unroll": 2}),
+    ("router_all_bf16", "router", lambda: made.router_case(experts=70, slots=5, dtype=DType.BF16), {}),
+    ("router_all_f32", "router", lambda: made.router_case(experts=128, slots=8, narrow=False), {}),
+    ("router_chosen", "router", lambda: made.router_case(experts=60, slots=4, normalized=True), {}),
+    ("router_after_f32", "router", lambda: made.router_case(experts=33, slots=2, after=True, dtype=DType.F32), {}),
     ("argmax_blocks", "argmax", lambda: made.argmax_case(n=5003), {}),
     ("argmax_rounds", "argmax", lambda: made.argmax_case(n=20011), SLICE),
     ("argmax_advance_bf16", "argmax", lambda: made.argmax_case(n=4100, advance=True, dtype=DType.BF16), {}),
@@ -275,6 +295,7 @@ TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
     ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu", ("elementwise", "strided"): "strided_copy.cu",
+    ("experts", "columns"): "experts_columns.cu",
 }
 
 
@@ -293,6 +314,7 @@ def subject_of(name: str, family: str, match: Match, graph: Graph, wanted: Mappi
     target = evolve(preset(TARGET), sm_count=wanted.get("sm_count", preset(TARGET).sm_count))
     schedule = _first(offered.space(match, target).points, {key: value for key, value in wanted.items() if key != "sm_count"})
     path = "strided" if match.text("broadcast0", "") == "strided" else dict(schedule.items).get("path")
+    path = "columns" if match.flag("transposed") else path
     template = TEMPLATES.get((family, str(path)), f"{family}.cu")
     return Subject(name=name, family=family, template=template, match=match, graph=graph, schedule=schedule,
                    source=offered.lower(match, schedule, target), target=target)

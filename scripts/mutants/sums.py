@@ -49,8 +49,16 @@ ATTENTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("heads", {"heads": (2, 1), "head_dim": 128, "capacity": 160, "rope": "rms"}, {"path": "lanes", "lanes": 8, "splits": 2}),
     ("long", {"heads": (1, 1), "head_dim": 64, "capacity": 2048}, {"path": "lanes", "splits": 2}),
 )
+EXPERTS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("gate", {"sizes": (6, 3, 41, 1032)}, {"warps": 4, "rows": 1, "unroll": 2, "turns": 2}),
+    ("sum", {"sizes": (10, 8, 50, 264), "down": True}, {"warps": 4, "rows": 2, "unroll": 1, "turns": 4}),
+    ("columns", {"sizes": (10, 8, 88, 200), "down": True, "lies": ("columns",)}, {"lanes": 8, "warps": 4, "unroll": 2}),
+)
+ROUTER: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("all", {"experts": 128, "slots": 8}, {}), ("chosen", {"experts": 60, "slots": 4, "normalized": True}, {}),
+)
 MORE = {"softmax": (made.softmax_case, SOFTMAX), "reduction": (made.reduction_case, REDUCTION),
-        "attention": (made.attention_case, ATTENTION)}
+        "attention": (made.attention_case, ATTENTION), "experts": (made.experts_case, EXPERTS), "router": (made.router_case, ROUTER)}
 TYPES = {"fp32": DType.F32, "fp16": DType.F16, "bf16": DType.BF16}
 
 

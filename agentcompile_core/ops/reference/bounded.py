@@ -25,9 +25,10 @@ class Bounded:
     Zero error means that only the very same number is right. An error that is not finite, beside a value that is, means
     that nothing is known of the element: an intermediate result may have left its type's range, and what a kernel that
     keeps it in a wider type gets is as right as the framework's infinity. ``choices`` (an index that an argmax chose):
-    over the last axis of what was searched, True where the error bounds allow the maximum to be. ``read_from``: the type of
-    the tensor that ``value`` was read from as it was, so that nothing in it can lie outside that type's range. ``rest``: what follows
-    behind ``value`` in the memory of a result, in its own type, of which the very bits are demanded.
+    over the last axis of what was searched, True where the error bounds allow the maximum to be; of several that a topk chose one such
+    row for each [indices, searched], and they must differ. ``read_from``: the type of the tensor that ``value`` was read from as it
+    was, so that nothing in it can lie outside that type's range. ``rest``: what follows behind ``value`` in the memory of a result, in
+    its own type, of which the very bits are demanded.
     """
 
     value: Tensor

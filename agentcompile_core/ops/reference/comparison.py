@@ -91,10 +91,9 @@ def _is_right(out: Tensor, value: Tensor, error: Tensor, limit: float) -> Tensor
 
 
 def _compare_indices(flat: Tensor, value: Tensor, choices: Tensor | None) -> Comparison:
-    good = flat == value
-    if choices is not None:
-        inside = (flat >= 0) & (flat < choices.numel())
-        good = good | (inside & choices[flat.clamp(0, choices.numel() - 1)])
+    good = (flat == value) | chosen_well(flat, choices)
+    if choices is not None and choices.dim() == 2:
+        good &= _different(flat)
     wrong = int((~good).sum())
     if not wrong:
         return Comparison(ok=True, max_abs=0.0, max_rel=0.0, budget_use=0.0)
@@ -102,3 +101,17 @@ def _compare_indices(flat: Tensor, value: Tensor, choices: Tensor | None) -> Com
     off = float((flat - value).abs().max())
     detail = f"{wrong} of {flat.numel()} integers differ; element {worst} is {int(flat[worst])}, reference {int(value[worst])}"
     return Comparison(ok=False, max_abs=off, max_rel=off, budget_use=float("inf"), wrong=wrong, worst=worst, detail=detail)
+
+
+def chosen_well(flat: Tensor, choices: Tensor | None) -> Tensor:
+    """Which of the indices ``flat`` are among their choices: those of all [n], or of each [indices, n]."""
+    if choices is None:
+        return torch.zeros_like(flat, dtype=torch.bool)
+    count = choices.shape[-1]
+    allowed = choices.reshape(-1, count).expand(flat.numel(), count)
+    return (flat >= 0) & (flat < count) & allowed.gather(1, flat.clamp(0, count - 1).long()[:, None])[:, 0]
+
+
+def _different(flat: Tensor) -> Tensor:
+    """Which indices are no repetition of one before them."""
+    return ~(flat[:, None] == flat[None, :]).tril(-1).any(1)

@@ -14,7 +14,7 @@ from ...ir.graph import Graph
 from ..interpreter import compile_nodes
 from ..schema import argument
 from .bounded import Bounded
-from .comparison import same
+from .comparison import chosen_well, same
 
 RELATIVE = 1e-9  # of the element and of the largest one: far above float64's roundoff, far below every budget
 OF_BUDGET = 1e-4  # a sum that cancels may differ by this share of its budget, which grows with the magnitudes summed
@@ -95,8 +95,7 @@ def _wrong(bound: Bounded, value: Tensor, other: Tensor) -> Tensor:
     if not value.is_floating_point():
         wrong = value != other
         if bound.choices is not None:  # sums that are equal but for float64's roundoff may tie
-            inside = (other >= 0) & (other < bound.choices.numel())
-            wrong &= ~(inside & bound.choices[other.clamp(0, bound.choices.numel() - 1)])
+            wrong &= ~chosen_well(other, bound.choices)
         return wrong.nonzero().reshape(-1)
     rest = (~same(value, other)).nonzero().reshape(-1)
     if rest.numel() == 0:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ...ir.graph import KVSpec
 from ...ops.dtypes import torch_dtype
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
+from .experts import semantic_experts
 from .known import knowing
 from .rotary import semantic_rotary
 
@@ -162,7 +163,10 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
 
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
-    with _quiet(), _uncollected(), evaluating(step), torch.no_grad(), _attention_implementation(model), semantic_rotary(model):
+    with (
+        _quiet(), _uncollected(), evaluating(step), torch.no_grad(),
+        _attention_implementation(model), semantic_experts(model), semantic_rotary(model),
+    ):
         program = torch.export.export(step, arguments, strict=False)
     return Exported(program, names, model)
 

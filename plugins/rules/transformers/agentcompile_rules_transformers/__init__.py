@@ -6,6 +6,7 @@ from agentcompile_core.plugin_api import RegionRule, hookimpl
 
 from .attention import AttentionRule
 from .elementwise import ElementwiseRule
+from .experts import ExpertRule
 from .kinds import KINDS
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
@@ -13,6 +14,7 @@ from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
+from .router import RouterRule
 from .softmax import SoftmaxRule
 
 __all__ = ["KINDS", "agentcompile_region_rules"]
@@ -22,4 +24,4 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule(),
-            SoftmaxRule(), ReductionRule(), MatmulRule())
+            SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule())

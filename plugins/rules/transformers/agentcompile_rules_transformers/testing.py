@@ -13,21 +13,18 @@ from agentcompile_core.plugin_api import (
     Argument,
     DType,
     Graph,
-    GraphKind,
     Match,
-    Node,
     Ref,
     Symbol,
-    TensorSpec,
     UsageError,
-    Value,
     ValueKind,
-    canonical,
 )
 from agentcompile_core.testing.matching import matched
 
 from .attention import AttentionRule
+from .draft import Draft
 from .elementwise import ElementwiseRule
+from .expert_cases import experts_case, router_case
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .matmul import MatmulRule
@@ -37,64 +34,11 @@ from .rope import RopeRule, RopeTableRule
 from .softmax import SoftmaxRule
 
 Pair = tuple[Match, Graph]
-EPS = 1e-6
 BINARY = ("add", "sub", "mul", "div")
-
-
-class Draft:
-    """A graph in the making: values and nodes with shapes that the caller states."""
-
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self.nodes: list[Node] = []
-
-    def given(self, name: str, shape: tuple[int, ...], dtype: DType, kind: ValueKind = ValueKind.INPUT) -> Ref:
-        """A value that the graph is given: an input, weight, constant or state."""
-        source = "" if kind is ValueKind.INPUT else name
-        self.values.append(Value(name=name, spec=TensorSpec(shape=shape, dtype=dtype), kind=kind, source=source))
-        return Ref(name)
-
-    def weight(self, name: str, *shape: int, dtype: DType) -> Ref:
-        """A parameter."""
-        return self.given(name, shape, dtype, ValueKind.WEIGHT)
-
-    def call(self, op: str, args: tuple[Argument, ...], *shapes: tuple[int, ...], dtype: DType, kind: str = "",
-             mutates: tuple[str, ...] = (), **keywords: Argument) -> tuple[Ref, ...]:
-        """Append the operator ``op`` (``aten.add.Tensor``) with one result per shape."""
-        name = f"{op.split('.')[1]}_{len(self.nodes)}"
-        outputs = tuple(f"{name}.{i}" for i in range(len(shapes)))
-        self.values += [Value(name=out, spec=TensorSpec(shape=shape, dtype=dtype)) for out, shape in zip(outputs, shapes, strict=True)]
-        node = Node(name=name, op=op, kind=kind or op.split(".")[1], args=args, outputs=outputs, mutates=mutates,
-                    kwargs=tuple(keywords.items()))
-        self.nodes.append(canonical(node))
-        return tuple(Ref(out) for out in outputs)
-
-    def one(self, op: str, args: tuple[Argument, ...], shape: tuple[int, ...], dtype: DType, kind: str = "") -> Ref:
-        """``call`` of an operator with a single result."""
-        return self.call(op, args, shape, dtype=dtype, kind=kind)[0]
-
-    def norm(self, name: str, x: Ref, norm: str, shape: tuple[int, ...], dtype: DType) -> Ref:
-        """A norm over the last axis: ``rms``, ``rms_one_plus`` or ``layer``, or ``rms_bare``, which has no weight."""
-        if norm == "rms_bare":
-            return self.one("agentcompile.rms_norm.default", (x, None, EPS), shape, dtype)
-        weight = self.weight(f"{name}.weight", shape[-1], dtype=dtype)
-        if norm == "layer":
-            bias = self.weight(f"{name}.bias", shape[-1], dtype=dtype)
-            return self.one("aten.layer_norm.default", (x, (shape[-1],), weight, bias, EPS), shape, dtype)
-        if norm not in ("rms", "rms_one_plus"):
-            raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_bare, rms_one_plus and layer")
-        return self.one("agentcompile.rms_norm.default", (x, weight, EPS, norm == "rms_one_plus"), shape, dtype)
-
-    def linear(self, name: str, x: Ref, n: int, k: int, dtype: DType, bias: bool = False) -> Ref:
-        """``y[n] = weight[n, k] x[k] (+ bias[n])``."""
-        parameters = (self.weight(f"{name}.weight", n, k, dtype=dtype), *((self.weight(f"{name}.bias", n, dtype=dtype),) if bias else ()))
-        return self.one("aten.linear.default", (x, *parameters), (1, 1, n), dtype)
-
-    def graph(self, *outputs: Ref) -> Graph:
-        """The finished graph."""
-        inputs = tuple(value.name for value in self.values if value.kind is ValueKind.INPUT)
-        return Graph(name="case", kind=GraphKind.DECODE, values=tuple(self.values), nodes=tuple(self.nodes), inputs=inputs,
-                     outputs=tuple(out.value for out in outputs)).verify()
+__all__ = [
+    "Draft", "Pair", "argmax_case", "attention_case", "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case",
+    "matmul_case", "norm_case", "part_case", "reduction_case", "rope_case", "rope_table_case", "router_case", "rows_case", "softmax_case",
+]
 
 
 def gather_case(*, columns: int, vocabulary: int, rows: int = 1, dtype: DType = DType.F16) -> Pair:

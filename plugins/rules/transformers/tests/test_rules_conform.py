@@ -5,6 +5,7 @@ from agentcompile_rules_transformers.testing import (
     argmax_case,
     attention_case,
     elementwise_case,
+    experts_case,
     gated_case,
     gather_case,
     linear_case,
@@ -13,6 +14,7 @@ from agentcompile_rules_transformers.testing import (
     reduction_case,
     rope_case,
     rope_table_case,
+    router_case,
     rows_case,
     softmax_case,
 )
@@ -83,6 +85,19 @@ class TestMatmul(RegionRuleConformance):
     graphs = (rows_case(rows=(2, 3), n=24, k=16, bias=True, activation="gelu", residual=True)[1],
               matmul_case(shapes=((2, 3, 5, 16), (3, 9, 16)), turned="b", bias=(5, 9), dtype=DType.F32)[1],
               matmul_case(shapes=((16, 5), (16, 9)), turned="a", dtype=DType.BF16)[1])
+
+
+class TestExperts(RegionRuleConformance):
+    rule, unserved = RULES["expert_linear"], (LOOKUP, linear_case(n=24, k=16, bias=True)[1])
+    graphs = (experts_case(sizes=(6, 3, 24, 16), lies=("interleaved", "columns"), bias=True)[1],
+              experts_case(sizes=(4, 2, 9, 8), dtype=DType.BF16)[1],
+              experts_case(sizes=(6, 3, 24, 16), down=True, wide=True)[1], experts_case(sizes=(6, 3, 5, 8), activation="")[1])
+
+
+class TestRouter(RegionRuleConformance):
+    rule, unserved = RULES["router"], (LOOKUP, softmax_case(shape=(1, 20))[1])
+    graphs = (router_case(experts=20, slots=3)[1], router_case(experts=20, slots=3, normalized=True, narrow=False)[1],
+              router_case(experts=9, slots=9, after=True, dtype=DType.F32)[1])
 
 
 def test_no_rule_is_left_out() -> None:

@@ -1,0 +1,77 @@
+"""Matches of mixtures of experts to try a family on; ``testing`` offers them beside all others."""
+
+from collections.abc import Sequence
+
+from agentcompile_core.plugin_api import DType, Graph, Match, Ref, Symbol, UsageError
+from agentcompile_core.testing.matching import matched
+
+from .draft import Draft
+from .experts import OPERATOR, ExpertRule
+from .router import RouterRule
+
+Pair = tuple[Match, Graph]
+SIZES = ("experts", "slots", "n", "k")
+
+
+def experts_case(*, sizes: Sequence[int], down: bool = False, activation: str = "silu", bias: bool = False, lies: Sequence[str] = (),
+                 wide: bool = False, dtype: DType = DType.F16) -> Pair:
+    """The linear layers of chosen experts, of ``sizes`` experts, slots, n and k.
+
+    Plain: gate and up over one row, ``activation(gate) * up``, [slots, n] from [k]; no ``activation``: one matrix and nothing behind it.
+    ``down``: of a row per slot, weighted (in float32 where ``wide``), summed over the slots and added to a residual, [n] from [slots, k].
+    ``lies``: how matrices do: ``columns`` [k, rows], gate and up ``interleaved`` row by row.
+    """
+    if len(sizes) != len(SIZES) or not set(lies) <= {"columns", "interleaved"}:
+        raise UsageError(f"sizes are {', '.join(SIZES)}, not {tuple(sizes)}; matrices lie in columns or interleaved, not {tuple(lies)}")
+    count, slots, n, k = sizes
+    columns, interleaved = "columns" in lies, "interleaved" in lies
+    draft, rows = Draft(), n * (2 if activation and not down else 1)
+    matrices = draft.weight("weight", count, *((k, rows) if columns else (rows, k)), dtype=dtype)
+    arguments = (draft.given("x", (1, slots if down else 1, k), dtype), matrices,
+                 draft.given("experts", (1, slots), DType.I64), draft.weight("bias", count, rows, dtype=dtype) if bias else None, columns)
+    out = draft.one(OPERATOR, arguments, (1, slots, rows), dtype)
+    if down:
+        return matched(ExpertRule(), draft.graph(_summed(draft, out, slots, n, DType.F32 if wide else dtype, dtype)))
+    return matched(ExpertRule(), draft.graph(_activated(draft, out, slots, n, activation, interleaved, dtype) if activation else out))
+
+
+def _activated(draft: Draft, out: Ref, slots: int, n: int, activation: str, interleaved: bool, dtype: DType) -> Ref:
+    flat, shape = draft.one("aten.flatten.using_ints", (out, 0, 1), (slots, 2 * n), dtype, kind="view"), (slots, n)
+    if interleaved:
+        gate, up = (draft.apart("aten.slice.Tensor", (flat, 1, first, 2 * n, 2), shape, (2 * n, 2), dtype)[0] for first in (0, 1))
+    else:
+        gate, up = draft.apart("aten.chunk.default", (flat, 2, -1), shape, (2 * n, 1), dtype, count=2)
+    active = draft.one(f"aten.{activation}.default", (gate,), shape, dtype)
+    product = draft.one("aten.mul.Tensor", (active, up), shape, dtype)
+    return draft.one("aten.unflatten.int", (product, 0, (1, slots)), (1, slots, n), dtype, kind="view")
+
+
+def _summed(draft: Draft, out: Ref, slots: int, n: int, wide: DType, dtype: DType) -> Ref:
+    weighted = draft.one("aten.mul.Tensor", (out, draft.given("scale", (1, slots, 1), wide)), (1, slots, n), wide)
+    total = draft.one("aten.sum.dim_IntList", (weighted, (1,)), (1, n), wide)
+    if wide is not dtype:
+        total = draft.one("aten.to.dtype", (total, Symbol("dtype", dtype.value)), (1, n), dtype, kind="cast")
+    row = draft.one("aten.reshape.default", (total, (1, 1, n)), (1, 1, n), dtype, kind="view")
+    return draft.one("aten.add.Tensor", (draft.given("residual", (1, 1, n), dtype), row), (1, 1, n), dtype)
+
+
+def router_case(*, experts: int, slots: int, after: bool = False, normalized: bool = False, narrow: bool = True,
+                dtype: DType = DType.F16) -> Pair:
+    """The ``slots`` best of ``experts`` logits and their weights: softmax, then the choice (``normalized``: divided by their sum), or,
+    ``after``, the choice and then the softmax of the chosen. ``narrow``: the weights are cast back to ``dtype``.
+    """
+    draft = Draft()
+    logits = draft.given("logits", (1, experts), dtype)
+    if not after:
+        logits = draft.one("aten.softmax.int", (logits, -1, Symbol("dtype", "float32")), (1, experts), DType.F32)
+    wide = dtype if after else DType.F32
+    scores, chosen = draft.call("aten.topk.default", (logits, slots), (1, slots), (1, slots), dtype=wide)
+    draft.retype(chosen, DType.I64)
+    if after:
+        scores = draft.one("aten.softmax.int", (scores, 1), (1, slots), wide)
+    elif normalized:
+        total = draft.one("aten.sum.dim_IntList", (scores, (-1,), True), (1, 1), wide)
+        scores = draft.one("aten.div.Tensor", (scores, total), (1, slots), wide)
+    if narrow and wide is not dtype:
+        scores = draft.one("aten.to.dtype", (scores, Symbol("dtype", dtype.value)), (1, slots), dtype, kind="cast")
+    return matched(RouterRule(), draft.graph(scores, chosen))

@@ -1,0 +1,142 @@
+"""The experts family: linear layers of the experts chosen for one token, as weight streams of their matrices alone."""
+
+from pathlib import Path
+from typing import Literal
+
+from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
+from attrs import frozen
+
+from agentcompile_core.plugin_api import (
+    EXPERT_LINEAR,
+    ContractError,
+    DType,
+    Feature,
+    Launch,
+    Match,
+    Parameter,
+    Reject,
+    Schedule,
+    ScheduleSpace,
+    StepSource,
+    Target,
+    TemplateFamily,
+    i32,
+)
+
+from . import columns_space
+from .space import GRID_LIMIT, MOST_SLOTS, WARP_SIZE, Shape, grid_of, schedules, shape_of, shared_bytes, tile_of
+
+FOLDER = Path(__file__).parent
+DTYPES = (DType.F16, DType.BF16, DType.F32)
+POINTERS = ("x", "weight", "experts", "bias", "scale", "aux0", "aux1", "out")
+
+
+class ExpertsFamily(TemplateFamily):
+    """``expert_linear`` matches: gate and up with their activation, or down with the weighted sum over the slots."""
+
+    name = "experts"
+    version = 1
+
+    def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
+        """True for matrices in float16, bfloat16 or float32, row by row or column by column, and at most 32 slots."""
+        if match.kind != EXPERT_LINEAR:
+            return Reject(f"experts serves {EXPERT_LINEAR} matches, not {match.kind}")
+        reason = _problem(match)
+        if reason:
+            return Reject(reason)
+        try:
+            epilogue_struct(match.epilogue, match.integer("pair", 1), _aux_count(match))
+        except ContractError as exc:
+            return Reject(str(exc))
+        return True
+
+    def space(self, match: Match, target: Target) -> ScheduleSpace:
+        """At most 96 schedules, of the template that reads matrices as they lie."""
+        shape = shape_of(match)
+        columns = match.flag("transposed")
+        points = columns_space.schedules(shape, match.flag("interleaved"), target) if columns else schedules(shape, target)
+        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name, _ in points[0].items)
+        return ScheduleSpace(parameters=parameters, points=points)
+
+    def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
+        """One launch, no workspace."""
+        shape = shape_of(match)
+        threads = schedule.integer("warps") * WARP_SIZE
+        pdl = target.has(Feature.GRIDDEPCONTROL)
+        chosen = (_columns if match.flag("transposed") else _rows)(match, shape, schedule)
+        sizes = (i32("n", shape.n), i32("k", shape.k), i32("slots", shape.slots))
+        launch = Launch(entry="experts_kernel", grid=chosen.grid, block=(threads, 1, 1), pdl=pdl, shared_bytes=chosen.shared_bytes,
+                        arguments=(*(operand_pointer(match, name) for name in POINTERS), *sizes))
+        plan = {"pdl": pdl, "threads": threads, **chosen.plan, **_types(match), **_facts(match, shape)}
+        return make_source(FOLDER / chosen.template, plan=plan, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl,
+                           epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)), reduction_depth=chosen.depth)
+
+
+@frozen(kw_only=True)
+class _Chosen:
+    """What a template makes of a schedule: its grid, its dynamic shared memory, constants of its own and the terms that a lane adds."""
+
+    template: str
+    grid: tuple[int, int, int]
+    shared_bytes: int
+    plan: dict[str, bool | int]
+    depth: int
+
+
+def _rows(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("warps", "rows", "unroll")}
+    return _Chosen(template="experts.cu", grid=grid_of(shape, schedule), shared_bytes=shared_bytes(shape, schedule),
+                   plan={**plan, "tile": tile_of(shape, schedule), "vectors": shape.vectorized},
+                   depth=-(-shape.k // WARP_SIZE) + 5 + shape.slots_of_block)
+
+
+def _columns(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
+    interleaved, tile = match.flag("interleaved"), columns_space.tile_of(shape, schedule)
+    groups = schedule.integer("warps") * WARP_SIZE // schedule.integer("lanes")
+    grid = (-(-columns_space.width_of(shape, interleaved) // tile), 1 if shape.summed else shape.slots, 1)
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("lanes", "unroll")}
+    return _Chosen(template="experts_columns.cu", grid=grid, shared_bytes=columns_space.shared_bytes(shape, schedule, interleaved),
+                   plan={**plan, "tile": tile, "vectors": columns_space.is_vectorized(shape)},
+                   depth=shape.slots_of_block * -(-shape.k // groups) + 5 + schedule.integer("warps"))
+
+
+def _types(match: Match) -> dict[str, str]:
+    scale = match.operand("scale")
+    element = match.need("weight").spec.dtype
+    return {"T": c_type(element), "Out": c_type(match.need("out").spec.dtype), "Scale": c_type(scale.spec.dtype if scale else element)}
+
+
+def _facts(match: Match, shape: Shape) -> dict[str, bool | int]:
+    return {"pair": shape.pair, **{name: match.flag(name) for name in ("interleaved", "shared", "summed")},
+            **{f"has_{name}": match.operand(name) is not None for name in ("bias", "aux0", "aux1")}}
+
+
+def _aux_count(match: Match) -> int:
+    return max((index + 1 for index in (0, 1) if match.operand(f"aux{index}") is not None), default=0)
+
+
+def _problem(match: Match) -> str:
+    element = match.need("weight").spec.dtype
+    allowed = ", ".join(dtype.value for dtype in DTYPES)
+    if element not in DTYPES or match.need("out").spec.dtype not in DTYPES:
+        return f"weights are {element.value} and the result {match.need('out').spec.dtype.value}; experts serves {allowed}"
+    n, k, slots, pair = (match.integer(name) for name in ("n", "k", "slots", "pair"))
+    if not 1 <= slots <= MOST_SLOTS:
+        return f"{slots} experts are chosen; experts serves 1 to {MOST_SLOTS}"
+    if pair not in (1, 2) or (pair == 2 and match.flag("summed")):
+        return f"pair is {pair}; experts combines at most two rows, and none of those that it sums over slots"
+    if min(n, k) < 1 or max(n * pair, k) > GRID_LIMIT:
+        return f"n={n}, k={k}: both must be positive 32-bit integers"
+    if match.flag("summed") != (match.operand("scale") is not None):
+        return "what is summed needs an operand scale, and nothing else may have one"
+    return _operand_problem(match, element)
+
+
+def _operand_problem(match: Match, element: DType) -> str:
+    for operand in match.operands:
+        if operand.spec.strides:
+            return f"operand {operand.name} is not contiguous"
+        dtypes = {"out": DTYPES, "experts": (DType.I64,), "scale": (element, DType.F32)}.get(operand.name, (element,))
+        if operand.spec.dtype not in dtypes:
+            return f"operand {operand.name} is {operand.spec.dtype.value}; {', '.join(dtype.value for dtype in dtypes)} is served"
+    return ""

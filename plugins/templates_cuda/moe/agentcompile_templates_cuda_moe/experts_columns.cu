@@ -1,0 +1,165 @@
+// Linear layers of the chosen experts, whose matrices lie column by column: weight [experts, k, pair * n]. What is computed, and all
+// other operands: see experts.cu; element c of a row of the matrix belongs to output c, or to part c / n of output c % n, or, if
+// Plan::interleaved, to part c % 2 of output c / 2.
+//
+// Grid (tiles of Plan::tile elements of a row, of either half of a pair; slots, 1 if summed). Plan::lanes neighbouring lanes read that
+// part of a row, 16 bytes each, and every lane keeps the sums of its own elements; groups of lanes take rows by turns, Plan::unroll of
+// them in flight. Sums over groups meet by shuffles and then through shared memory, where the slots are added up in their order.
+#include <agentcompile/activation.cuh>
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
+#include <agentcompile/row.cuh>
+
+#include "plan.cuh"
+
+namespace {
+
+using Element = Plan::T;
+constexpr int most_slots = 32;
+constexpr int streams = Plan::pair == 2 && !Plan::interleaved ? 2 : 1;  // parts of a row that a lane reads
+constexpr int groups = Plan::threads / Plan::lanes;
+constexpr int warps = Plan::threads / ac::warp_size;
+
+// Absent operands are null.
+struct Operands {
+  const Element* x;
+  const Element* weight;
+  const Element* bias;
+  const Plan::Scale* scale;
+  const Element* aux0;
+  const Element* aux1;
+  Plan::Out* out;
+  int n;
+  int k;
+  int width;  // of a row of the matrix
+};
+
+// What a block computes: elements [begin, begin + count) of each stream, of the slots [slot, slot + slots).
+struct Part {
+  int begin;
+  int count;
+  int slot;
+  int slots;
+  const long long* chosen;  // of these slots
+  float* sums;              // [slots, warps, streams, tile]
+};
+
+template <class Vector> __device__ __forceinline__ Vector load_row(const Element* address) {
+  if constexpr (Vector::size > 1) {
+    return Vector{ac::load_stream16(address)};
+  } else {
+    return Vector::load(address);
+  }
+}
+
+// Elements [first, first + Vector::size) of the part, in both streams, of all rows of one slot that are this group's turn.
+template <class Vector>
+__device__ __forceinline__ void add_slot(const Operands& operands, const Part& part, int slot, int first, float (&sums)[streams][Vector::size]) {
+  const Element* matrix = operands.weight + part.chosen[slot] * operands.k * operands.width + part.begin + first;
+  const Element* x = operands.x + (Plan::shared ? 0 : static_cast<long long>(part.slot + slot) * operands.k);
+  for (int row = threadIdx.x / Plan::lanes; row < operands.k; row += groups * Plan::unroll) {
+    Vector weights[Plan::unroll][streams];
+    float given[Plan::unroll];
+#pragma unroll
+    for (int u = 0; u < Plan::unroll; ++u) {
+      const int at = row + u * groups;
+      const bool exists = at < operands.k && first < part.count;
+      given[u] = at < operands.k ? ac::to_float(x[at]) : 0.0f;
+#pragma unroll
+      for (int part_of = 0; part_of < streams; ++part_of) {
+        const Element* address = matrix + static_cast<long long>(at) * operands.width + part_of * operands.n;
+        weights[u][part_of] = exists ? load_row<Vector>(address) : Vector::zero();
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < Plan::unroll; ++u) {
+#pragma unroll
+      for (int part_of = 0; part_of < streams; ++part_of) {
+        float w[Vector::size];
+        weights[u][part_of].unpack(w);
+#pragma unroll
+        for (int element = 0; element < Vector::size; ++element) sums[part_of][element] = fmaf(w[element], given[u], sums[part_of][element]);
+      }
+    }
+  }
+}
+
+template <class Vector> __device__ __forceinline__ void run_layer(const Operands& operands, const Part& part) {
+  const int warp = threadIdx.x / ac::warp_size;
+  const int lane = threadIdx.x % ac::warp_size;
+  for (int slot = 0; slot < part.slots; ++slot) {
+    for (int start = 0; start < Plan::tile; start += Plan::lanes * Vector::size) {
+      const int first = start + lane % Plan::lanes * Vector::size;
+      float sums[streams][Vector::size] = {};
+      add_slot<Vector>(operands, part, slot, first, sums);
+#pragma unroll
+      for (int part_of = 0; part_of < streams; ++part_of) {
+#pragma unroll
+        for (int element = 0; element < Vector::size; ++element) {
+          float sum = sums[part_of][element];
+#pragma unroll
+          for (int offset = ac::warp_size / 2; offset >= Plan::lanes; offset /= 2) sum += __shfl_xor_sync(ac::full_warp, sum, offset);
+          if (lane < Plan::lanes) part.sums[((slot * warps + warp) * streams + part_of) * Plan::tile + first + element] = sum;
+        }
+      }
+    }
+  }
+}
+
+// Sum of element `index` of a stream of the part over the warps, in one of its slots, with the bias.
+__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int slot, int stream, int index) {
+  float sum = 0.0f;
+  for (int warp = 0; warp < warps; ++warp) sum += part.sums[((slot * warps + warp) * streams + stream) * Plan::tile + index];
+  if (!Plan::has_bias) return sum;
+  return sum + ac::to_float(operands.bias[part.chosen[slot] * operands.width + part.begin + index + stream * operands.n]);
+}
+
+// A thread per output: no tile has more of them than a block has threads.
+__device__ __forceinline__ void finish(const Operands& operands, const Part& part) {
+  constexpr int each = Plan::interleaved ? 2 : 1;
+  const int index = threadIdx.x * each;
+  if (index >= part.count) return;
+  const int output = (part.begin + index) / each;
+  float acc[Plan::pair] = {};
+  float aux[2] = {};
+  if constexpr (Plan::summed) {
+    for (int slot = 0; slot < part.slots; ++slot) {
+      acc[0] = fmaf(ac::to_float(operands.scale[slot]), layer_of(operands, part, slot, 0, index), acc[0]);
+    }
+  } else {
+#pragma unroll
+    for (int pair = 0; pair < Plan::pair; ++pair) {
+      acc[pair] = layer_of(operands, part, 0, Plan::interleaved ? 0 : pair, Plan::interleaved ? index + pair : index);
+    }
+  }
+  if (Plan::has_aux0) aux[0] = ac::to_float(operands.aux0[output]);
+  if (Plan::has_aux1) aux[1] = ac::to_float(operands.aux1[output]);
+  operands.out[static_cast<long long>(part.slot) * operands.n + output] = ac::from_float<Plan::Out>(Epilogue::apply(acc, aux));
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts, const Plan::T* bias, const Plan::Scale* scale,
+               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, int slots) {
+  __shared__ long long chosen[most_slots];
+  AC_DYNAMIC_SHARED(float, sums);
+  static_assert(Plan::tile <= Plan::threads * (Plan::interleaved ? 2 : 1), "a thread finishes one output at most");
+  if constexpr (Plan::pdl) ac::launch_dependents();
+  ac::grid_dependency_wait();
+
+  const Operands operands{x, weight, bias, scale, aux0, aux1, out, n, k, Plan::pair * n};
+  const int begin = blockIdx.x * Plan::tile;
+  const int end = Plan::interleaved ? 2 * n : n;
+  const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), Plan::summed ? slots : 1, chosen, sums};
+  if (threadIdx.x < part.slots) chosen[threadIdx.x] = experts[part.slot + threadIdx.x];
+  __syncthreads();
+  if (Plan::vectors && ac::is_aligned16(weight)) {
+    run_layer<ac::Vec16<Element>>(operands, part);
+  } else {
+    run_layer<ac::Vec1<Element>>(operands, part);
+  }
+  __syncthreads();
+  finish(operands, part);
+}

@@ -1,0 +1,14 @@
+// Written by AgentCompile: the choices of one schedule.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <agentcompile/activation.cuh>
+#include <agentcompile/dtype.cuh>
+
+struct Plan_DIGEST {
+  using T = __nv_bfloat16;
+  using Score = __nv_bfloat16;
+  static constexpr int held = 4;
+  static constexpr bool over_chosen = true;
+  static constexpr bool pdl = true;
+};
