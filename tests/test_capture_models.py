@@ -66,6 +66,8 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
 }
 REFUSED = {
     "mamba": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **TOKENS}, "no attention heads"),
+    "rwkv": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48, **TOKENS},
+             "no attention heads"),
     "llama4_text": ({**SIZES, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48}, "branches"),
 }
 
