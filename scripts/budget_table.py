@@ -65,10 +65,9 @@ BATCHED = ("rms norm", "layer norm", "elementwise")
 FAMILIES: dict[str, dict[str, Maker]] = {
     "gemv": {f"64 x {k}": (lambda d, k=k: cases.linear_case(n=64, k=k, dtype=d)) for k in (512, 1024, 4096)},
     "gemv, norm, gate": {f"64 x {k}": (lambda d, k=k: cases.gated_case(n=64, k=k, norm="rms", dtype=d)) for k in (1024, 2048, 4096)},
-    "experts": {f"2 of 4, 32 x {k}": (lambda d, k=k: cases.experts_case(sizes=(4, 2, 32, k), dtype=d)) for k in (512, 2048)},
-    "experts, sum": {f"4 of 6, 64 x {k}": (lambda d, k=k: cases.experts_case(sizes=(6, 4, 64, k), down=True, dtype=d))
-                     for k in (512, 1024)},
-    "router": {f"4 of {n}": (lambda d, n=n: cases.router_case(experts=n, slots=4, dtype=d)) for n in (8, 64, 256)},
+    "experts": {f"2 of 4, 32 x {k}": (lambda d, k=k: cases.experts_case(sizes=(4, 2, 32, k), activation="", dtype=d))
+                for k in (512, 1024, 2048)},
+    "router": {f"{s} of {n}": (lambda d, s=s, n=n: cases.router_case(experts=n, slots=s, dtype=d)) for s, n in ((2, 8), (4, 60), (8, 64))},
     "gemm": {f"16 x 64 x {k}": (lambda d, k=k: cases.rows_case(rows=(16,), n=64, k=k, dtype=d)) for k in (64, 196, 512)},
     "gemm, heads": {f"2 x 16 x 32 x {k}": (lambda d, k=k: cases.matmul_case(shapes=((2, 16, k), (2, 32, k)), turned="b", dtype=d))
                     for k in (64, 512)},
