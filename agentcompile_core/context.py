@@ -61,7 +61,7 @@ class Context:
     def prepare_worker(self) -> None:
         """Let the worker start beside what is done now, where there is a backend for it to run kernels with."""
         if self.backend is not None:
-            self.running_worker().start()
+            self.running_worker().start(self.backend.name)
 
     def close(self) -> None:
         """End the worker, so that the device memory it holds is free."""

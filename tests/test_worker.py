@@ -44,6 +44,14 @@ def test_a_crash_a_hang_and_a_fault_cost_the_candidate_only(worker: Worker):
     assert "code 7" in found[5].message
 
 
+@pytest.mark.parametrize("backend", ["", "fake", "no such backend"])
+def test_a_worker_that_was_started_ahead_serves(backend: str):
+    with Worker(catalog=CATALOG, builders=1) as made:
+        made.start(backend)
+        (found,) = evaluate(made, job("honest"))
+    assert found.failure is None and made.restarts == 0
+
+
 def test_a_caller_who_stops_at_a_crash_leaves_no_dead_child_to_the_next(worker: Worker):
     for _, evaluation in worker.evaluate([job("segfault")]):
         assert evaluation.failure is Cause.MEMORY_FAULT

@@ -64,6 +64,12 @@ class Backend(Offer):
         """How the name of a source file of ``language`` ends, such as ``.cpp``; by default ``.<language>``."""
         return self.suffixes.get(language, f".{language}")
 
+    def prepare(self) -> None:
+        """Make what every build needs, such as headers that are compiled once: called in the worker as it starts, on a thread of its own.
+
+        What it raises is ignored; ``build`` is called all the same.
+        """
+
     @abstractmethod
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source``. Raises BuildError."""

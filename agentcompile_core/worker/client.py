@@ -63,10 +63,12 @@ class Worker:
         self._others: list[Worker] = []  # further children, where jobs run side by side
         self._abandoned = False
 
-    def start(self) -> None:
-        """Start the child without waiting for it, so that its imports overlap with other work."""
+    def start(self, backend: str = "") -> None:
+        """Start the child without waiting for it, so that its imports, and what ``backend`` prepares, overlap with other work."""
         if self._child is None and self._starting is None:
             self._starting = Child(self._catalog, self._builders, self._memory_bytes, self._settings, self._environment)
+            if backend:
+                self._starting.send({"id": -1, "method": "prepare", "params": backend})
 
     def __enter__(self) -> "Worker":
         return self

@@ -1,6 +1,7 @@
 """The child's loop: read requests, build ahead in threads, evaluate one candidate at a time, answer on a private pipe."""
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -58,6 +59,9 @@ class Server:
             message = json.loads(line)
             number, method, params = int(message["id"]), str(message["method"]), message["params"]
             future = None
+            if method == "prepare":
+                self._pool.submit(self._prepare, str(message["params"]))
+                continue
             if method == "evaluate":
                 try:
                     params = serial.structure(params, Job)
@@ -66,6 +70,10 @@ class Server:
                     method, params = "refuse", str(exc)
             self._requests.put((number, method, params, future))
         self._requests.put(None)
+
+    def _prepare(self, backend: str) -> None:
+        with contextlib.suppress(Exception):  # builds will say what is wrong
+            self.state.catalog.find("agentcompile_backends", backend).prepare()  # type: ignore[attr-defined]
 
     def _build(self, number: int, job: Job) -> Kernel | Evaluation | None:
         kernel = self.state.build(job)

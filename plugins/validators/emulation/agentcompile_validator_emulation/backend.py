@@ -27,7 +27,7 @@ from agentcompile_core.plugin_api import (
     UsageError,
 )
 
-from .engine import Mode, build, default_cache_folder, prepare_cache, runtime_digest
+from .engine import Mode, build, default_cache_folder, prepare, prepare_cache, runtime_digest
 from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, Scalar
 from .toolchain import COMPILER, GXX, find_toolchain
 
@@ -104,6 +104,10 @@ class EmulationBackend(Backend):
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""
         return (cuda_kit.include_dir(),)
+
+    def prepare(self) -> None:
+        """Compile the emulator itself and the CUDA headers, while the model is captured."""
+        prepare(self._cache_folder, self.settings.compiler)
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source`` to a shared library.

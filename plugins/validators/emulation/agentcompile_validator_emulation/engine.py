@@ -7,7 +7,9 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -121,20 +123,38 @@ def _kernel_flags(toolchain: Toolchain, mode: Mode) -> list[str]:
     return [*_COMMON, *_KERNEL_FLAGS[mode], *toolchain.processor_flags]
 
 
+_COMPILING: dict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+
+def prepare(cache_folder: Path | None = None, compiler: str = GXX, deadline_s: float = 120.0) -> None:
+    """Compile what every plain kernel is built with, where the cache does not hold it.
+
+    Raises:
+        BuildError: g++ refuses it or passes the deadline.
+        UsageError: no toolchain.
+    """
+    toolchain = find_toolchain(compiler)
+    cache = (cache_folder or default_cache_folder()).absolute()
+    prepare_cache(cache)
+    _precompiled_shim(toolchain, Mode.PLAIN, cache, deadline_s)
+    _runtime_object(toolchain, Mode.PLAIN, cache, deadline_s)
+
+
 def _compiled_once(toolchain: Toolchain, flags: Sequence[str], source: str, name: str, cache: Path, deadline_s: float) -> Path:
     """Compile a file of the emulator itself; the result is named ``name`` and lies in a folder of its own in the cache."""
     key = hashlib.sha256(repr((runtime_digest(), flags, toolchain.version, toolchain.includes)).encode()).hexdigest()[:16]
     target = cache / key / name
-    if not target.exists():
-        _forget_unused(cache)
-        target.parent.mkdir(exist_ok=True, mode=0o700)
-        with PrivateFolder(cache) as folder:
-            made = folder / name
-            command = [toolchain.compiler, *flags, *_include_flags(toolchain), str(RUNTIME_FOLDER / source), "-o", str(made)]
-            _run(command, deadline_s, f"the emulator's own {source}")
-            os.replace(made, target)
-    else:
-        _used(target)
+    with _COMPILING[target]:  # not by two threads at a time; two processes may
+        if not target.exists():
+            _forget_unused(cache)
+            target.parent.mkdir(exist_ok=True, mode=0o700)
+            with PrivateFolder(cache) as folder:
+                made = folder / name
+                command = [toolchain.compiler, *flags, *_include_flags(toolchain), str(RUNTIME_FOLDER / source), "-o", str(made)]
+                _run(command, deadline_s, f"the emulator's own {source}")
+                os.replace(made, target)
+        else:
+            _used(target)
     return target
 
 

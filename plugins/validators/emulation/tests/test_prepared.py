@@ -1,0 +1,37 @@
+"""What every kernel is built with is compiled ahead, once."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from agentcompile_validator_emulation import engine
+from agentcompile_validator_emulation.backend import EmulationBackend
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+
+    def run(command: list[str], deadline_s: float, what: str) -> None:
+        seen.append(what)
+        Path(command[command.index("-o") + 1]).touch()
+
+    monkeypatch.setattr(engine, "_run", run)
+    return seen
+
+
+def test_a_build_behind_it_compiles_the_kernel_alone(tmp_path: Path, compiled: list[str]):
+    EmulationBackend(tmp_path).prepare()
+    assert sorted(compiled) == ["the emulator's own runtime.cpp", "the emulator's own shim.h"]
+    EmulationBackend(tmp_path).prepare()
+    engine.build("", {}, ("kernel",), cache_folder=tmp_path)
+    assert compiled[2:] == ["the kernel", "to link the kernel"]
+
+
+def test_threads_that_need_it_at_once_wait_for_one(tmp_path: Path, compiled: list[str]):
+    threads = [threading.Thread(target=engine.prepare, args=(tmp_path,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiled) == 2
