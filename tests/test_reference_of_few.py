@@ -24,9 +24,9 @@ def one_by_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, order:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.integers(1, 511), st.integers(0, 10**6), st.booleans(), st.integers(8, 16))
+@given(st.integers(1, 63), st.integers(0, 10**6), st.booleans(), st.integers(8, 16))
 def test_scores_added_in_any_order_are_inside(position: int, seed: int, huge_first: bool, power: int):
-    match, graph = cases.attention_case(heads=(2, 1), head_dim=DIM, capacity=512, rope="", dtype=DType.F32)
+    match, graph = cases.attention_case(heads=(2, 1), head_dim=DIM, capacity=64, rope="", dtype=DType.F32)
     values = graph_values(match, graph, make_inputs(match, ATTENTION, Case(family="normal", seed=seed, position=position), "cpu"))
     generator = torch.Generator().manual_seed(seed)
     at = int(torch.randint(DIM, (1,), generator=generator))
