@@ -69,7 +69,7 @@ class Capturing(AcmeBackend):
 class Worker(Here):
     """The worker in this process, with its calls."""
 
-    def start(self) -> None:
+    def start(self, backend: str = "") -> None:
         """It runs already."""
 
     def close(self) -> None:

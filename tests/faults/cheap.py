@@ -76,7 +76,7 @@ class Here:
     def __init__(self, **_: Any) -> None:
         self._state: Any = None
 
-    def start(self) -> None:
+    def start(self, backend: str = "") -> None:
         """Make the state."""
         from agentcompile_core.worker.evaluate import WorkerState
 
