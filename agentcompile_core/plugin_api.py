@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict,
     )
     from .ops.absorbing import Prologue as Prologue, prologues as prologues, repeats as repeats
+    from .ops.bits import same_bits as same_bits
     from .ops.growth import (
         Growth as Growth, cone as cone, express as express, grow as grow, has_one_rounding as has_one_rounding,
         is_pointwise as is_pointwise,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from .ops.grammar import translate as translate
     from .ops.meaning import evaluate as evaluate
     from .ops.names import operator as operator
-    from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle, same_bits as same_bits
+    from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
     from .ops.region_view import (
         KERNEL_TYPES as KERNEL_TYPES, RegionView as RegionView, is_contiguous as is_contiguous, packed as packed, ref as ref,
     )
@@ -128,7 +129,8 @@ _NAMES = {
     "ops.grammar": "translate",
     "ops.meaning": "evaluate",
     "ops.names": "operator",
-    "ops.reference": "Bounded Comparison compare oracle same_bits",
+    "ops.bits": "same_bits",
+    "ops.reference": "Bounded Comparison compare oracle",
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
     "ops.schema": "argument canonical",
     "ops.traffic": "unread_bytes",

@@ -29,9 +29,7 @@ def _one_by_one(x: Tensor, matrices: Tensor, experts: Tensor, bias: Tensor | Non
     out = x.new_empty(*experts.shape, matrices.shape[1])
     for expert in sorted(set(experts.flatten().tolist())):
         chosen = experts == expert
-        given = rows[chosen]
-        given = given[0] if len(given) == 1 else given  # one row as a linear layer of one row takes it
-        out[chosen] = F.linear(given, matrices[expert], None if bias is None else bias[expert])
+        out[chosen] = F.linear(rows[chosen], matrices[expert], None if bias is None else bias[expert])
     return out
 
 

@@ -9,6 +9,9 @@ DATA_DEPENDENT = frozenset({
 })
 
 
+ATTENTION, CACHED = "agentcompile.attention.default", "agentcompile.cached.default"
+
+
 def operator(node: Node) -> tuple[str, str]:
     """Name and overload of a node's operator: ``aten.add.Tensor`` gives ``("add", "Tensor")``."""
     parts = node.op.split(".")

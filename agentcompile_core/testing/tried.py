@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import AgentCompileError
@@ -13,6 +12,7 @@ from ..ir.plan import Origin, Schedule, Step
 from ..ir.region import Match, Role
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial
+from ..ops.bits import same_bits
 from ..ops.interpreter import compile_nodes
 from ..ops.reference import compare
 from ..plugin.interfaces import Backend
@@ -76,11 +76,6 @@ def misjudged(run: Execution, case: Case) -> str:
         seen.append(values)
     unequal = [name for name in seen[0] if not same_bits(seen[0][name], seen[1][name])]
     return f"{', '.join(unequal)}: two runs on equal inputs differ" if unequal else ""
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, NaN too."""
-    return bool(torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)))
 
 
 def off_by_a_tenth(tensor: Tensor) -> Tensor:

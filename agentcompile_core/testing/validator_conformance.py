@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import Cause
 from ..ir.candidate import Kernel
 from ..ir.verdict import Trial, Verdict
+from ..ops.bits import same_bits
 from ..plugin.interfaces import Backend, Validator
 from ..worker import Evaluation, Job
 from ..worker.evaluate import WorkerState
@@ -24,7 +25,7 @@ from ..worker.execution import Execution, Result
 from ..worker.validating import Validating
 from .demands import SHORTEST_REASON, catalog_of, demand, demand_identity, installed
 from .doubles import FakeBackend, fake_trial
-from .tried import same_bits, step_of
+from .tried import step_of
 
 WRONG = ("wrong", "unwritten", "outside", "input", "nans")  # defects of the doubles that a validator of results must see
 

@@ -15,11 +15,12 @@ from ..errors import Cause
 from ..ir.record import Measurement
 from ..ir.region import Role
 from ..ir.verdict import Case, Trial
+from ..ops.bits import words
 from ..ops.reference import compare
 from . import timing
 from .buffers import GIVEN, Buffers, fill
 from .execution import Execution
-from .memory import Unchanged, any_of, words
+from .memory import Unchanged, any_of
 from .operands import make_inputs
 from .timing import Rotation
 

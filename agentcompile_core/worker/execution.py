@@ -15,7 +15,8 @@ from ..ir import serial
 from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ir.verdict import Case, Trial
-from ..ops.reference import Bounded, oracle, same_bits
+from ..ops.bits import same_bits
+from ..ops.reference import Bounded, oracle
 from ..ops.reference.second_opinion import Disagreement, disagreement
 from ..plugin.interfaces import Backend
 from ..plugin.match_kind import MatchKind, plain_kind

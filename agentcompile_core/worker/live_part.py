@@ -13,8 +13,8 @@ from torch import Tensor
 from ..ir.graph import Graph
 from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case
+from ..ops.names import ATTENTION
 from ..ops.reference import Bounded
-from ..ops.reference.second_opinion import ATTENTION
 from ..plugin.match_kind import MatchKind
 
 UNTOUCHED = 8  # positions behind those that are written, which the reference covers too

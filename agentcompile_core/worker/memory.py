@@ -7,6 +7,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..ir.graph import TensorSpec
+from ..ops.bits import as_bytes, words
 from ..ops.dtypes import torch_dtype
 
 GUARD_BYTES = 4096
@@ -107,18 +108,6 @@ def any_of(flags: Iterable[Tensor]) -> bool:
     """Whether one of some bools on one device is set; the device is waited for once."""
     found = list(flags)
     return bool(torch.stack(found).any()) if found else False
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def words(tensor: Tensor) -> Tensor:
-    """The bits of a contiguous tensor in words of a width that divides it: comparing is bound by memory."""
-    flat = tensor.reshape(-1)
-    wide = flat.nbytes % 8 == 0 and flat.data_ptr() % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
-    return flat.view(torch.int64 if wide else torch.uint8)
 
 
 def checksum(data: Tensor) -> Tensor:

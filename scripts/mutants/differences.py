@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values, compare
+from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values, compare, same_bits
 from agentcompile_core.worker.buffers import Buffers
 from agentcompile_core.worker.execution import Execution
 from agentcompile_core.worker.operands import make_inputs
@@ -89,7 +89,7 @@ def first_beyond(subject: Subject, source: StepSource, cases: Iterable[Case]) ->
 
 def _difference(right: dict[str, torch.Tensor], found: dict[str, torch.Tensor], case: Case) -> str:
     for name, tensor in right.items():
-        if not torch.equal(tensor.reshape(-1).view(torch.uint8), found[name].reshape(-1).view(torch.uint8)):
+        if not same_bits(tensor, found[name]):
             return f"{name} differs on {case.family} seed {case.seed} position {case.position}{_where(tensor, found[name])}"
     return ""
 

@@ -17,10 +17,10 @@ from ...ir.graph import Graph, Node
 from ..dtypes import torch_dtype
 from .bounded import Bounded, exact, rounded
 from .calls import resolved
-from .comparison import Comparison, compare, same_bits
+from .comparison import Comparison, compare
 from .rules import MOVES, apply
 
-__all__ = ["Bounded", "Comparison", "compare", "exact", "oracle", "same_bits", "torch_dtype"]
+__all__ = ["Bounded", "Comparison", "compare", "exact", "oracle", "torch_dtype"]
 
 
 def oracle(graph: Graph, values: Mapping[str, Tensor], depth: int = 0) -> dict[str, Bounded]:

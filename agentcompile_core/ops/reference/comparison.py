@@ -4,6 +4,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..bits import same_bits
 from .bounded import Bounded, overflow_limit
 
 
@@ -32,8 +33,7 @@ def compare(actual: Tensor, expected: Bounded) -> Comparison:
     if flat.numel() != value.numel() + (0 if expected.rest is None else expected.rest.numel()):
         return _failed("wrong number of elements")
     if expected.rest is not None:
-        kept = same_bits(flat[value.numel() :], expected.rest)
-        if not kept:
+        if not same_bits(flat[value.numel() :], expected.rest):
             return _failed(f"elements from {value.numel()} on may not be written, and some were")
         flat = flat[: value.numel()]
     if not flat.is_floating_point():
@@ -67,14 +67,6 @@ def _compare_unequal(rest: Tensor, out: Tensor, whole: Tensor, error: Tensor, li
 
 def _failed(why: str) -> Comparison:
     return Comparison(ok=False, max_abs=float("inf"), max_rel=float("inf"), budget_use=float("inf"), detail=why)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one type hold the same bits in the same order, whatever their shapes."""
-    first, second = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    if first.numel() % 8 == 0 and all(t.storage_offset() % 8 == 0 and t.data_ptr() % 8 == 0 for t in (first, second)):
-        first, second = first.view(torch.int64), second.view(torch.int64)
-    return torch.equal(first, second)
 
 
 def same(out: Tensor, value: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from torch import Tensor
 from ...errors import AgentCompileError
 from ...ir.graph import Graph
 from ..interpreter import compile_nodes
+from ..names import ATTENTION
 from ..schema import argument
 from .bounded import Bounded
 from .comparison import chosen_well, same
 
 RELATIVE = 1e-9  # of the element and of the largest one: far above float64's roundoff, far below every budget
 OF_BUDGET = 1e-4  # a sum that cancels may differ by this share of its budget, which grows with the magnitudes summed
-ATTENTION = "agentcompile.attention.default"
 
 
 class Disagreement(AgentCompileError):

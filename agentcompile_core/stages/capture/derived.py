@@ -15,11 +15,11 @@ from ...errors import UsageError
 from ...ir.graph import Graph, Node, Ref, ValueKind
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import compile_nodes
+from ...ops.names import ATTENTION, CACHED
 from ...ops.schema import argument as argument_of
 from .attention import Unsupported
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain
 
-CACHED, ATTENTION = "agentcompile.cached.default", "agentcompile.attention.default"
 REASON = "its attention reads other K and V than it caches"
 _SEED, _CLOSE = 11, 1e-4
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from ...errors import one_line
 from ...ir.graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
+from ...ops.names import ATTENTION
 from ...ops.schema import with_argument
 from ...plugin.interfaces import LoadedModel
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
@@ -18,8 +19,6 @@ from .importer import import_program
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
-
-ATTENTION = "agentcompile.attention.default"
 
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:

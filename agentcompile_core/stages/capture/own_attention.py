@@ -11,12 +11,12 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ...ir.graph import Argument, Graph, KVSpec, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from ...ops.names import ATTENTION, CACHED
 from ...ops.schema import argument as argument_of
 from .attention import Unsupported
 from .own_scores import MASKED, Constants, reshapes, scores_of
 from .rewrite import View, beside, eliminate_dead_code, rebuild
 
-CACHED = "agentcompile.cached.default"
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
 _SOFTMAX = ("aten.softmax.int", "aten._softmax.default")
 
@@ -133,7 +133,7 @@ def _attention(view: View, node: Node, own: _Own, position: str) -> tuple[list[N
     if count > 1:
         turned = evolve(turned, strides=(heads * count * width, width, heads * width, 1))
     shaped = node.name if result.dtype is spec.dtype else f"{name}.shaped"
-    attention = beside(node, name, "agentcompile.attention.default", "attention", arguments)
+    attention = beside(node, name, ATTENTION, "attention", arguments)
     nodes = [
         evolve(attention, mutates=tuple(cache.value for cache in caches)),
         beside(node, f"{name}.turned", "aten.transpose.int", "view", (Ref(name), 1, 2)),
