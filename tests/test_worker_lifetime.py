@@ -17,6 +17,7 @@ from agentcompile_core.installation import install
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.events import CandidateFinished
 from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.processes import fork_server
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker
@@ -57,6 +58,8 @@ class Compiling:
 def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiling:
     made = partial(Worker, catalog="agentcompile_core.testing.doubles:catalog", builders=1)
     monkeypatch.setattr(agentcompile_core.worker, "Worker", made)
+    monkeypatch.setattr(fork_server, "_servers", {})
+    monkeypatch.setattr(fork_server, "_keeping", 0)  # as in a program that compiles one model
     return Compiling(tmp_path)
 
 

@@ -6,15 +6,12 @@ import os
 import queue
 import selectors
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
-from .environment import child_environment
+from .fork_server import Forked, ForkServer
 
 POLL_S = 0.25
 LOG_BYTES = 4000
@@ -26,18 +23,22 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """A started ``agentcompile_core.worker``, which is told the ``settings`` of its plugins first. Not thread-safe."""
+    """A worker that ``server`` forks, which is told the ``settings`` of its plugins first. Not thread-safe."""
 
-    def __init__(self, catalog: str, builders: int, memory_bytes: int, settings: dict[str, Any] | None = None,
-                 environment: Iterable[str] = ()) -> None:
-        command = [sys.executable, "-m", "agentcompile_core.worker", "--catalog", catalog, "--builders", str(builders)]
+    def __init__(self, server: ForkServer, catalog: str, builders: int, memory_bytes: int, settings: dict[str, Any] | None = None) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         self._memory_bytes = memory_bytes
-        # A session of its own: Ctrl-C in the terminal reaches the parent only, and one kill reaches all its children.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-                                         env=child_environment(environment), start_new_session=True)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._output = self._process.stdout
+        self._server = server
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        self._input, self._output = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb")
+        try:  # a session of its own: one kill reaches all its children
+            arguments = ("--catalog", catalog, "--builders", str(builders))
+            self._process: Forked | None = server.fork(arguments, theirs_in, theirs_out, self._log.fileno())
+        except OSError:  # the server ended meanwhile; ``receive`` will say so
+            self._process = None
+        os.close(theirs_in)
+        os.close(theirs_out)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
         self._buffer = bytearray()
@@ -47,11 +48,10 @@ class Child:
 
     def _write(self) -> None:
         # On a thread: a hung child does not read, and a full pipe must not hang the parent.
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             while (line := self._outbox.get()) is not None:
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
+                self._input.write(line)
+                self._input.flush()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message, without waiting for it to be read."""
@@ -93,17 +93,23 @@ class Child:
 
     def _check_memory(self) -> None:
         try:
-            with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:
+            with open(f"/proc/{self._pid}/statm", encoding="ascii") as file:
                 resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError, ValueError):
             return
         if resident > self._memory_bytes:
             raise ChildEnded(f"the worker used {resident >> 20} MiB of memory; at most {self._memory_bytes >> 20} MiB are allowed")
 
+    @property
+    def _pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
     def _last_words(self) -> str:
+        if self._process is None or not self._pid:
+            return f"what it would be forked from ended; {self._server.last_words(LOG_BYTES)[-1000:]}".rstrip("; ")
         try:
             code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             return "the worker closed its output"
         how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return f"the worker {how}; {self.log()}".rstrip("; ")
@@ -111,7 +117,7 @@ class Child:
     @property
     def signal_number(self) -> int:
         """The signal that ended it, 0 if none did."""
-        code = self._process.poll()
+        code = self._process.poll() if self._process is not None else None
         return -code if code is not None and code < 0 else 0
 
     def log(self) -> str:
@@ -123,12 +129,10 @@ class Child:
     def kill(self) -> None:
         """End it and every process of its group, and wait for it."""
         self._outbox.put(None)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill_group()
         self._selector.close()
         self._output.close()
         self._log.close()
         with contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._input.close()

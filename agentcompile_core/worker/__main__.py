@@ -1,6 +1,9 @@
-"""``python -m agentcompile_core.worker``: the child process. Started by ``client``; not for use by hand."""
+"""``python -m agentcompile_core.worker SOCKET``: what workers are forked from; not for use by hand."""
 
+import sys
+
+from ..processes.fork_server import serve
 from .server import main
 
 if __name__ == "__main__":
-    main()
+    serve(int(sys.argv[1]), main)

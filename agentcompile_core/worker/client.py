@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,8 @@ from ..errors import AgentCompileError, Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
 from ..processes.child import Child, ChildEnded
+from ..processes.environment import child_environment
+from ..processes.fork_server import ForkServer, hold, release
 from .protocol import CATALOG, Evaluation, Job
 from .side_by_side import AHEAD, Evaluating, side_by_side
 
@@ -58,6 +61,7 @@ class Worker:
         self._catalog, self._memory_bytes, self._settings, self._environment = catalog, memory_bytes, settings, environment
         self._builders = builders or min(MAX_BUILDERS, os.cpu_count() or 1)
         self._deadlines_s = {**DEADLINES_S, **(deadlines_s or {})}
+        self._server: ForkServer | None = None  # what children are forked from
         self._child: Child | None = None
         self._starting: Child | None = None
         self._others: list[Worker] = []  # further children, where jobs run side by side
@@ -66,7 +70,7 @@ class Worker:
     def start(self, backend: str = "") -> None:
         """Start the child without waiting for it, so that its imports, and what ``backend`` prepares, overlap with other work."""
         if self._child is None and self._starting is None:
-            self._starting = Child(self._catalog, self._builders, self._memory_bytes, self._settings, self._environment)
+            self._starting = self._new_child()
             if backend:
                 self._starting.send({"id": -1, "method": "prepare", "params": backend})
 
@@ -81,6 +85,16 @@ class Worker:
         self._end()
         for other in self._others:
             other.close()
+        if self._server is not None:
+            release(self._server)
+            self._server = None
+
+    def _new_child(self) -> Child:
+        if self._server is not None and self._server.ended:
+            release(self._server)
+            self._server = None
+        self._server = self._server or hold((sys.executable, "-m", __package__ or ""), child_environment(self._environment))
+        return Child(self._server, self._catalog, self._builders, self._memory_bytes, self._settings)
 
     def _end(self) -> None:
         for child in (self._child, self._starting):
@@ -166,7 +180,7 @@ class Worker:
         if self._child is not None:
             return self._child
         for attempt in range(MAX_STARTS_WITHOUT_RESULT):
-            child = self._starting or Child(self._catalog, self._builders, self._memory_bytes, self._settings, self._environment)
+            child = self._starting or self._new_child()
             self._starting = None
             try:
                 message = child.receive(START_S)

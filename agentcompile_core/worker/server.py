@@ -127,12 +127,12 @@ class Server:
             self.channel.send({"id": number, "error": error, "lost": backend is not None and backend.is_lost()})
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Serve requests on standard input and output until the parent closes them."""
     parser = argparse.ArgumentParser(prog="agentcompile_core.worker")
     parser.add_argument("--catalog", default=CATALOG, help="module:function that returns the catalog")
     parser.add_argument("--builders", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     _die_with_parent()
     # Whatever plugins and compilers print must not be taken for an answer.
     channel = Channel(os.dup(1))
