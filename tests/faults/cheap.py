@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import agentcompile_rules_transformers
-from attrs import evolve
+import inline_worker
 
 import agentcompile_core as ac
 import agentcompile_core.worker
@@ -68,33 +67,13 @@ def lenient() -> Iterator[None]:
             os.environ["AGENTCOMPILE_STRICT"] = before
 
 
-class Here:
-    """The worker without its process: evaluates in this one, for storms in which nothing crashes but the whole."""
+class Here(inline_worker.Here):
+    """The worker without its process, for storms in which nothing crashes but the whole."""
 
     catalog = staticmethod(doubles.catalog)
 
     def __init__(self, **_: Any) -> None:
-        self._state: Any = None
-
-    def start(self, backend: str = "") -> None:
-        """Make the state."""
-        from agentcompile_core.worker.evaluate import WorkerState
-
-        self._state = self._state or WorkerState(self.catalog())
-
-    def close(self) -> None:
-        """Forget it."""
-        self._state = None
-
-    def evaluate(self, jobs: Any, stop_at: float | None = None, **_: Any) -> Iterator[tuple[int, Any]]:
-        """Each job in order, until ``stop_at``."""
-        self.start()
-        for index, job in enumerate(jobs):
-            if stop_at is not None and time.monotonic() >= stop_at:
-                return
-            built = self._state.build(job)
-            kernel = built is None or hasattr(built, "binary")  # None: an implementation, which is bound
-            yield index, evolve(self._state.evaluate(job, built, lambda phase: None), kernel=built) if kernel else built
+        super().__init__(self.catalog())
 
 
 class BadHere(Here):

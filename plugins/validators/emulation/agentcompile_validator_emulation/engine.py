@@ -133,11 +133,16 @@ def prepare(cache_folder: Path | None = None, compiler: str = GXX, deadline_s: f
         BuildError: g++ refuses it or passes the deadline.
         UsageError: no toolchain.
     """
+    toolchain, cache = _toolchain_and_cache(cache_folder, compiler)
+    _precompiled_shim(toolchain, Mode.PLAIN, cache, deadline_s)
+    _runtime_object(toolchain, Mode.PLAIN, cache, deadline_s)
+
+
+def _toolchain_and_cache(cache_folder: Path | None, compiler: str) -> tuple[Toolchain, Path]:
     toolchain = find_toolchain(compiler)
     cache = (cache_folder or default_cache_folder()).absolute()
     prepare_cache(cache)
-    _precompiled_shim(toolchain, Mode.PLAIN, cache, deadline_s)
-    _runtime_object(toolchain, Mode.PLAIN, cache, deadline_s)
+    return toolchain, cache
 
 
 def _compiled_once(toolchain: Toolchain, flags: Sequence[str], source: str, name: str, cache: Path, deadline_s: float) -> Path:
@@ -202,9 +207,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
         UsageError: no toolchain, or names that cannot be.
     """
     _check_request(headers, entries)
-    toolchain = find_toolchain(compiler)
-    cache = (cache_folder or default_cache_folder()).absolute()
-    prepare_cache(cache)
+    toolchain, cache = _toolchain_and_cache(cache_folder, compiler)
     flags = _kernel_flags(toolchain, mode)
     key_parts = (code, sorted(headers.items()), tuple(entries), flags, _LINK_FLAGS[mode], toolchain.version, toolchain.includes,
                  runtime_digest(), cuda_kit.digest())
