@@ -70,7 +70,8 @@ def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
         return (shape.group * shape.vector + 4 * unroll) * (keys + values) + unroll * shape.group + REGISTERS_BESIDE
 
     widest = min(WARP, 1 << (shape.head_vectors - 1).bit_length())
-    choices = [("lanes", warps, lanes, unroll) for unroll, lanes, warps in product((4, 2, 1), (widest, max(1, widest // 2)), (8, 4, 16))
+    groups = dict.fromkeys((widest, max(1, widest // 2)))  # a head of one vector has one lane at the most
+    choices = [("lanes", warps, lanes, unroll) for unroll, lanes, warps in product((4, 2, 1), groups, (8, 4, 16))
                if registers(lanes, unroll) <= _registers(warps, target)]
     return _with_merges(shape, target, choices)
 
