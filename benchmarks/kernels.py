@@ -21,7 +21,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from covered.sweep import shard
 from operators import clock, compiling, contenders, results
 from operators.cases import Case, cases
 
@@ -43,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default="", help="families, operators or shapes, by commas: gemv,rms_norm,4096x4096")
     made.add_argument("--shard", default="1/1", help="only this part of them, such as 1/2; shards may share --out and --cache")
     made.add_argument("--seconds", type=float, default=1800.0, help="no other operator is begun after this time (default: %(default)s)")
-    made.add_argument("--budget-s", type=float, help="search budget of each operator; default: 5 s of GEMV, 20 s of products, 4 s of others")
+    made.add_argument("--budget-s", type=float, help="search budget of each operator; default: GEMV 5 s, products 20 s, others 4 s")
     made.add_argument("--budget-plans", type=int, help=f"candidates of each operator (default: {PLANS}, on the CPU {CPU_PLANS})")
     made.add_argument("--again", action="store_true", help="measure rows of this commit again")
     made.add_argument("--no-autotune", action="store_true", help="products without torch.compile's max-autotune, which takes long")
@@ -73,7 +72,7 @@ def wanted(options: argparse.Namespace) -> list[Case]:
     """The cases that are asked for, those of this shard."""
     names = {name for name in options.only.split(",") if name}
     found = [case for case in cases(small=options.device == "cpu") if not names or names & {case.family, case.op, case.shape}]
-    number, count = shard(options.shard)
+    number, count = harness.shard(options.shard)
     return found[number - 1::count]
 
 

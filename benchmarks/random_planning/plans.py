@@ -3,7 +3,6 @@
 import itertools
 import random
 import time
-from collections.abc import Callable
 from typing import Any
 
 from agentcompile_cuda_kit.targets import preset
@@ -82,8 +81,9 @@ class Bench:
 
     def _compiled(self, source: StepSource, target: Target) -> Row:
         began = time.monotonic()
-        used = self.backend.build(source, target, DEADLINE_S).resources
-        return {"outcome": "built", "why": "", "registers": used.registers, "spill_bytes": used.spill_bytes,
+        kernel = self.backend.build(source, target, DEADLINE_S)
+        used = kernel.resources
+        return {"outcome": "built", "why": "", "compiler": kernel.compiler, "registers": used.registers, "spill_bytes": used.spill_bytes,
                 "shared_bytes": used.shared_bytes, "build_s": round(time.monotonic() - began, 2)}
 
 
@@ -92,6 +92,11 @@ def predicted(source: StepSource, target: Target) -> Row:
     threads = max(launch.block[0] * launch.block[1] * launch.block[2] for launch in source.launches)
     cap = min(MOST_REGISTERS, target.registers_per_sm // threads // 8 * 8)
     return {"threads": threads, "registers_cap": cap, "dynamic_bytes": max(launch.shared_bytes for launch in source.launches)}
+
+
+def undrawn(rows: list[Row], families: tuple[str, ...]) -> list[str]:
+    """Installed families that no plan is of: draws of what they serve are missing."""
+    return sorted(set(Bench(families).families) - {row["family"] for row in rows})
 
 
 def shapes_of(match: Match) -> str:
@@ -110,6 +115,3 @@ def prepare(families: tuple[str, ...]) -> None:
 def of_process(job: tuple[str, int, int]) -> Row:
     """The row of one plan (target, index, seed), by the bench of this process."""
     return _BENCH[0].plan(*job)
-
-
-Report = Callable[[Row], None]

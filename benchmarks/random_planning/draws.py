@@ -148,10 +148,18 @@ def _router(draw: Draw) -> Pair:
                             normalized=draw.random() < 0.4, narrow=draw.random() < 0.5, dtype=_type(draw))
 
 
+def _masked_attention(draw: Draw) -> Pair:
+    kv_heads, rows, keys = draw.choice((1, 2, 8)), size(draw, 1, 4096), size(draw, 1, 8192)
+    sizes = (size(draw, 1, 16), kv_heads * draw.choice((1, 2, 4)), kv_heads, rows, keys, size(draw, 1, 256))
+    return made.masked_attention_case(sizes=sizes, value_dim=draw.choice((0, 0, 64, 33)), mask=draw.choice(((), (rows, keys), (keys,))),
+                                      added=draw.random() < 0.5, causal=draw.random() < 0.3, turned=draw.random() < 0.7, dtype=_type(draw))
+
+
 # Kinds with more forms and paths come more often.
 MAKERS: tuple[Callable[[Draw], Pair], ...] = (
     _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _norm, _elementwise, _experts, _linear, _matmul, _attention,
     _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
+    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()),
 )
 
 
