@@ -11,6 +11,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import BuildError, Match, Reject, StepSource, Target, UsageError, check_source
 from agentcompile_core.stages.plan import checked, unfit
+from agentcompile_core.stages.plan.risk import risk_of
 
 from .draws import match_of
 
@@ -73,6 +74,9 @@ class Bench:
             check_source(match, source, target)
             self.backend.check(source, target)
             facts |= {"lowered": True, "digest": source.digest, **predicted(source, target)}
+            foreseen = family.needs(match, schedule, target)
+            risk = risk_of(foreseen, target)
+            facts |= {"registers_predicted": foreseen.registers, "shared_predicted": foreseen.shared_bytes, "risk": risk.level.value}
             return {**facts, **(self._compiled(source, target) if build else {"outcome": "lowered", "why": ""})}
         except BuildError as error:
             return {**facts, "outcome": "failed", "why": str(error)[:500]}

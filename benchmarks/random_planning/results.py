@@ -60,8 +60,9 @@ def summary(rows: Sequence[Row]) -> str:
         found = counts(some)
         lines.append(f"{target}: " + ", ".join(f"{found[name]} {name}" for name in COUNTED)
                      + f"; {found['refused_draws']} draws were refused with a reason before")
-    spilling = Counter(row["family"] for row in rows if row.get("spill_bytes"))
-    lines.append("spills: " + (", ".join(f"{count} plans of {family}" for family, count in spilling.most_common()) or "none"))
+    spilling = Counter((row["family"], row["risk"]) for row in rows if row.get("spill_bytes"))
+    said = ", ".join(f"{count} plans of {family}, of {risk} risk" for (family, risk), count in spilling.most_common())
+    lines.append(f"spills: {said or 'none'}")
     return "\n".join(lines)
 
 
