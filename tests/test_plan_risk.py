@@ -91,7 +91,8 @@ def test_what_a_family_foresees_lies_within_what_it_left_in_its_space(name: str,
 
 
 def test_schedules_that_want_of_registers_or_of_blocks_rules_out_are_counted(catalog: Catalog) -> None:
-    ruled_out = {name: " ".join(reason for step in planned(name, catalog).space.steps for reason, _ in step.space.ruled_out) for name in SERVED}
+    ruled_out = {name: " ".join(reason for step in planned(name, catalog).space.steps for reason, _ in step.space.ruled_out)
+                 for name in SERVED}
     assert "registers" in ruled_out["gemv"] and "registers" in ruled_out["attention"] and "blocks fit on an SM" in ruled_out["gemv"]
     smaller = planned("gemm", catalog, "rtx5090").space.steps[0].space.ruled_out
     assert any("shared memory" in reason for reason, _ in smaller)

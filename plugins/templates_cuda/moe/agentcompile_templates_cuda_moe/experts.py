@@ -25,7 +25,19 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import columns_space
-from .space import GRID_LIMIT, MOST_SLOTS, STATIC_SHARED_BYTES, WARP_SIZE, Shape, grid_of, registers, schedules, shape_of, shared_bytes, tile_of
+from .space import (
+    GRID_LIMIT,
+    MOST_SLOTS,
+    STATIC_SHARED_BYTES,
+    WARP_SIZE,
+    Shape,
+    grid_of,
+    registers,
+    schedules,
+    shape_of,
+    shared_bytes,
+    tile_of,
+)
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
