@@ -75,4 +75,7 @@ def _lines(match: Mapping[str, Any]) -> list[str]:
                      f"best guess: {risk}")
         lines += [f"    ruled out: {count}: {reason}" for reason, count in one["ruled_out"].items()]
         lines += [f"    not tried: {count}: {reason}" for reason, count in one["untried"].items()]
-    return lines + [f"  {one['implementation']} refused it: {one['reason']}" for one in match["refused"]]
+    kind = match["match"].partition(":")[0]
+    others = [one for one in match["refused"] if one["reason"].endswith(f"not {kind}")]  # as families say that they serve another kind
+    lines += [f"  {one['implementation']} refused it: {one['reason']}" for one in match["refused"] if one not in others]
+    return [*lines, f"  {len(others)} others serve other kinds"] if others else lines
