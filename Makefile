@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test storm budgets faults coverage mutants kernelbench lint setup wheels results reference docs clean
+.PHONY: demo test storm budgets faults coverage mutants random-plans kernelbench lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +35,11 @@ faults: setup
 # Task files in KernelBench's form: ours, or a checkout of others (TASKS=folder); results below benchmarks/results.
 kernelbench: setup
 	$(BIN)/python benchmarks/kernelbench.py $(if $(TASKS),$(TASKS),benchmarks/kernelbench_tasks) $(KERNELBENCH)
+
+# Random plans of all families, lowered and built for six architectures; 1,800 builds.
+random-plans: setup
+	$(BIN)/python benchmarks/random_plans.py --jobs $(JOBS)
+	$(BIN)/python benchmarks/tables.py
 
 lint: setup
 	$(BIN)/python -m ruff check .

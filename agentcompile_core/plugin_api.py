@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         ROUTER as ROUTER, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
-        Cover as Cover, Fusion as Fusion, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
+        Cover as Cover, Fusion as Fusion, Needs as Needs, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
         Schedule as Schedule, ScheduleSpace as ScheduleSpace, Step as Step, StepSpace as StepSpace,
     )
     from .ir.record import Measurement as Measurement, TuningRecord as TuningRecord
@@ -118,7 +118,7 @@ _NAMES = {
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
     "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MATMUL NORM REDUCTION ROPE ROPE_TABLE ROUTER SOFTMAX",
-    "ir.plan": "Cover Fusion Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
+    "ir.plan": "Cover Fusion Needs Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",
     "ir.source_check": "argument_values check_source",

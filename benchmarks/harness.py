@@ -45,6 +45,18 @@ def machine() -> dict[str, Any]:
     return {"gpu": torch.cuda.get_device_name(0), "gpu_uuid": uuid, "driver": driver}
 
 
+def shard(text: str) -> tuple[int, int]:
+    """``2/8``: the second of eight parts.
+
+    Raises:
+        SystemExit: it is no such text.
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise SystemExit(f"--shard {text}: allowed is a part and how many there are, such as 2/8")
+    return int(number), int(count)
+
+
 def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None) -> Path:
     """Write ``<out>/<name>.json``; rows of models that are not measured now are kept, those that another process writes meanwhile too.
 

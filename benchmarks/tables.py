@@ -14,13 +14,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import budget_tables
 import coverage_tables
+import kernel_tables
 import mutant_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
 from markdown_table import table
 
 ROOT = RESULTS.parent.parent
-DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "coverage", "mutants", "budgets")), ROOT / "README.md")
+DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "kernels", "coverage", "mutants", "budgets")), ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
 SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
@@ -34,7 +35,7 @@ COLUMNS = {
     "accuracy": ("model", "positions", "rms_ratio", "p999_ratio"),
     "memory": ("model", "extra_memory_bytes", "weight_bytes", "kv_bytes"),
     "compile_time": ("model", "cold_s", "warm_s"),
-    "kernels": ("family", "shape", "dtype", "us", "floor_us", "baseline_us", "baseline"),
+    "kernels": ("family", "op", "shape", "dtype", "bytes", "flops", "us", "floor_us", "share", "why"),
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
 }
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
@@ -188,7 +189,10 @@ def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
-    "compile_time": ("compile_time", compile_table), "kernels": ("kernels", plain_table("kernels")),
+    "compile_time": ("compile_time", compile_table),
+    "kernels_held": ("kernels", kernel_tables.held), "kernels_gemv": ("kernels", kernel_tables.gemv),
+    "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
+    "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
     "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("faults", "storm", "budgets", "mutants")  # lists of checks rather than measurements; their own tests read them
+OTHERS = ("faults", "storm", "budgets", "mutants", "random_plans")  # lists of checks rather than measurements; their own tests read them
 FILES = sorted(p for p in (ROOT / "benchmarks" / "results").glob("*/*.json") if p.stem not in OTHERS)
 
 
@@ -21,7 +21,8 @@ def tables() -> Any:
         yield importlib.import_module("tables")
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-        for name in ("tables", "chart", "harness", "budget_tables", "coverage_tables", "mutant_tables", "markdown_table"):
+        for name in ("tables", "chart", "harness", "budget_tables", "coverage_tables", "kernel_tables", "operator_claims",
+                     "mutant_tables", "markdown_table"):
             sys.modules.pop(name, None)
 
 

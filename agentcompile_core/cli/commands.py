@@ -128,6 +128,10 @@ def explain_command(options: argparse.Namespace) -> int:
     """Say why each step got what it got."""
     installed = bundle_reader.read(Path(options.bundle))
     found = evidence.read(Path(options.bundle))
+    if options.region is not None:
+        region = report.region_document(options.region, found)
+        _print(options, region, report.region_text(region))
+        return 0
     document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name,
                 "selections": report.selections_document(installed.selections),
                 "candidates": report.candidates_document(installed.records), "search": serial.unstructure(list(found.tried)),

@@ -29,6 +29,7 @@ EXAMPLES = {
 """,
     "explain": """examples:
   agentcompile explain qwen3.bundle
+  agentcompile explain qwen3.bundle --region layer          the plans of one region: risk, what was ruled out, who refused what
 """,
     "audit": """examples:
   agentcompile audit qwen3.bundle            every decision of that compile, and whether it follows from its records
@@ -131,6 +132,8 @@ def _bench(sub: argparse.ArgumentParser) -> None:
 
 def _explain(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", help="folder of a bundle")
+    sub.add_argument("--region", metavar="NAME", help="one region (its name, or how its signature begins): covers with their risk, and for "
+                                                      "every match who serves it, what was ruled out, and who refused it")
 
 
 def _audit(sub: argparse.ArgumentParser) -> None:

@@ -52,10 +52,14 @@ class Parameter:
 
 @frozen(kw_only=True)
 class ScheduleSpace:
-    """All legal schedules of one family for one match, best guess first. At most 256 points."""
+    """All legal schedules of one family for one match, best guess first. At most 256 points.
+
+    ``ruled_out``: why others are not among them (registers, shared memory, blocks per SM), and how many for each reason.
+    """
 
     parameters: tuple[Parameter, ...]
     points: tuple[Schedule, ...]  # legal combinations, best guess first
+    ruled_out: tuple[tuple[str, int], ...] = ()  # reason, schedules
 
     def __contains__(self, schedule: object) -> bool:
         return schedule in self._index
@@ -73,14 +77,44 @@ MAX_COVERS = 16
 
 
 @frozen(kw_only=True)
+class Needs:
+    """What a family expects one schedule to need of the hardware, before it is built; 0: it does not say."""
+
+    threads: int = 0  # of a block
+    registers: int = 0  # per thread
+    most_registers: int = 0  # that a thread may have
+    shared_bytes: int = 0  # per block, static and dynamic
+
+
+class RiskLevel(enum.Enum):
+    """How near a plan is to what the hardware allows."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+@frozen(kw_only=True)
+class PlanRisk:
+    """The level of a plan, and why it is not low."""
+
+    level: RiskLevel = RiskLevel.LOW
+    reason: str = ""
+
+
+@frozen(kw_only=True)
 class StepSpace:
-    """One implementation of one match, with its space. ``implementation`` is the qualified name ``<entry point>/<name>``."""
+    """One implementation of one match, with its space. ``implementation`` is the qualified name ``<entry point>/<name>``.
+
+    ``risk`` is that of the best guess.
+    """
 
     match_id: str
     implementation: str
     origin: Origin
     version: int  # of the family or implementation
     space: ScheduleSpace
+    risk: PlanRisk = field(factory=PlanRisk)
 
 
 @frozen(kw_only=True)

@@ -4,9 +4,9 @@ import enum
 from collections import Counter
 from collections.abc import Iterable
 
-from attrs import frozen
+from attrs import field, frozen
 
-from .plan import RegionPlan, Step, StepSpace
+from .plan import PlanRisk, RegionPlan, Step, StepSpace
 from .record import TuningRecord
 
 
@@ -38,6 +38,7 @@ class Tried:
     """One implementation of one match: the size of its space, and what became of its schedules. Counts add up to ``space``.
 
     ``refused`` is the implementation's own reason not to serve the match; ``broken`` what its plugin raised instead of an answer.
+    ``ruled_out`` are schedules that the family left out of its space for want of hardware; ``risk`` is that of its best guess.
     """
 
     signature: str
@@ -50,6 +51,8 @@ class Tried:
     cached: int = 0  # of those evaluated: found in the store
     passed: int = 0
     untried: tuple[tuple[str, int], ...] = ()  # reason, schedules
+    ruled_out: tuple[tuple[str, int], ...] = ()  # reason, schedules; no part of ``space``
+    risk: PlanRisk = field(factory=PlanRisk)
     refused: str = ""
     broken: str = ""
 
@@ -94,7 +97,8 @@ def _served(region: str, signature: str, space: StepSpace, covered: bool, record
         cached += place in seen.cached
         passed += record.passed
     return Tried(signature=signature, region=region, match=space.match_id, implementation=space.implementation, version=space.version,
-                 space=len(space.space), evaluated=evaluated, cached=cached, passed=passed, untried=tuple(sorted(counts.items())))
+                 space=len(space.space), evaluated=evaluated, cached=cached, passed=passed, untried=tuple(sorted(counts.items())),
+                 ruled_out=space.space.ruled_out, risk=space.risk)
 
 
 def _reason(place: tuple[str, Step], covered: bool, why: dict[tuple[str, Step], Reason], seen: Seen) -> Reason:

@@ -10,7 +10,7 @@ from ..errors import Reject
 from ..ir.advice import Advice, Question
 from ..ir.candidate import StepSource
 from ..ir.graph import Graph, GraphSet, KVSpec, Workload
-from ..ir.plan import Origin, Schedule, ScheduleSpace
+from ..ir.plan import Needs, Origin, Schedule, ScheduleSpace
 from ..ir.region import Match
 from ..ir.target import Target
 from ..ir.verdict import Case, Trial, Verdict
@@ -62,6 +62,10 @@ class TemplateFamily(Offer):
     @abstractmethod
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """Return the source of one schedule of ``space``."""
+
+    def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
+        """What the family expects a schedule of ``space`` to need, before it is built: the planner tells how risky that is."""
+        return Needs()
 
 
 class Implementation(Offer):

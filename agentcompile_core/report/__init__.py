@@ -22,6 +22,8 @@ from .configured import config_document as config_document
 from .configured import config_text as config_text
 from .configured import files_document as files_document
 from .configured import files_text as files_text
+from .region import region_document as region_document
+from .region import region_text as region_text
 from .tables import table as table
 
 

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness import shard as shard
+
 from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store
@@ -30,18 +32,6 @@ def items(options: argparse.Namespace) -> list[Item]:
     draw.shuffle(found)
     number, count = shard(options.shard)
     return found[number - 1::count]
-
-
-def shard(text: str) -> tuple[int, int]:
-    """``2/8``: the second of eight parts.
-
-    Raises:
-        SystemExit: it is no such text.
-    """
-    number, _, count = text.partition("/")
-    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        raise SystemExit(f"--shard {text}: allowed is a part and how many there are, such as 2/8")
-    return int(number), int(count)
 
 
 def row_of(item: Item, bench: Bench) -> Row:

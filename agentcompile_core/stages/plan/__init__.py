@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from ...context import Context
 from ...errors import Cause, ContractError, Reject, StageName, bounded
-from ...ir.plan import MAX_POINTS, Origin, PlanSpace, RegionPlan, ScheduleSpace, StepSpace
+from ...ir.plan import MAX_POINTS, Needs, Origin, PlanRisk, PlanSpace, RegionPlan, ScheduleSpace, StepSpace
 from ...ir.region import Analysis, Match, Region
 from ...ir.target import Target
 from ...plugin.interfaces import Implementation, TemplateFamily
 from .covers import covers
+from .risk import risk_of
 
 Server = TemplateFamily | Implementation
 
@@ -59,7 +60,8 @@ def plan(region: Region, allowed: frozenset[Origin], ctx: Context) -> PlanSpace:
             elif isinstance(found, str):
                 broken.append((match.id, name, found))
             else:
-                steps.append(StepSpace(match_id=match.id, implementation=name, origin=origin, version=server.version, space=found))
+                steps.append(StepSpace(match_id=match.id, implementation=name, origin=origin, version=server.version, space=found,
+                                       risk=_risk(name, server, match, found, ctx)))
     served = {step.match_id for step in steps}
     usable = tuple(match for match in region.matches if match.id in served)
     return PlanSpace(signature=region.signature, covers=covers(region.graph, usable, ctx.target), steps=tuple(steps),
@@ -106,6 +108,15 @@ def _ask(name: str, server: Server, match: Match, ctx: Context) -> ScheduleSpace
 
     found = ctx.catalog.guard(noted, stage=StageName.PLAN, cause=Cause.EXCEPTION, plugin=name, subject=f"match {match.id}")
     return found if found is not None else raised[0]
+
+
+def _risk(name: str, server: Server, match: Match, space: ScheduleSpace, ctx: Context) -> PlanRisk:
+    """The risk of the best guess; none where nothing is foreseen, or where the family raises (recorded)."""
+    if isinstance(server, Implementation):
+        return PlanRisk()
+    needs = ctx.catalog.guard(lambda: server.needs(match, space.points[0], ctx.target), stage=StageName.PLAN, cause=Cause.EXCEPTION,
+                              plugin=name, subject=f"needs of match {match.id}")
+    return risk_of(needs, ctx.target) if isinstance(needs, Needs) else PlanRisk()
 
 
 def checked(space: ScheduleSpace) -> ScheduleSpace | Reject:

@@ -31,6 +31,7 @@ from .compilers import FLAGS, Compiler, choose
 from .driver import driver
 
 OLDEST = 80
+REGISTER_STEP = 8  # of a thread: so many are given out at once
 
 
 class CudaBackend(Backend):
@@ -161,7 +162,7 @@ class CudaBackend(Backend):
 
         Raises:
             BuildError: no compiler, an error in the source (its first line; the whole log is a note), the deadline
-                passed, an entry is missing, a launch needs more shared memory than the target has, or one that declares
+                passed, an entry is missing, a launch needs more shared memory or registers than the target has, or one that declares
                 ``pdl`` never waits.
         """
         self._check_source(source, target)
@@ -241,7 +242,17 @@ def _resources(source: StepSource, target: Target, entries: dict[str, ptxas.Entr
             raise BuildError(f"{launch.entry} needs {needed} bytes of shared memory per block; "
                              f"{target.name} allows {target.shared_bytes_per_block}")
         shared = max(shared, needed)
+        _check_registers(launch, entries[launch.entry].registers, target)
     used = [entries[launch.entry] for launch in source.launches] or list(entries.values())
     return Resources(registers=max((e.registers for e in used), default=0), shared_bytes=shared,
                      spill_bytes=max((e.spill_bytes for e in used), default=0),
                      local_bytes=max((e.local_bytes for e in used), default=0))
+
+
+def _check_registers(launch: Launch, registers: int, target: Target) -> None:
+    """Registers are given to whole warps, by eights per thread; a block that wants more than an SM has is never launched."""
+    warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // target.lanes)
+    needed = warps * target.lanes * -(-registers // REGISTER_STEP) * REGISTER_STEP
+    if needed > target.registers_per_sm > 0:
+        raise BuildError(f"too many registers: {launch.entry} needs {registers} in each of {warps * target.lanes} threads, {needed} per "
+                         f"block; {target.name} has {target.registers_per_sm} per SM; declare the block with __launch_bounds__")

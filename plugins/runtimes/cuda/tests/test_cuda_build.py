@@ -86,6 +86,16 @@ def test_spills_are_reported(backend: CudaBackend) -> None:
     assert kernel.resources.spill_bytes > 0 and kernel.resources.registers <= 32
 
 
+def test_a_block_that_wants_more_registers_than_an_sm_has_is_refused(backend: CudaBackend) -> None:
+    body = "".join(f"float a{i} = x[{i} * 97 + threadIdx.x];" for i in range(120)) + "__syncthreads();"
+    total = "+".join(f"a{i} * x[{i} + blockIdx.x]" for i in range(120))
+    code = f'extern "C" __global__ void scale(const volatile float* x, float* y) {{ {body} *y = {total}; }}'
+    wide = Launch(entry="scale", grid=(1, 1, 1), block=(1024, 1, 1), arguments=())
+    with pytest.raises(BuildError, match=r"too many registers: scale needs \d+ in each of 1024 threads, \d+ per block; h100 has 65536"):
+        backend.build(source(code, launches=(wide,)), preset("h100"))
+    assert backend.build(source(code), preset("h100")).resources.registers > 64
+
+
 @pytest.mark.parametrize(("code", "message"), [
     (CODE.replace("float factor", "flot factor"), r"^\S+\.cu\(\d+\): error: .*flot"),
     (CODE.replace("agentcompile/ptx.cuh", "agentcompile/absent.cuh"), r"absent\.cuh"),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, literal, make_source, operand_pointer
+from agentcompile_cuda_kit import block_needs, c_type, literal, make_source, operand_pointer
 from attrs import evolve
 
 from agentcompile_core.plugin_api import (
@@ -14,6 +14,7 @@ from agentcompile_core.plugin_api import (
     KernelArgument,
     Launch,
     Match,
+    Needs,
     Reject,
     Role,
     Schedule,
@@ -27,7 +28,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .space import TENSOR_POSITIONS, WARP, Shape, shape_of, space_of
+from .space import TENSOR_POSITIONS, WARP, Shape, registers, shape_of, shared_bytes, space_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -64,6 +65,12 @@ class AttentionFamily(TemplateFamily):
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 64 points."""
         return space_of(shape_of(match), target)
+
+    def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
+        """Threads, registers and static shared memory."""
+        shape, (lanes, unroll) = shape_of(match), (schedule.integer(name) for name in ("lanes", "unroll"))
+        return block_needs(target, threads=schedule.integer("warps") * WARP, shared_bytes=shared_bytes(shape, schedule),
+                           registers=registers(shape, str(schedule["path"]), lanes, unroll))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch of (splits, kv_heads) blocks; workspaces for partial results and one arrival counter per KV head."""

@@ -1,7 +1,9 @@
 """Schedules of the attention family: which are legal for a match, and in which order they are worth trying."""
 
+from collections import Counter
 from itertools import islice, product, zip_longest
 
+from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
 from attrs import frozen
 
 from agentcompile_core.plugin_api import DType, Feature, Match, Parameter, Schedule, ScheduleSpace, Target
@@ -16,6 +18,7 @@ CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
 EARLY_KV = (True, False)
+_Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
 
@@ -66,33 +69,60 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("cluster", "global"))
     points = tuple(point for pair in zip_longest(*ways) for point in pair if point is not None)
     parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in NAMES)
-    return ScheduleSpace(parameters=parameters, points=points)
+    return ScheduleSpace(parameters=parameters, points=points, ruled_out=tuple(sorted(_ruled_out(shape, target).items())))
+
+
+def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
+    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane."""
+    if path == "tensor":
+        key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
+        return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
+    keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
+    return (shape.group * shape.vector + 4 * unroll) * (keys + values) + unroll * shape.group + REGISTERS_BESIDE
+
+
+def shared_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Static shared memory of a block."""
+    return _shared_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] == "cluster" else 0)
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
     """FMA schedules: a group of ``lanes`` lanes owns a position, ``unroll`` positions in flight."""
-    def registers(lanes: int, unroll: int) -> int:
-        keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
-        return (shape.group * shape.vector + 4 * unroll) * (keys + values) + unroll * shape.group + REGISTERS_BESIDE
+    return _with_merges(shape, target, [choice for choice in _lane_choices(shape) if _fits_registers(shape, choice, target)])
 
+
+def _lane_choices(shape: Shape) -> list[_Choice]:
     widest = min(WARP, 1 << (shape.head_vectors - 1).bit_length())
-    choices = [("lanes", warps, lanes, unroll) for unroll, lanes, warps in product((4, 2, 1), (widest, max(1, widest // 2)), (8, 4, 16))
-               if registers(lanes, unroll) <= _registers(warps, target)]
-    return _with_merges(shape, target, choices)
+    groups = dict.fromkeys((widest, max(1, widest // 2)))  # a head of one vector has one lane at the most
+    return [("lanes", warps, lanes, unroll) for unroll, lanes, warps in product((4, 2, 1), groups, (8, 4, 16))]
 
 
 def tensor_schedules(shape: Shape, target: Target) -> list[Schedule]:
     """Tensor-core schedules: a warp owns 16 positions at a time, ``unroll`` of these steps in flight."""
+    return _with_merges(shape, target, [choice for choice in _tensor_choices(shape) if _fits_registers(shape, choice, target)])
+
+
+def _tensor_choices(shape: Shape) -> list[_Choice]:
     if shape.dtype is DType.F32 or shape.group > MOST_TENSOR_GROUP:
         return []
-    key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
+    return [("tensor", warps, 4, unroll) for warps, unroll in ((4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2), (16, 1))]
 
-    def registers(unroll: int) -> int:  # K and V in flight and scores, then q and the outputs
-        return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
 
-    choices = [("tensor", warps, 4, unroll) for warps, unroll in ((4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2), (16, 1))
-               if registers(unroll) <= _registers(warps, target)]
-    return _with_merges(shape, target, choices)
+def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:
+    path, warps, lanes, unroll = choice
+    return registers(shape, path, lanes, unroll) <= most_registers(warps * WARP, target)
+
+
+def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
+    """How many ways to deal out the work within a block, with how many ways to merge, do not fit, by the reason."""
+    found: Counter[str] = Counter()
+    for choice in (*_lane_choices(shape), *_tensor_choices(shape)):
+        clusters = [splits if merge == "cluster" else 0 for splits, merge in _merges(shape, target)]
+        if not _fits_registers(shape, choice, target):
+            found[REGISTERS] += len(clusters)
+            continue
+        found[SHARED] += sum(_shared_bytes(shape, choice[1], cluster) > STATIC_SHARED_BYTES for cluster in clusters)
+    return +found
 
 
 def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge: str = "global",
@@ -102,7 +132,7 @@ def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge:
                      "early_kv": early_kv})
 
 
-def _with_merges(shape: Shape, target: Target, choices: list[tuple[str, int, int, int]]) -> list[Schedule]:
+def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[Schedule]:
     """Every choice with every way to split and merge that fits, those that come early in both lists first."""
     early_kv = EARLY_KV if target.has(Feature.GRIDDEPCONTROL) else (False,)
     ranked: list[tuple[int, Schedule]] = []
@@ -123,10 +153,6 @@ def _merges(shape: Shape, target: Target) -> list[tuple[int, str]]:
     through_memory = [(splits, "global") for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
     clusters = [(splits, "cluster") for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
     return [merge for pair in zip_longest(through_memory, clusters) for merge in pair if merge is not None]
-
-
-def _registers(warps: int, target: Target) -> int:
-    return min(255, target.registers_per_sm // (warps * WARP))
 
 
 def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
+from agentcompile_cuda_kit import block_needs, c_type, epilogue_struct, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     MATMUL,
@@ -14,6 +14,7 @@ from agentcompile_core.plugin_api import (
     KernelArgument,
     Launch,
     Match,
+    Needs,
     Operand,
     Reject,
     Role,
@@ -30,7 +31,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .shape import Shape, shape_of
-from .space import Tile, blocks_of, shared_bytes, space_of, splits_of, terms_of, tile_of
+from .space import Tile, blocks_of, registers_of, shared_bytes, space_of, splits_of, terms_of, tile_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -66,6 +67,11 @@ class GemmFamily(TemplateFamily):
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 56 points."""
         return space_of(shape_of(match), target)
+
+    def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
+        """Threads, registers and shared memory of the tile."""
+        tile = tile_of(schedule)
+        return block_needs(target, threads=tile.threads, registers=registers_of(tile), shared_bytes=shared_bytes(tile))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch; a second one and a workspace where the terms are dealt out."""

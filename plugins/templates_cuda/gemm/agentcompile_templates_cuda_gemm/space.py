@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
+from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
 from attrs import evolve, frozen
 
 from agentcompile_core.plugin_api import DType, Feature, Parameter, Schedule, ScheduleSpace, Target
@@ -83,7 +84,26 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     points = tuple(tile.schedule for tile in mixed)
     names = sorted({name for point in points for name, _ in point.items})
     values = {name: {value for point in points for key, value in point.items if key == name} for name in names}
-    return ScheduleSpace(parameters=tuple(Parameter(name=name, values=tuple(sorted(values[name]))) for name in names), points=points)
+    return ScheduleSpace(parameters=tuple(Parameter(name=name, values=tuple(sorted(values[name]))) for name in names), points=points,
+                         ruled_out=tuple(sorted(_ruled_out(shape, target).items())))
+
+
+def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
+    """How many tiles do not fit, by the reason."""
+    found: Counter[str] = Counter()
+    for tile in (*_simt_tiles(), *(_tensor_tiles() if _has_tensor_cores(shape, target) else ())):
+        if registers_of(tile) > most_registers(tile.threads, target):
+            found[REGISTERS] += 1
+        elif shared_bytes(tile) > (target.shared_bytes_per_block if tile.tensor else STATIC_SHARED_BYTES):
+            found[SHARED] += 1
+    return found
+
+
+def registers_of(tile: Tile) -> int:
+    """Registers per thread: sums, fragments of two slices (values of one step without tensor cores), and what is beside them."""
+    if tile.tensor:
+        return tile.warp_rows * tile.warp_columns // WARP + 2 * (tile.warp_rows // 4 + tile.warp_columns // 4) + REGISTERS_BESIDE
+    return tile.thread_rows * tile.thread_columns + 4 * (tile.thread_rows + tile.thread_columns) + REGISTERS_BESIDE
 
 
 def blocks_of(shape: Shape, tile: Tile) -> int:
@@ -108,35 +128,41 @@ def shared_bytes(tile: Tile) -> int:
     return 2 * tile.depth * (tile.rows + tile.columns + 2 * PAD) * 4
 
 
-def _simt(shape: Shape, target: Target) -> Iterator[Tile]:
+def _simt_tiles() -> Iterator[Tile]:
     for rows, columns, thread_rows, thread_columns, depth in SIMT:
-        tile = Tile(path="simt", rows=rows, columns=columns, depth=depth, thread_rows=thread_rows, thread_columns=thread_columns)
-        registers = thread_rows * thread_columns + 4 * (thread_rows + thread_columns) + REGISTERS_BESIDE
-        fits = shared_bytes(tile) <= STATIC_SHARED_BYTES and registers <= min(255, target.registers_per_sm // tile.threads)
+        yield Tile(path="simt", rows=rows, columns=columns, depth=depth, thread_rows=thread_rows, thread_columns=thread_columns)
+
+
+def _simt(shape: Shape, target: Target) -> Iterator[Tile]:
+    for tile in _simt_tiles():
+        fits = shared_bytes(tile) <= STATIC_SHARED_BYTES and registers_of(tile) <= most_registers(tile.threads, target)
         if fits and _fits_extents(shape, tile):
             yield from _with_splits(shape, tile, target)
 
 
-def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
-    if shape.dtype is DType.F32 or not target.has(Feature.MMA_SYNC):
-        return
+def _has_tensor_cores(shape: Shape, target: Target) -> bool:
+    return shape.dtype is not DType.F32 and target.has(Feature.MMA_SYNC)
+
+
+def _tensor_tiles() -> Iterator[Tile]:
     for rows, columns, warp_rows, warp_columns in TENSOR:
         for depth, stages in SLICES:
-            tile = Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns,
-                        stages=stages)
-            if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (stages - 1) * depth < max(shape.k, 2 * depth):
-                if warp_rows * warp_columns == LARGEST_WARP:  # its sums leave room for one block alone: nobody else fills its pauses
-                    yield from _with_splits(shape, evolve(tile, ahead=True), target)
-                yield from _with_splits(shape, tile, target)
+            yield Tile(path="tensor", rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns,
+                       stages=stages)
+
+
+def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
+    for tile in _tensor_tiles() if _has_tensor_cores(shape, target) else ():
+        if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (tile.stages - 1) * tile.depth < max(shape.k, 2 * tile.depth):
+            if tile.warp_rows * tile.warp_columns == LARGEST_WARP:  # its sums leave room for one block alone: nobody else fills its pauses
+                yield from _with_splits(shape, evolve(tile, ahead=True), target)
+            yield from _with_splits(shape, tile, target)
 
 
 def _fits_tensor(tile: Tile, target: Target) -> bool:
     """Whether ring, sums and two sets of fragments have room, and every thread copies as many chunks of both factors."""
-    sums = tile.warp_rows * tile.warp_columns // WARP
-    fragments = 2 * (tile.warp_rows // 4 + tile.warp_columns // 4)
-    registers = sums + fragments + REGISTERS_BESIDE
     even = min(tile.rows, tile.columns) * tile.depth // CHUNK % tile.threads == 0
-    return even and shared_bytes(tile) <= target.shared_bytes_per_block and registers <= min(255, target.registers_per_sm // tile.threads)
+    return even and shared_bytes(tile) <= target.shared_bytes_per_block and registers_of(tile) <= most_registers(tile.threads, target)
 
 
 def _fits_extents(shape: Shape, tile: Tile) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED
 
 from agentcompile_core.plugin_api import Feature, Schedule, Target
 
@@ -19,8 +22,13 @@ LONG_ROW_BYTES = 8 << 10  # from here on a row is worth more than one warp
 
 def direct_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     """All legal direct schedules, best guess first."""
-    found = [schedule for schedule in _enumerate() if is_legal(shape, schedule, target)]
+    found = [schedule for schedule in _enumerate() if not problem(shape, schedule, target)]
     return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))
+
+
+def ruled_out(shape: Shape, target: Target) -> Counter[str]:
+    """How many schedules are not legal, by the reason."""
+    return Counter(why for schedule in _enumerate() if (why := problem(shape, schedule, target)))
 
 
 def step_vectors(schedule: Schedule) -> int:
@@ -76,13 +84,15 @@ def promised_blocks(shape: Shape, schedule: Schedule, target: Target) -> int:
     return max(1, min(wanted, by_registers, by_shared, target.threads_per_sm // threads))
 
 
-def is_legal(shape: Shape, schedule: Schedule, target: Target) -> bool:
-    """Whether it fits into registers and shared memory without wasting most of its lanes."""
-    shared = direct_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES
-    if shared > target.shared_bytes_per_block:
-        return False
-    fits_row = padded_columns(shape, schedule) <= 1.5 * shape.k or schedule.integer("warps_per_row") == 1
-    return blocks_by_registers(shape, schedule, target) >= 2 and fits_row
+def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
+    """Why it does not fit into registers and shared memory, or wastes most of its lanes; empty: it is legal."""
+    if direct_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES > target.shared_bytes_per_block:
+        return SHARED
+    if padded_columns(shape, schedule) > 1.5 * shape.k and schedule.integer("warps_per_row") != 1:
+        return "most of its lanes would have nothing to do"
+    if not registers(shape, schedule):
+        return REGISTERS
+    return FEW_BLOCKS if blocks_by_registers(shape, schedule, target) < 2 else ""
 
 
 def _enumerate() -> Iterator[Schedule]:

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
+from agentcompile_cuda_kit import block_needs, c_type, epilogue_struct, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     LINEAR,
@@ -17,6 +17,7 @@ from agentcompile_core.plugin_api import (
     KernelArgument,
     Launch,
     Match,
+    Needs,
     Parameter,
     Reject,
     Role,
@@ -30,6 +31,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
+from . import direct_space, ring_space
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
 from .ring_space import ring_schedules, ring_shared_bytes
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
@@ -74,7 +76,17 @@ class GemvFamily(TemplateFamily):
             points.extend(schedule for schedule in (*(pair[0] or ()), pair[1]) if schedule is not None)
         parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points})))
                            for name in PARAMETER_NAMES)
-        return ScheduleSpace(parameters=parameters, points=tuple(points))
+        ruled_out = direct_space.ruled_out(shape, target) + ring_space.ruled_out(shape, target)
+        return ScheduleSpace(parameters=parameters, points=tuple(points), ruled_out=tuple(sorted(ruled_out.items())))
+
+    def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
+        """Of the direct path registers and shared memory, of the ring shared memory."""
+        shape, threads = shape_of(match), schedule.integer("warps") * WARP_SIZE
+        if schedule["path"] == "ring":
+            shared_bytes = ring_shared_bytes(shape, schedule) + ring_space.STATIC_SHARED_BYTES
+            return block_needs(target, threads=threads + WARP_SIZE, shared_bytes=shared_bytes)
+        return block_needs(target, threads=threads, registers=direct_space.registers(shape, schedule),
+                           shared_bytes=direct_shared_bytes(shape, schedule) + direct_space.STATIC_SHARED_BYTES)
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """The kernel of one schedule; one launch, no workspace."""

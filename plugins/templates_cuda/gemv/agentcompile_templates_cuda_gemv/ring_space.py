@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED
 
 from agentcompile_core.plugin_api import Feature, Schedule, Target
 
@@ -20,8 +23,15 @@ def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     """All legal ring schedules, best guess first; empty where the target or the row length rules the ring out."""
     if not target.has(Feature.BULK_COPY) or not shape.vectorized:
         return ()
-    found = [schedule for schedule in _enumerate(shape) if is_legal(shape, schedule, target)]
+    found = [schedule for schedule in _enumerate(shape) if not problem(shape, schedule, target)]
     return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))
+
+
+def ruled_out(shape: Shape, target: Target) -> Counter[str]:
+    """How many schedules are not legal, by the reason; none where there is no ring at all."""
+    if not target.has(Feature.BULK_COPY) or not shape.vectorized:
+        return Counter()
+    return Counter(why for schedule in _enumerate(shape) if (why := problem(shape, schedule, target)))
 
 
 def stage_bytes(shape: Shape, schedule: Schedule) -> int:
@@ -35,14 +45,20 @@ def ring_shared_bytes(shape: Shape, schedule: Schedule) -> int:
     return schedule.integer("stages") * stage_bytes(shape, schedule) + shape.k * shape.element_bytes
 
 
-def is_legal(shape: Shape, schedule: Schedule, target: Target) -> bool:
-    """Whether the blocks that should share an SM fit on it."""
+def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
+    """Why the blocks that should share an SM do not fit on it, or leave too much of it; empty: it is legal."""
     shared = ring_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES
     resident = schedule.integer("blocks_per_sm")
     fits = resident * (shared + SHARED_RESERVED_PER_BLOCK) <= target.shared_bytes_per_sm
     # The block scheduler fills an SM before it takes the next: a grid of one block per SM must not fit twice.
     crowded = (resident + 1) * (shared + SHARED_RESERVED_PER_BLOCK) > target.shared_bytes_per_sm or resident > 1
-    return fits and crowded and shared <= target.shared_bytes_per_block and stage_bytes(shape, schedule) >= SMALLEST_STAGE_BYTES
+    if shared > target.shared_bytes_per_block:
+        return SHARED
+    if not fits:
+        return FEW_BLOCKS
+    if not crowded:
+        return "two of its blocks would fit where one is meant"
+    return "its copies are too small" if stage_bytes(shape, schedule) < SMALLEST_STAGE_BYTES else ""
 
 
 def _column_choices(shape: Shape) -> tuple[int, ...]:

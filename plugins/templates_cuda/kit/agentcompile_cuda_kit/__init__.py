@@ -8,10 +8,11 @@ from .controls import control
 from .device_library import digest, include_dir
 from .functors import CUDA, elementwise_struct, epilogue_struct, literal
 from .limits import check_launches
+from .needs import block_needs
 from .render import c_type, entries_of, make_source, plan_struct
 
 __version__ = "0.1.0"
 __all__ = [
-    "CUDA", "c_type", "check_launches", "control", "digest", "elementwise_struct", "entries_of", "epilogue_struct",
+    "CUDA", "block_needs", "c_type", "check_launches", "control", "digest", "elementwise_struct", "entries_of", "epilogue_struct",
     "include_dir", "literal", "make_source", "operand_pointer", "plan_struct",
 ]

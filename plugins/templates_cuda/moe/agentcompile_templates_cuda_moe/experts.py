@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
+from agentcompile_cuda_kit import block_needs, c_type, epilogue_struct, make_source, operand_pointer
 from attrs import frozen
 
 from agentcompile_core.plugin_api import (
@@ -13,6 +13,7 @@ from agentcompile_core.plugin_api import (
     Feature,
     Launch,
     Match,
+    Needs,
     Parameter,
     Reject,
     Schedule,
@@ -24,7 +25,19 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import columns_space
-from .space import GRID_LIMIT, MOST_SLOTS, WARP_SIZE, Shape, grid_of, schedules, shape_of, shared_bytes, tile_of
+from .space import (
+    GRID_LIMIT,
+    MOST_SLOTS,
+    STATIC_SHARED_BYTES,
+    WARP_SIZE,
+    Shape,
+    grid_of,
+    registers,
+    schedules,
+    shape_of,
+    shared_bytes,
+    tile_of,
+)
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -57,6 +70,13 @@ class ExpertsFamily(TemplateFamily):
         points = columns_space.schedules(shape, match.flag("interleaved"), target) if columns else schedules(shape, target)
         parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name, _ in points[0].items)
         return ScheduleSpace(parameters=parameters, points=points)
+
+    def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
+        """Shared memory, and registers where matrices lie row by row."""
+        shape, columns = shape_of(match), match.flag("transposed")
+        shared = columns_space.shared_bytes(shape, schedule, match.flag("interleaved")) if columns else shared_bytes(shape, schedule)
+        return block_needs(target, threads=schedule.integer("warps") * WARP_SIZE, registers=0 if columns else registers(shape, schedule),
+                           shared_bytes=shared + STATIC_SHARED_BYTES)
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch, no workspace."""

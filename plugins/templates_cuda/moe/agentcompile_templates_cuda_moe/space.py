@@ -85,6 +85,11 @@ def _batch(shape: Shape, schedule: Schedule) -> int:
     return schedule.integer("rows") * shape.pair * schedule.integer("unroll")
 
 
+def registers(shape: Shape, schedule: Schedule) -> int:
+    """Registers per thread that hold a schedule's batch."""
+    return next((held for size, held in REGISTERS_FOR_BATCH if size >= _batch(shape, schedule)), REGISTERS_FOR_BATCH[-1][1])
+
+
 def _padded(shape: Shape, schedule: Schedule) -> int:
     width = schedule.integer("unroll") * WARP_SIZE * (shape.vector if shape.vectorized else 1)
     return -(-shape.k // width) * width
@@ -104,9 +109,8 @@ def _badness(shape: Shape, schedule: Schedule, target: Target) -> float:
     """An SM likes 64 KB in flight; a last wave that is nearly empty, idle lanes and blocks of few turns cost."""
     threads = schedule.integer("warps") * WARP_SIZE
     batch = _batch(shape, schedule)
-    registers = next((held for size, held in REGISTERS_FOR_BATCH if size >= batch), REGISTERS_FOR_BATCH[-1][1])
     blocks = math.prod(grid_of(shape, schedule))
-    fit = min(target.registers_per_sm // (threads * registers), target.threads_per_sm // threads)
+    fit = min(target.registers_per_sm // (threads * registers(shape, schedule)), target.threads_per_sm // threads)
     # Under programmatic dependent launch the blocks of the next kernel wait beside these.
     resident = max(1, fit // 2 if target.has(Feature.GRIDDEPCONTROL) else fit)
     waves = blocks / (target.sm_count * resident)

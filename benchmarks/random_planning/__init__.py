@@ -1,0 +1,1 @@
+"""What ``random_plans.py`` is made of: draws of matches, plans of them, their builds, and what became of them."""
