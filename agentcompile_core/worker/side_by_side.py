@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from .protocol import Evaluation, Job
 
 MOST_CHILDREN = 4
-ALONE_S = 2.0  # of checking before another child is worth its start
+ALONE_S = 0.5  # of checking before another child is worth its start
 AHEAD = 2  # jobs of one child: the next one is built while one is checked
 HANDED_OVER_S = 0.1  # within which the next job follows a result
 Evaluating = Callable[[Iterator[Job | None], Callable[[int, str], None]], Iterator[tuple[int, Evaluation]]]
