@@ -19,7 +19,7 @@ from checkout import commit as commit  # noqa: E402
 
 CONFIGS = ROOT / "configs"
 RESULTS = ROOT / "results"
-MODELS = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b")
+MODELS = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b", "lfm2-1.2b")
 PACKAGES = ("torch", "transformers", "triton", "cuda-bindings", "cuda-core", "vllm", "flash-attn")
 
 

@@ -149,7 +149,7 @@ def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str,
     """Export one forward of a plain module for the shapes of its arguments; their tensors become ``input.<i>``, nested ones in order."""
     given = (args, keywords or {})
     names = tuple(f"input.{i}" for i, _ in enumerate(a for a in pytree.tree_leaves(given) if isinstance(a, Tensor)))
-    with _quiet(), evaluating(module), torch.no_grad():
+    with quiet(), evaluating(module), torch.no_grad():
         program = torch.export.export(module, args, keywords or None, strict=False)
     return Exported(program, names, module, prefix="")
 
@@ -172,7 +172,7 @@ def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, 
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
     with (
-        _quiet(), _uncollected(), evaluating(step), torch.no_grad(),
+        quiet(), _uncollected(), evaluating(step), torch.no_grad(),
         _attention_implementation(model), semantic_experts(model), semantic_rotary(model),
     ):
         program = torch.export.export(step, arguments, strict=False)
@@ -195,8 +195,8 @@ def _attention_implementation(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.export logs each refusal at length; the refusal is reported once, by us."""
+def quiet() -> Iterator[None]:
+    """torch.export and transformers log each refusal at length; the refusal is reported once, by us."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

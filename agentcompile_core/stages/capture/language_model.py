@@ -12,7 +12,7 @@ from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttenti
 from .buffers import buffers_of
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
-from .export import NOTHING, Exported, export_decode, export_prefill
+from .export import NOTHING, Exported, evaluating, export_decode, export_prefill, quiet
 from .filled import join_parts
 from .functional import check_writes, without_writes
 from .importer import import_program
@@ -31,7 +31,8 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     info = describe(LoadedModel(module=model, name=name))
     notes: tuple[str, ...] = ()
     try:
-        held = held_by(model)
+        with quiet(), evaluating(model):
+            held = held_by(model)
         kv, graphs = _captured(model, workload, held)
         if held.states and len(graphs) == 1:
             notes = (f"prompts of {info.model_type} run one token at a time: a chunk of its graph would grow with every token",)
