@@ -85,7 +85,7 @@ def test_the_end_and_a_penalty_are_honoured_as_by_hugging_face(pair) -> None:
 
 
 def test_the_context_holds_where_the_model_has_one() -> None:
-    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("mamba", MAMBA))
+    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("rwkv", CAUSAL["rwkv"]))
     if limited.graphs.model.limit:
         with pytest.raises(UsageError, match="exceed the context of 64"):
             limited.generate(PROMPT, 60)
@@ -93,7 +93,7 @@ def test_the_context_holds_where_the_model_has_one() -> None:
 
 
 def test_a_busy_session_says_so() -> None:
-    mine = compiled(tiny("mamba", MAMBA))
+    mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
     with mine.session.exclusive(), pytest.raises(UsageError, match="busy with another request"):
         mine.generate(PROMPT, 2)
     assert mine.generate(PROMPT, 2).shape[1] <= 7
@@ -144,7 +144,7 @@ def test_whisper_takes_its_features() -> None:
 
 
 def test_what_hugging_face_raises_is_one_sentence() -> None:
-    mine = compiled(tiny("mamba", MAMBA))
+    mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
     for options in ({"no_such_option": 3}, {"do_sample": True, "temperature": -1.0}, {"num_beams": 2, "num_return_sequences": 3}):
         with pytest.raises(UsageError, match="refused this request") as caught:
             mine.generate(PROMPT, 2, **options)

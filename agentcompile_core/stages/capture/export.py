@@ -57,8 +57,6 @@ class _Step(nn.Module):
         """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
         parameters = inspect.signature(self.model.forward).parameters
         keyword = cache_keyword(self.model)
-        if not keyword:
-            raise Unsupported("its forward takes no past_key_values")
         # A model that takes no positions counts on from what its cache says.
         keywords: dict[str, Any] = {"position_ids": positions.unsqueeze(0)} if "position_ids" in parameters else {}
         if row is not None and "logits_to_keep" in parameters:

@@ -62,23 +62,30 @@ class Held:
 
 
 def cache_keyword(model: nn.Module) -> str:
-    """The argument by which the forward of ``model`` takes its cache; empty: none."""
+    """The argument by which the forward of ``model`` takes its cache.
+
+    Raises:
+        Unsupported: none.
+    """
     parameters = inspect.signature(model.forward).parameters
-    return next((name for name in CACHE_KEYWORDS if name in parameters), "")
+    found = next((name for name in CACHE_KEYWORDS if name in parameters), "")
+    if not found:
+        raise Unsupported(f"its forward takes no {CACHE_KEYWORDS[0]}")
+    return found
 
 
 def held_by(model: nn.Module) -> Held:
     """What the model's own cache holds after two tokens; they are run only where its configuration says that there are states.
 
     Raises:
-        Unsupported: a state is of an element type that is not one of ours.
+        Unsupported: its forward takes no cache, or a state is of an element type that is not one of ours.
     """
+    keyword = cache_keyword(model)
     try:
         cache: Any = DynamicCache(config=text_config(model))
     except Exception:  # a configuration that transformers' own cache cannot read; whether the model runs is seen where it is traced
         return Held()
-    keyword = cache_keyword(model)
-    if not keyword or not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
+    if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
         return Held()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
     with torch.no_grad():
