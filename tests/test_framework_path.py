@@ -85,7 +85,7 @@ def test_the_end_and_a_penalty_are_honoured_as_by_hugging_face(pair) -> None:
 
 
 def test_the_context_holds_where_the_model_has_one() -> None:
-    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("rwkv", CAUSAL["rwkv"]))
+    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("xlnet", CAUSAL["xlnet"]))
     if limited.graphs.model.limit:
         with pytest.raises(UsageError, match="exceed the context of 64"):
             limited.generate(PROMPT, 60)

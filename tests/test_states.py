@@ -115,7 +115,7 @@ def test_a_graph_that_hands_on_another_state_is_found(lfm2: nn.Module, graphs: G
     for name in ("decode", "prefill_4", "prefill_4_fresh"):
         forgetful = tuple(evolve(g, nodes=tuple(n for n in g.nodes if n != _writer(g))) if g.name == name else g for g in graphs.graphs)
         found = difference(evolve(graphs, graphs=forgetful), loaded)
-        assert "off by" in found or name == "prefill_4_fresh" and not found.startswith("they could not"), (name, found)
+        assert "off by" in found, (name, found)
 
 
 def test_each_state_has_one_writer(graphs: GraphSet) -> None:
@@ -153,7 +153,7 @@ def test_chunks_of_a_state_visit_every_position_once(prompt: int, sizes: list[in
     chunks, at = plan_chunks(prompt, sizes, prompt + slack, padded=padded, again=False), 0
     for chunk in chunks:
         assert chunk.start == at and 0 < chunk.length <= chunk.tokens and chunk.start + chunk.tokens <= prompt + slack
-        assert chunk.tokens == 1 or chunk.tokens in sizes and (padded or chunk.length == chunk.tokens)
+        assert chunk.tokens == 1 or (chunk.tokens in sizes and (padded or chunk.length == chunk.tokens))
         at += chunk.length
     assert at == prompt
     assert not padded or sum(c.tokens == 1 for c in chunks) < min(sizes, default=prompt + 1)
