@@ -62,6 +62,7 @@ def pair(request: pytest.FixtureRequest):
 def test_greedy_tokens_equal_hugging_face(pair) -> None:
     name, model, mine = pair
     assert isinstance(mine.session, EagerSession) or name not in UNCAPTURED
+    assert "IndexError" not in mine.graphs.eager_reason
     wanted = model.generate(PROMPT, max_new_tokens=NEW)
     assert torch.equal(mine.generate(PROMPT, NEW), wanted)
 

@@ -180,7 +180,7 @@ class PassThroughCache(Cache):
     is_compileable = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__(layers=cache_layers(recorder.held, recorder.states, recorder.valid))
+        super().__init__(layers=cache_layers(self, recorder.held, recorder.states, recorder.valid))
         self.recorder = recorder
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from .export import NOTHING, Exported, evaluating, export_decode, export_prefill
 from .filled import join_parts
 from .functional import check_writes, without_writes
 from .importer import import_program
+from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
@@ -30,14 +31,17 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     """
     info = describe(LoadedModel(module=model, name=name))
     notes: tuple[str, ...] = ()
+    left: list[str] = []
     try:
-        with quiet(), evaluating(model):
-            held = held_by(model)
-        kv, graphs = _captured(model, workload, held)
+        with as_it_was(model) as left:
+            with quiet(), evaluating(model):
+                held = held_by(model)
+            kv, graphs = _captured(model, workload, held)
         if held.states and len(graphs) == 1:
             notes = (f"prompts of {info.model_type} run one token at a time: a chunk of its graph would grow with every token",)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
-        reason = f"{info.model_type} runs on the framework: {why_not(exc)}"
+        keeps = f"; its modules keep tensors of their own between calls ({left[0]})" if left else ""
+        reason = f"{info.model_type} runs on the framework: {why_not(exc)}{keeps}"
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=reason)
     return GraphSet(model=info, workload=workload, graphs=tuple(graphs), kv=kv, whole_chunks=held.whole_chunks, notes=notes)
 

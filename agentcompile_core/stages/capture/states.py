@@ -5,6 +5,7 @@ They are tensors of the session that every step reads and writes in place, zero 
 """
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,9 +112,12 @@ def _spec_of(tensor: Tensor) -> TensorSpec:
 
 
 class Stateless:
-    """A layer of the cache in a trace that has no state; K and V are the cache's."""
+    """A layer of the cache in a trace that has no state; K and V are those of ``cache``, which it asks for sizes, too."""
 
     record_past = False
+
+    def __init__(self, cache: Any) -> None:
+        self.get_seq_length, self.get_mask_sizes = partial(type(cache).get_seq_length, cache), partial(type(cache).get_mask_sizes, cache)
 
 
 class StateLayer(LinearAttentionLayer):
@@ -157,13 +161,24 @@ def _columns(first: Tensor, count: int) -> Tensor:
     return first + torch.arange(count, device=first.device)
 
 
-def cache_layers(held: Held, tensors: tuple[Tensor, ...], valid: Tensor | None) -> list[Any]:
-    """The layers of a cache whose states are ``tensors``, in the order of ``held.states``; none where there are no states."""
-    count = 1 + max((*(held.attending or ()), *(state.layer for state in held.states)), default=-1)
+class Layers(list[Any]):
+    """The layers of ``cache`` up to the last one with a state. Any other that is asked for has none, and answers for the cache."""
+
+    def __init__(self, cache: Any, layers: dict[int, StateLayer]) -> None:
+        super().__init__(layers.get(i) or Stateless(cache) for i in range(1 + max(layers, default=-1)))
+        self._cache = cache
+
+    def __getitem__(self, index: Any) -> Any:
+        """The layer."""
+        return Stateless(self._cache) if isinstance(index, int) and index >= len(self) else super().__getitem__(index)
+
+
+def cache_layers(cache: Any, held: Held, tensors: tuple[Tensor, ...], valid: Tensor | None) -> Layers:
+    """The layers of ``cache``, whose states are ``tensors`` in the order of ``held.states``."""
     of_layer: dict[int, dict[StateSpec, Tensor]] = {}
     for state, tensor in zip(held.states, tensors, strict=True):
         of_layer.setdefault(state.layer, {})[state] = tensor
-    return [StateLayer(of_layer[i], valid) if i in of_layer else Stateless() for i in range(count)] if held.states else []
+    return Layers(cache, {layer: StateLayer(states, valid) for layer, states in of_layer.items()})
 
 
 def check_states(graph: Graph, held: Held) -> Graph:
