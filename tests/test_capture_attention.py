@@ -27,7 +27,7 @@ from agentcompile_core.stages.capture.attention import (
 
 def recorder() -> Recorder:
     caches = [torch.zeros(1, 16, 2, 8) for _ in range(2)]
-    return Recorder(caches, [c.clone() for c in caches], torch.tensor([0]))
+    return Recorder(caches, [c.clone() for c in caches], torch.tensor([0]), caches[0].shape[1])
 
 
 def attend(seen: Recorder, *, layer: int = 0, heads: int = 2, cached: bool = True, mask: Any = None, **keywords: Any) -> Tensor:

@@ -65,9 +65,9 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
     "mpt": {"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **TOKENS},
 }
 REFUSED = {
-    "mamba": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **TOKENS}, "no attention heads"),
     "rwkv": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48, **TOKENS},
-             "no attention heads"),
+             "takes no past_key_values"),
+    "minimax": ({**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}, "uses cache of its own"),
     "llama4_text": ({**SIZES, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48}, "branches"),
 }
 

@@ -15,17 +15,10 @@ from agentcompile_core.store import Store
 
 NEW = 16
 PROMPT = torch.tensor([[5, 17, 99, 3, 42]])
-MAMBA = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, **TOKENS}
 CAUSAL: dict[str, dict[str, Any]] = {
-    "bamba": {**SIZES, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8,
-              "mamba_expand": 2, "mamba_chunk_size": 4},
     "minimax": {**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4},
-    "mamba": MAMBA,
-    "falcon_mamba": MAMBA,
-    "mamba2": {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1,
+    "mamba2": {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1,
                "chunk_size": 4, **TOKENS},
-    "jamba": {**SIZES, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8,
-              "mamba_dt_rank": 4, "use_mamba_kernels": False},
     "recurrent_gemma": {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
                         "lru_width": 32, "attention_window_size": 16, **TOKENS},
     "rwkv": {"vocab_size": 128, "hidden_size": 32, "attention_hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -42,7 +35,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "biogpt": {**{k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}, "pad_token_id": 1},
     "gpt2": GPT,
 }
-UNCAPTURED = ("bamba", "minimax", "mamba", "falcon_mamba", "mamba2", "recurrent_gemma", "rwkv", "xlnet")
+UNCAPTURED = ("minimax", "recurrent_gemma", "rwkv", "xlnet")
 
 
 def compiled(model: torch.nn.Module, **options: Any) -> CompiledModel:
@@ -69,11 +62,12 @@ def pair(request: pytest.FixtureRequest):
 def test_greedy_tokens_equal_hugging_face(pair) -> None:
     name, model, mine = pair
     assert isinstance(mine.session, EagerSession) or name not in UNCAPTURED
+    assert "IndexError" not in mine.graphs.eager_reason
     wanted = model.generate(PROMPT, max_new_tokens=NEW)
     assert torch.equal(mine.generate(PROMPT, NEW), wanted)
 
 
-@pytest.mark.parametrize("pair", ["bamba", "minimax", "mamba", "gpt2", "bart"], indirect=True)
+@pytest.mark.parametrize("pair", ["mamba2", "minimax", "recurrent_gemma", "gpt2", "bart"], indirect=True)
 def test_the_end_and_a_penalty_are_honoured_as_by_hugging_face(pair) -> None:
     _, model, mine = pair
     free = model.generate(PROMPT, max_new_tokens=NEW, eos_token_id=None)
@@ -92,7 +86,7 @@ def test_the_end_and_a_penalty_are_honoured_as_by_hugging_face(pair) -> None:
 
 
 def test_the_context_holds_where_the_model_has_one() -> None:
-    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("mamba", MAMBA))
+    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("xlnet", CAUSAL["xlnet"]))
     if limited.graphs.model.limit:
         with pytest.raises(UsageError, match="exceed the context of 64"):
             limited.generate(PROMPT, 60)
@@ -100,7 +94,7 @@ def test_the_context_holds_where_the_model_has_one() -> None:
 
 
 def test_a_busy_session_says_so() -> None:
-    mine = compiled(tiny("mamba", MAMBA))
+    mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
     with mine.session.exclusive(), pytest.raises(UsageError, match="busy with another request"):
         mine.generate(PROMPT, 2)
     assert mine.generate(PROMPT, 2).shape[1] <= 7
@@ -151,7 +145,7 @@ def test_whisper_takes_its_features() -> None:
 
 
 def test_what_hugging_face_raises_is_one_sentence() -> None:
-    mine = compiled(tiny("mamba", MAMBA))
+    mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
     for options in ({"no_such_option": 3}, {"do_sample": True, "temperature": -1.0}, {"num_beams": 2, "num_return_sequences": 3}):
         with pytest.raises(UsageError, match="refused this request") as caught:
             mine.generate(PROMPT, 2, **options)

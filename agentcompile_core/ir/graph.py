@@ -91,6 +91,8 @@ class Symbol:
     name: str
 
 
+STATE_PREFIX = "state."  # of the sources of states of fixed size: state.conv.3.0
+
 Argument = None | bool | int | float | str | Ref | Symbol | tuple["Argument", ...]
 
 
@@ -188,6 +190,11 @@ class Graph:
             for name in node.inputs:
                 found.setdefault(name, []).append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @cached_property
+    def kept(self) -> tuple[Value, ...]:
+        """The states of fixed size that each run hands to the next beside K and V, written in place; zero before a prompt."""
+        return tuple(v for v in self.values if v.kind is ValueKind.STATE and v.source.startswith(STATE_PREFIX))
 
     def spec(self, name: str) -> TensorSpec:
         """The spec of the value called ``name``."""
@@ -300,10 +307,16 @@ class GraphSet:
     eager_reason: str = ""  # why the framework runs instead; empty: it does not
     notes: tuple[str, ...] = ()  # sentences for the user
     call: str = ""  # of a plain module: the shape of its arguments and of what it returns (calls.py)
+    whole_chunks: bool = False  # prompt chunks take no padding: what is left of a prompt goes through the decode step
 
     def of_kind(self, kind: GraphKind) -> tuple[Graph, ...]:
         """The graphs of one kind, smallest number of tokens first."""
         return tuple(sorted((g for g in self.graphs if g.kind is kind), key=lambda g: g.tokens))
+
+    @cached_property
+    def states(self) -> dict[str, TensorSpec]:
+        """What ``Graph.kept`` says of all graphs, by source."""
+        return {value.source: value.spec for graph in self.graphs for value in graph.kept}
 
     def verify(self) -> "GraphSet":
         """Verify every graph; return self."""

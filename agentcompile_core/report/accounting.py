@@ -55,6 +55,7 @@ def step_bytes(graphs: GraphSet, positions: int) -> int:
             total -= min((_unchosen(n, graph, value.name) for n in graph.users.get(value.name, ())), default=0)
     if graphs.kv is not None:
         total += graphs.kv.nbytes // graphs.kv.capacity * positions
+    total += 2 * sum(value.spec.nbytes for value in graph.kept)  # read and written
     return total
 
 

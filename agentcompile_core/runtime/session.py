@@ -42,11 +42,12 @@ class Chunk:
         return self.start == 0
 
 
-def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int) -> tuple[Chunk, ...]:
+def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: bool = True, again: bool = True) -> tuple[Chunk, ...]:
     """Cut a prompt of ``prompt`` tokens into prefill chunks; the last one is padded to the smallest size that holds it.
 
     Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``: near the end a
-    chunk starts earlier instead and computes a few positions again.
+    chunk starts earlier instead and computes a few positions again. Where that may not be, since positions change a state
+    (``again``), and where no row may be padding (``padded``), what is left is chunks of one token: decode steps.
 
     Raises:
         UsageError: the prompt is longer than the cache.
@@ -56,18 +57,18 @@ def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int) -> tuple[Chunk
     chunks, start = [], 0
     while start < prompt:
         left = prompt - start
-        fits = [s for s in sorted(sizes) if start + s <= capacity]
-        if not fits:
+        fits = [s for s in sorted(sizes) if start + s <= capacity and (padded or s <= left)]
+        if not fits and padded and again:
             start = capacity - min(sizes)
             fits, left = [min(sizes)], prompt - start
-        tokens = next((s for s in fits if s >= left), fits[-1])
+        tokens = next((s for s in fits if s >= left), fits[-1]) if fits else 1
         chunks.append(Chunk(tokens=tokens, start=start, length=min(left, tokens)))
         start += chunks[-1].length
     return tuple(chunks)
 
 
 class Session:
-    """Runs requests over bound programs.
+    """Runs requests over bound programs. States of fixed size are its own: allocated here, zero before a prompt.
 
     ``programs`` maps graph names to programs (``decode``, ``prefill_<T>``, ``prefill_<T>_fresh``). State tensors keep
     their addresses while ``generation`` stays.
@@ -93,6 +94,7 @@ class Session:
         self.position: torch.Tensor = torch.zeros((1,), dtype=torch.int64, device=device)
         history = next((v.spec.shape[0] for g in graphs.graphs for v in g.values if v.source == "session.history"), kv_state.capacity + 1)
         self.history: torch.Tensor = torch.zeros((history,), dtype=torch.int64, device=device)
+        self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.states.items()}
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
         self._last: BoundProgram | None = None  # the program that ran last
@@ -111,7 +113,7 @@ class Session:
     @property
     def states(self) -> "dict[str, torch.Tensor]":
         """State tensors by source."""
-        found = {"session.ids": self.ids, "session.position": self.position, "session.history": self.history}
+        found = {"session.ids": self.ids, "session.position": self.position, "session.history": self.history, **self._kept}
         for i, (key, value) in enumerate(zip(self.kv.keys, self.kv.values, strict=True)):
             found[f"kv.key.{i}"], found[f"kv.value.{i}"] = key, value
         return found
@@ -225,25 +227,33 @@ class Session:
 
     def prefill(self, prompt: "torch.Tensor") -> BoundProgram:
         """Run a prompt [1, n] through the prefill programs; afterwards ids, position and history stand at the first new token."""
-        n = prompt.shape[1]
-        sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
-        name = ""
         self.kv.reset()
-        for chunk in plan_chunks(n, sizes, self.kv.capacity):
-            name = (
-                f"prefill_{chunk.tokens}_fresh"
-                if chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
-                else f"prefill_{chunk.tokens}"
-            )
-            step = self._step(name)
-            inputs = self._inputs(self._programs[name].graph)
-            rows, start, length = (inputs[k] for k in self._programs[name].graph.inputs)
-            rows.zero_()
-            rows[:, : chunk.length].copy_(prompt[:, chunk.start : chunk.start + chunk.length])
-            start.fill_(chunk.start)
-            length.fill_(chunk.length)
-            step()
+        for state in self._kept.values():
+            state.zero_()
+        sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
+        chunks = plan_chunks(prompt.shape[1], sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
+        for chunk in chunks:
+            name = self._run_chunk(chunk, prompt[:, chunk.start : chunk.start + chunk.length])
         return self.bound(name)
+
+    def _run_chunk(self, chunk: Chunk, part: "torch.Tensor") -> str:
+        """Run the tokens ``part`` [1, length] as ``chunk`` says; the name of the program that ran."""
+        if chunk.tokens == 1:
+            self.ids.copy_(part)
+            self.position.fill_(chunk.start)
+            self._step("decode")()
+            return "decode"
+        fresh = chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
+        name = f"prefill_{chunk.tokens}_fresh" if fresh else f"prefill_{chunk.tokens}"
+        step = self._step(name)
+        inputs = self._inputs(self._programs[name].graph)
+        rows, start, length = (inputs[k] for k in self._programs[name].graph.inputs)
+        rows.zero_()
+        rows[:, : chunk.length].copy_(part)
+        start.fill_(chunk.start)
+        length.fill_(chunk.length)
+        step()
+        return name
 
     def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
         """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""

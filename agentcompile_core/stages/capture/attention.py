@@ -18,6 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from ...ops import operators as operators
 from .known import known
+from .states import Held, cache_layers
+from .unsupported import Unsupported as Unsupported
 
 IMPLEMENTATION = "agentcompile"
 # Keywords that models hand through to attention functions and that say nothing about what is computed.
@@ -28,10 +30,6 @@ _UNDERSTOOD = {"dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_cau
 
 
 LOWEST = -65504.0  # what a model writes for a hidden score is this or below: float16's lowest finite number
-
-
-class Unsupported(Exception):
-    """The model does something that the captured form cannot express; the text is the reason shown to the user."""
 
 
 class DifferentHeads(Unsupported):
@@ -130,7 +128,11 @@ class Recorder:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     position: Tensor
+    capacity: int
     tokens: int = 1
+    held: Held = field(factory=Held)
+    states: tuple[Tensor, ...] = ()  # in the order of ``held``
+    valid: Tensor | None = None  # i64 [1]: tokens of the chunk that are no padding; None: all
     fresh: bool = False
     tracing: Tracing = Tracing.PLAIN
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
@@ -178,19 +180,18 @@ class PassThroughCache(Cache):
     is_compileable = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__(layers=[])
+        super().__init__(layers=cache_layers(self, recorder.held, recorder.states, recorder.valid))
         self.recorder = recorder
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if self.recorder.tracing is Tracing.DERIVED:
+        if self.recorder.tracing is Tracing.DERIVED:  # every call of attention has a cache of its own; layers are only names here
             mark, tokens = torch.ops.agentcompile.cached.default, key_states.shape[2]
             return mark(key_states, layer_idx, False, tokens), mark(value_states, layer_idx, True, tokens)
-        if layer_idx >= len(self.recorder.keys):
-            raise Unsupported(f"layer {layer_idx} caches K and V, but the configuration says {len(self.recorder.keys)} layers")
+        layer_idx = self.recorder.held.slot(layer_idx, len(self.recorder.keys))
         if self.recorder.tracing is Tracing.OWN:
             if not self.recorder.holds(layer_idx, key_states, value_states):
                 raise DifferentHeads(layer_idx, key_states, value_states)
-            mark, length = torch.ops.agentcompile.cached.default, self.recorder.keys[layer_idx].shape[1]
+            mark, length = torch.ops.agentcompile.cached.default, self.recorder.capacity
             return mark(key_states, layer_idx, False, length), mark(value_states, layer_idx, True, length)
         self.recorder.pending[layer_idx] = (key_states, value_states)
         return key_states, value_states
@@ -198,16 +199,16 @@ class PassThroughCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
         position = self.recorder.position[0]
         about = known()
-        return position if about is None else about.lies_in(position, 0, self.recorder.keys[0].shape[1] - self.recorder.tokens)
+        return position if about is None else about.lies_in(position, 0, self.recorder.capacity - self.recorder.tokens)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.recorder.keys[0].shape[1], 0
+        return self.recorder.capacity, 0
 
     def get_max_length(self, layer_idx: int = 0) -> int:  # type: ignore[override]
-        return self.recorder.keys[0].shape[1]
+        return self.recorder.capacity
 
 
 def mask_interface(

@@ -21,10 +21,9 @@ from ...ops.interpreter import compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.device import forked_rng, free_bytes, release_cache
-from .comparison_run import GraphRun, plan, reference
+from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
 
-HALVES = (torch.float16, torch.bfloat16)
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
 
@@ -105,16 +104,16 @@ def _tensors_among(value: Any) -> list[Tensor]:
 
 
 def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
-    trial = plan(graphs, model)
-    wanted = reference(model, trial)
     exact = True
-    for tokens in trial.chunks:
-        run = GraphRun(graphs, _tensors_of(model), trial.device, wide)
-        found = run.logits(trial, tokens)
-        why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)])
-        if why:
-            return False, why
-        exact = exact and _exact(found, wanted)
+    for trial in plan(graphs, model):
+        wanted = reference(model, trial)
+        for tokens in trial.chunks:
+            run = GraphRun(graphs, _tensors_of(model), trial.device, wide)
+            found = run.logits(trial, tokens)
+            why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)])
+            if why:
+                return False, why
+            exact = exact and _exact(found, wanted)
     return exact, ""
 
 

@@ -1,5 +1,7 @@
 """A few tokens through a language model, twice: by its own forward and cache, and by its graphs, for comparison."""
 
+import inspect
+
 import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
@@ -7,14 +9,19 @@ from torch import Tensor, nn
 from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import compile_nodes
+from .states import cache_keyword
 
+HALVES = (torch.float16, torch.bfloat16)
 FIRST, SECOND, STEPS = 5, 4, 2  # tokens of the prompt's two chunks, and decode steps
 SEED = 7
 
 
 @frozen(kw_only=True)
 class Trial:
-    """``tokens`` i64 [1, first + second + steps]: what is fed; ``chunks``: the sizes of prompt chunks to run it through."""
+    """``tokens`` i64 [1, first + second + steps]: what is fed; ``chunks``: the sizes of prompt chunks to run it through, 0: none.
+
+    ``at_once``: the model itself is given the whole prompt at once, since what it hands on between parts is what is tried.
+    """
 
     tokens: Tensor
     first: int
@@ -22,28 +29,41 @@ class Trial:
     steps: int
     chunks: tuple[int, ...]
     device: torch.device
+    at_once: bool = False
 
 
-def plan(graphs: GraphSet, model: nn.Module) -> Trial:
-    """Random tokens that fit the context and every chunk size."""
-    device = next(model.parameters()).device
-    chunks = tuple(sorted({g.tokens for g in graphs.of_kind(GraphKind.PREFILL)}))
-    total = min(graphs.workload.max_context, FIRST + SECOND + STEPS)
+def plan(graphs: GraphSet, model: nn.Module) -> tuple[Trial, ...]:
+    """Random tokens that fit the context and every chunk size; where chunks take no padding, whole ones of each, and none."""
+    context, chunks = graphs.workload.max_context, tuple(sorted({g.tokens for g in graphs.of_kind(GraphKind.PREFILL)}))
+    if graphs.whole_chunks:
+        sizes = [(chunk, chunk if 2 * chunk < context else 0, (chunk,)) for chunk in chunks if chunk < context]
+        return tuple(_trial(graphs, model, *one) for one in (*sizes, (1, 0, (0,))))
+    total = min(context, FIRST + SECOND + STEPS)
     steps = min(STEPS, total - 1)
     second = min((total - steps) * SECOND // (FIRST + SECOND), *chunks) if chunks else 0
     first = min(total - steps - second, FIRST, *chunks) if chunks else 1
+    return (_trial(graphs, model, first, second, chunks),)
+
+
+def _trial(graphs: GraphSet, model: nn.Module, first: int, second: int, chunks: tuple[int, ...]) -> Trial:
+    steps, device = min(STEPS, graphs.workload.max_context - first - second), next(model.parameters()).device
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
-    return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device)
+    return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states))
 
 
 def reference(model: nn.Module, trial: Trial) -> list[Tensor]:
     """Logits [vocabulary] after each part of the trial, by the model's own forward and cache."""
-    rows, cache = [], None
-    for part in _parts(trial):
-        answer = model(input_ids=part, past_key_values=cache, use_cache=True)
-        cache = answer.past_key_values
-        rows.append(answer.logits[0, -1])
+    keyword, rows, cache = cache_keyword(model), [], None
+    ends = [trial.first - 1, trial.first + trial.second - 1][: 2 if trial.second else 1]
+    prompt, *steps = trial.tokens.split([ends[-1] + 1, *[1] * trial.steps], dim=1)
+    at, counts = 0, trial.at_once and "position_ids" in inspect.signature(model.forward).parameters
+    for part in (prompt, *steps) if trial.at_once else _parts(trial):
+        # Who generates says where a part begins; not every model with states asks its cache.
+        positions = {"position_ids": torch.arange(at, at + part.shape[1], device=trial.device)[None]} if counts else {}
+        answer = model(input_ids=part, use_cache=True, **{keyword: cache}, **positions)
+        cache, at = getattr(answer, keyword), at + part.shape[1]
+        rows += [answer.logits[0, end] for end in (ends if part is prompt else [-1])]
     return rows
 
 
@@ -64,7 +84,7 @@ class GraphRun:
         """Logits [vocabulary] after each part of the trial, the prompt in chunks of ``tokens``."""
         self._allocate(trial)
         parts, at, rows = _parts(trial), 0, []
-        names = [f"prefill_{tokens}_fresh", *([f"prefill_{tokens}"] if trial.second else [])]
+        names = [f"prefill_{tokens}_fresh", *([f"prefill_{tokens}"] if trial.second else [])] if tokens else []
         for name, part in zip(names, parts, strict=False):
             graph = next((g for g in self.graphs.graphs if g.name == name), None) or self._called(f"prefill_{tokens}")
             rows.append(self._run(graph, self._chunk(graph, part, at)))
@@ -110,6 +130,9 @@ class GraphRun:
         for layer in range(kv.layers):
             for part, shape in (("key", kv.key_shape), ("value", kv.value_shape)):
                 self.environment[f"kv.{part}.{layer}"] = torch.zeros(shape, dtype=dtype, device=self.device)
+        for name, spec in self.graphs.states.items():
+            kept = torch_dtype(spec.dtype)
+            self.environment[name] = torch.zeros(spec.shape, dtype=self.wide if self.wide and kept in HALVES else kept, device=self.device)
         for name, extent in (("ids", (1, 1)), ("position", (1,)), ("history", (kv.capacity + 1,))):
             self.environment[f"session.{name}"] = torch.zeros(extent, dtype=torch.int64, device=self.device)
 

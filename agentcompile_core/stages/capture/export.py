@@ -22,6 +22,9 @@ from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsu
 from .experts import semantic_experts
 from .known import knowing
 from .rotary import semantic_rotary
+from .states import Held, cache_keyword
+
+NOTHING = Held()
 
 
 @frozen
@@ -39,20 +42,21 @@ class _Step(nn.Module):
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN) -> None:
+    def __init__(self, model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING) -> None:
         super().__init__()
         self.model = model
-        self.layers, self.tracing = kv.layers, tracing
+        self.layers, self.capacity, self.tracing, self.held = kv.layers, kv.capacity, tracing, held
 
-    def recorder(self, caches: tuple[Tensor, ...], position: Tensor, tokens: int = 1) -> Recorder:
-        """What sees the calls of attention and cache: ``caches`` are K and then V of all layers."""
-        return Recorder(caches[: self.layers], caches[self.layers :], position, tokens=tokens, tracing=self.tracing)
+    def recorder(self, caches: tuple[Tensor, ...], position: Tensor, tokens: int = 1, valid: Tensor | None = None) -> Recorder:
+        """What sees the calls of attention and cache: ``caches`` are K and then V of all layers, then the states."""
+        keys, values, states = caches[: self.layers], caches[self.layers : 2 * self.layers], caches[2 * self.layers :]
+        return Recorder(keys, values, position, self.capacity, tokens=tokens, tracing=self.tracing, held=self.held, states=states,
+                        valid=None if self.held.whole_chunks else valid)
 
     def call(self, ids: Tensor, positions: Tensor, recorder: Recorder, row: Tensor | None) -> Tensor:
         """Logits of ``ids`` [1, T] at ``positions`` [T]; of the one ``row`` i64 [1] only where it is given."""
         parameters = inspect.signature(self.model.forward).parameters
-        if "past_key_values" not in parameters:
-            raise Unsupported("its forward takes no past_key_values")
+        keyword = cache_keyword(self.model)
         # A model that takes no positions counts on from what its cache says.
         keywords: dict[str, Any] = {"position_ids": positions.unsqueeze(0)} if "position_ids" in parameters else {}
         if row is not None and "logits_to_keep" in parameters:
@@ -60,14 +64,14 @@ class _Step(nn.Module):
         cache = PassThroughCache(recorder)
         with recording(recorder), knowing(), _one_row(self.model, None if "logits_to_keep" in keywords else row):
             if self.tracing is Tracing.OWN and "attention_mask" in parameters:  # of all positions: a bias may be made from it
-                keywords["attention_mask"] = torch.ones(1, recorder.keys[0].shape[1], dtype=torch.int64, device=ids.device)
-            logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keywords).logits
+                keywords["attention_mask"] = torch.ones(1, recorder.capacity, dtype=torch.int64, device=ids.device)
+            logits = self.model(input_ids=ids, use_cache=True, **{keyword: cache}, **keywords).logits
         recorder.finish()
         return logits
 
 
 class DecodeStep(_Step):
-    """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K and V of all layers."""
+    """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K, V and states of all layers."""
 
     def forward(self, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.call(ids, position, self.recorder(caches, position), None)
@@ -84,7 +88,7 @@ class PrefillChunk(_Step):
     ) -> tuple[Tensor, Tensor]:
         # Padding rows repeat the last position: a table of positions is never read beyond its end.
         positions = torch.minimum(start + torch.arange(prompt.shape[1], device=prompt.device), start + length - 1)
-        logits = self.call(prompt, positions, self.recorder(caches, start, prompt.shape[1]), length - 1)
+        logits = self.call(prompt, positions, self.recorder(caches, start, prompt.shape[1], length), length - 1)
         token = torch.ops.agentcompile.argmax.default(logits)
         torch.ops.agentcompile.start_decode.default(token, ids, position, history, start, length)
         return logits, token
@@ -119,36 +123,36 @@ def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
         hook.remove()
 
 
-def export_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN) -> Exported:
+def export_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING) -> Exported:
     """Export the decode step of ``model``. The device is that of its parameters; nothing is computed.
 
-    ``tracing``: what is marked for own_attention.py or derived.py, which find it in the graph.
+    ``tracing``: what is marked for own_attention.py or derived.py, which find it in the graph. ``held``: what its cache holds.
     """
     device = next(model.parameters()).device
-    state, names = _state(kv, device)
-    return _export(DecodeStep(model, kv, tracing), state, names)
+    state, names = _state(kv, device, held)
+    return _export(DecodeStep(model, kv, tracing, held), state, names)
 
 
-def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing = Tracing.PLAIN) -> Exported:
+def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING) -> Exported:
     """Export a continuation chunk of ``tokens`` prompt tokens; ``tracing`` as above."""
     device = next(model.parameters()).device
-    state, names = _state(kv, device)
+    state, names = _state(kv, device, held)
     prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
     start = torch.zeros(1, dtype=torch.int64, device=device)
     length = torch.ones(1, dtype=torch.int64, device=device)
-    return _export(PrefillChunk(model, kv, tracing), (prompt, start, length, *state), ("prompt", "start", "length", *names))
+    return _export(PrefillChunk(model, kv, tracing, held), (prompt, start, length, *state), ("prompt", "start", "length", *names))
 
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
     """Export one forward of a plain module for the shapes of its arguments; their tensors become ``input.<i>``, nested ones in order."""
     given = (args, keywords or {})
     names = tuple(f"input.{i}" for i, _ in enumerate(a for a in pytree.tree_leaves(given) if isinstance(a, Tensor)))
-    with _quiet(), evaluating(module), torch.no_grad():
+    with quiet(), evaluating(module), torch.no_grad():
         program = torch.export.export(module, args, keywords or None, strict=False)
     return Exported(program, names, module, prefix="")
 
 
-def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
     position = torch.zeros(1, dtype=torch.int64, device=device)
     history = torch.zeros(kv.capacity + 1, dtype=torch.int64, device=device)
@@ -158,13 +162,15 @@ def _state(kv: KVSpec, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[
     if device.type != "meta":
         caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(c.shape) for c in caches)
     names = tuple(f"kv.{part}.{i}" for part in ("key", "value") for i in range(kv.layers))
-    return (ids, position, history, *caches), ("session.ids", "session.position", "session.history", *names)
+    states = tuple(torch.zeros(one.spec.shape, dtype=torch_dtype(one.spec.dtype), device=device) for one in held.states)
+    names += tuple(one.source for one in held.states)
+    return (ids, position, history, *caches, *states), ("session.ids", "session.position", "session.history", *names)
 
 
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
     model = step.model
     with (
-        _quiet(), _uncollected(), evaluating(step), torch.no_grad(),
+        quiet(), _uncollected(), evaluating(step), torch.no_grad(),
         _attention_implementation(model), semantic_experts(model), semantic_rotary(model),
     ):
         program = torch.export.export(step, arguments, strict=False)
@@ -187,8 +193,8 @@ def _attention_implementation(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.export logs each refusal at length; the refusal is reported once, by us."""
+def quiet() -> Iterator[None]:
+    """torch.export and transformers log each refusal at length; the refusal is reported once, by us."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from ...ir.graph import Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from ...ir.graph import STATE_PREFIX, Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
 from ...ops.schema import canonical
 from .attention import Unsupported
 from .export import Exported
@@ -49,7 +49,7 @@ def import_program(exported: Exported, name: str, kind: GraphKind, tokens: int =
     """Turn an exported program into a verified Graph.
 
     Weights are named by their first qualified name in the model (tied parameters once), buffers likewise, user inputs
-    as ``exported.inputs`` says; those called ``session.*`` and ``kv.*`` are states.
+    as ``exported.inputs`` says; those called ``session.*``, ``kv.*`` and ``state.*`` are states.
 
     Raises:
         Unsupported: an operator outside aten, prims and agentcompile, a data-dependent size, or a tensor constant.
@@ -105,7 +105,7 @@ class _Importer:
                 if not isinstance(fx.meta.get("val"), Tensor):
                     continue  # a number or None given as an example input; export wrote it into the graph
                 given = next(user_inputs)
-                state = given.startswith(("session.", "kv."))
+                state = given.startswith(("session.", "kv.", STATE_PREFIX))
                 self._external(fx, given, ValueKind.STATE if state else ValueKind.INPUT)
             else:
                 raise Unsupported(f"its graph takes {fx.name}, which is no tensor")

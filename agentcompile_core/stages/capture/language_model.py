@@ -12,13 +12,15 @@ from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttenti
 from .buffers import buffers_of
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
-from .export import Exported, export_decode, export_prefill
+from .export import NOTHING, Exported, evaluating, export_decode, export_prefill, quiet
 from .filled import join_parts
 from .functional import check_writes, without_writes
 from .importer import import_program
+from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
+from .states import Held, check_states, held_by
 
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:
@@ -28,12 +30,20 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     ``prefill_<T>_fresh`` (starts at position 0). A model that cannot be expressed gets no graphs and an ``eager_reason``.
     """
     info = describe(LoadedModel(module=model, name=name))
+    notes: tuple[str, ...] = ()
+    left: list[str] = []
     try:
-        kv, graphs = _captured(model, workload)
+        with as_it_was(model) as left:
+            with quiet(), evaluating(model):
+                held = held_by(model)
+            kv, graphs = _captured(model, workload, held)
+        if held.states and len(graphs) == 1:
+            notes = (f"prompts of {info.model_type} run one token at a time: a chunk of its graph would grow with every token",)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
-        reason = f"{info.model_type} runs on the framework: {why_not(exc)}"
+        keeps = f"; its modules keep tensors of their own between calls ({left[0]})" if left else ""
+        reason = f"{info.model_type} runs on the framework: {why_not(exc)}{keeps}"
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=reason)
-    return GraphSet(model=info, workload=workload, graphs=tuple(graphs), kv=kv)
+    return GraphSet(model=info, workload=workload, graphs=tuple(graphs), kv=kv, whole_chunks=held.whole_chunks, notes=notes)
 
 
 def why_not(exc: Exception) -> str:
@@ -45,65 +55,78 @@ def why_not(exc: Exception) -> str:
     return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
 
 
-def _captured(model: nn.Module, workload: Workload) -> tuple[KVSpec, list[Graph]]:
+def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec, list[Graph]]:
     """Traced as it is; where it computes attention itself, or K and V from what it caches, with marks.
 
     A trace may also fail because its cache says less than the model wants: shapes of a bias for keys that are not there.
     """
     try:
-        return _capture(model, workload, Tracing.PLAIN)
+        return _capture(model, workload, Tracing.PLAIN, held)
     except OwnAttention:
-        return _capture(model, workload, Tracing.OWN)
+        return _capture(model, workload, Tracing.OWN, held)
     except DerivedStates:
-        return _capture(model, workload, Tracing.DERIVED)
+        return _capture(model, workload, Tracing.DERIVED, held)
     except Unsupported:
         raise
     except Exception as first:
         try:
-            return _capture(model, workload, Tracing.OWN)
+            return _capture(model, workload, Tracing.OWN, held)
         except Exception:
             raise first from None
 
 
-def _capture(model: nn.Module, workload: Workload, tracing: Tracing) -> tuple[KVSpec, list[Graph]]:
-    kv, decode = _capture_decode(model, workload, tracing)
-    return kv, [decode, *_capture_prefill(model, workload, kv, tracing)]
+def _capture(model: nn.Module, workload: Workload, tracing: Tracing, held: Held) -> tuple[KVSpec, list[Graph]]:
+    kv, decode = _capture_decode(model, workload, tracing, held)
+    if held.whole_chunks and _grows(model, kv, tracing, held):
+        return kv, [decode]
+    return kv, [decode, *_capture_prefill(model, workload, kv, tracing, held)]
 
 
-def _capture_decode(model: nn.Module, workload: Workload, tracing: Tracing = Tracing.PLAIN) -> tuple[KVSpec, Graph]:
-    kv, exported = _exported(model, kv_spec(model, workload), tracing)
-    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), model, kv, tracing)
+def _capture_decode(
+    model: nn.Module, workload: Workload, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
+) -> tuple[KVSpec, Graph]:
+    kv, exported = _exported(model, kv_spec(model, workload, held), tracing, held)
+    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), model, kv, tracing, held)
 
 
-def _exported(model: nn.Module, kv: KVSpec, tracing: Tracing) -> tuple[KVSpec, Exported]:
+def _exported(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> tuple[KVSpec, Exported]:
     """The decode step, and the cache that it showed: a configuration may name its heads otherwise, or not how often it attends."""
     for _ in range(3):
         try:
-            return kv, export_decode(model, kv, tracing)
+            return kv, export_decode(model, kv, tracing, held)
         except DifferentHeads as exc:
             kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim, value_dim=exc.value_dim)
         except DifferentCalls as exc:
             kv = evolve(kv, layers=exc.calls)
-    return kv, export_decode(model, kv, tracing)
+    return kv, export_decode(model, kv, tracing, held)
 
 
-def _capture_prefill(model: nn.Module, workload: Workload, kv: KVSpec, tracing: Tracing = Tracing.PLAIN) -> list[Graph]:
+def _grows(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> bool:
+    """Whether a prompt chunk is a loop over its tokens, which a graph holds once for each."""
+    sizes = {len(export_prefill(model, kv, tokens, tracing, held).program.graph.nodes) for tokens in (2, 3)}
+    return len(sizes) > 1
+
+
+def _capture_prefill(
+    model: nn.Module, workload: Workload, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
+) -> list[Graph]:
     graphs = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
-        graph = import_program(export_prefill(model, kv, tokens, tracing), f"prefill_{tokens}", GraphKind.PREFILL, tokens)
-        graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing)
+        exported = export_prefill(model, kv, tokens, tracing, held)
+        graph = import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens)
+        graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing, held)
         graphs += [graph, fresh_variant(graph)]
     return graphs
 
 
-def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing) -> Graph:
+def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held = NOTHING) -> Graph:
     if tracing is not Tracing.PLAIN:
         graph = drop_noise(join_parts(without_writes(graph)))
     if tracing is Tracing.OWN:
         graph = collapse_attention(graph, kv, buffers_of(model))
     elif tracing is Tracing.DERIVED:
         graph = cache_what_is_read(graph)
-    return check_writes(normalize(graph))
+    return check_states(check_writes(normalize(graph)), held)
 
 
 def fresh_variant(graph: Graph) -> Graph:
@@ -114,18 +137,21 @@ def fresh_variant(graph: Graph) -> Graph:
     return evolve(graph, name=f"{graph.name}_fresh", nodes=tuple(promised(node) for node in graph.nodes))
 
 
-def kv_spec(model: nn.Module, workload: Workload) -> KVSpec:
-    """The KV cache that the configuration of ``model`` describes.
+def kv_spec(model: nn.Module, workload: Workload, held: Held = NOTHING) -> KVSpec:
+    """The KV cache that the configuration of ``model`` describes; of no layers where it has states instead.
 
     Raises:
-        Unsupported: it has no attention heads.
+        Unsupported: it has neither attention heads nor states.
     """
     config = text_config(model)
+    if held.states and not held.attending:
+        return KVSpec(layers=0, kv_heads=1, head_dim=1, capacity=workload.max_context, dtype=dtype_of(model))
     heads = getattr(config, "num_attention_heads", None)
     # The decoder of a pair counts its own layers; the other name may be the encoder's.
     layers = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     if not isinstance(heads, int) or not isinstance(layers, int) or not heads:
         raise Unsupported("its configuration has no attention heads")
+    layers = layers if held.attending is None else len(held.attending)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return KVSpec(layers=layers, kv_heads=kv_heads, head_dim=head_dim, capacity=workload.max_context, dtype=dtype_of(model))

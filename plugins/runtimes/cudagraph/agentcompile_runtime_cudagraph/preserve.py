@@ -15,26 +15,27 @@ if TYPE_CHECKING:
 def preserved(bound: RunnableProgram, session: SessionState, runs: int) -> Iterator[None]:
     """Make ``runs`` runs of ``bound`` safe, and put everything they change back at the end.
 
-    A run writes KV rows from its position on (from ``start`` on for a prompt chunk), ids, position and history. The
+    A run writes KV rows from its position on (from ``start`` on for a prompt chunk), ids, position, history and states of fixed size. The
     position is moved back where those rows would lie beyond the cache; the rows are saved, and nothing else of the KV
     cache, which may be larger than what is free.
     """
     graph = bound.graph
     decode = graph.kind is GraphKind.DECODE
     inputs = [bound.environment[name] for name in graph.inputs if name in bound.environment]
-    small = [session.ids, session.position, session.history, *inputs]
+    kept = [bound.environment[value.name] for value in graph.kept]
+    small = [session.ids, session.position, session.history, *inputs, *kept]
     saved = [tensor.clone() for tensor in small]
     count = min(session.kv.capacity, runs if decode else graph.tokens)
     start = min(int(session.position), session.kv.capacity - count)
     rows = [tensor[:, start:start + count] for tensor in (*session.kv.keys, *session.kv.values)]
-    kept = [row.clone() for row in rows]
+    overwritten = [row.clone() for row in rows]
     session.position.fill_(start)
     if graph.kind is GraphKind.PREFILL:
         _chunk_of_one(inputs, start)
     try:
         yield
     finally:
-        for tensor, before in zip((*small, *rows), (*saved, *kept), strict=True):
+        for tensor, before in zip((*small, *rows), (*saved, *overwritten), strict=True):
             tensor.copy_(before)
 
 

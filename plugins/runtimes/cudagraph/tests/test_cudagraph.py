@@ -10,9 +10,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime, GraphStep, agentcompile_runtimes
+from attrs import evolve
 
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import Backend, Graph, GraphKind, Reject, UsageError, VerificationError
+from agentcompile_core.plugin_api import (
+    Backend,
+    DType,
+    Graph,
+    GraphKind,
+    Reject,
+    TensorSpec,
+    UsageError,
+    Value,
+    ValueKind,
+    VerificationError,
+)
 from agentcompile_core.runtime.bound_program import Piece
 from agentcompile_core.testing.doubles import ReplayingBackend
 
@@ -115,6 +127,25 @@ def test_preparing_a_prompt_chunk_leaves_state_and_inputs_as_they_were(tokens: i
     CudaGraphRuntime().prepare(bound, session)
     assert_same(session.state(), before)
     assert_same(list(bound.environment.values()), inputs)
+
+
+@pytest.mark.parametrize("kind", [GraphKind.DECODE, GraphKind.PREFILL])
+def test_preparing_leaves_states_of_fixed_size_as_they_were(kind: GraphKind) -> None:
+    session = Session()
+    bound = Bound(session, kind, 1)
+    spec = TensorSpec(shape=(1, 4, 3), dtype=DType.F32)
+    kept = Value(name="s", spec=spec, kind=ValueKind.STATE, source="state.conv.0.0")
+    bound.graph = evolve(bound.graph, values=(kept, evolve(kept, name="k", source="kv.key.0")))
+    bound.environment["s"] = torch.randn(spec.shape)
+    before, advance = bound.environment["s"].clone(), bound.run
+
+    def run() -> None:
+        advance()
+        bound.environment["s"].add_(1.0)
+
+    bound.run = run  # type: ignore[method-assign]
+    CudaGraphRuntime().prepare(bound, session)
+    assert bound.runs == 2 and torch.equal(bound.environment["s"], before)
 
 
 def test_a_step_is_one_replay() -> None:

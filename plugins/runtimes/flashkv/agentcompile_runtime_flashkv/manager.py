@@ -23,8 +23,9 @@ class FlashKVCacheManager:
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype,
                  device: str | torch.device, value_dim: int | None = None) -> None:
         value_dim = head_dim if value_dim is None else value_dim
-        for name, number in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
-                             ("capacity", capacity)):
+        if layers < 0:
+            raise UsageError(f"a KV cache with layers={layers}; it must be at least 0: none where no layer attends")
+        for name, number in (("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim), ("capacity", capacity)):
             if number < 1:
                 raise UsageError(f"a KV cache with {name}={number}; it must be at least 1")
         self.layers, self.kv_heads, self.head_dim, self.value_dim = layers, kv_heads, head_dim, value_dim
@@ -94,7 +95,7 @@ class FlashKVCacheManager:
                 differ in length (sliding windows); nothing has changed then.
         """
         pairs = [(layer.keys, layer.values) for layer in getattr(cache, "layers", ())]
-        if len(pairs) != self.layers:
+        if len(pairs) != self.layers or not pairs:
             raise UsageError(f"a {type(cache).__name__} of {len(pairs)} layers; this KV cache has {self.layers}")
         for index, (key, value) in enumerate(pairs):
             if key is None or value is None:

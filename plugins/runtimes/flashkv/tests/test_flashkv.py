@@ -1,5 +1,7 @@
 """FlashKVCacheManager against a model made of lists, and against HuggingFace's own cache."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from agentcompile_runtime_flashkv import FlashKVCacheManager, FlashKVRuntime, agentcompile_runtimes
@@ -181,6 +183,17 @@ def test_an_empty_or_foreign_cache_is_refused() -> None:
 def test_wrong_rows_are_refused(layer: int, key: torch.Tensor, value: torch.Tensor, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         manager().append(layer, key, value)
+
+
+def test_a_model_without_attention_has_a_cache_of_no_layers() -> None:
+    spec = KVSpec(layers=0, kv_heads=1, head_dim=1, capacity=5, dtype=DType.F32)
+    cache = FlashKVRuntime().allocate(spec, "cpu")
+    assert (cache.keys, cache.values, cache.capacity) == ((), (), 5)
+    cache.reset()
+    with pytest.raises(UsageError, match="of 0 layers"):
+        cache.import_dynamic_cache(SimpleNamespace(layers=()))
+    with pytest.raises(UsageError, match="layers=-1; it must be at least 0"):
+        FlashKVCacheManager(layers=-1, kv_heads=1, head_dim=1, capacity=5, dtype=torch.float32, device="cpu")
 
 
 def test_a_negative_count_and_an_empty_cache_are_refused() -> None:

@@ -1,0 +1,195 @@
+"""What a model hands from step to step besides K and V: the states of short convolutions and recurrences, of one size for any position.
+
+They are tensors of the session that every step reads and writes in place, zero before a prompt: declared as values called
+``state.<part>.<layer>.<index>``. transformers keeps them in the layers of its cache; in a trace these layers hold the declared tensors.
+"""
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
+
+from ...ir.graph import STATE_PREFIX, DType, Graph, TensorSpec
+from ...ops.aliasing import memory_roots
+from .describe import text_config
+from .unsupported import Unsupported
+
+PARTS = ("conv", "recurrent")
+CACHE_KEYWORDS = ("past_key_values", "cache_params")
+
+
+@frozen(kw_only=True)
+class StateSpec:
+    """One state of one layer. ``part``: conv (the last columns of what a convolution reads [1, C, K]) or recurrent (any shape)."""
+
+    layer: int
+    part: str
+    index: int  # of several of the same part in one layer
+    spec: TensorSpec
+
+    @property
+    def source(self) -> str:
+        """Its name in every graph."""
+        return f"{STATE_PREFIX}{self.part}.{self.layer}.{self.index}"
+
+
+@frozen(kw_only=True)
+class Held:
+    """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others."""
+
+    attending: tuple[int, ...] | None = None
+    states: tuple[StateSpec, ...] = ()
+
+    @property
+    def whole_chunks(self) -> bool:
+        """Whether every row of a prompt chunk must be a token: a recurrence would take padding for more of the prompt."""
+        return any(state.part == "recurrent" for state in self.states)
+
+    def slot(self, layer: int, caches: int) -> int:
+        """Which of ``caches`` pairs of K and V a layer has.
+
+        Raises:
+            Unsupported: none.
+        """
+        found = layer if self.attending is None else self.attending.index(layer) if layer in self.attending else caches
+        if found >= caches:
+            raise Unsupported(f"layer {layer} caches K and V, but its configuration says {caches} layers with attention")
+        return found
+
+
+def cache_keyword(model: nn.Module) -> str:
+    """The argument by which the forward of ``model`` takes its cache.
+
+    Raises:
+        Unsupported: none.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    found = next((name for name in CACHE_KEYWORDS if name in parameters), "")
+    if not found:
+        raise Unsupported(f"its forward takes no {CACHE_KEYWORDS[0]}")
+    return found
+
+
+def held_by(model: nn.Module) -> Held:
+    """What the model's own cache holds after two tokens; they are run only where its configuration says that there are states.
+
+    Raises:
+        Unsupported: its forward takes no cache, or a state is of an element type that is not one of ours.
+    """
+    keyword = cache_keyword(model)
+    try:
+        cache: Any = DynamicCache(config=text_config(model))
+    except Exception:  # a configuration that transformers' own cache cannot read; whether the model runs is seen where it is traced
+        return Held()
+    if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
+        return Held()
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=True, **{keyword: cache})
+    attending = tuple(i for i, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None)
+    return Held(attending=attending, states=tuple(one for i, layer in enumerate(cache.layers) for one in _states_of(layer, i)))
+
+
+def _states_of(layer: Any, number: int) -> list[StateSpec]:
+    found = []
+    for part in PARTS:
+        for index, tensor in getattr(layer, f"{part}_states", {}).items():
+            if tensor is not None:
+                found.append(StateSpec(layer=number, part=part, index=index, spec=_spec_of(tensor)))
+    return found
+
+
+def _spec_of(tensor: Tensor) -> TensorSpec:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in {dtype.value for dtype in DType}:
+        raise Unsupported(f"it keeps a state of {tensor.dtype}")
+    return TensorSpec(shape=tuple(tensor.shape), dtype=DType(name))
+
+
+class Stateless:
+    """A layer of the cache in a trace that has no state; K and V are those of ``cache``, which it asks for sizes, too."""
+
+    record_past = False
+
+    def __init__(self, cache: Any) -> None:
+        self.get_seq_length, self.get_mask_sizes = partial(type(cache).get_seq_length, cache), partial(type(cache).get_mask_sizes, cache)
+
+
+class StateLayer(LinearAttentionLayer):
+    """A layer of the cache in a trace: its states are the declared tensors, and there always are earlier ones, zero at the start.
+
+    ``valid`` i64 [1]: how many columns of what is appended are no padding; None: all.
+    """
+
+    def __init__(self, states: dict[StateSpec, Tensor], valid: Tensor | None) -> None:
+        super().__init__(number_of_states=1 + max(state.index for state in states))
+        self.valid = valid
+        for part in PARTS:
+            tensors = {state.index: tensor for state, tensor in states.items() if state.part == part}
+            getattr(self, f"{part}_states").update(tensors)
+            getattr(self, f"is_{part}_states_initialized").update(dict.fromkeys(tensors, True))
+        self.has_previous_state = dict.fromkeys(self.has_previous_state, True)
+
+    def update_conv_state(
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+    ) -> Tensor:
+        """The state [1, C, K] and behind it the new columns [1, C, T]; kept are the last K columns that are no padding."""
+        state = self.conv_states[state_idx]
+        if state is None or conv_kernel_size not in (None, state.shape[-1]):
+            raise Unsupported(f"a convolution reads {conv_kernel_size} columns and keeps another number")
+        joined, kept = torch.cat([state, conv_states], dim=-1), state.shape[-1]
+        last = joined[..., -kept:] if self.valid is None else joined.index_select(-1, _columns(self.valid, kept))
+        state.copy_(last)
+        return joined
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
+        """Write the state."""
+        state = self.recurrent_states[state_idx]
+        if state is None or state.shape != recurrent_states.shape:
+            raise Unsupported(f"a recurrence keeps a state of another shape than {tuple(recurrent_states.shape)}")
+        if state is not recurrent_states:  # the model wrote it in place
+            state.copy_(recurrent_states)
+        return state
+
+
+def _columns(first: Tensor, count: int) -> Tensor:
+    return first + torch.arange(count, device=first.device)
+
+
+class Layers(list[Any]):
+    """The layers of ``cache`` up to the last one with a state. Any other that is asked for has none, and answers for the cache."""
+
+    def __init__(self, cache: Any, layers: dict[int, StateLayer]) -> None:
+        super().__init__(layers.get(i) or Stateless(cache) for i in range(1 + max(layers, default=-1)))
+        self._cache = cache
+
+    def __getitem__(self, index: Any) -> Any:
+        """The layer."""
+        return Stateless(self._cache) if isinstance(index, int) and index >= len(self) else super().__getitem__(index)
+
+
+def cache_layers(cache: Any, held: Held, tensors: tuple[Tensor, ...], valid: Tensor | None) -> Layers:
+    """The layers of ``cache``, whose states are ``tensors`` in the order of ``held.states``."""
+    of_layer: dict[int, dict[StateSpec, Tensor]] = {}
+    for state, tensor in zip(held.states, tensors, strict=True):
+        of_layer.setdefault(state.layer, {})[state] = tensor
+    return Layers(cache, {layer: StateLayer(states, valid) for layer, states in of_layer.items()})
+
+
+def check_states(graph: Graph, held: Held) -> Graph:
+    """Return ``graph``, in which one node writes each state.
+
+    Raises:
+        Unsupported: none does, or several do.
+    """
+    roots = memory_roots(graph)
+    for state in held.states:
+        writers = [node for node in graph.nodes if any(roots[name] == roots[state.source] for name in node.mutates)]
+        if len(writers) != 1:
+            raise Unsupported(f"it writes the {state.part} state of layer {state.layer} {len(writers)} times in a step")
+    return graph

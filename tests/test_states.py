@@ -1,0 +1,191 @@
+"""States of short convolutions and recurrences: declared, handed on through chunks of any length and steps, zero for every request."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from agentcompile_cuda_kit.targets import PRESETS
+from attrs import evolve
+from capture_models import TOKENS, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import agentcompile_core as ac
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
+from agentcompile_core.ir import serial
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, Node, Workload
+from agentcompile_core.ops.aliasing import is_alias
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.interfaces import LoadedModel
+from agentcompile_core.report.accounting import step_bytes
+from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.program import framework_program
+from agentcompile_core.runtime.session import Session, plan_chunks
+from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages import analyze, plan
+from agentcompile_core.stages.capture.comparison import difference
+from agentcompile_core.stages.capture.language_model import capture_language_model
+from agentcompile_core.stages.capture.left_behind import as_it_was
+from agentcompile_core.stages.capture.states import Held, StateSpec, check_states
+from agentcompile_core.stages.capture.unsupported import Unsupported
+from agentcompile_core.store import Store
+
+CONTEXT, CHUNK, NEW = 24, 4, 3
+SHORT: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
+                         "max_position_embeddings": 64, "block_auto_adjust_ff_dim": False, **TOKENS}
+MAMBA2: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "num_heads": 4, "head_dim": 8,
+                          "n_groups": 1, "chunk_size": 4, **TOKENS}
+MAMBA: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, **TOKENS}
+
+
+def workload(dtype: DType = DType.F32) -> Workload:
+    return Workload(dtype=dtype, max_context=CONTEXT, prefill_chunks=(CHUNK,))
+
+
+def captured(model: nn.Module) -> GraphSet:
+    graphs = capture_language_model(model, "tiny", workload())
+    assert graphs.graphs, graphs.eager_reason
+    return graphs
+
+
+def session(model: nn.Module, graphs: GraphSet) -> Session:
+    assert graphs.kv is not None
+    return Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"), Executables(device="cpu"),
+                   kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
+
+
+def check_requests(model: nn.Module, graphs: GraphSet, lengths: list[int]) -> None:
+    """Requests of one session, one after the other, give HuggingFace's tokens; so do the logits of the last prompt, fed one by one."""
+    mine, generator = session(model, graphs), torch.Generator().manual_seed(sum(lengths))
+    for length in lengths:
+        prompt = torch.randint(3, 61, (1, length), generator=generator)
+        wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+        assert torch.equal(mine.generate(prompt, NEW), wanted), length
+    with torch.no_grad():
+        torch.testing.assert_close(mine.teacher_forced(prompt), model(prompt).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=2, derandomize=True, database=None, deadline=None)
+@given(attends=st.lists(st.booleans(), min_size=1, max_size=2), width=st.integers(2, 5), biased=st.booleans(),
+       lengths=st.lists(st.integers(1, CONTEXT - NEW), min_size=2, max_size=3))
+def test_short_convolutions_give_hugging_faces_tokens(attends: list[bool], width: int, biased: bool, lengths: list[int]) -> None:
+    """Any pattern of layers (one attends at least: transformers counts positions there), widths and prompts, the longest among them."""
+    types = ["full_attention" if one else "conv" for one in attends] + (["conv"] if all(attends) else ["full_attention"])
+    model = tiny("lfm2", {**SHORT, "num_hidden_layers": len(types), "layer_types": types, "conv_L_cache": width, "conv_bias": biased})
+    graphs = captured(model)
+    assert graphs.kv is not None and graphs.kv.layers == types.count("full_attention") and not graphs.whole_chunks
+    assert {name: spec.shape for name, spec in graphs.states.items()} == {
+        f"state.conv.{i}.0": (1, 16, width) for i, kind in enumerate(types) if kind == "conv"}
+    check_requests(model, graphs, [*lengths, CONTEXT - NEW])
+
+
+@pytest.mark.parametrize(("model_type", "options", "chunks"), [("mamba2", MAMBA2, True), ("mamba", MAMBA, False)])
+def test_recurrences_take_whole_chunks_or_single_tokens(model_type: str, options: dict[str, Any], chunks: bool) -> None:
+    """Padding would change a recurrence. A loop over tokens is no chunk; and a model without attention has a cache of no layers."""
+    model = tiny(model_type, options)
+    graphs = captured(model)
+    assert graphs.whole_chunks and {g.name for g in graphs.graphs} == {
+        "decode", *(("prefill_4", "prefill_4_fresh") if chunks else ())}
+    assert bool(graphs.notes) is not chunks and graphs.kv is not None and graphs.kv.layers == 0
+    assert difference(graphs, LoadedModel(module=model, name=model_type)) == ""
+    check_requests(model, graphs, [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3, CONTEXT - NEW])
+
+
+@pytest.fixture(scope="module")
+def lfm2() -> nn.Module:
+    return tiny("lfm2", {**SHORT, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]})
+
+
+@pytest.fixture(scope="module")
+def graphs(lfm2: nn.Module) -> GraphSet:
+    return captured(lfm2)
+
+
+def _writer(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if "state.conv.0.0" in node.mutates)
+
+
+def test_a_graph_that_hands_on_another_state_is_found(lfm2: nn.Module, graphs: GraphSet) -> None:
+    loaded = LoadedModel(module=lfm2, name="lfm2")
+    assert difference(graphs, loaded) == ""
+    for name in ("decode", "prefill_4", "prefill_4_fresh"):
+        forgetful = tuple(evolve(g, nodes=tuple(n for n in g.nodes if n != _writer(g))) if g.name == name else g for g in graphs.graphs)
+        found = difference(evolve(graphs, graphs=forgetful), loaded)
+        assert "off by" in found, (name, found)
+
+
+def test_each_state_has_one_writer(graphs: GraphSet) -> None:
+    held = Held(attending=(1,), states=(StateSpec(layer=0, part="conv", index=0, spec=graphs.states["state.conv.0.0"]),))
+    for graph in graphs.graphs:
+        assert check_states(graph, held) is graph
+        writer = _writer(graph)
+        without = evolve(graph, nodes=tuple(n for n in graph.nodes if n != writer))
+        again = evolve(graph, nodes=(*graph.nodes, evolve(writer, name="again", outputs=())))
+        for wrong, times in ((without, 0), (again, 2)):
+            with pytest.raises(Unsupported, match=f"writes the conv state of layer 0 {times} times in a step"):
+                check_states(wrong, held)
+
+
+def test_states_are_stored_with_the_graphs_and_count_in_the_step(graphs: GraphSet) -> None:
+    assert serial.loads(serial.dumps(graphs), GraphSet).states == graphs.states
+    bare = evolve(graphs, graphs=tuple(evolve(g, values=tuple(v for v in g.values if v not in g.kept)) for g in graphs.graphs))
+    assert step_bytes(graphs, 5) - step_bytes(bare, 5) == 2 * 4 * 16 * 3
+
+
+def test_a_bundle_serves_a_model_with_states(lfm2: nn.Module, tmp_path: Path) -> None:
+    prompt = torch.tensor([[5, 17, 9, 3, 42, 8, 8]])
+    wanted = lfm2.generate(prompt, max_new_tokens=5, eos_token_id=None)
+    mine = ac.compile(lfm2, device="cpu", run_on="framework", store=Store(None), validators=(), origins=[], max_context=CONTEXT)
+    assert mine.graphs.states and torch.equal(mine.generate(prompt, 5, eos_token_id=None), wanted)
+    mine.save(tmp_path / "bundle")
+    loaded = ac.load(tmp_path / "bundle", lfm2, device="cpu")
+    for _ in range(2):
+        assert torch.equal(loaded.generate(prompt, 5, eos_token_id=None), wanted)
+
+
+def test_attributes_that_a_trace_leaves_behind_are_named_and_taken_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    weight, table = model[0].weight, torch.ones(2)
+    model[0].state, model[0].table = None, table
+    with pytest.raises(ZeroDivisionError), as_it_was(model) as left:
+        model[0].state, model[0].table, model[1].new = torch.zeros(1), torch.zeros(2), torch.zeros(1)
+        raise ZeroDivisionError
+    assert left == ["0.state", "0.table", "1.new"]
+    assert model[0].state is None and model[0].table is table and not hasattr(model[1], "new") and model[0].weight is weight
+
+
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@given(st.integers(1, 400), st.lists(st.integers(2, 60), max_size=3, unique=True), st.integers(0, 70), st.booleans())
+def test_chunks_of_a_state_visit_every_position_once(prompt: int, sizes: list[int], slack: int, padded: bool) -> None:
+    chunks, at = plan_chunks(prompt, sizes, prompt + slack, padded=padded, again=False), 0
+    for chunk in chunks:
+        assert chunk.start == at and 0 < chunk.length <= chunk.tokens and chunk.start + chunk.tokens <= prompt + slack
+        assert chunk.tokens == 1 or (chunk.tokens in sizes and (padded or chunk.length == chunk.tokens))
+        at += chunk.length
+    assert at == prompt
+    assert not padded or sum(c.tokens == 1 for c in chunks) < min(sizes, default=prompt + 1)
+
+
+def test_lfm2_1_2b_is_planned_with_every_product_norm_and_attention_behind_a_generated_kernel() -> None:
+    """Its published shape in bfloat16, three of its layers (two convolutions, one attends)."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "configs" / "lfm2-1.2b"
+    config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=3, full_attn_idxs=[2])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    found = capture_language_model(model.eval(), "lfm2", evolve(workload(DType.BF16), max_context=4096))
+    graph = found.of_kind(GraphKind.DECODE)[0]
+    ctx = Context(catalog=load_catalog(strict=True), target=PRESETS["h200"], config=Config(), store=Store(None))
+    plans = plan.run(analyze.run(found, ctx), ctx)
+    ours, moved = set(), 0
+    for one in plans:
+        matches = [one.region.match_by_id[name] for name in one.space.covers[0].matches]
+        moved += sum(m.bytes_moved for m in matches) * len(one.region.instances)
+        ours |= {dict(i.nodes)[name] for i in one.region.instances for m in matches for name in m.nodes}
+    left = {node.op.split(".")[1] for node in graph.nodes if node.name not in ours and not is_alias(graph, node)}
+    assert left == {"cat", "copy_", "conv1d", "slice", "mul"} and list(found.states) == ["state.conv.0.0", "state.conv.1.0"]
+    assert moved > 0.99 * step_bytes(found, 0)
