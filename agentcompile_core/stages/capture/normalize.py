@@ -9,6 +9,7 @@ from ...ir.graph import Graph, Node, Ref
 from ...ops.schema import argument as argument_of
 from .collapse_linear import collapse_linear
 from .collapse_norms import collapse_norms
+from .collapse_pairs import rotate_pairs
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
 from .functional import without_writes
@@ -80,6 +81,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_parts, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
-    collapse_rope, pack_operands, eliminate_dead_code,
+    without_writes, join_parts, drop_noise, look_up_positions, collapse_linear, collapse_norms, rotate_pairs, interleave_tables,
+    rotate_by_heads, collapse_rope, pack_operands, eliminate_dead_code,
 )
