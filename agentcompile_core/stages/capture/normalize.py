@@ -5,8 +5,11 @@ Every pass keeps the results bitwise: the operators of namespace agentcompile ro
 
 from collections.abc import Callable
 
-from ...ir.graph import Graph, Node, Ref
+from attrs import evolve
+
+from ...ir.graph import Graph, Node, Ref, Symbol
 from ...ops.schema import argument as argument_of
+from ...ops.schema import canonical
 from .collapse_linear import collapse_linear
 from .collapse_norms import collapse_norms
 from .collapse_pairs import rotate_pairs
@@ -45,6 +48,20 @@ def drop_noise(graph: Graph) -> Graph:
     return rebuild(graph, kept, resolve_chain(renamed))
 
 
+def plain_casts(graph: Graph) -> Graph:
+    """Casts read what they cast, and nothing for the sake of its type.
+
+    Before: ``type_as(x, y)``. After: ``to(x, float16)``, where y is.
+    """
+    def plain(node: Node) -> Node:
+        if node.op != "aten.type_as.default":
+            return node
+        dtype = Symbol("dtype", graph.spec(node.outputs[0]).dtype.value)
+        return canonical(evolve(node, op="aten.to.dtype", kind="cast", args=(node.args[0], dtype), kwargs=()))
+
+    return rebuild(graph, [plain(node) for node in graph.nodes])
+
+
 def _states(graph: Graph) -> set[str]:
     return {value.name for value in graph.values if value.name not in graph.producer}
 
@@ -81,6 +98,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_parts, drop_noise, look_up_positions, collapse_linear, collapse_norms, rotate_pairs, interleave_tables,
-    rotate_by_heads, collapse_rope, pack_operands, eliminate_dead_code,
+    without_writes, join_parts, drop_noise, plain_casts, look_up_positions, collapse_linear, collapse_norms, rotate_pairs,
+    interleave_tables, rotate_by_heads, collapse_rope, pack_operands, eliminate_dead_code,
 )
