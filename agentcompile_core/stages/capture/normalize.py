@@ -15,6 +15,7 @@ from .collapse_norms import collapse_norms
 from .collapse_pairs import rotate_pairs
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
+from .full_masks import drop_full_masks
 from .functional import without_writes
 from .lookups import look_up_positions
 from .packing import pack_operands
@@ -113,6 +114,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_parts, drop_noise, plain_casts, sort_choices, look_up_positions, collapse_linear, collapse_norms,
-    rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, pack_operands, eliminate_dead_code,
+    without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
+    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, pack_operands, eliminate_dead_code,
 )
