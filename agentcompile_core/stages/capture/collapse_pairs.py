@@ -28,13 +28,22 @@ class _Part:
     number: int
 
 
+@frozen
+class _Table:
+    """Cosines or sines of all pairs [1, T, R / 2], and at which axis they are repeated for all heads: 1, or 2 where tokens come first."""
+
+    value: Ref
+    axis: int
+
+
 def rotate_pairs(graph: Graph) -> Graph:
     """One rotation for two sums of products that are put together again.
 
     Before: ``flatten(stack(a * c - b * s, a * s + b * c))`` or ``cat(a * c - b * s, b * c + a * s)`` where a and b are every second
     channel of x [1, H, T, R] or, with ``cat``, its halves; c and s are ``unsqueeze(table, 1)`` of [1, T, R / 2].
     After: ``rope(x, repeat_interleave(c, 2, -1), ..., interleaved)``; behind ``cat`` ``rope(x, cat(c, c), ...)``, of pairs behind
-    a copy of x with every second channel first (DeepSeek-V3). A cast of x to the type of wider tables is left to the products.
+    a copy of x with every second channel first (DeepSeek-V3); between two transpositions where x is [1, T, H, R] (Llama 4). A cast of x
+    to the type of wider tables is left to the products.
     """
     made = _Made(View(graph))
     for node in graph.nodes:
@@ -61,13 +70,18 @@ class _Made:
         found = _turned(self.view, parts) if parts is not None else None
         if found is None or (together is not None and found[0].layout == _HALVES):
             return False
-        part, halves = found
-        x = self._uncast(part.x, halves[0])
+        part, cos, sin = found
+        x = self._uncast(part.x, cos.value)
         if apart is not None and part.layout == _PAIRS:
             x = self._halves_first(node, x)
-        tables = [self._behind_itself(node, half) if apart is not None else self._twice(node, half) for half in halves]
-        self.nodes.append(beside(node, node.name, "agentcompile.rope.default", "rope", (x, *tables, apart is None), node.outputs))
+        tables = [self._behind_itself(node, half.value) if apart is not None else self._twice(node, half.value) for half in (cos, sin)]
         self.found += 1
+        if cos.axis == 1:
+            self.nodes.append(beside(node, node.name, "agentcompile.rope.default", "rope", (x, *tables, apart is None), node.outputs))
+            return True
+        turned = self._add(node, f"{node.name}.heads", "aten.transpose.int", "view", (x, 1, 2))
+        rotated = self._add(node, f"{node.name}.rotated", "agentcompile.rope.default", "rope", (turned, *tables, apart is None))
+        self.nodes.append(beside(node, node.name, "aten.transpose.int", "view", (rotated, 1, 2), node.outputs))
         return True
 
     def _uncast(self, x: Argument, table: Ref) -> Ref:
@@ -114,8 +128,8 @@ class _Made:
         return self._add(node, f"{half.value}.behind", "aten.cat.default", "cat", ((half, half), -1))
 
 
-def _turned(view: View, parts: tuple[Argument, Argument]) -> tuple[_Part, tuple[Ref, Ref]] | None:
-    """The first partners and the halves of the tables, cos first, where ``parts`` are the two sums of a rotation."""
+def _turned(view: View, parts: tuple[Argument, Argument]) -> tuple[_Part, _Table, _Table] | None:
+    """The first partners and the tables, cos first, where ``parts`` are the two sums of a rotation."""
     less = view.node(parts[0], "aten.sub.Tensor")
     for first, second in both_orders(less, "aten.sub.Tensor")[:1] if less is not None else ():
         for (a, cos), (b, sin) in _pairs(view, first, second):
@@ -123,16 +137,16 @@ def _turned(view: View, parts: tuple[Argument, Argument]) -> tuple[_Part, tuple[
             sums = both_orders(plus, "aten.add.Tensor") if plus is not None else ()
             crossed = ((a, sin), (b, cos))
             if a.number == 0 and b == evolve(a, number=1) and any(crossed in _pairs(view, *both) for both in sums):
-                return (a, (cos, sin)) if _fits(view, a, cos, sin) else None
+                return (a, cos, sin) if _fits(view, a, cos, sin) else None
     return None
 
 
-def _pairs(view: View, first: Argument, second: Argument) -> list[tuple[tuple[_Part, Ref], tuple[_Part, Ref]]]:
+def _pairs(view: View, first: Argument, second: Argument) -> list[tuple[tuple[_Part, _Table], tuple[_Part, _Table]]]:
     """Two products of partners and tables."""
     return [(one, other) for one in _product(view, first) for other in _product(view, second)]
 
 
-def _product(view: View, argument: Argument) -> Iterator[tuple[_Part, Ref]]:
+def _product(view: View, argument: Argument) -> Iterator[tuple[_Part, _Table]]:
     node = view.node(argument, "aten.mul.Tensor")
     for value, table in both_orders(node, "aten.mul.Tensor") if node is not None else ():
         part, half = _part(view, value), _half(view, table)
@@ -154,14 +168,16 @@ def _part(view: View, argument: Argument) -> _Part | None:
     return _Part(paired.args[0], _PAIRS, number) if rows and isinstance(number, int) and number in (0, 1) else None
 
 
-def _half(view: View, argument: Argument) -> Ref | None:
-    """The [1, T, R / 2] table under ``unsqueeze(table, 1)``; a part of one is cut before that or behind it."""
+def _half(view: View, argument: Argument) -> _Table | None:
+    """The table under ``unsqueeze(table, 1)``, or 2; a part of one is cut before that."""
     node = view.node(argument, "aten.unsqueeze.default")
-    table = node.args[0] if node is not None and argument_of(node, "dim") == 1 else None
-    return table if isinstance(table, Ref) and len(view.shape(table)) == 3 and view.shape(table)[0] == 1 else None
+    axis, table = (argument_of(node, "dim"), node.args[0]) if node is not None else (None, None)
+    known = isinstance(table, Ref) and len(view.shape(table)) == 3 and view.shape(table)[0] == 1 and axis in (1, 2)
+    return _Table(table, axis) if known and isinstance(table, Ref) and isinstance(axis, int) else None
 
 
-def _fits(view: View, part: _Part, cos: Ref, sin: Ref) -> bool:
+def _fits(view: View, part: _Part, cos: _Table, sin: _Table) -> bool:
     shape = view.shape(part.x)
-    wanted = (1, shape[2], shape[3] // 2) if len(shape) == 4 and shape[0] == 1 else ()
-    return bool(wanted) and view.shape(cos) == view.shape(sin) == wanted and view.dtype(cos) == view.dtype(sin)
+    wanted = (1, shape[3 - cos.axis], shape[3] // 2) if len(shape) == 4 and shape[0] == 1 else ()
+    same = cos.axis == sin.axis and view.shape(cos.value) == view.shape(sin.value) == wanted
+    return bool(wanted) and same and view.dtype(cos.value) == view.dtype(sin.value)

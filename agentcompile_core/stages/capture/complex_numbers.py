@@ -45,12 +45,9 @@ def in_real_numbers(program: torch.export.ExportedProgram) -> None:
         if not concerned or not pairs.keys() >= set(complex_operands):
             continue
         with graph.inserting_before(node):
-            written = _Writer(node, pairs)
-            made = written.pair()
+            made = _Writer(node, pairs).replace()
         if _is_complex(node):
             pairs[node] = made
-        else:
-            node.replace_all_uses_with(made[0])
 
 
 def _is_complex(node: FxNode) -> bool:
@@ -69,8 +66,21 @@ class _Writer:
         self.node, self.pairs = node, pairs
         self.name = getattr(node.target, "_schema", node.target).name.split("::")[-1].strip("_")
 
-    def pair(self) -> Pair:
-        """The parts of the node's result; of a real result the first is it."""
+    def replace(self) -> Pair:
+        """The parts of the node's result; of a real result the first is it, and stands in its place, by its name where it is returned."""
+        pair = self._written()
+        if _is_complex(self.node):
+            return pair
+        made, returned = pair[0], any(user.op == "output" for user in self.node.users)
+        if returned:
+            made = self._call(aten.alias.default, made)
+        self.node.replace_all_uses_with(made)
+        if returned:
+            made.name, self.node.name = self.node.name, f"{self.node.name}_complex"
+        return pair
+
+    def _written(self) -> Pair:
+        """The parts of what the node makes; of a real result the first is it."""
         known: dict[str, Callable[..., Pair]] = {
             "polar": self._polar, "complex": lambda real, imaginary: (real, imaginary), "view_as_complex": self._viewed,
             "view_as_real": self._stacked, "real": lambda value: (value[0], None), "imag": lambda value: (self._there(value[1]), None),

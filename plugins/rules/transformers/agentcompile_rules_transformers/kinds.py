@@ -195,8 +195,8 @@ ROPE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved"),
                 AttributeKind("apart", bool, False, doc="x is read with every second channel first"),
                 AttributeKind("first", int, 0, doc="where the rotated channels begin"),
-                AttributeKind("x_first", int, 0), AttributeKind("x_step", int, 0, doc="0: all heads are rotated from one"),
-                AttributeKind("rest_first", int, 0), AttributeKind("rest_step", int, 0)),
+                AttributeKind("x_first", int, 0), AttributeKind("x_step", doc="0: all heads are rotated from one"),
+                AttributeKind("rest_first"), AttributeKind("rest_step")),
 )
 ROPE_TABLE = Rotary(
     name=kind_names.ROPE_TABLE, doc="cos, sin of one position", version=2,

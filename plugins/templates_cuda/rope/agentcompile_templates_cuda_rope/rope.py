@@ -57,7 +57,7 @@ class RopeFamily(TemplateFamily):
             entry="rope_kernel", grid=(-(-heads * head_dim // threads), 1, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(
                 *(operand_pointer(match, name) for name in ("x", "rest", "cos", "sin", "out")), i32("heads", heads),
-                i32("head_dim", head_dim), *(i32(name, match.integer(name)) for name in PLACES),
+                i32("head_dim", head_dim), *(i32(name, place_of(match, name)) for name in PLACES),
             ),
         )
         return make_source(
@@ -70,6 +70,12 @@ class RopeFamily(TemplateFamily):
             features=[Feature.GRIDDEPCONTROL] * pdl,
             reduction_depth=2,
         )
+
+
+def place_of(match: Match, name: str) -> int:
+    """One of PLACES; where a match does not say it, x holds whole heads side by side, whose first channels are rotated."""
+    whole = {"rest_first": "rotary_dim", "x_step": "head_dim", "rest_step": "head_dim"}
+    return match.integer(name, match.integer(whole[name]) if name in whole else 0)
 
 
 def _type_problem(match: Match) -> str:
@@ -91,7 +97,7 @@ def _size_problem(match: Match) -> str:
         return f"cos and sin must have {rotary_dim} elements, one position of one sequence"
     rest, width = match.operand("rest") or match.need("x"), head_dim - rotary_dim
     for name, operand, length in (("x", match.need("x"), rotary_dim), ("rest", rest, width)):
-        first, step = match.integer(f"{name}_first", 0), match.integer(f"{name}_step", 0)
+        first, step = place_of(match, f"{name}_first"), place_of(match, f"{name}_step")
         if length and not 0 <= first <= first + (heads - 1) * step + length <= operand.spec.numel:
             return f"{heads} heads of {length} from element {first} on, {step} apart, in {operand.spec.numel} of {name}"
-    return "" if 0 <= match.integer("first", 0) <= width else f"the rotary part begins at {match.integer('first')} of {head_dim}"
+    return "" if 0 <= place_of(match, "first") <= width else f"the rotary part begins at {match.integer('first')} of {head_dim}"
