@@ -65,7 +65,7 @@ def halves(x: Tensor, angles: Tensor, tokens_first: bool) -> Tensor:
 @FEW
 @given(form=st.sampled_from((rotated, apart, halves)), heads=st.integers(1, 3), tokens=st.integers(1, 4), half=st.integers(1, 5),
        tokens_first=st.booleans(), dtype=st.sampled_from((torch.float32, torch.bfloat16)))
-def test_a_rotation_is_one_operator(form: Callable[..., Tensor], heads: int, tokens: int, half: int, tokens_first: bool,  # noqa: PLR0913
+def test_a_rotation_is_one_operator(form: Callable[..., Tensor], heads: int, tokens: int, half: int, tokens_first: bool,
                                     dtype: torch.dtype) -> None:
     shape = (1, tokens, heads, 2 * half) if tokens_first else (1, heads, tokens, 2 * half)
     x, angles = torch.randn(shape).to(dtype), 40.0 * torch.randn(1, tokens, half)
@@ -101,8 +101,10 @@ def test_what_only_looks_like_a_rotation_is_none(what: str) -> None:
 ARITHMETIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "product": lambda a, b: a * b, "sum": lambda a, b: a + b, "difference": lambda a, b: a - b, "negative": lambda a, b: -a * b,
     "conjugate": lambda a, b: a.conj() * b, "scaled": lambda a, b: a * 2.5 + b, "by a real": lambda a, b: a * b.real,
-    "by i": lambda a, b: a * 1j + b, "one more": lambda a, b: a + 1.0, "moved": lambda a, b: torch.cat((a[:, 1:], b[:, :1]), 1).transpose(0, 1),
-    "picked": lambda a, b: torch.stack((a, b), 0)[1].unsqueeze(0).expand(2, -1, -1), "built": lambda a, b: torch.complex(a.imag, b.real) * a,
+    "by i": lambda a, b: a * 1j + b, "one more": lambda a, b: a + 1.0,
+    "moved": lambda a, b: torch.cat((a[:, 1:], b[:, :1]), 1).transpose(0, 1),
+    "picked": lambda a, b: torch.stack((a, b), 0)[1].unsqueeze(0).expand(2, -1, -1),
+    "built": lambda a, b: torch.complex(a.imag, b.real) * a,
     "of a real": lambda a, b: (a * 1j) * 1j + b,
 }
 

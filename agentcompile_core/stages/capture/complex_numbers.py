@@ -23,7 +23,7 @@ _MOVING = frozenset("""
     alias cat chunk clone contiguous detach expand expand_as flatten index index_select lift_fresh movedim narrow permute repeat reshape
     select slice squeeze stack swapaxes t transpose unflatten unsqueeze view
 """.split())  # noqa: SIM905
-_CASTS = frozenset({"to", "_to_copy", "type_as", "resolve_conj", "resolve_neg"})
+_CASTS = frozenset({"to", "to_copy", "type_as", "resolve_conj", "resolve_neg"})
 
 
 def in_real_numbers(program: torch.export.ExportedProgram) -> None:
@@ -64,7 +64,8 @@ class _Writer:
 
     def __init__(self, node: FxNode, pairs: dict[FxNode, Pair]) -> None:
         self.node, self.pairs = node, pairs
-        self.name = getattr(node.target, "_schema", node.target).name.split("::")[-1].strip("_")
+        schema: Any = getattr(node.target, "_schema", None)
+        self.name = schema.name.split("::")[-1].strip("_") if schema is not None else ""
 
     def replace(self) -> Pair:
         """The parts of the node's result; of a real result the first is it, and stands in its place, by its name where it is returned."""
@@ -83,7 +84,8 @@ class _Writer:
         """The parts of what the node makes; of a real result the first is it."""
         known: dict[str, Callable[..., Pair]] = {
             "polar": self._polar, "complex": lambda real, imaginary: (real, imaginary), "view_as_complex": self._viewed,
-            "view_as_real": self._stacked, "real": lambda value: (value[0], None), "imag": lambda value: (self._there(value[1]), None),
+            "view_as_real": self._stacked, "real": lambda value: (self._there(self.node.args[0], value[0]), None),
+            "imag": lambda value: (self._there(self.node.args[0], value[1]), None),
             "mul": self._product, "add": self._sum, "sub": lambda a, b: self._sum(a, self._negative(b)), "neg": self._negative,
             "conj": lambda value: (value[0], self._scaled(value[1], -1)),
             "conj_physical": lambda value: (value[0], self._scaled(value[1], -1)),
@@ -94,17 +96,18 @@ class _Writer:
             return known[self.name](*(one if makes else self._pair_of(one) for one in self.node.args))
         if self.name in _MOVING:
             return self._moved(0), self._moved(1)
-        source = self.node.args[0]
-        if self.name.removeprefix("_") in _CASTS | {"to_copy"} and source in self.pairs and _same_type(source, self.node):
+        source: Any = self.node.args[0]
+        if self.name in _CASTS and source in self.pairs and _same_type(source, self.node):
             return self.pairs[source]
         dtype = self.node.meta["val"].dtype if _is_complex(self.node) else "complex numbers"
         raise Unsupported(f"it computes in {dtype}, of which {self.node.target} is not understood")
 
-    def _call(self, target: Any, *args: Any) -> FxNode:
-        """A node of ``target``, with what it makes; its parts are those of the model where the original stood."""
-        node: FxNode = self.node.graph.call_function(target, args)
+    def _call(self, target: Any, *args: Any, **keywords: Any) -> FxNode:
+        """A node of ``target``, with what it makes; it belongs to the module where the original stood."""
+        node: FxNode = self.node.graph.call_function(target, args, keywords)
         node.meta = {key: value for key, value in self.node.meta.items() if key != "val"}
-        node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda one: one.meta["val"]))
+        shown: Any = torch.fx.node.map_arg((args, keywords), lambda one: one.meta["val"])
+        node.meta["val"] = target(*shown[0], **shown[1])
         return node
 
     def _pair_of(self, value: Any) -> Pair:
@@ -112,11 +115,11 @@ class _Writer:
             return self.pairs.get(value, (value, None))
         return (value.real, value.imag or None) if isinstance(value, complex) else (value, None)
 
-    def _there(self, part: Part) -> Part:
-        """A part as a tensor of the shape of the result."""
+    def _there(self, of: Any, part: Part) -> FxNode:
+        """A part of the complex ``of`` as a tensor."""
         if isinstance(part, FxNode):
             return part
-        like = next(one for one in self.pairs[self.node.args[0]] if isinstance(one, FxNode))  # type: ignore[index]
+        like = next(one for one in self.pairs[of] if isinstance(one, FxNode))
         return self._call(aten.full_like.default, like, 0.0 if part is None else part)
 
     def _polar(self, size: FxNode, angle: FxNode) -> Pair:
@@ -127,7 +130,7 @@ class _Writer:
         return self._call(aten.select.int, value, -1, 0), self._call(aten.select.int, value, -1, 1)
 
     def _stacked(self, value: Pair) -> Pair:
-        return self._call(aten.stack.default, [self._there(part) for part in value], -1), None
+        return self._call(aten.stack.default, [self._there(self.node.args[0], part) for part in value], -1), None
 
     def _product(self, a: Pair, b: Pair) -> Pair:
         (x, y), (u, v) = a, b
@@ -166,21 +169,9 @@ class _Writer:
         return self._plus(a, self._scaled(b, -1))
 
     def _moved(self, part: int) -> Part:
-        def of(one: FxNode) -> Part:
-            found = self.pairs[one][part] if one in self.pairs else one
-            return found if isinstance(found, FxNode) else self._zeros(one, found)
-
-        args = torch.fx.node.map_arg(self.node.args, of)
-        keywords = torch.fx.node.map_arg(self.node.kwargs, of)
-        node: FxNode = self.node.graph.call_function(self.node.target, args, keywords)
-        node.meta = {key: value for key, value in self.node.meta.items() if key != "val"}
-        shown = [torch.fx.node.map_arg(given, lambda one: one.meta["val"]) for given in (args, keywords)]
-        node.meta["val"] = self.node.target(*shown[0], **shown[1])  # type: ignore[operator]
-        return node
-
-    def _zeros(self, of: FxNode, part: Part) -> FxNode:
-        like = next(one for one in self.pairs[of] if isinstance(one, FxNode))
-        return self._call(aten.full_like.default, like, 0.0 if part is None else part)
+        args, keywords = torch.fx.node.map_arg(
+            (self.node.args, self.node.kwargs), lambda one: self._there(one, self.pairs[one][part]) if one in self.pairs else one)
+        return self._call(self.node.target, *args, **keywords)
 
 
 def _same_type(source: Any, node: FxNode) -> bool:

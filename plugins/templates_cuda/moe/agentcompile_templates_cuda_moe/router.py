@@ -67,7 +67,8 @@ class RouterFamily(TemplateFamily):
             *(operand_pointer(match, name) for name in ("logits", "bias", "scores", "experts")), i32("count", experts), i32("slots", slots),
             f32("eps", match.number("eps", 0.0)), f32("factor", match.number("factor", 1.0))))
         bias = match.operand("bias")
-        plan = {"Bias": c_type(bias.spec.dtype if bias is not None else DType.F32), "T": c_type(match.need("logits").spec.dtype), "Score": c_type(match.need("scores").spec.dtype), "held": held,
+        plan = {"Bias": c_type(bias.spec.dtype if bias is not None else DType.F32),
+                "T": c_type(match.need("logits").spec.dtype), "Score": c_type(match.need("scores").spec.dtype), "held": held,
                 "over_chosen": match.flag("over_chosen"), "sigmoid": match.text("scoring", "softmax") == "sigmoid",
                 "biased": match.operand("bias") is not None, "floored": match.flag("floored"), "pdl": pdl}
         return make_source(TEMPLATE, plan=plan, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl, reduction_depth=held + 5)
