@@ -62,7 +62,12 @@ class RopeHeadsRule(RegionRule):
         for node in graph.nodes:
             if node.op == "agentcompile.rope.default" and _is_served(view, node):
                 found = [match for place in _places(view, node) if (match := _match(view, node, place)) is not None]
-                yield from (match for match in found if len(match.nodes) > 1)
+                yield from (match for match in found if _takes_more(view, match))
+
+
+def _takes_more(view: RegionView, match: Match) -> bool:
+    """Whether it replaces more than the rotation, which has a rule of its own, and views that move nothing."""
+    return sum(node.name in match.nodes and not view.is_free(node) for node in view.graph.nodes) > 1
 
 
 def _is_served(view: RegionView, node: Node) -> bool:
