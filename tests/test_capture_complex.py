@@ -18,7 +18,7 @@ from agentcompile_core.stages.capture.importer import import_program
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.normalize import normalize
 
-FEW = settings(max_examples=12, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=9, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Of(nn.Module):
@@ -136,11 +136,10 @@ LATENT = {**SIZES, "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank"
           "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 
 
-@pytest.mark.parametrize("rope", ["default", "yarn"])
-def test_latent_attention_that_rotates_in_complex_numbers_generates_as_the_model_does(rope: str) -> None:
-    scaled = {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.7} if rope == "yarn" else {}
-    model = tiny("deepseek_v2", {**LATENT, "rope_parameters": {"rope_type": rope, "rope_theta": 100.0, **scaled}})
-    graphs = capture_language_model(model, rope, Workload(dtype=DType.F32, max_context=32, prefill_chunks=(8,))).verify()
+def test_latent_attention_that_rotates_in_complex_numbers_generates_as_the_model_does() -> None:
+    scaled = {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.7}
+    model = tiny("deepseek_v2", {**LATENT, "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, **scaled}})
+    graphs = capture_language_model(model, "latent", Workload(dtype=DType.F32, max_context=32, prefill_chunks=(8,))).verify()
     assert graphs.eager_reason == ""
     for graph in graphs.graphs:
         found = Counter(node.kind for node in graph.nodes)

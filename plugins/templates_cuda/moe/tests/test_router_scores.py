@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add th
 from moe_cases import H200, budget_use, drawn, ran, replaced
 
 FAMILY = RouterFamily()
-FEW = settings(max_examples=12, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def lowered(match: Match) -> object:

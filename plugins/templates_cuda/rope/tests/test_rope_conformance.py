@@ -12,7 +12,6 @@ class TestRope(TemplateFamilyConformance):
     family = RopeFamily()
     cases = (rope_case(heads=16, head_dim=128), rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16),
              rope_case(heads=2, head_dim=64, dtype=DType.F32), rope_case(heads=2, head_dim=64, rotary_dim=32, interleaved=True),
-             rope_heads_case(heads=3, rotary=8, rest=16), rope_heads_case(heads=3, rotary=8, rest=6, layout="apart", shared=True),
              rope_heads_case(heads=2, rotary=8, rest=8, dtype=DType.BF16, table=DType.F32))
     rejected = (norm_case(columns=64), rope_table_case(half=32))
     targets = (preset("h200"), preset("a100"))

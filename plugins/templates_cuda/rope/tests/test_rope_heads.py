@@ -16,7 +16,7 @@ from agentcompile_validator_emulation.module import EmulationError
 from agentcompile_validator_emulation.testing import TORCH, Emulated
 
 H200, FAMILY = preset("h200"), RopeFamily()
-FEW = settings(max_examples=10, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def lowered(match: Match) -> StepSource:
