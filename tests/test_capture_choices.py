@@ -59,3 +59,21 @@ def test_only_masks_that_hide_nothing_are_gone(groups: int, kept: int, rows: int
     (weights, chosen), (wanted, which) = run(graph, x), module(x)
     by_index = [(pair[0].gather(1, pair[1].argsort(-1)), pair[1].sort(-1).values) for pair in ((weights, chosen), (wanted, which))]
     assert torch.equal(by_index[0][0], by_index[1][0]) and torch.equal(by_index[0][1], by_index[1][1])
+
+
+class Written(nn.Module):
+    """A copy by a factor of one, and then a write to what was copied."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        made = x + 1.0
+        kept = made * 1.0
+        filled = made.masked_fill(torch.zeros_like(mask).bool(), 3.0)
+        made[:, :2].fill_(7.0)
+        return kept + filled + made
+
+
+def test_what_is_copied_before_it_is_written_stays_copied() -> None:
+    x, mask = torch.randn(2, 4), torch.zeros(2, 4)
+    graph = normalize(import_program(export_forward(Written().eval(), (x, mask)), "forward", GraphKind.FORWARD))
+    found = compile_nodes(graph, device="cpu").run({"input.0": x, "input.1": mask})
+    assert torch.equal(found[graph.outputs[0]], Written()(x, mask))

@@ -2,7 +2,7 @@
 
 from ...ir.graph import Argument, Graph, Node
 from ...ops.schema import argument as argument_of
-from .rewrite import View, eliminate_dead_code, rebuild, resolve_chain
+from .rewrite import View, eliminate_dead_code, rebuild, resolve_chain, writes_in_place
 
 _MAKERS = {"zeros_like": 0.0, "zeros": 0.0, "ones_like": 1.0, "ones": 1.0}
 _KEEPING = ("cast", "view", "copy")
@@ -15,6 +15,8 @@ def drop_full_masks(graph: Graph) -> Graph:
     Before: ``masked_fill(x, bitwise_not(to(expand(scatter(zeros_like(g), 1, topk(g, 4)[1], 1)), bool)), -inf)`` of four groups g.
     After: x.
     """
+    if writes_in_place(graph):
+        return graph
     view = View(graph)
     renamed: dict[str, str] = {}
     kept: list[Node] = []

@@ -19,7 +19,7 @@ from .full_masks import drop_full_masks
 from .functional import without_writes
 from .lookups import look_up_positions
 from .packing import pack_operands
-from .rewrite import eliminate_dead_code, rebuild, resolve_chain
+from .rewrite import eliminate_dead_code, rebuild, resolve_chain, writes_in_place
 
 
 def normalize(graph: Graph) -> Graph:
@@ -36,7 +36,7 @@ def drop_noise(graph: Graph) -> Graph:
     ``d = cat([c, e])`` with an empty e; ``f = mul(d, 1.0)``.
     After: x.
     """
-    in_place = any(name not in _states(graph) for node in graph.nodes for name in node.mutates)
+    in_place = writes_in_place(graph)
     renamed: dict[str, str] = {}
     kept = []
     for node in graph.nodes:
@@ -74,10 +74,6 @@ def sort_choices(graph: Graph) -> Graph:
     return rebuild(graph, [ordered(node) for node in graph.nodes])
 
 
-def _states(graph: Graph) -> set[str]:
-    return {value.name for value in graph.values if value.name not in graph.producer}
-
-
 # Operators that may return their operand as it is; whether one does is read from shapes, strides and types.
 _SHAPED = frozenset({
     "aten.view.default", "aten.reshape.default", "aten.expand.default", "aten.contiguous.default", "aten.slice.Tensor",
@@ -106,7 +102,7 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
     if node.op in _DROPOUT:
         return argument_of(node, "train") is False
     if node.op in _SCALINGS and node.args[1:] in _BY_ONE and not node.kwargs:
-        return graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
+        return not in_place and graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
     if node.op not in _SHAPED or graph.spec(node.outputs[0]) != graph.spec(node.args[0].value):
         return False
     # A copy of something that is written in place later is no identity.
