@@ -30,7 +30,7 @@ from agentcompile_core.store import Store
 def compiled_model(name: str, options: argparse.Namespace, store: Store) -> tuple[Any, float]:
     """Compile, and the seconds of the compile() call without loading weights."""
     config = Config(advisor=options.advisor, budget_s=options.budget_s, budget_plans=options.budget_plans, rounds=options.rounds)
-    model = api.compile(str(harness.CONFIGS / name), dtype="float16", max_context=options.context, config=config, store=store,
+    model = api.compile(str(harness.CONFIGS / name), dtype=options.dtype, max_context=options.context, config=config, store=store,
                         report=Progress(log=options.log), random_weights=True)
     spent = sum(seconds for stage, seconds in model.compilation.seconds if stage != "load")
     return model, spent
@@ -43,13 +43,13 @@ def decode_rows(name: str, model: Any, options: argparse.Namespace, ceiling_gbps
     middle = options.input + options.output // 2
     moved = step_bytes(model.graphs, middle)
     for row in rows:
-        row |= {"model": name, "dtype": "float16", "workload": f"{options.input}/{options.output}", "estimated": False,
+        row |= {"model": name, "dtype": model.graphs.kv.dtype.value, "workload": f"{options.input}/{options.output}", "estimated": False,
                 "floor_step_ms": moved / ceiling_gbps / 1e6, "bandwidth_share": moved / (row["step_ms"] * ceiling_gbps * 1e6)}
     return rows
 
 
 def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any]:
-    """Teacher-forced logits of ours and of the framework's fp16, both against the same weights in fp32 with TF32 off."""
+    """Teacher-forced logits of ours and of the framework's half precision, both against the same weights in fp32 with TF32 off."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     tokens = bench.random_prompt(model.graphs.model.vocab_size, positions, seed=7)
@@ -67,13 +67,13 @@ def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any]:
         return float(error.flatten().double().kthvalue(int(0.999 * error.numel())).values)
 
     agree = (ours.argmax(-1) == reference.argmax(-1)).float().mean()
-    return {"model": name, "dtype": "float16", "positions": positions, "rms_ratio": rms(mine) / rms(theirs),
+    return {"model": name, "dtype": model.graphs.kv.dtype.value, "positions": positions, "rms_ratio": rms(mine) / rms(theirs),
             "p999_ratio": p999(mine) / p999(theirs), "rms_error": rms(mine), "framework_rms_error": rms(theirs),
             "greedy_agreement": float(agree)}
 
 
 def _fp32_logits(module: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits of the same weights in fp32: the model is built again and filled, since converting in place would lose the fp16 ones."""
+    """Logits of the same weights in fp32: the model is built again and filled, since converting in place would lose the narrow ones."""
     with torch.device("cuda"):  # where billions of initial values take no time
         wide = type(module)(module.config).to(dtype=torch.float32).eval()
     with torch.no_grad():
@@ -108,6 +108,7 @@ def main() -> int:
     """Measure one model and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=harness.MODELS)
+    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--context", type=int, default=8192)

@@ -63,6 +63,8 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "experts summed": lambda d: cases.experts_case(sizes=(6, 3, 24, 40), down=True, bias=True, wide=True, dtype=d),
     "router": lambda d: cases.router_case(experts=20, slots=4, dtype=d),
     "router normalized": lambda d: cases.router_case(experts=20, slots=4, normalized=True, dtype=d),
+    "router by scores": lambda d: cases.scored_router_case(experts=20, slots=4, bias=DType.F32, normalized="guarded", factor=2.5, dtype=d),
+    "rope in heads": lambda d: cases.rope_heads_case(heads=3, rotary=8, rest=6, layout="apart", dtype=d),
     "router after": lambda d: cases.router_case(experts=20, slots=4, after=True, dtype=d),
     "log softmax": lambda d: cases.softmax_case(shape=(2, 9, 5), axis=1, log=True, dtype=d),
 }

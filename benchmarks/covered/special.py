@@ -22,7 +22,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": _HYBRID,
     "deepseek_v2": {**_MLA, "num_experts_per_tok": 2},
     "deepseek_v3": _MLA,
-    "dots1": {"layer_types": None, "num_key_value_heads": 2},
+    "glm4_moe_lite": _MLA,
+    "youtu": _MLA,
+    "minicpm3": _MLA,
+    "longcat_flash": {**_MLA, "num_layers": 2, "zero_expert_num": 2, "moe_topk": 2, "expert_ffn_hidden_size": 48},
+    "dots1": {"layer_types": None, "num_key_value_heads": 2, "n_shared_experts": 1, "n_routed_experts": 4,
+              "num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "ministral": {"head_dim": 8},
@@ -33,17 +38,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
                      "bert-generation", "electra", "ernie", "megatron-bert", "roformer", "big_bird", "rembert"), _ENCODER),
 }
 TYPES = tuple("""
-    apertus arcee bamba bart bert bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama ernie4_5 exaone4
-    falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite
-    granitemoe granitemoehybrid helium hunyuan_v1_dense jamba jetmoe lfm2 llama llama4_text mamba mamba2 minimax ministral mistral
-    mixtral mpt nanochat olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe
-    qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma whisper xglm xlnet
+    apertus arcee axk1 bamba bart bert bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5
+    ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
+    gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense hunyuan_v1_moe jamba
+    jetmoe lfm2 llama llama4_text longcat_flash mamba mamba2 minicpm3 minimax minimax_m2 ministral mistral mixtral mpt nanochat
+    olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next recurrent_gemma
+    rwkv seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma whisper xglm xlnet youtu
 """.split())  # noqa: SIM905
 MORE = tuple("""
     afmoe aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe cpmant
-    cwm data2vec-text deepseek_v4 doge electra ernie ernie4_5_moe exaone_moe flex_olmo flint gemma4_text gemma4_unified_text
-    glm4_moe gpt-sw3 gpt_neox_japanese granite_swa granitemoe_swa granitemoeshared hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
-    inkling2_text inkling_text internlm3 iquestcoder jais2 kolibri1 laguna lfm2_moe lfm3 marian mbart megatron-bert mellum
-    mimo_v2_flash minimax_m2 minimax_m3_vl_text ministral3 modernbert-decoder moshi mvp nemotron_h olmo_hybrid pegasus plbart
-    qwen3_5_moe_text qwen3_5_text rembert roberta roberta-prelayernorm roformer solar_open trocr xlm-roberta xlm-roberta-xl zaya
+    cwm data2vec-text deepseek_v4 doge electra ernie flex_olmo flint gemma4_text gemma4_unified_text gpt-sw3 gpt_neox_japanese
+    granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder
+    jais2 kolibri1 laguna lfm2_moe lfm3 marian mbart megatron-bert mellum mimo_v2_flash minimax_m3_vl_text ministral3
+    modernbert-decoder moshi mvp nemotron_h olmo_hybrid pegasus plbart qwen3_5_moe_text qwen3_5_text rembert roberta roberta-prelayernorm
+    roformer trocr xlm-roberta xlm-roberta-xl zaya
 """.split())  # noqa: SIM905

@@ -1,4 +1,4 @@
-"""The error rule of the largest elements of one row and where they are."""
+"""The error rules of the largest elements of one row and where they are, and of what is picked by that."""
 
 import torch
 from torch import Tensor
@@ -31,3 +31,18 @@ def _ranks(value: Tensor, error: Tensor, lower: Tensor, upper: Tensor) -> Tensor
     row, noise = value.reshape(1, -1), error.reshape(1, -1)
     low, high = lower.reshape(-1, 1), upper.reshape(-1, 1)
     return (((row + noise) >= low) & ((row - noise) <= high)) | value.isnan().any()
+
+
+def gather(call: Call) -> tuple[Bounded, ...]:
+    """Elements of one row by index; where an index is in doubt, what lies at any that it may be."""
+    x, index, dim = call.bounded("self"), call.bounded("index"), int(call["dim"])
+    width, rank = x.value.shape[-1], x.value.dim()
+    if x.value.numel() != width or dim % rank != rank - 1:
+        raise AgentCompileError(f"the reference has an error rule for {call.node.op} in one row along its last axis; this stays on the"
+                                " framework")
+    value, error = x.value.gather(dim, index.value), x.error.gather(dim, index.value)
+    if index.choices is not None:
+        row, noise = x.value.reshape(1, -1).double(), x.error.reshape(1, -1)
+        away = (row - value.reshape(-1, 1).double()).abs() + noise
+        error = torch.where(index.choices, away, 0.0).amax(-1).reshape(value.shape).nan_to_num(nan=0.0)
+    return (Bounded(value, error),)

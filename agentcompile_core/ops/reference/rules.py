@@ -16,7 +16,7 @@ from . import along_axes, piecewise, pointwise, reductions
 from .attention import Attending, append, attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
-from .choice import topk
+from .choice import gather, topk
 from .experts import expert_linear
 
 Rule = Callable[[Call], tuple[Bounded, ...]]
@@ -327,4 +327,5 @@ _RULES: dict[str, Rule] = {
     "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
+    "aten.gather.default": gather,
 }

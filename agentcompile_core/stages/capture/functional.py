@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from ...errors import UsageError
-from ...ir.graph import Graph, Node, Ref, ValueKind
+from ...ir.graph import Graph, Node, Ref, TensorSpec, ValueKind
 from ...ops.aliasing import memory_roots, written_in_place
 from ...ops.allowed import unfit
 from ...ops.interpreter import operator_of
@@ -35,7 +35,7 @@ def _pure(graph: Graph, index: int, node: Node) -> Node | None:
     name, overload = node.op.split(".")[1:3]
     target, result = graph.spec(node.mutates[0]), graph.spec(node.outputs[0])
     others = [graph.spec(value) for value in node.inputs if value != node.mutates[0]]
-    same_form = target == result and not target.strides and all(o.dtype is target.dtype and not o.strides for o in others)
+    same_form = target == result and not target.strides and all(_keeps(o, target) and not o.strides for o in others)
     if not name.endswith("_") or not target.dtype.is_float or not same_form or _is_seen(graph, index, node):
         return None
     op = f"aten.{name[:-1]}.{overload}"
@@ -44,6 +44,11 @@ def _pure(graph: Graph, index: int, node: Node) -> Node | None:
     except UsageError:  # copy_, zero_ and the like have no twin that takes the same arguments
         return None
     return canonical(evolve(node, op=op, kind=kind_of(op, target), mutates=()))
+
+
+def _keeps(other: TensorSpec, target: TensorSpec) -> bool:
+    """Whether a floating point ``target`` stays of its type beside an operand like ``other``: of the same, an index or a mask."""
+    return other.dtype is target.dtype or not other.dtype.is_float
 
 
 def _is_seen(graph: Graph, index: int, node: Node) -> bool:

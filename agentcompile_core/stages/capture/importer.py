@@ -15,7 +15,9 @@ from torch.fx import Node as FxNode
 from ...ir.graph import STATE_PREFIX, Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
 from ...ops.schema import canonical
 from .attention import Unsupported
+from .complex_numbers import in_real_numbers
 from .export import Exported
+from .fx_liveness import live_nodes
 from .kinds import kind_of
 
 NAMESPACES = ("aten", "prims", "agentcompile")
@@ -54,6 +56,7 @@ def import_program(exported: Exported, name: str, kind: GraphKind, tokens: int =
     Raises:
         Unsupported: an operator outside aten, prims and agentcompile, a data-dependent size, or a tensor constant.
     """
+    in_real_numbers(exported.program)
     return _Importer(exported).run(name, kind, tokens)
 
 
@@ -69,7 +72,7 @@ class _Importer:
     def run(self, name: str, kind: GraphKind, tokens: int) -> Graph:
         self._placeholders()
         outputs: tuple[str, ...] = ()
-        live = _live(list(self.exported.program.graph.nodes))
+        live = live_nodes(list(self.exported.program.graph.nodes))
         for fx in self.exported.program.graph.nodes:
             if fx.op == "call_function":
                 if fx.name in live:
@@ -192,17 +195,6 @@ class _Importer:
         given: Any = fx.args[0]
         by_name = {n.name: n for n in given if isinstance(n, FxNode)}
         return tuple(self._name(by_name[name]) for name in dict.fromkeys(found))
-
-
-def _live(nodes: list[FxNode]) -> set[str]:
-    """Names of the nodes that a result or a write is made from. What only checks or sizes something unused is not among them."""
-    found: set[str] = set()
-    for fx in reversed(nodes):
-        schema = getattr(fx.target, "_schema", None)
-        if fx.name in found or fx.op == "output" or (schema is not None and schema.is_mutable):
-            found.add(fx.name)
-            found.update(operand.name for operand in fx.all_input_nodes)
-    return found
 
 
 def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:

@@ -5,16 +5,21 @@ Every pass keeps the results bitwise: the operators of namespace agentcompile ro
 
 from collections.abc import Callable
 
-from ...ir.graph import Graph, Node, Ref
+from attrs import evolve
+
+from ...ir.graph import Graph, Node, Ref, Symbol
 from ...ops.schema import argument as argument_of
+from ...ops.schema import canonical, with_argument
 from .collapse_linear import collapse_linear
 from .collapse_norms import collapse_norms
+from .collapse_pairs import rotate_pairs
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
+from .full_masks import drop_full_masks
 from .functional import without_writes
 from .lookups import look_up_positions
 from .packing import pack_operands
-from .rewrite import eliminate_dead_code, rebuild, resolve_chain
+from .rewrite import eliminate_dead_code, rebuild, resolve_chain, writes_in_place
 
 
 def normalize(graph: Graph) -> Graph:
@@ -28,10 +33,10 @@ def drop_noise(graph: Graph) -> Graph:
     """Remove calls that return their operand unchanged.
 
     Before: ``a = to(x, float32)`` of a float32 x; ``b = dropout(a, 0.1, False)``; ``c = slice(b, 1, 0, FULL)``;
-    ``d = cat([c, e])`` with an empty e.
+    ``d = cat([c, e])`` with an empty e; ``f = mul(d, 1.0)``.
     After: x.
     """
-    in_place = any(name not in _states(graph) for node in graph.nodes for name in node.mutates)
+    in_place = writes_in_place(graph)
     renamed: dict[str, str] = {}
     kept = []
     for node in graph.nodes:
@@ -44,8 +49,29 @@ def drop_noise(graph: Graph) -> Graph:
     return rebuild(graph, kept, resolve_chain(renamed))
 
 
-def _states(graph: Graph) -> set[str]:
-    return {value.name for value in graph.values if value.name not in graph.producer}
+def plain_casts(graph: Graph) -> Graph:
+    """Casts read what they cast, and nothing for the sake of its type.
+
+    Before: ``type_as(x, y)``. After: ``to(x, float16)``, where y is.
+    """
+    def plain(node: Node) -> Node:
+        if node.op != "aten.type_as.default":
+            return node
+        dtype = Symbol("dtype", graph.spec(node.outputs[0]).dtype.value)
+        return canonical(evolve(node, op="aten.to.dtype", kind="cast", args=(node.args[0], dtype), kwargs=()))
+
+    return rebuild(graph, [plain(node) for node in graph.nodes])
+
+
+def sort_choices(graph: Graph) -> Graph:
+    """The largest elements come largest first, which is one of the orders that a choice without an order allows.
+
+    Before: ``topk(x, 6, -1, True, False)``. After: ``topk(x, 6, -1, True, True)``.
+    """
+    def ordered(node: Node) -> Node:
+        return with_argument(node, "sorted", True) if node.op == "aten.topk.default" else node
+
+    return rebuild(graph, [ordered(node) for node in graph.nodes])
 
 
 # Operators that may return their operand as it is; whether one does is read from shapes, strides and types.
@@ -56,6 +82,8 @@ _SHAPED = frozenset({
     "aten.flatten.using_ints", "aten.squeeze.default", "aten.squeeze.dim", "aten.view_as.default",
 })
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
+_SCALINGS = ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar")
+_BY_ONE = ((1,), (1.0,))
 _DROPOUT = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.native_dropout.default"})
 
 
@@ -73,6 +101,8 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
         return False
     if node.op in _DROPOUT:
         return argument_of(node, "train") is False
+    if node.op in _SCALINGS and node.args[1:] in _BY_ONE and not node.kwargs:
+        return not in_place and graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
     if node.op not in _SHAPED or graph.spec(node.outputs[0]) != graph.spec(node.args[0].value):
         return False
     # A copy of something that is written in place later is no identity.
@@ -80,6 +110,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_parts, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
-    collapse_rope, pack_operands, eliminate_dead_code,
+    without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
+    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, pack_operands, eliminate_dead_code,
 )

@@ -136,6 +136,11 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
     )
 
 
+def writes_in_place(graph: Graph) -> bool:
+    """Whether a node writes a value that another node makes: then a copy of it is no identity."""
+    return any(name in graph.producer for node in graph.nodes for name in node.mutates)
+
+
 def resolve_chain(renamed: dict[str, str]) -> dict[str, str]:
     """Follow renamings of renamed names, so that one replacement is enough."""
     def last(name: str) -> str:

@@ -1,6 +1,7 @@
 """Rotary embedding modules become one ``agentcompile.rotary_embedding`` call each, where that is the same function."""
 
 import copy
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,10 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops import operators as ops
+from ...ops import operators as ops  # noqa: F401  # registers them
 
 _PREFIX = "inv_freq"
 _DYNAMIC = ("dynamic", "longrope")
+_CLOSE = 2.0**-22  # of cos and sin, computed by two functions
+
+
+class _Style(enum.Enum):
+    """What a rotary module returns."""
+
+    HALF = "half"  # cos and sin, each frequency once in either half
+    INTERLEAVED = "interleaved"  # cos and sin, each frequency two times behind each other
+    COMPLEX = "complex"  # cos + i sin of each frequency
 
 
 @contextmanager
@@ -19,7 +29,7 @@ def semantic_rotary(model: nn.Module) -> Iterator[None]:
     """During the block, rotary modules of ``model`` that compute what the operator computes call the operator.
 
     A module qualifies by behaviour: its own forward and the operator agree bitwise on a copy with made-up frequencies, in one of
-    the operator's two layouts.
+    the operator's two layouts, or, where it returns complex numbers, to the last bit but one (``polar`` rounds for itself).
     Others are captured as they are.
     """
     patched = []
@@ -27,9 +37,9 @@ def semantic_rotary(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             if not type(module).__name__.endswith("RotaryEmbedding"):
                 continue
-            interleaved = next((style for style in (False, True) if _qualifies(module, style)), None)
-            if interleaved is not None:
-                module.forward = _replacement(module, interleaved)  # type: ignore[method-assign]
+            style = next((style for style in _Style if _qualifies(module, style)), None)
+            if style is not None:
+                module.forward = _replacement(module, style)  # type: ignore[method-assign]
                 patched.append(module)
         yield
     finally:
@@ -51,16 +61,16 @@ def _names(layer_type: str | None) -> tuple[str, str]:
     return f"{prefix}{_PREFIX}", f"{prefix}attention_scaling"
 
 
-def _qualifies(module: nn.Module, interleaved: bool) -> bool:
+def _qualifies(module: nn.Module, style: _Style) -> bool:
     kinds = getattr(module, "rope_type", "default")
     kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
     layer_types = _layer_types(module)
     if any(kind in _DYNAMIC for kind in kinds) or not layer_types:
         return False
-    return all(_agrees(module, layer_type, interleaved) for layer_type in layer_types)
+    return all(_agrees(module, layer_type, style) for layer_type in layer_types)
 
 
-def _agrees(module: nn.Module, layer_type: str | None, interleaved: bool) -> bool:
+def _agrees(module: nn.Module, layer_type: str | None, style: _Style) -> bool:
     twin = copy.copy(module)
     frequencies, scaling = _names(layer_type)
     half = getattr(module, frequencies).shape[0]
@@ -70,17 +80,29 @@ def _agrees(module: nn.Module, layer_type: str | None, interleaved: bool) -> boo
     arguments: tuple[Any, ...] = (x, positions) if layer_type is None else (x, positions, layer_type)
     try:
         got = type(module).forward(twin, *arguments)
-        want = ops.rotary_embedding(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype, interleaved)
+        want = _table(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype, style)
     except Exception:  # any surprise means: capture the module as it is
         return False
+    if isinstance(want, Tensor):
+        alike = isinstance(got, Tensor) and got.dtype is want.dtype and got.shape == want.shape
+        return alike and bool((torch.view_as_real(got - want).abs() <= _CLOSE * torch.view_as_real(want).abs().max()).all())
     return isinstance(got, tuple) and len(got) == 2 and all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
 
 
-def _replacement(module: nn.Module, interleaved: bool) -> Any:
-    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+def _table(positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype, style: _Style) -> Tensor | tuple[Tensor, Tensor]:
+    """What a module of this style returns, made by the operator."""
+    rounded = torch.float32 if style is _Style.COMPLEX else dtype
+    interleaved = style is _Style.INTERLEAVED
+    cos, sin = torch.ops.agentcompile.rotary_embedding.default(positions, inv_freq, scaling, rounded, interleaved)
+    if style is not _Style.COMPLEX:
+        return cos, sin
+    half = inv_freq.shape[0]
+    return torch.complex(cos[..., :half], sin[..., :half])
+
+
+def _replacement(module: nn.Module, style: _Style) -> Any:
+    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
         frequencies, scaling = _names(layer_type)
-        return torch.ops.agentcompile.rotary_embedding.default(
-            position_ids, getattr(module, frequencies), float(getattr(module, scaling)), x.dtype, interleaved
-        )
+        return _table(position_ids, getattr(module, frequencies), float(getattr(module, scaling)), x.dtype, style)
 
     return forward

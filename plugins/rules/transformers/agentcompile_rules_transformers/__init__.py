@@ -14,6 +14,7 @@ from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
+from .rope_heads import RopeHeadsRule
 from .router import RouterRule
 from .softmax import SoftmaxRule
 
@@ -23,5 +24,5 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 @hookimpl
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
-    return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeTableRule(), ElementwiseRule(), GatherRule(), ArgmaxRule(),
-            SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule())
+    return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
+            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule())

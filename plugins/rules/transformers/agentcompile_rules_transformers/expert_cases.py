@@ -75,3 +75,33 @@ def router_case(*, experts: int, slots: int, after: bool = False, normalized: bo
     if narrow and wide is not dtype:
         scores = draft.one("aten.to.dtype", (scores, Symbol("dtype", dtype.value)), (1, slots), dtype, kind="cast")
     return matched(RouterRule(), draft.graph(scores, chosen))
+
+
+def scored_router_case(*, experts: int, slots: int, scoring: str = "sigmoid", bias: DType | None = None, normalized: str = "",
+                       factor: float = 1.0, dtype: DType = DType.F32) -> Pair:
+    """The ``slots`` best of ``experts`` by the ``scoring`` of their logits plus a ``bias`` of that type (None: none), and their scores.
+
+    ``normalized``: the scores are divided by their sum and 1e-3 (``guarded``) or by their sum, at least 0.9 (``floored``), or
+    (``plain``) by their sum; then multiplied by ``factor``.
+    """
+    draft, row, some = Draft(), (1, experts), (1, slots)
+    logits = draft.given("logits", row, dtype)
+    if dtype is not DType.F32 and scoring == "sigmoid":
+        logits = draft.one("aten.to.dtype", (logits, Symbol("dtype", "float32")), row, DType.F32, kind="cast")
+    softmax = (logits, -1, Symbol("dtype", "float32"))
+    scores = draft.one("aten.sigmoid.default", (logits,), row, DType.F32) if scoring == "sigmoid" else \
+        draft.one("aten.softmax.int", softmax, row, DType.F32)
+    among = scores if bias is None else draft.one("aten.add.Tensor", (scores, draft.weight("bias", experts, dtype=bias)), row, DType.F32)
+    best, chosen = draft.call("aten.topk.default", (among, slots), some, some, dtype=DType.F32)
+    draft.retype(chosen, DType.I64)
+    weights = best if bias is None else draft.one("aten.gather.default", (scores, 1, chosen), some, DType.F32)
+    if normalized:
+        total = draft.one("aten.sum.dim_IntList", (weights, (-1,), True), (1, 1), DType.F32)
+        if normalized == "guarded":
+            total = draft.one("aten.add.Tensor", (total, 1e-3), (1, 1), DType.F32)
+        elif normalized == "floored":
+            total = draft.one("aten.clamp.default", (total, 0.9), (1, 1), DType.F32)
+        weights = draft.one("aten.div.Tensor", (weights, total), some, DType.F32)
+    if factor != 1.0:
+        weights = draft.one("aten.mul.Tensor", (weights, factor), some, DType.F32)
+    return matched(RouterRule(), draft.graph(weights, chosen))

@@ -90,6 +90,8 @@ EXPERT_LINEAR = ExpertLinear(
         AttributeKind("unread_bytes", int, 0, doc="of the experts that are not chosen"),
     ),
 )
+
+
 class Router(MatchKind):
     """A softmax of few logits: its sum."""
 
@@ -107,9 +109,13 @@ class Router(MatchKind):
 
 
 ROUTER = Router(
-    name=kind_names.ROUTER,
-    doc="experts = the slots largest logits, largest first; scores = their softmax, over all logits or over_chosen: over these alone",
-    operands=(OperandKind("logits", READS, doc="[.., experts]"), OperandKind("scores", OUT, doc="[.., slots]"),
-              OperandKind("experts", OUT, doc="i64 [.., slots]")),
-    attributes=(AttributeKind("experts"), AttributeKind("slots"), AttributeKind("over_chosen", bool, False)),
+    name=kind_names.ROUTER, version=2,
+    doc="experts = those of the slots largest logits, largest first; scores = their softmax, over all logits or over_chosen: over these"
+        " alone. With a bias, or by sigmoid: s = softmax or sigmoid of the logits, experts = those of the largest s + bias, scores = their"
+        " s, or over_chosen s / (sum of these s + eps), or s / max(sum, eps) if floored; times factor",
+    operands=(OperandKind("logits", READS, doc="[.., experts]"), OperandKind("bias", WEIGHTS, optional=True, doc="[experts]"),
+              OperandKind("scores", OUT, doc="[.., slots]"), OperandKind("experts", OUT, doc="i64 [.., slots]")),
+    attributes=(AttributeKind("experts"), AttributeKind("slots"), AttributeKind("over_chosen", bool, False),
+                AttributeKind("scoring", str, "softmax", doc="softmax or sigmoid"), AttributeKind("eps", float, 0.0),
+                AttributeKind("floored", bool, False), AttributeKind("factor", float, 1.0)),
 )

@@ -185,11 +185,18 @@ NORM = Normed(
     attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES),
 )
 ROPE = Rotary(
-    name=kind_names.ROPE, doc="out = x rotated", version=2,
-    operands=(OperandKind("x", READS, doc="[.., heads, .., head_dim]"), OperandKind("cos", READS, doc="[.., rotary_dim]"),
-              OperandKind("sin", READS, doc="[.., rotary_dim]"), OperandKind("out", OUT)),
+    name=kind_names.ROPE, version=3,
+    doc="out[h] = head h of x rotated, at channel first; its other channels are those of rest, or of x where there is no rest",
+    operands=(OperandKind("x", READS, doc="heads of rotary_dim, head h from element x_first + h * x_step on"),
+              OperandKind("rest", READS, optional=True, doc="heads of head_dim - rotary_dim, from element rest_first + h * rest_step on"),
+              OperandKind("cos", READS, doc="[.., rotary_dim]"), OperandKind("sin", READS, doc="[.., rotary_dim]"),
+              OperandKind("out", OUT, doc="[.., heads, .., head_dim]")),
     attributes=(AttributeKind("heads"), AttributeKind("head_dim"), AttributeKind("rotary_dim"),
-                AttributeKind("style", str, "half", doc="half or interleaved")),
+                AttributeKind("style", str, "half", doc="half or interleaved"),
+                AttributeKind("apart", bool, False, doc="x is read with every second channel first"),
+                AttributeKind("first", int, 0, doc="where the rotated channels begin"),
+                AttributeKind("x_first", int, 0), AttributeKind("x_step", doc="0: all heads are rotated from one"),
+                AttributeKind("rest_first"), AttributeKind("rest_step")),
 )
 ROPE_TABLE = Rotary(
     name=kind_names.ROPE_TABLE, doc="cos, sin of one position", version=2,

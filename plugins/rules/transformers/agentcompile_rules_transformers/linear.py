@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from agentcompile_core.plugin_api import (
     KERNEL_TYPES,
     LINEAR,
+    DType,
     Expression,
     Graph,
     Growth,
@@ -44,6 +45,7 @@ class Linear:
     bias: str
     n: int
     k: int
+    casts: tuple[str, ...] = ()  # of both operands to float32, which is what products are summed in
 
     @property
     def out(self) -> str:
@@ -77,11 +79,11 @@ class LinearRule(RegionRule):
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """All groups of linear nodes over one input, with and without the norm before them and the pointwise tail."""
         view = RegionView(graph=graph)
-        shared: dict[str, list[Linear]] = {}
+        shared: dict[tuple[str, DType], list[Linear]] = {}
         for node in graph.nodes:
-            linear = linear_of(view, node)
+            linear = linear_of(view, node) or _widened_linear(view, node)
             if linear is not None:
-                shared.setdefault(linear.x, []).append(linear)
+                shared.setdefault((linear.x, graph.spec(linear.out).dtype), []).append(linear)
         found: list[Match] = []
         for group in shared.values():
             found += _matches_of_group(view, group)
@@ -104,6 +106,29 @@ def linear_of(view: RegionView, node: Node) -> Linear | None:
     return Linear(node=node, x=x, weight=weight, bias=bias or "", n=n, k=k)
 
 
+def _widened_linear(view: RegionView, node: Node) -> Linear | None:
+    """The linear layer of a node whose operands are cast from one narrower type to float32, read before the casts."""
+    if node.op != "aten.linear.default" or argument(node, "bias") is not None:
+        return None
+    x, weight = (_before_cast(view, ref(argument(node, name)), node) for name in ("input", "weight"))
+    if x is None or weight is None or not view.is_weight(Ref(weight[0])):
+        return None
+    spec, taken = view.graph.spec(weight[0]), view.graph.spec(x[0])
+    if len(spec.shape) != 2 or taken.numel != spec.shape[1] or not is_contiguous(taken) or not is_contiguous(spec):
+        return None
+    if taken.dtype is not spec.dtype or spec.dtype not in KERNEL_TYPES:
+        return None
+    return Linear(node=node, x=x[0], weight=weight[0], bias="", n=spec.shape[0], k=spec.shape[1], casts=(*x[1], *weight[1]))
+
+
+def _before_cast(view: RegionView, value: str | None, node: Node) -> tuple[str, tuple[str, ...]] | None:
+    """What ``value`` is cast from, and the cast where nothing else reads its result."""
+    cast = view.producer(value) if value is not None else None
+    if cast is None or value is None or cast.kind != "cast" or view.graph.spec(value).dtype is not DType.F32:
+        return None
+    return cast.inputs[0], (cast.name,) if view.only_used_by(value, {node.name}) else ()
+
+
 def _matches_of_group(view: RegionView, group: list[Linear]) -> Iterator[Match]:
     """``group`` are all linear nodes over one value, in graph order."""
     for linear in group:
@@ -121,7 +146,7 @@ def _matches_of_group(view: RegionView, group: list[Linear]) -> Iterator[Match]:
 
 
 def _single(view: RegionView, linear: Linear) -> Iterator[Match]:
-    inside = frozenset({linear.node.name})
+    inside = frozenset({linear.node.name, *linear.casts})
     bias = [linear.bias] if linear.bias else []
     plain = _bias_expression() if bias else None
     grown = grow(view, {linear.out: "acc0"}, inside, prefix="aux", limit=MOST_AUX - len(bias),
@@ -129,7 +154,7 @@ def _single(view: RegionView, linear: Linear) -> Iterator[Match]:
     tails: list[tuple[Growth | None, Expression | None]] = [(None, plain)]
     tails += [(growth, _with_biases(growth.expression, [bool(bias)])) for growth in grown]
     for growth, expression in tails:
-        nodes = (linear.node.name, *(growth.nodes if growth else ()))
+        nodes = (linear.node.name, *linear.casts, *(growth.nodes if growth else ()))
         external = growth.external if growth else ()
         out = view.write("out", growth.output if growth else linear.out)
         aux = [view.read(f"aux{i}", value) for i, value in enumerate([*bias, *external])]
@@ -140,7 +165,7 @@ def _pair(view: RegionView, one: Linear, other: Linear) -> Iterator[Match]:
     if (one.n, one.k) != (other.n, other.k) or bool(one.bias) != bool(other.bias):
         return
     gate, up = (other, one) if _is_activated(view, other) and not _is_activated(view, one) else (one, other)
-    inside = frozenset({one.node.name, other.node.name})
+    inside = frozenset({one.node.name, other.node.name, *one.casts, *other.casts})
     biases = [gate.bias, up.bias] if gate.bias else []
     for growth in grow(view, {gate.out: "acc0", up.out: "acc1"}, inside, prefix="aux", limit=MOST_AUX - len(biases),
                        fits=lambda value: view.graph.spec(value).numel == gate.n):
@@ -156,7 +181,7 @@ def _split(view: RegionView, linear: Linear) -> Iterator[Match]:
     if found is None:
         return
     parts, cuts = found
-    nodes = (linear.node.name, *cuts)
+    nodes = (linear.node.name, *linear.casts, *cuts)
     label = SemanticLabel.QKV_PROJECTION if all(_leads_to_attention(view, part) for part in parts) else SemanticLabel.GEMV
     aux = [view.read("aux0", linear.bias)] if linear.bias else []
     yield from _with_norm(view, Product(group=[linear], nodes=nodes, out=view.write("out", *parts), aux=aux,
@@ -176,10 +201,15 @@ def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
         return
     label = SemanticLabel.QKV_PROJECTION if all(_feeds_attention(view, linear) for linear in group) else SemanticLabel.GEMV
     aux = [view.read("aux0", *biases)] if biases else []
-    out = view.write("out", *(linear.out for linear in group))
-    nodes = tuple(linear.node.name for linear in group)
-    yield from _with_norm(view, Product(group=group, nodes=nodes, out=out, aux=aux, expression=_bias_expression() if biases else None,
-                                        label=label))
+    nodes = tuple(name for linear in group for name in (linear.node.name, *linear.casts))
+    cut = [parts_of(view, linear.out) for linear in group]
+    forms = [(nodes, [linear.out for linear in group])]
+    if any(cut):
+        outs = [part for linear, found in zip(group, cut, strict=True) for part in (found[0] if found else (linear.out,))]
+        forms.append(((*nodes, *(name for found in cut if found for name in found[1])), outs))
+    for taken, outs in forms:
+        yield from _with_norm(view, Product(group=group, nodes=taken, out=view.write("out", *outs), aux=aux, label=label,
+                                            expression=_bias_expression() if biases else None))
 
 
 def _with_norm(view: RegionView, product: Product) -> Iterator[Match]:

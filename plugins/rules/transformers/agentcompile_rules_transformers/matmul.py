@@ -140,7 +140,7 @@ def _factor(view: RegionView, value: str, node: Node) -> Factor | None:
     taken, offset = [], 0
     while not is_contiguous(view.graph.spec(value)):
         behind = view.producer(value)
-        step = offset_of(view, behind) if behind is not None and view.only_used_by(value, {node.name, *taken}) else None
+        step = offset_of(view, behind, value) if behind is not None and view.only_used_by(value, {node.name, *taken}) else None
         if behind is None or step is None:
             return None
         offset += step

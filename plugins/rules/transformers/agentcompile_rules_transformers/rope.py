@@ -66,7 +66,7 @@ class RopeRule(RegionRule):
     """``rope`` matches: rotations that stand alone (where attention does not take them in)."""
 
     name = "rope"
-    version = 2
+    version = 3
     kinds = (kinds.ROPE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -80,7 +80,8 @@ def _rope(view: RegionView, rope: RopeNode) -> Match:
         kind=ROPE, label=SemanticLabel.ROPE, nodes=(rope.node.name,),
         operands=(view.read("x", rope.x), view.read("cos", rope.cos), view.read("sin", rope.sin),
                   view.write("out", rope.node.outputs[0])),
-        attributes=(("heads", rope.heads), ("head_dim", rope.head_dim), ("rotary_dim", rope.rotary_dim), ("style", rope.style)),
+        attributes=(("heads", rope.heads), ("head_dim", rope.head_dim), ("rotary_dim", rope.rotary_dim), ("style", rope.style),
+                    ("x_step", rope.head_dim), ("rest_first", rope.rotary_dim), ("rest_step", rope.head_dim)),
     )
 
 

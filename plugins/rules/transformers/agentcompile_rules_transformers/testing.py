@@ -24,20 +24,22 @@ from agentcompile_core.testing.matching import matched
 from .attention import AttentionRule
 from .draft import Draft
 from .elementwise import ElementwiseRule
-from .expert_cases import experts_case, router_case
+from .expert_cases import experts_case, router_case, scored_router_case
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
+from .rope_heads import RopeHeadsRule
 from .softmax import SoftmaxRule
 
 Pair = tuple[Match, Graph]
 BINARY = ("add", "sub", "mul", "div")
 __all__ = [
     "Draft", "Pair", "argmax_case", "attention_case", "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case",
-    "matmul_case", "norm_case", "part_case", "reduction_case", "rope_case", "rope_table_case", "router_case", "rows_case", "softmax_case",
+    "matmul_case", "norm_case", "part_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case", "router_case",
+    "rows_case", "scored_router_case", "softmax_case",
 ]
 
 
@@ -117,6 +119,39 @@ def rope_case(*, heads: int, head_dim: int, rotary_dim: int = 0, interleaved: bo
     table = tuple(draft.given(name, (1, 1, rotary_dim or head_dim), dtype) for name in ("cos", "sin"))
     arguments = (draft.given("x", shape, dtype), *table, interleaved)
     return matched(RopeRule(), draft.graph(draft.one("agentcompile.rope.default", arguments, shape, dtype)))
+
+
+def rope_heads_case(*, heads: int, rotary: int, rest: int, layout: str = "interleaved", shared: bool = False, dtype: DType = DType.F16,
+                    table: DType | None = None) -> Pair:
+    """Heads of ``rest`` channels with ``rotary`` rotated ones behind them, both parts of one value, or the rotated ones, ``shared`` by
+    all heads, of another. ``layout``: interleaved, half, or apart (interleaved before, halves behind). ``table``: the type of cos and sin,
+    if not ``dtype``.
+    """
+    draft, width, wide = Draft(), rest + rotary, table or dtype
+    tables = tuple(draft.given(name, (1, 1, rotary), wide) for name in ("cos", "sin"))
+    whole = draft.given("whole", (1, heads, 1, width if not shared else 2 * rest), dtype)
+    step = width if not shared else 2 * rest
+    strides = (heads * step, step, step, 1)
+    kept = draft.apart("aten.slice.Tensor", (whole, 3, 0, rest), (1, heads, 1, rest), strides, dtype)[0]
+    if shared:
+        x, turning = draft.given("x", (1, 1, 1, rotary), dtype), 1
+    else:
+        x, turning = draft.apart("aten.slice.Tensor", (whole, 3, rest, width), (1, heads, 1, rotary), strides, dtype)[0], heads
+    each = strides if not shared else (rotary, rotary, rotary, 1)
+    if layout == "apart":
+        paired = draft.apart("aten.view.default", (x, (1, turning, 1, rotary // 2, 2)), (1, turning, 1, rotary // 2, 2),
+                             (*each[:3], 2, 1), dtype)[0]
+        turned = draft.apart("aten.transpose.int", (paired, -2, -1), (1, turning, 1, 2, rotary // 2), (*each[:3], 1, 2), dtype)[0]
+        copied = draft.one("aten.contiguous.default", (turned,), (1, turning, 1, 2, rotary // 2), dtype, kind="copy")
+        x = draft.one("aten.view.default", (copied, (1, turning, 1, rotary)), (1, turning, 1, rotary), dtype, kind="view")
+    elif not shared:
+        x = draft.one("aten.contiguous.default", (x,), (1, turning, 1, rotary), dtype, kind="copy")
+    made = draft.one("agentcompile.rope.default", (x, *tables, layout == "interleaved"), (1, turning, 1, rotary), wide)
+    if wide is not dtype:
+        made = draft.one("aten.to.dtype", (made, Symbol("dtype", dtype.value)), (1, turning, 1, rotary), dtype, kind="cast")
+    if shared:
+        made = draft.apart("aten.expand.default", (made, (-1, heads, -1, -1)), (1, heads, 1, rotary), (rotary, 0, rotary, 1), dtype)[0]
+    return matched(RopeHeadsRule(), draft.graph(draft.one("aten.cat.default", ((kept, made), -1), (1, heads, 1, width), dtype)))
 
 
 def rope_table_case(*, half: int, interleaved: bool = False, dtype: DType = DType.F16) -> Pair:

@@ -13,9 +13,11 @@ from agentcompile_rules_transformers.testing import (
     norm_case,
     reduction_case,
     rope_case,
+    rope_heads_case,
     rope_table_case,
     router_case,
     rows_case,
+    scored_router_case,
     softmax_case,
 )
 
@@ -46,6 +48,12 @@ class TestNorm(RegionRuleConformance):
 class TestRope(RegionRuleConformance):
     rule, unserved = RULES["rope"], (LOOKUP, NORM)
     graphs = (rope_case(heads=4, head_dim=16)[1], rope_case(heads=2, head_dim=16, rotary_dim=8)[1])
+
+
+class TestRopeHeads(RegionRuleConformance):
+    rule, unserved = RULES["rope_heads"], (LOOKUP, NORM, rope_case(heads=4, head_dim=16)[1])
+    graphs = (rope_heads_case(heads=3, rotary=8, rest=6)[1], rope_heads_case(heads=3, rotary=8, rest=6, layout="apart", shared=True)[1],
+              rope_heads_case(heads=2, rotary=8, rest=16, dtype=DType.BF16, table=DType.F32)[1])
 
 
 class TestRopeTable(RegionRuleConformance):
@@ -97,7 +105,9 @@ class TestExperts(RegionRuleConformance):
 class TestRouter(RegionRuleConformance):
     rule, unserved = RULES["router"], (LOOKUP, softmax_case(shape=(1, 20))[1])
     graphs = (router_case(experts=20, slots=3)[1], router_case(experts=20, slots=3, normalized=True, narrow=False)[1],
-              router_case(experts=9, slots=9, after=True, dtype=DType.F32)[1])
+              router_case(experts=9, slots=9, after=True, dtype=DType.F32)[1],
+              scored_router_case(experts=20, slots=3, bias=DType.F32, normalized="guarded", factor=2.5)[1],
+              scored_router_case(experts=20, slots=3, scoring="softmax", bias=DType.BF16, normalized="floored")[1])
 
 
 def test_no_rule_is_left_out() -> None:

@@ -1,61 +1,101 @@
-// The router of a mixture of experts for one token: the slots largest logits, largest first, and their softmax.
+// The router of a mixture of experts for one token: the slots best experts, best first, and their weights.
 //
-// logits [count]; experts [slots]: the first index among equals, NaN counting as the largest, as torch.topk takes it; scores [slots]:
-// exp(logit - largest) over its sum over all logits, or, if Plan::over_chosen, over the chosen ones. One warp: lane l holds logits
-// l, l + 32, ... in registers and finishes slot l.
-// Wins over one operator after the other: a softmax, a topk that sorts, a sum and a division are four launches for a few hundred numbers.
+// logits [count]; experts [slots]: the first index among equals, NaN counting as the largest, as torch.topk takes it; scores [slots].
+// Plain: the largest logits, and exp(logit - largest) over its sum over all logits, or, if Plan::over_chosen, over the chosen ones.
+// Plan::sigmoid or Plan::biased: every logit becomes its score, its sigmoid or its part of the softmax over all; the largest scores
+// plus bias [count] are chosen; the weights are the scores alone, if Plan::over_chosen over their sum plus eps (Plan::floored: over
+// their sum, at least eps). All times factor. One warp: lane l holds logits l, l + 32, ... in registers and finishes slot l.
+// Wins over one operator after the other: scores, a topk that sorts, a sum and a division are four launches for a few hundred numbers.
+#include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
-#include "plan.cuh"  // struct Plan: T, Score, held, over_chosen, pdl
+#include "plan.cuh"  // struct Plan: T, Bias, Score, held, over_chosen, sigmoid, biased, floored, pdl
 
 namespace {
+
+constexpr bool scored = Plan::sigmoid || Plan::biased;  // what is chosen are scores, not logits
 
 // Loses against every logit: minus infinity, at an index behind all others.
 __device__ __forceinline__ ac::ValueIndex nothing() {
   return ac::ValueIndex{__int_as_float(static_cast<int>(0xff800000u)), 0x7fffffff};
 }
 
+// The best of what this warp holds and has not taken.
+__device__ __forceinline__ ac::ValueIndex best_of(const float (&values)[Plan::held], unsigned taken, int lane) {
+  ac::ValueIndex best = nothing();
+#pragma unroll
+  for (int i = 0; i < Plan::held; ++i) {
+    if (!(taken >> i & 1u)) best = ac::first_maximum(best, ac::ValueIndex{values[i], i * ac::warp_size + lane});
+  }
+  return ac::warp_first_maximum(best);
+}
+
+// The sum of exp(logit - largest) over all logits.
+__device__ __forceinline__ float total_of(const float (&values)[Plan::held], unsigned missing, float largest) {
+  float part = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Plan::held; ++i) {
+    if (!(missing >> i & 1u)) part += expf(values[i] - largest);
+  }
+  return ac::warp_sum(part);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(32)
-router_kernel(const Plan::T* logits, Plan::Score* scores, long long* experts, int count, int slots) {
+router_kernel(const Plan::T* logits, const Plan::Bias* bias, Plan::Score* scores, long long* experts, int count, int slots, float eps,
+              float factor) {
   if (Plan::pdl) ac::launch_dependents();
-  ac::grid_dependency_wait();
   const int lane = threadIdx.x;
-  float values[Plan::held];
-  unsigned taken = 0;  // bit i: values[i] is chosen, or there is no such logit
+  float biases[Plan::held];
+  unsigned missing = 0;  // bit i: there is no such logit
 #pragma unroll
   for (int i = 0; i < Plan::held; ++i) {
     const int index = i * ac::warp_size + lane;
-    values[i] = index < count ? ac::to_float(logits[index]) : 0.0f;
-    if (index >= count) taken |= 1u << i;
+    biases[i] = Plan::biased && index < count ? ac::to_float(bias[index]) : 0.0f;
+    if (index >= count) missing |= 1u << i;
   }
-  const unsigned missing = taken;
-  ac::ValueIndex mine = nothing();
+  ac::grid_dependency_wait();
+  float values[Plan::held], chances[Plan::held];  // what is chosen by; what a chosen one weighs
+#pragma unroll
+  for (int i = 0; i < Plan::held; ++i) {
+    values[i] = missing >> i & 1u ? 0.0f : ac::to_float(logits[i * ac::warp_size + lane]);
+  }
   float largest = 0.0f;
-  for (int slot = 0; slot < slots; ++slot) {
-    ac::ValueIndex best = nothing();
+  if constexpr (!Plan::sigmoid) largest = best_of(values, missing, lane).value;
+  if constexpr (scored) {
+    const float whole = Plan::sigmoid ? 1.0f : total_of(values, missing, largest);
 #pragma unroll
     for (int i = 0; i < Plan::held; ++i) {
-      if (!(taken >> i & 1u)) best = ac::first_maximum(best, ac::ValueIndex{values[i], i * ac::warp_size + lane});
+      chances[i] = Plan::sigmoid ? ac::sigmoid(values[i]) : expf(values[i] - largest) / whole;
+      values[i] = chances[i] + biases[i];
     }
-    best = ac::warp_first_maximum(best);
+  }
+  unsigned taken = missing;
+  ac::ValueIndex mine = nothing();
+  float weight = 0.0f;
+  for (int slot = 0; slot < slots; ++slot) {
+    const ac::ValueIndex best = best_of(values, taken, lane);
     if (best.index % ac::warp_size == lane) taken |= 1u << (best.index / ac::warp_size);
     if (slot == lane) mine = best;
-    if (slot == 0) largest = best.value;
-  }
-  const float weight = lane < slots ? expf(mine.value - largest) : 0.0f;
-  float part = weight;
-  if constexpr (!Plan::over_chosen) {
-    part = 0.0f;
+    if constexpr (scored) {
+      float chance = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Plan::held; ++i) {
-      if (!(missing >> i & 1u)) part += expf(values[i] - largest);
+      for (int i = 0; i < Plan::held; ++i) chance = best.index / ac::warp_size == i ? chances[i] : chance;
+      chance = __shfl_sync(ac::full_warp, chance, best.index % ac::warp_size);
+      if (slot == lane) weight = chance;
     }
   }
-  const float total = ac::warp_sum(part);
+  if constexpr (!scored) weight = lane < slots ? expf(mine.value - largest) : 0.0f;
+  float total = 1.0f;
+  if constexpr (Plan::over_chosen) {
+    total = ac::warp_sum(weight);
+    if constexpr (scored) total = Plan::floored ? fmaxf(total, eps) : total + eps;
+  } else if constexpr (!scored) {
+    total = total_of(values, missing, largest);
+  }
   if (lane >= slots) return;
-  scores[lane] = ac::from_float<Plan::Score>(weight / total);
+  scores[lane] = ac::from_float<Plan::Score>(weight / total * factor);
   experts[lane] = mine.index;
 }

@@ -1,7 +1,7 @@
 """The kit of the core, applied to both families."""
 
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_rules_transformers.testing import experts_case, linear_case, router_case
+from agentcompile_rules_transformers.testing import experts_case, linear_case, router_case, scored_router_case
 from agentcompile_templates_cuda_moe import ExpertsFamily, RouterFamily
 
 from agentcompile_core.plugin_api import DType
@@ -19,6 +19,7 @@ class TestExperts(TemplateFamilyConformance):
 
 class TestRouter(TemplateFamilyConformance):
     family = RouterFamily()
-    cases = (router_case(experts=70, slots=5), router_case(experts=8, slots=2, after=True, dtype=DType.F32))
+    cases = (router_case(experts=70, slots=5), router_case(experts=8, slots=2, after=True, dtype=DType.F32),
+             scored_router_case(experts=40, slots=3, bias=DType.F32, normalized="guarded", factor=2.5))
     rejected = (linear_case(n=24, k=16), router_case(experts=2000, slots=4))
     targets = (preset("h200"),)

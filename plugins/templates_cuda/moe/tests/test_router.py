@@ -106,10 +106,10 @@ def test_a_sum_that_lanes_keep_in_half_precision_is_refused_by_the_case_for_it(t
 
 WRONG = {  # what is wrong: text, with what it is replaced
     "an expert is chosen twice": ("taken |= 1u << (best.index / ac::warp_size)", "taken |= 0u"),
-    "logits behind the last are chosen": ("if (index >= count) taken |= 1u << i;", ""),
+    "logits behind the last are chosen": ("unsigned taken = missing;", "unsigned taken = 0u;"),
     "logits behind the last are added": ("if (!(missing >> i & 1u)) part +=", "part +="),
     "weights are not divided": ("weight / total", "weight"),
-    "the largest is that of the last slot": ("if (slot == 0) largest", "if (slot == slots - 1) largest"),
+    "the largest is not subtracted": ("largest = best_of(values, missing, lane).value", "largest = 0.0f"),
     "the dependency is not waited for": ("  ac::grid_dependency_wait();\n", ""),
 }
 
@@ -118,7 +118,7 @@ WRONG = {  # what is wrong: text, with what it is replaced
 def test_a_wrong_kernel_is_seen(what: str) -> None:
     logits = torch.randn(45, generator=torch.Generator().manual_seed(2)) - 40.0 * what.startswith("logits")
     match, graph, tensors = routed("all", 45, 4, logits)
-    if what == "the largest is that of the last slot":
+    if what == "the largest is not subtracted":
         tensors["logits"][0, :3] = 60000.0
         tensors["logits"][0, 3:] = -60000.0
     try:
