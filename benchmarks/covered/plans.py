@@ -1,49 +1,94 @@
-"""What plans would cover of a graph's bytes: captured and planned, nothing lowered, built or measured."""
+"""What plans cover of a model at its real size: captured and planned without weights, nothing lowered, built or measured."""
 
+import time
+import warnings
 from collections import Counter
 from typing import Any
 
+import torch
+import transformers
+from torch import nn
+
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
-from agentcompile_core.ir.graph import Graph, GraphKind, GraphSet
-from agentcompile_core.ir.plan import RegionPlan, Step
-from agentcompile_core.ir.selection import SelectedStep, Selection
+from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
+from agentcompile_core.ir.plan import Origin, RegionPlan, Step
+from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.report.accounting import accounting
 from agentcompile_core.runtime.make_program import make_program
 from agentcompile_core.stages import analyze, plan
+from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
+
+from .judge import TooLong
+from .special import SPECIAL
+
+CONTEXT = 4096
+STRUCTURE = ("is_decoder",)  # of what a type needs besides: what is no size
+Row = dict[str, Any]
 
 
 def context(target: str) -> Context:
-    """Everything that planning needs for a preset target: generated kernels alone, no store, no worker."""
+    """Everything that planning needs for a preset target (``cuda/h200``): generated kernels alone, no store, no worker.
+
+    Raises:
+        SystemExit: no plugin knows such a target.
+    """
     catalog = load_catalog()
-    return Context(catalog=catalog, target=catalog.targets[target], config=Config(origins=("generated",)), store=Store(None))
+    if target not in catalog.targets:
+        raise SystemExit(f"--target {target}: known are {', '.join(catalog.targets)}")
+    origins = (Origin.GENERATED.value,)
+    return Context(catalog=catalog, target=catalog.targets[target], config=Config(origins=origins), store=Store(None))
 
 
-def planned(graphs: GraphSet, ctx: Context) -> dict[str, Any]:
+def real(model_type: str) -> nn.Module:
+    """A model of the class's default configuration, mostly the published one, in bfloat16 without weights."""
+    wanted = {name: value for name, value in SPECIAL.get(model_type, {}).items() if name in STRUCTURE}
+    config = transformers.CONFIG_MAPPING[model_type](**wanted)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.eval().requires_grad_(False)
+
+
+def row_of(model_type: str, ctx: Context) -> Row:
+    """How much of the decode step of a type at its real size plans cover; why not, where nothing was captured or it raises."""
+    began = time.monotonic()
+    found: Row = {"name": model_type, "target": ctx.target.name, "share": 0.0, "reason": ""}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = real(model_type)
+            found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+            workload = Workload(dtype=DType.BF16, max_context=CONTEXT, prefill_chunks=())
+            graphs = capture_language_model(model, model_type, workload)
+            found |= planned(graphs, ctx) if graphs.graphs else {"reason": graphs.eager_reason.partition(" framework: ")[2]}
+    except (Exception, TooLong) as exc:  # the sweep says what happened and goes on
+        found["reason"] = f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def planned(graphs: GraphSet, ctx: Context) -> Row:
     """The share of bytes of the decode step (or the one forward) behind generated kernels if every favourite plan were selected.
 
-    Also: kernels by kind, and the operators that are left to the framework, by the bytes that they move.
+    Also its kernels by kind, and the framework's operators that are left.
     """
     plans = plan.run(analyze.run(graphs, ctx), ctx)
     graph = next(g for g in graphs.graphs if g.kind is not GraphKind.PREFILL)
     program = make_program(graph, tuple(p.region for p in plans), {p.signature: _favourite(p) for p in plans})
     found = accounting(program)
     kinds = Counter(segment.match.kind for segment in program.segments if segment.match is not None)
-    left = Counter(program.framework_nodes() if hasattr(program, "framework_nodes") else ())
-    return {"share": found["share"].get("generated", 0.0), "bytes": sum(found["bytes"].values()), "kernels": dict(kinds),
-            "framework_operators": found["framework_operators"], "left": dict(left)}
+    return {"share": found["share"].get(Origin.GENERATED.value, 0.0), "bytes": sum(found["bytes"].values()), "kernels": dict(kinds),
+            "framework_operators": found["framework_operators"]}
 
 
 def _favourite(found: RegionPlan) -> Selection:
-    """The selection of the planner's favourite cover with the first schedule of whoever can serve each match."""
+    """The planner's favourite cover, each match with the first schedule of the first that serves it."""
     cover = found.space.covers[0]
     steps = []
     for match_id in cover.matches:
-        served = found.space.spaces_of(match_id)[0]
-        match = found.region.match_by_id[match_id]
+        served, match = found.space.spaces_of(match_id)[0], found.region.match_by_id[match_id]
         step = Step(match_id=match_id, implementation=served.implementation, origin=served.origin, schedule=served.space.points[0])
-        from agentcompile_core.ir.selection import Basis
-        steps.append(SelectedStep(step=step, label=match.label, nodes=match.nodes, source=None, version=served.version, basis=Basis.PROVISIONAL))
+        steps.append(SelectedStep(step=step, label=match.label, nodes=match.nodes, source=None, version=served.version,
+                                  basis=Basis.PROVISIONAL))
     return Selection(signature=found.signature, region=found.region.name, cover=cover, steps=tuple(steps))
