@@ -13,7 +13,7 @@ from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
 from . import along_axes, piecewise, pointwise, reductions
-from .attention import Attending, append, attention
+from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
 from .choice import topk
@@ -259,6 +259,15 @@ def _attention(call: Call) -> tuple[Bounded, ...]:
     return (attention(q, keys, values, call["sinks"], how),)
 
 
+def _masked_attention(call: Call) -> tuple[Bounded, ...]:
+    q, k, v, mask = call.bounded("query"), call.bounded("key"), call.bounded("value"), call.arguments.get("attn_mask")
+    if q.value.dim() != 4 or call["dropout_p"] != 0.0 or (mask is not None and (not mask.is_exact or call["is_causal"])):
+        raise _refuse(call, "other than four axes, dropout, or a mask that is computed")
+    scale = float(q.value.shape[-1]) ** -0.5 if call["scale"] is None else float(call["scale"])
+    how = Attending(position=0, scale=scale, dtype=call.dtype, depth=call.length(max(q.value.shape[-1], k.value.shape[2])))
+    return (masked_attention(q, k, v, mask.value if mask is not None else None, bool(call["is_causal"]), how),)
+
+
 def _argmax(call: Call) -> tuple[Bounded, ...]:
     found = reductions.argmax(call.bounded("logits"))
     shape = call.graph.spec(call.node.outputs[0]).shape
@@ -326,5 +335,6 @@ _RULES: dict[str, Rule] = {
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
+    "aten.scaled_dot_product_attention.default": _masked_attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
 }

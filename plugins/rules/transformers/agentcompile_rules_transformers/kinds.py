@@ -24,6 +24,7 @@ from agentcompile_core.plugin_api import (
 from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling, value_dim
 from .expert_kinds import EXPERT_LINEAR, ROUTER
+from .masked_attention_kind import MASKED_ATTENTION
 
 L = SemanticLabel
 ROPE_BASE = 1e6
@@ -308,4 +309,5 @@ MATMUL = Matmul(
                             ("row", f"a step of {row}"), ("column", f"a step of {column}"))),
     ),
 )
-KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER)
+KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
+         MASKED_ATTENTION)

@@ -27,6 +27,7 @@ from .elementwise import ElementwiseRule
 from .expert_cases import experts_case, router_case
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
+from .masked_attention_cases import masked_attention_case
 from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
@@ -37,7 +38,8 @@ Pair = tuple[Match, Graph]
 BINARY = ("add", "sub", "mul", "div")
 __all__ = [
     "Draft", "Pair", "argmax_case", "attention_case", "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case",
-    "matmul_case", "norm_case", "part_case", "reduction_case", "rope_case", "rope_table_case", "router_case", "rows_case", "softmax_case",
+    "masked_attention_case", "matmul_case", "norm_case", "part_case", "reduction_case", "rope_case", "rope_table_case", "router_case",
+    "rows_case", "softmax_case",
 ]
 
 
