@@ -21,11 +21,15 @@ from agentcompile_core.stages import analyze, plan
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
 
+from . import models
 from .judge import TooLong
 from .special import SPECIAL
 
 CONTEXT = 4096
-STRUCTURE = ("is_decoder",)  # of what a type needs besides: what is no size
+STRUCTURE = ("is_decoder",)  # of what a tiny model of a type needs besides: what is no size
+REAL: dict[str, dict[str, Any]] = {  # what the defaults of a class leave open
+    "deepseek_v2": {"num_experts_per_tok": 6}, "hunyuan_v1_dense": {"head_dim": 128}, "hunyuan_v1_moe": {"head_dim": 128},
+}
 Row = dict[str, Any]
 
 
@@ -45,10 +49,16 @@ def context(target: str) -> Context:
 def real(model_type: str) -> nn.Module:
     """A model of the class's default configuration, mostly the published one, in bfloat16 without weights."""
     wanted = {name: value for name, value in SPECIAL.get(model_type, {}).items() if name in STRUCTURE}
-    config = transformers.CONFIG_MAPPING[model_type](**wanted)
+    config = transformers.CONFIG_MAPPING[model_type](**wanted, **REAL.get(model_type, {}))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return model.eval().requires_grad_(False)
+
+
+def context_of(config: Any) -> int:
+    """The positions that are planned for: at most 4096, and what the configuration allows."""
+    limits = [getattr(config, name, None) for name, tiny in models.TINY.items() if tiny == models.POSITIONS]
+    return min([CONTEXT, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 
 def row_of(model_type: str, ctx: Context) -> Row:
@@ -60,7 +70,7 @@ def row_of(model_type: str, ctx: Context) -> Row:
             warnings.simplefilter("ignore")
             model = real(model_type)
             found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-            workload = Workload(dtype=DType.BF16, max_context=CONTEXT, prefill_chunks=())
+            workload = Workload(dtype=DType.BF16, max_context=context_of(model.config), prefill_chunks=())
             graphs = capture_language_model(model, model_type, workload)
             found |= planned(graphs, ctx) if graphs.graphs else {"reason": graphs.eager_reason.partition(" framework: ")[2]}
     except (Exception, TooLong) as exc:  # the sweep says what happened and goes on

@@ -13,7 +13,7 @@ from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
 from .functional import without_writes
 from .lookups import look_up_positions
-from .packing import pack_operands
+from .packing import pack_operands, repeat_no_masks
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain
 
 
@@ -81,5 +81,5 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, look_up_positions, collapse_linear, collapse_norms, interleave_tables, rotate_by_heads,
-    collapse_rope, pack_operands, eliminate_dead_code,
+    collapse_rope, repeat_no_masks, pack_operands, eliminate_dead_code,
 )
