@@ -95,7 +95,8 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
 def masked_attention(q: Bounded, k: Bounded, v: Bounded, mask: Tensor | None, causal: bool, how: Attending) -> Bounded:
     """``q`` [B, H, T, D] over k and v [B, KV, S, ..] under a mask that repeats to [B, H, T, S]: bool, what is seen, or what is added.
 
-    Nothing is demanded of a row that sees nothing, nor of one beside a V that it does not see and that is not finite.
+    Nothing is demanded of a row that sees nothing, nor of one beside a score or a V that it does not see and that is not finite:
+    torch adds minus infinity to the one and multiplies the other by zero, or leaves them out.
     """
     batch, heads, count, dim = q.value.shape
     kv_heads, length, wide = k.value.shape[1], k.value.shape[2], v.value.shape[3]
@@ -113,12 +114,12 @@ def masked_attention(q: Bounded, k: Bounded, v: Bounded, mask: Tensor | None, ca
     seen = seen.reshape(grouped)
     kept = Bounded(values.value.nan_to_num(posinf=0.0, neginf=0.0), values.error)
     found = _attended_by(rows, keys, kept, seen, added, None, how)
-    odd = (~values.value.isfinite()).double()
-    beside = _times((~seen).double(), odd) > 0
-    value = torch.where(_times(seen.double(), (values.value.isnan()).double()) > 0, float("nan"), found.value)
-    beside = beside | (_times(seen.double(), values.value.isinf().double()) > 0)
+    value = torch.where(_times(seen.double(), values.value.isnan().double()) > 0, float("nan"), found.value)
+    scores = _times(rows.value, keys.value.transpose(-1, -2))
+    beside = _times((~seen).double(), (~values.value.isfinite()).double()) + _times(seen.double(), values.value.isinf().double())
+    unknown = ((beside > 0) | (~seen & ~scores.isfinite()).any(-1, keepdim=True)) & ~value.isnan()
     shape = (batch, heads, count, wide)
-    return Bounded(torch.where(beside, 0.0, value).reshape(shape), torch.where(beside, torch.inf, found.error).reshape(shape))
+    return Bounded(torch.where(unknown, 0.0, value).reshape(shape), torch.where(unknown, torch.inf, found.error).reshape(shape))
 
 
 def _attended_by(rows: Bounded, k: Bounded, v: Bounded, seen: Tensor, bias: Tensor, sinks: Bounded | None, how: Attending) -> Bounded:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...errors import AgentCompileError
-from .bounded import U32, Bounded, times
+from .bounded import U32, Bounded, overflowing, times
 from .calls import Call
 from .reductions import layer_norm
 
@@ -48,7 +48,8 @@ def _batch_norm(call: Call) -> tuple[Bounded, ...]:
     scale = _per_channel(variance.value + float(call["eps"]), x.value).rsqrt()
     shift = _per_channel(mean.value, x.value)
     value = (x.value - shift) * scale
-    error = times(scale, x.error) + SHIFTED * U32 * ((x.value * scale).abs() + (shift * scale).abs() + value.abs())
+    size = (x.value * scale).abs() + (shift * scale).abs() + value.abs()
+    error = overflowing(times(scale, x.error) + SHIFTED * U32 * size, size)
     return (_affine(call, Bounded(value, error)),)
 
 

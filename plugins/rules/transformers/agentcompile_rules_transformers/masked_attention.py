@@ -64,7 +64,7 @@ def _match(view: RegionView, node: Node) -> Match | None:
         sources["mask"] = _source(view, given["attn_mask"])
     found = {name: source for name, source in sources.items() if source is not None}
     out = _result(view, node)
-    if len(found) != len(sources) or out is None or any(found[name].steps[-1] != 1 for name in "qkv"):
+    if len(found) != len(sources) or out is None or any(found[name].steps[-1] > 1 for name in "qkv"):
         return None
     nodes = {name for source in found.values() for name in source.nodes} | {node.name, *out[1]}
     made = [value for name in nodes for value in view.graph.node_by_name[name].outputs if value != out[0]]
@@ -106,8 +106,6 @@ def _source(view: RegionView, value: str) -> Source | None:
         offset += begin
         nodes.append(node.name)
         value = node.inputs[0]
-    if spec.shape[-1:] == (1,) and len(spec.shape) == 4:
-        steps = (*steps[:3], 1)
     return Source(value=value, offset=offset, steps=steps, nodes=tuple(nodes))
 
 

@@ -43,11 +43,11 @@ class MaskedAttention(MatchKind):
         return -1
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """A mask of what is seen, in which every row sees the first key."""
+        """A mask of what is seen, in which every row sees the first key; one that is the same for all keys hides some rows."""
         if operand.name != "mask" or operand.spec.dtype is not DType.BOOL:
             return None
         seen = torch.rand(operand.spec.shape, generator=generator, device=device) >= HIDDEN
-        seen[..., 0] = True
+        seen[..., 0] |= operand.spec.shape[-1] > 1
         return seen
 
 

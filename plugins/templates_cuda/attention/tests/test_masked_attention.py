@@ -26,8 +26,7 @@ FEW = settings(max_examples=4, derandomize=True, database=None, deadline=None, s
 
 class TestMaskedAttention(TemplateFamilyConformance):
     family = FAMILY
-    cases = (masked_attention_case(sizes=(2, 4, 2, 5, 37, 24), mask=(2, 1, 1, 37)),
-             masked_attention_case(sizes=(1, 2, 2, 9, 9, 40), causal=True, turned=False, dtype=DType.F32))
+    cases = (masked_attention_case(sizes=(2, 4, 2, 5, 37, 24), mask=(2, 1, 1, 37)),)
     rejected = (norm_case(columns=64), masked_attention_case(sizes=(1, 1, 1, 2, 2, 264)))
     targets = (preset("h200"),)
     samples = 1
@@ -58,7 +57,6 @@ def draw(match: Match, seed: int, hidden: float = 0.0) -> dict[str, Tensor]:
         values = torch.randn(operand.spec.shape, generator=generator)
         if operand.spec.dtype is DType.BOOL:
             tensors[operand.name] = values > 0.0
-            tensors[operand.name][..., 0] = True
             continue
         if operand.name == "mask":
             values[torch.rand(values.shape, generator=generator) < hidden] = -math.inf
@@ -90,7 +88,7 @@ def test_within_a_rounding(dtype: DType, kind: str, data: st.DataObject) -> None
     group = data.draw(st.sampled_from((1, 2)))
     batch, rows, keys = (data.draw(st.sampled_from(sizes)) for sizes in ((1, 2), (1, 3, 10), (1, 31, 33, 70)))
     sizes = (batch, 2 * group, 2, rows, keys, 8 if kind == "seen" else 20)
-    mask = data.draw(st.sampled_from(((batch, 1, 1, keys), (1, 2 * group, rows, keys), (rows, keys)))) if kind in ("seen", "added") else ()
+    mask = data.draw(st.sampled_from(((batch, 1, 1, keys), (1, 2 * group, rows, keys), (rows, keys), (1, 1, rows, 1)))) if kind in ("seen", "added") else ()
     match = masked_attention_case(sizes=sizes, value_dim=36 if kind == "none" else 0, mask=mask, added=kind == "added",
                                   causal=kind == "causal", turned=data.draw(st.booleans()), dtype=dtype)[0]
     tensors = draw(match, data.draw(st.integers(0, 99)), 0.3)
