@@ -46,9 +46,10 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    options.commit = harness.commit(options.commit)  # what is planned, whatever is committed meanwhile
     rows = run(chosen(options), options)
     print(f"{sum(row['share'] >= BAR for row in rows)} of {len(rows)} planned with at least {BAR:.0%} of their decode bytes; "
-          f"{write(rows, options.out, options.commit)}")
+          f"{options.out / 'planned.json'}")
     return 0
 
 
@@ -61,7 +62,7 @@ def chosen(options: argparse.Namespace) -> list[str]:
 
 
 def run(names: Sequence[str], options: argparse.Namespace) -> list[Row]:
-    """One row per type, until the time is over."""
+    """One row per type, written as soon as it is known, until the time is over."""
     began, ctx, rows = time.monotonic(), plans.context(options.target), []
     signal.signal(signal.SIGALRM, _too_long)
     for name in names:
@@ -72,6 +73,7 @@ def run(names: Sequence[str], options: argparse.Namespace) -> list[Row]:
         signal.alarm(0)
         gc.collect()
         rows.append(row)
+        write([row], options.out, options.commit)
         left = ", ".join(f"{count} {op}" for op, count in row.get("framework_operators", {}).items())
         print(f"{name:24} {row['share']:7.2%} {row['seconds']:6.1f} s {row['reason'] or left}", flush=True)
     return rows
