@@ -163,7 +163,8 @@ class DiffusionBlock(nn.Module):
 
 
 add("bert_encoder", of("Bert"), input_ids=TEXT, attention_mask=padded)
-add("minilm_encoder", of("Bert", num_attention_heads=8, num_hidden_layers=3, intermediate_size=4 * WIDTH), input_ids=TEXT, attention_mask=padded)
+add("minilm_encoder", of("Bert", num_attention_heads=8, num_hidden_layers=3, intermediate_size=4 * WIDTH), input_ids=TEXT,
+    attention_mask=padded)
 add("roberta_encoder", of("Roberta"), input_ids=lambda g: torch.randint(2, VOCABULARY, (2, 7), generator=g), attention_mask=padded)
 add("modernbert_encoder", of("ModernBert", num_hidden_layers=3, local_attention=4, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                              cls_token_id=1, sep_token_id=2, reference_compile=False), input_ids=TEXT, attention_mask=padded)

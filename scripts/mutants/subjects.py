@@ -203,8 +203,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("norm_residual_odd", "norm", lambda: made.norm_case(columns=1003, rows=2, residual=True), {}),
     ("norm_groups_odd_bf16", "norm", lambda: made.channel_norm_case(shape=(3, 10, 7, 11), groups=2, dtype=DType.BF16),
      {"warps_per_row": (2, 4)}),
-    ("norm_looped_groups", "norm", lambda: made.channel_norm_case(shape=(2, 12, 23, 31), groups=3), {"path": "looped", "threads": 512}),
-    ("norm_looped_f32", "norm", lambda: made.norm_case(columns=2500, rows=2, norm="layer", dtype=DType.F32), {"path": "looped"}),
+    ("norm_looped_groups", "norm", lambda: made.channel_norm_case(shape=(1, 6, 67, 63), groups=2), {"path": "looped", "threads": 512}),
+    ("norm_looped_f32", "norm", lambda: made.norm_case(columns=12301, rows=2, norm="layer", dtype=DType.F32), {"path": "looped"}),
     ("norm_layer_f32", "norm", lambda: made.norm_case(columns=900, rows=2, norm="layer", dtype=DType.F32), {}),
     ("rope", "rope", lambda: made.rope_case(heads=6, head_dim=64), {}),
     ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
@@ -309,7 +309,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
 TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
-    ("norm", "looped"): "norm_looped.cu", ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu", ("elementwise", "strided"): "strided_copy.cu",
+    ("norm", "looped"): "norm_looped.cu", ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu",
+    ("elementwise", "strided"): "strided_copy.cu",
     ("experts", "columns"): "experts_columns.cu",
 }
 

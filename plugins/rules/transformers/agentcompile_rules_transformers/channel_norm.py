@@ -88,7 +88,7 @@ def batch_norm_of(view: RegionView, node: Node) -> tuple[tuple[str, ...], Expres
     if node.op != "aten.batch_norm.default" or argument(node, "training") is not False:
         return None
     names = [ref(argument(node, name)) for name in ("input", "running_mean", "running_var", "weight", "bias")]
-    x, mean, variance, weight, bias = names
+    x, mean, variance, *_ = names
     eps = argument(node, "eps")
     if x is None or mean is None or variance is None or not isinstance(eps, int | float):
         return None

@@ -23,8 +23,8 @@ from agentcompile_core.plugin_api import (
 
 from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling, value_dim
-from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .channel_norm import rooted
+from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .masked_attention_kind import MASKED_ATTENTION
 
 L = SemanticLabel

@@ -232,7 +232,9 @@ def test_results_without_axes_are_no_rows(decode_graphs):
     assert {m.text("broadcast0") for m in find(graph) if m.label == SemanticLabel.ELEMENTWISE} >= {"full"}
 
 
-@pytest.mark.parametrize(("shape", "inner"), [((3, 1), 16), ((1, 3, 1), 16), ((3, 16), 1), ((2, 1, 1), 48), ((2, 1, 16), 0), ((2, 3, 1), 16)])
+@pytest.mark.parametrize(("shape", "inner"), [
+    ((3, 1), 16), ((1, 3, 1), 16), ((3, 16), 1), ((2, 1, 1), 48), ((2, 1, 16), 0), ((2, 3, 1), 16),
+])
 def test_broadcast_along_neighbouring_axes_is_by_channel(decode_graphs, shape, inner):
     """What has elements along axes that are no neighbours is read by no kernel."""
     b = decode_graphs.Builder()

@@ -39,7 +39,8 @@ def seen_of(match: Match, tensors: dict[str, Tensor]) -> Tensor:
     if mask is None:
         hidden = ~torch.ones(shape[2:], dtype=torch.bool).tril() if match.flag("causal") else torch.zeros(shape[2:], dtype=torch.bool)
         return torch.zeros(shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
-    return (torch.zeros(shape, dtype=torch.float64).masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else mask.double().expand(shape))
+    added = torch.zeros(shape, dtype=torch.float64)
+    return added.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else added + mask
 
 
 def side(match: Match, tensors: dict[str, Tensor], name: str, extent: str, width: str) -> Tensor:
@@ -88,7 +89,8 @@ def test_within_a_rounding(dtype: DType, kind: str, data: st.DataObject) -> None
     group = data.draw(st.sampled_from((1, 2)))
     batch, rows, keys = (data.draw(st.sampled_from(sizes)) for sizes in ((1, 2), (1, 3, 10), (1, 31, 33, 70)))
     sizes = (batch, 2 * group, 2, rows, keys, 8 if kind == "seen" else 20)
-    mask = data.draw(st.sampled_from(((batch, 1, 1, keys), (1, 2 * group, rows, keys), (rows, keys), (1, 1, rows, 1)))) if kind in ("seen", "added") else ()
+    shapes = ((batch, 1, 1, keys), (1, 2 * group, rows, keys), (rows, keys), (1, 1, rows, 1)) if kind in ("seen", "added") else ((),)
+    mask = data.draw(st.sampled_from(shapes))
     match = masked_attention_case(sizes=sizes, value_dim=36 if kind == "none" else 0, mask=mask, added=kind == "added",
                                   causal=kind == "causal", turned=data.draw(st.booleans()), dtype=dtype)[0]
     tensors = draw(match, data.draw(st.integers(0, 99)), 0.3)

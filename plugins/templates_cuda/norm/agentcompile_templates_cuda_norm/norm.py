@@ -29,7 +29,7 @@ DTYPES = (DType.F16, DType.BF16, DType.F32)
 NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3}  # as ac::Norm in row.cuh
 WARP = 32
 MOST_VECTORS = 4  # 16-byte vectors of a row that a thread holds in registers
-LOOPED_FROM = 2048  # elements of a row that pay for reading it more than once
+LOOPED_FROM = 12288  # elements of a row that pay for reading it more than once
 
 
 class NormFamily(TemplateFamily):
@@ -71,7 +71,7 @@ class NormFamily(TemplateFamily):
         if match.integer("columns") >= LOOPED_FROM and match.operand("residual") is None:
             points += [Schedule({"path": "looped", "threads": threads}) for threads in (1024, 512)]
         names = sorted({name for point in points for name, _ in point.items})
-        parameters = tuple(Parameter(name=name, values=tuple(sorted({value for point in points for own, value in point.items if own == name})))
+        parameters = tuple(Parameter(name=name, values=tuple(sorted({v for point in points for own, v in point.items if own == name})))
                            for name in names)
         return ScheduleSpace(parameters=parameters, points=tuple(points))
 
