@@ -10,7 +10,7 @@ TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 
-.PHONY: demo test storm budgets faults coverage mutants random-plans kernelbench lint setup wheels results reference docs clean
+.PHONY: demo test storm budgets faults coverage planned mutants random-plans kernelbench lint setup wheels results reference docs clean
 
 setup: $(VENV)/.ready
 
@@ -51,6 +51,11 @@ wheels:
 
 coverage: setup
 	$(BIN)/python benchmarks/coverage.py $(COVERAGE)
+	$(BIN)/python benchmarks/tables.py
+
+# Every type at its real size, captured and planned without weights: nothing is built.
+planned: setup
+	$(BIN)/python benchmarks/planned.py $(PLANNED)
 	$(BIN)/python benchmarks/tables.py
 
 results: setup

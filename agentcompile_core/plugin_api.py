@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     )
     from .ir.kind_names import (
         ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
-        LINEAR as LINEAR, MATMUL as MATMUL, NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE,
-        ROUTER as ROUTER, SOFTMAX as SOFTMAX,
+        LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE,
+        ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Needs as Needs, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
@@ -117,7 +117,8 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MATMUL NORM REDUCTION ROPE ROPE_TABLE ROUTER SOFTMAX",
+    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM"
+                     " REDUCTION ROPE ROPE_TABLE ROUTER SOFTMAX",
     "ir.plan": "Cover Fusion Needs Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",

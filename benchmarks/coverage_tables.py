@@ -44,6 +44,19 @@ def counts(document: dict[str, Any]) -> str:
     return table(("", "judged", "ok", "wrong", "raised", "captured", "with generated kernels that ran"), rows)
 
 
+def planned(document: dict[str, Any]) -> str:
+    """One row per model type at its real size: how many reach the bar, then each."""
+    rows = []
+    for row in document["rows"]:
+        left = ", ".join(f"{count} {op}" for op, count in list(row.get("framework_operators", {}).items())[:4])
+        size = f"{row['parameters'] / 1e9:.2f}" if row.get("parameters") else ""
+        rows.append((f"`{row['name']}`", size, f"{row['share']:.2%}", str(sum(row.get("kernels", {}).values())), f"{row['seconds']:.1f}",
+                     row["reason"] or left))
+    head = ("model type", "billions of parameters", "decode bytes that plans cover", "kernels", "seconds", "what is left, or why not")
+    text = table(head, [tuple(cell.replace("|", "\\|") for cell in row) for row in rows])
+    return f"{document['planned']} of {len(rows)} types are planned with at least {document['bar']:.0%} of their decode bytes.\n\n{text}"
+
+
 def models(document: dict[str, Any]) -> str:
     """One row per model type."""
     return _each(_rows(document, "model"), "model type")

@@ -39,8 +39,10 @@ COLUMNS = {
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
 }
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
+COLUMNS["planned"] = ("name", "share", "reason", "seconds")
 COLUMNS["sweep"] = COLUMNS["ablation"] = COLUMNS["decode"]
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
+UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned"))  # nothing in these is compared with a floor
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
 
 
@@ -65,7 +67,7 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
 
 def check(name: str, document: dict[str, Any]) -> None:
     """Check one document; see ``load``."""
-    missing = [key for key in HEADER if key not in document and (name, key) != ("coverage", "read_ceiling_gbps")]
+    missing = [key for key in HEADER if key not in document and (name, key) not in UNTIMED]
     if missing:
         raise ResultsError(f"{name}.json lacks {', '.join(missing)}; write it with benchmarks/harness.py")
     for row in document["rows"]:
@@ -196,6 +198,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
+    "planned": ("planned", coverage_tables.planned),
     "mutant_classes": ("mutants", mutant_tables.by_class), "mutant_families": ("mutants", mutant_tables.by_family),
     "mutants_right": ("mutants", mutant_tables.right), "budgets": ("budgets", budget_tables.budgets),
 }

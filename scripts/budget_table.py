@@ -73,9 +73,13 @@ FAMILIES: dict[str, dict[str, Maker]] = {
                     for k in (64, 512)},
     "rms norm": {str(n): (lambda d, rows=1, n=n: cases.norm_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
     "layer norm": {str(n): (lambda d, rows=1, n=n: cases.norm_case(columns=n, rows=rows, norm="layer", dtype=d)) for n in (64, 512, 4096)},
+    "group norm": {f"4 x {n}": (lambda d, n=n: cases.channel_norm_case(shape=(1, 16, n), groups=4, dtype=d)) for n in (16, 128, 1024)},
+    "batch norm": {f"8 x {n}": (lambda d, n=n: cases.batch_norm_case(shape=(2, 8, n), dtype=d)) for n in (16, 128, 1024)},
     "rope": {f"{h} x {n}": (lambda d, h=h, n=n: cases.rope_case(heads=h, head_dim=n, dtype=d)) for h, n in ((2, 32), (8, 64), (16, 128))},
     "rope table": {str(n): (lambda d, n=n: cases.rope_table_case(half=n, dtype=d)) for n in (16, 32, 64)},
     "attention": _attention(""),
+    "masked attention": {f"{n} x {n}": (lambda d, n=n: cases.masked_attention_case(sizes=(1, 2, 2, n, n, 64), mask=(n, n), dtype=d))
+                         for n in (16, 64, 256)},
     "attention, norm, rope": _attention("rms"),
     "elementwise": {str(n): (lambda d, rows=1, n=n: cases.elementwise_case(columns=n, rows=rows, dtype=d)) for n in (64, 512, 4096)},
     "gather": {str(n): (lambda d, n=n: cases.gather_case(columns=n, vocabulary=16, dtype=d)) for n in (64, 512, 4096)},

@@ -166,3 +166,22 @@ def test_a_class_that_is_not_there_is_not_imported() -> None:
 def test_infinite_numbers_are_kept() -> None:
     for number in (math.inf, -math.inf):
         assert calls.rebuilt(calls.tree_of(number, []), []) == number
+
+
+def test_what_has_a_default_reaches_a_module_by_name() -> None:
+    """As wrappers of transformers' forwards want it: they put in by name what was left out."""
+    from agentcompile_core.runtime.calls import by_name, canonical
+
+    class Wrapped(torch.nn.Module):
+        def forward(self, x, /, y, mask=None, *, scale=2.0, **more):
+            return x
+
+    class Open(torch.nn.Module):
+        def forward(self, x, *rest, scale=1.0):
+            return x
+
+    args, keywords = canonical(Wrapped(), (1, 2), {"other": 5})
+    assert by_name(Wrapped(), args, keywords) == ((1, 2), {"mask": None, "scale": 2.0, "other": 5})
+    assert list(by_name(Wrapped(), (1, 2, 3), {"scale": 4})[1]) == ["mask", "scale"]
+    assert by_name(Open(), (1, 2, 3), {"scale": 4}) == ((1, 2, 3), {"scale": 4})
+    assert by_name(Open(), (1,), {"scale": 4}) == ((1,), {"scale": 4})

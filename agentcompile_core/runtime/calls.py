@@ -43,6 +43,22 @@ def canonical(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> t
     return bound.args, bound.kwargs
 
 
+def by_name(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same canonical call with all that has a default given by name, in the same order: how ``module`` itself is to be called.
+
+    Wrappers of a ``forward`` that put in what was left out look for it among the names.
+    """
+    try:
+        parameters = tuple(inspect.signature(module.forward).parameters.values())
+    except ValueError:  # of what is written in C
+        return args, keywords
+    named = [p.name for p in parameters[: len(args)] if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty]
+    if not named or any(p.kind is p.VAR_POSITIONAL for p in parameters[: len(args)]):
+        return args, keywords
+    first = len(args) - len(named)
+    return args[:first], {**dict(zip(named, args[first:], strict=True)), **keywords}
+
+
 def names_of(module: Any) -> tuple[str, ...]:
     """Names of the positional parameters of ``module.forward``, for messages."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..ir.graph import GraphSet
+from .calls import by_name
 from .generation import by_framework, check_length, new_tokens, prompt_of, settings, with_eos
 
 if TYPE_CHECKING:
@@ -100,5 +101,6 @@ class EagerModule:
         from torch.utils import _pytree as pytree
 
         inputs, keywords = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, keywords))
+        inputs, keywords = by_name(self.module, inputs, keywords)
         with torch.inference_mode():
             return self.module(*inputs, **keywords)

@@ -19,7 +19,7 @@ from .text import Edit, line_at, line_of, statement_before
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
 # Families that joined a sample that was judged: those that came together have places of their own, and what was drawn stays.
-JOINED = (("gemm",), ("experts", "router"))
+JOINED = (("gemm",), ("experts", "router"), ("masked_attention",))
 PLACE_OF_JOINED = 12  # every twelfth
 LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")

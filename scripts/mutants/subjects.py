@@ -82,7 +82,7 @@ def load() -> Any:
 def _first(points: tuple[Schedule, ...], wanted: Mapping[str, Any]) -> Schedule:
     for point in points:
         values = dict(point.items)
-        if all(values[name] in (value if isinstance(value, tuple) else (value,)) for name, value in wanted.items()):
+        if all(values.get(name) in (value if isinstance(value, tuple) else (value,)) for name, value in wanted.items()):
             return point
     raise LookupError(f"no schedule with {dict(wanted)} among {len(points)}")
 
@@ -201,6 +201,10 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
     ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),
     ("norm_residual_odd", "norm", lambda: made.norm_case(columns=1003, rows=2, residual=True), {}),
+    ("norm_groups_odd_bf16", "norm", lambda: made.channel_norm_case(shape=(3, 10, 7, 11), groups=2, dtype=DType.BF16),
+     {"warps_per_row": (2, 4)}),
+    ("norm_looped_groups", "norm", lambda: made.channel_norm_case(shape=(1, 6, 67, 63), groups=2), {"path": "looped", "threads": 512}),
+    ("norm_looped_f32", "norm", lambda: made.norm_case(columns=12301, rows=2, norm="layer", dtype=DType.F32), {"path": "looped"}),
     ("norm_layer_f32", "norm", lambda: made.norm_case(columns=900, rows=2, norm="layer", dtype=DType.F32), {}),
     ("rope", "rope", lambda: made.rope_case(heads=6, head_dim=64), {}),
     ("rope_partial_bf16", "rope", lambda: made.rope_case(heads=3, head_dim=80, rotary_dim=32, dtype=DType.BF16), {}),
@@ -217,9 +221,20 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("elementwise_chain", "elementwise", lambda: made.elementwise_case(columns=70, operators=("sigmoid", "mul", "tanh", "add", "gelu"),
                                                                       dtype=DType.F32), {}),
     ("elementwise_row", "elementwise", _row_broadcast, {}),
+    ("elementwise_channels", "elementwise", lambda: made.batch_norm_case(shape=(2, 5, 3, 7), activation="relu"), {}),
     ("elementwise_ordered_f32", "elementwise", _ordered, {}),
     ("elementwise_turned_part", "elementwise", _turned_part, {}),
     ("elementwise_parts_of_heads", "elementwise", lambda: made.part_case(heads=5, width=24, dtype=DType.BF16), {}),
+    ("masked_attention_seen", "masked_attention",
+     lambda: made.masked_attention_case(sizes=(2, 4, 2, 9, 45, 24), mask=(2, 1, 1, 45)), {"warps": 4, "rows_per_warp": 1}),
+    ("masked_attention_added", "masked_attention",
+     lambda: made.masked_attention_case(sizes=(1, 3, 3, 7, 70, 40), mask=(3, 7, 70), added=True, turned=False, dtype=DType.BF16),
+     {"warps": 2, "rows_per_warp": 1}),
+    ("masked_attention_causal", "masked_attention",
+     lambda: made.masked_attention_case(sizes=(2, 2, 1, 37, 37, 36), value_dim=20, causal=True, dtype=DType.F32),
+     {"warps": 4, "rows_per_warp": 2}),
+    ("masked_attention_wide", "masked_attention", lambda: made.masked_attention_case(sizes=(1, 2, 2, 3, 34, 144)),
+     {"warps": 1, "rows_per_warp": 1}),
     ("gather_vectors", "gather", lambda: made.gather_case(columns=520, vocabulary=20, rows=3), {}),
     ("gather_odd_f32", "gather", lambda: made.gather_case(columns=7, vocabulary=9, rows=3, dtype=DType.F32), {}),
     ("gather_long_odd_f32", "gather", lambda: made.gather_case(columns=213, vocabulary=6, rows=2, dtype=DType.F32), {"threads": 64}),
@@ -301,7 +316,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
 TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
-    ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu", ("elementwise", "strided"): "strided_copy.cu",
+    ("norm", "looped"): "norm_looped.cu", ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu",
+    ("elementwise", "strided"): "strided_copy.cu",
     ("experts", "columns"): "experts_columns.cu",
 }
 

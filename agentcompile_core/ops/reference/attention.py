@@ -1,4 +1,4 @@
-"""Error rule of the operator ``agentcompile::attention``: append K and V, then attend causally.
+"""Error rules of attention: ``agentcompile::attention`` appends K and V, then attends causally; torch's own attends under any mask.
 
 To first order, a score s_j that is off by d_j moves the output by ``sum p_j d_j (v_j - out)``. What is independent from
 position to position adds up like a root of squares; what q brings along is common to all positions, so it is propagated
@@ -87,14 +87,51 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     k, v = (_attended(x, live, seen.any(0)) for x in (keys, values))
     grouped = (kv_heads, heads // kv_heads, count, dim)
     rows = Bounded(q.value.reshape(grouped), q.error.reshape(grouped))
+    found = _attended_by(rows, k, v, seen, _bias(how, grouped, live, q.value.device), sinks, how)
+    shape = (1, heads, count, v.value.shape[-1])
+    return Bounded(found.value.reshape(shape).transpose(1, 2), found.error.reshape(shape).transpose(1, 2))
+
+
+def masked_attention(q: Bounded, k: Bounded, v: Bounded, mask: Tensor | None, causal: bool, how: Attending) -> Bounded:
+    """``q`` [B, H, T, D] over k and v [B, KV, S, ..] under a mask that repeats to [B, H, T, S]: bool, what is seen, or what is added.
+
+    Nothing is demanded of a row that sees nothing, nor of one beside a score or a V that it does not see and that is not finite:
+    torch adds minus infinity to the one and multiplies the other by zero, or leaves them out.
+    """
+    batch, heads, count, dim = q.value.shape
+    kv_heads, length, wide = k.value.shape[1], k.value.shape[2], v.value.shape[3]
+    grouped = (batch * kv_heads, heads // kv_heads, count, length)
+    seen = torch.ones(count, length, dtype=torch.bool, device=q.value.device)
+    seen = (seen.tril() if causal else seen).expand(batch, heads, count, length)
+    added = torch.zeros((), dtype=torch.float64, device=seen.device)
+    if mask is not None and mask.dtype is torch.bool:
+        seen = seen & mask
+    elif mask is not None:
+        added = mask.double().expand(batch, heads, count, length).reshape(grouped)
+        seen = seen & (mask != float("-inf"))
+    rows, keys, values = (Bounded(x.value.reshape(shape), x.error.reshape(shape)) for x, shape in (
+        (q, (*grouped[:3], dim)), (k, (grouped[0], 1, length, dim)), (v, (grouped[0], 1, length, wide))))
+    seen = seen.reshape(grouped)
+    kept = Bounded(values.value.nan_to_num(posinf=0.0, neginf=0.0), values.error)
+    found = _attended_by(rows, keys, kept, seen, added, None, how)
+    value = torch.where(_times(seen.double(), values.value.isnan().double()) > 0, float("nan"), found.value)
+    scores = _times(rows.value, keys.value.transpose(-1, -2))
+    beside = _times((~seen).double(), (~values.value.isfinite()).double()) + _times(seen.double(), values.value.isinf().double())
+    unknown = ((beside > 0) | (~seen & ~scores.isfinite()).any(-1, keepdim=True)) & ~value.isnan()
+    shape = (batch, heads, count, wide)
+    return Bounded(torch.where(unknown, 0.0, value).reshape(shape), torch.where(unknown, torch.inf, found.error).reshape(shape))
+
+
+def _attended_by(rows: Bounded, k: Bounded, v: Bounded, seen: Tensor, bias: Tensor, sinks: Bounded | None, how: Attending) -> Bounded:
+    """[KV, G, T, D] of rows [KV, G, T, D] over k and v [KV, 1, L, D], where ``seen`` [.., T, L], with ``bias`` added to the scores."""
     scores = _times(rows.value, k.value.transpose(-1, -2)) * how.scale
     slope = torch.ones((), dtype=torch.float64, device=scores.device)
     if how.softcap:
         capped = torch.tanh(scores / how.softcap)
         scores, slope = capped * how.softcap, 1.0 - capped**2
-    scores = scores + _bias(how, grouped, live, scores.device)
+    scores = scores + bias
     scores = scores.masked_fill(~seen, float("-inf"))
-    p, sunk = _probabilities(scores, sinks, kv_heads)
+    p, sunk = _probabilities(scores, sinks, k.value.shape[0])
     out = _times(p, v.value)
     k_size, v_size, v_square = k.value.abs(), v.value.abs(), v.value.square()
     found = _Heads(q=rows, k=k, v=v, k_size=k_size, v_size=v_size, v_square=v_square, p=p, s=scores, slope=slope, sunk=sunk,
@@ -102,9 +139,7 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     highest = scores.amax(-1, keepdim=True)  # NaN where one is
     largest = _times(rows.value.abs(), k_size.transpose(-1, -2)).masked_fill(~seen, 0.0).amax(-1, keepdim=True)
     undefined = highest.isinf() | out.isinf() | (largest >= F32_MAX) | (_times(p, v_size) >= F32_MAX)
-    value, error = torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen))
-    shape = (1, heads, count, v.value.shape[-1])
-    return Bounded(value.reshape(shape).transpose(1, 2), error.reshape(shape).transpose(1, 2))
+    return Bounded(torch.where(undefined, 0.0, out), torch.where(undefined, torch.inf, _output_error(found, seen)))
 
 
 def _bias(how: Attending, grouped: tuple[int, int, int, int], live: int, device: torch.device) -> Tensor:

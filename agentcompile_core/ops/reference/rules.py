@@ -12,8 +12,8 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import along_axes, piecewise, pointwise, reductions
-from .attention import Attending, append, attention
+from . import along_axes, norms, piecewise, pointwise, reductions
+from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
 from .choice import gather, topk
@@ -259,6 +259,15 @@ def _attention(call: Call) -> tuple[Bounded, ...]:
     return (attention(q, keys, values, call["sinks"], how),)
 
 
+def _masked_attention(call: Call) -> tuple[Bounded, ...]:
+    q, k, v, mask = call.bounded("query"), call.bounded("key"), call.bounded("value"), call.arguments.get("attn_mask")
+    if q.value.dim() != 4 or call["dropout_p"] != 0.0 or (mask is not None and (not mask.is_exact or call["is_causal"])):
+        raise _refuse(call, "other than four axes, dropout, or a mask that is computed")
+    scale = float(q.value.shape[-1]) ** -0.5 if call["scale"] is None else float(call["scale"])
+    how = Attending(position=0, scale=scale, dtype=call.dtype, depth=call.length(max(q.value.shape[-1], k.value.shape[2])))
+    return (masked_attention(q, k, v, mask.value if mask is not None else None, bool(call["is_causal"]), how),)
+
+
 def _argmax(call: Call) -> tuple[Bounded, ...]:
     found = reductions.argmax(call.bounded("logits"))
     shape = call.graph.spec(call.node.outputs[0]).shape
@@ -320,12 +329,13 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.log_softmax.int", "aten._log_softmax.default"), _softmax(reductions.log_softmax)),
     "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
     **dict.fromkeys(_JOINS, _cat),
-    **along_axes.RULES,
+    **along_axes.RULES, **norms.RULES,
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm, "aten.einsum.default": _einsum, "aten.embedding.default": _embedding,
     "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
+    "aten.scaled_dot_product_attention.default": _masked_attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
     "aten.gather.default": gather,
 }

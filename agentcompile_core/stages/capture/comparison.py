@@ -87,7 +87,7 @@ def _one_call(graphs: GraphSet, module: nn.Module, given: _Arguments, wide: torc
 
     graph, call = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), calls.read(graphs.call)
     torch.manual_seed(SEED)
-    args, keywords = fresh()
+    args, keywords = calls.by_name(module, *fresh())
     wanted = _tensors_among(module(*args, **keywords))
     inputs = call.tensors(*fresh()) if call else _tensors_among(fresh())
     device = inputs[0].device if inputs else torch.device("cpu")

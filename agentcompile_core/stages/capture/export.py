@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.graph import KVSpec
 from ...ops.dtypes import torch_dtype
+from ...runtime import calls
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
 from .experts import semantic_experts
 from .known import knowing
@@ -145,10 +146,10 @@ def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing =
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
     """Export one forward of a plain module for the shapes of its arguments; their tensors become ``input.<i>``, nested ones in order."""
-    given = (args, keywords or {})
+    given = calls.by_name(module, args, keywords or {})
     names = tuple(f"input.{i}" for i, _ in enumerate(a for a in pytree.tree_leaves(given) if isinstance(a, Tensor)))
     with quiet(), evaluating(module), torch.no_grad():
-        program = torch.export.export(module, args, keywords or None, strict=False)
+        program = torch.export.export(module, given[0], given[1] or None, strict=False)
     return Exported(program, names, module, prefix="")
 
 

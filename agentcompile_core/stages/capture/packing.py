@@ -12,6 +12,7 @@ _WANTED = {
     "agentcompile.attention.default": ("q", "k", "v"), "agentcompile.rope.default": ("x",), "agentcompile.rms_norm.default": ("x",),
     "agentcompile.layer_norm.default": ("x",), "aten.layer_norm.default": ("input",),
 }
+SDPA = "aten.scaled_dot_product_attention.default"
 _MOVING = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.permute.default", "aten.reshape.default",
            "aten.view.default", *SPLITS)  # what a reshape makes of a part is one where it lies apart, else a copy
 
@@ -42,6 +43,27 @@ def pack_operands(graph: Graph) -> Graph:
             node = with_argument(node, name, Ref(packed[operand.value]))
         nodes.append(node)
     return eliminate_dead_code(rebuild(evolve(graph, values=(*graph.values, *values.values())), nodes)) if packed else graph
+
+
+def repeat_no_masks(graph: Graph) -> Graph:
+    """Masks of attention as they are made, where they were only repeated along axes for it: attention repeats them itself.
+
+    Before: ``scaled_dot_product_attention(q, k, v, expand(mask, [B, 1, T, S]))`` of a mask [B, 1, 1, S]. After: of the mask.
+    """
+    nodes = []
+    for node in graph.nodes:
+        mask = argument_of(node, "attn_mask") if node.op == SDPA else None
+        made = graph.producer.get(mask.value) if isinstance(mask, Ref) else None
+        if made is not None and made.op == "aten.expand.default" and _is_as_long(graph, made):
+            node = with_argument(node, "attn_mask", made.args[0])
+        nodes.append(node)
+    return eliminate_dead_code(rebuild(graph, nodes)) if nodes != list(graph.nodes) else graph
+
+
+def _is_as_long(graph: Graph, expand: Node) -> bool:
+    """Whether it has as many axes before as after, at least the two that every mask has."""
+    before, after = (graph.spec(name).shape for name in (expand.inputs[0], expand.outputs[0]))
+    return len(before) == len(after) >= 2
 
 
 def _packed(view: View, value: str, values: dict[str, Value]) -> list[Node]:

@@ -10,6 +10,7 @@ from .experts import ExpertRule
 from .kinds import KINDS
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
+from .masked_attention import MaskedAttentionRule
 from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
@@ -25,4 +26,4 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
-            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule())
+            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule())

@@ -52,9 +52,9 @@ class Draft:
         return self.call(op, args, shape, dtype=dtype, kind=kind)[0]
 
     def apart(self, op: str, args: tuple[Argument, ...], shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType,
-              count: int = 1) -> tuple[Ref, ...]:
-        """``count`` views of ``shape`` whose elements lie ``strides`` apart."""
-        made = self.call(op, args, *((shape,) * count), dtype=dtype, kind="view")
+              count: int = 1, **keywords: Argument) -> tuple[Ref, ...]:
+        """``count`` views (or results) of ``shape`` whose elements lie ``strides`` apart."""
+        made = self.call(op, args, *((shape,) * count), dtype=dtype, kind="view", **keywords)
         self.values[-count:] = [evolve(value, spec=evolve(value.spec, strides=strides)) for value in self.values[-count:]]
         return made
 

@@ -1,5 +1,6 @@
 """Pointwise nodes and chains of them that no other match takes in."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 from agentcompile_core.plugin_api import (
@@ -23,6 +24,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import kinds
+from .channel_norm import batch_norm_of
 from .parts import parts
 
 MOST_INPUTS = 6
@@ -32,7 +34,7 @@ class ElementwiseRule(RegionRule):
     """``elementwise`` matches: each pointwise node, and each chain from it on that ends in one value."""
 
     name = "elementwise"
-    version = 2
+    version = 3
     kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -41,7 +43,9 @@ class ElementwiseRule(RegionRule):
         found: list[Match] = []
         for node in graph.nodes:
             if is_pointwise(view, node):
-                found += _chains(view, node)
+                found += _chains(view, node, tuple(node.inputs), express(view, node, {v: f"in{i}" for i, v in enumerate(node.inputs)}))
+            elif (batch_norm := batch_norm_of(view, node)) is not None:
+                found += _chains(view, node, *batch_norm)
         seen = {match.nodes for match in found}
         return [*found, *(match for match in _cones(view) if match.nodes not in seen), *parts(view)]
 
@@ -50,27 +54,21 @@ def _cones(view: RegionView) -> Iterator[Match]:
     """Everything that one result is computed from by pointwise nodes alone."""
     for node in view.graph.nodes:
         result = view.graph.spec(node.outputs[0]) if node.outputs else None
-        found = cone(view, node, limit=MOST_INPUTS, fits=lambda value, result=result: bool(_broadcast(view.graph.spec(value), result)))
+        found = cone(view, node, limit=MOST_INPUTS, fits=lambda value, result=result: bool(lies(view.graph.spec(value), result)[0]))
         if found is not None and found.expression.operations:
-            yield _match(view, found.nodes, found.external, found.output, found.expression)
+            yield from _matches(view, found.nodes, found.external, found.output, found.expression)
 
 
-def _chains(view: RegionView, node: Node) -> Iterator[Match]:
-    inputs = tuple(node.inputs)
+def _chains(view: RegionView, node: Node, inputs: tuple[str, ...], first: Expression) -> Iterator[Match]:
     shape = view.graph.spec(node.outputs[0])
-    if len(inputs) > MOST_INPUTS or not all(_broadcast(view.graph.spec(value), shape) for value in inputs):
-        return
-    names = {value: f"in{i}" for i, value in enumerate(inputs)}
-    first = express(view, node, names)
-    if not first.operations:
+    if len(inputs) > MOST_INPUTS or not first.operations:
         return  # a cast alone only moves bytes
-    yield _match(view, (node.name,), inputs, node.outputs[0], first)
+    yield from _matches(view, (node.name,), inputs, node.outputs[0], first)
     for growth in grow(view, {node.outputs[0]: "acc0"}, frozenset({node.name}), prefix="in", first=len(inputs),
-                       limit=MOST_INPUTS - len(inputs), fits=lambda value: bool(_broadcast(view.graph.spec(value), shape))):
+                       limit=MOST_INPUTS - len(inputs), fits=lambda value: bool(lies(view.graph.spec(value), shape)[0])):
         nodes, read = (node.name, *growth.nodes), (*inputs, *growth.external)
-        result = view.graph.spec(growth.output)  # a view on the way may have changed what a row is
-        if has_one_rounding(view, nodes, growth.output) and all(_broadcast(view.graph.spec(value), result) for value in read):
-            yield _match(view, nodes, read, growth.output, composed(first, growth.expression))
+        if has_one_rounding(view, nodes, growth.output):
+            yield from _matches(view, nodes, read, growth.output, composed(first, growth.expression))
 
 
 def composed(first: Expression, tail: Expression) -> Expression:
@@ -84,21 +82,49 @@ def composed(first: Expression, tail: Expression) -> Expression:
     return Expression(arguments=(*first.arguments, *rest), operations=(*first.operations, *moved))
 
 
-def _broadcast(spec: TensorSpec, result: TensorSpec) -> str:
-    """How an input is read for a result of that shape: full, row, scalar; empty if it is not one of these."""
+def lies(spec: TensorSpec, result: TensorSpec) -> tuple[str, int]:
+    """How an input is read for a result of that shape: full, row, scalar or channel, and how many neighbours share an element.
+
+    Empty if it is none of these. A channel input has its elements along neighbouring axes and repeats along all others.
+    """
     if not is_contiguous(spec):
-        return ""
+        return "", 1
     if spec.numel == result.numel:
-        return "full"
+        return "full", 1
     if spec.numel == 1:
-        return "scalar"
-    return "row" if spec.shape[-1:] == result.shape[-1:] == (spec.numel,) else ""
+        return "scalar", 1
+    if spec.shape[-1:] == result.shape[-1:] == (spec.numel,):
+        return "row", 1
+    shape = (1,) * (len(result.shape) - len(spec.shape)) + spec.shape
+    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    if len(shape) != len(result.shape) or shape[axes[0]: axes[-1] + 1] != result.shape[axes[0]: axes[-1] + 1]:
+        return "", 1
+    return "channel", math.prod(result.shape[axes[-1] + 1:])
 
 
-def _match(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], out: str, expression: Expression) -> Match:
+def _read(view: RegionView, nodes: tuple[str, ...], value: str, result: TensorSpec) -> tuple[str, int]:
+    """How all of ``nodes`` that read an input do, and the result (a view on the way may change what a row is); empty where they differ."""
+    spec, found = view.graph.spec(value), set()
+    for node in (view.graph.node_by_name[name] for name in nodes):
+        if value not in node.inputs:
+            continue
+        made = view.graph.spec(node.outputs[0])
+        by_channel = batch_norm_of(view, node) is not None and value != node.inputs[0]
+        found.add(("channel", math.prod(made.shape[2:])) if by_channel else lies(spec, made) if made.numel == result.numel else ("", 1))
+    kinds_found = {*found, *(() if "channel" in {kind for kind, _ in found} else (lies(spec, result),))}
+    return kinds_found.pop() if len(kinds_found) == 1 else ("", 1)
+
+
+def _matches(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], out: str, expression: Expression) -> Iterator[Match]:
+    """The match, if every input can be read and all channel inputs have as many neighbours to an element."""
     result = view.graph.spec(out)
+    read = [_read(view, nodes, value, result) for value in inputs]
+    inner = {neighbours for kind, neighbours in read if kind == "channel"}
+    if len(inner) > 1 or not all(kind for kind, _ in read):
+        return
     attributes: list[tuple[str, Scalar]] = [("count", result.numel), ("columns", result.shape[-1] if result.shape else 1)]
-    attributes += [(f"broadcast{i}", _broadcast(view.graph.spec(value), result)) for i, value in enumerate(inputs)]
+    attributes += [(f"broadcast{i}", kind) for i, (kind, _) in enumerate(read)]
+    attributes += [("inner", each) for each in inner]
     operands = [view.read(f"in{i}", value) for i, value in enumerate(inputs)]
-    return Match(kind=ELEMENTWISE, label=SemanticLabel.ELEMENTWISE, nodes=view.deps.members(view.deps.mask(nodes)),
-                 operands=(*operands, view.write("out", out)), attributes=tuple(attributes), epilogue=expression)
+    yield Match(kind=ELEMENTWISE, label=SemanticLabel.ELEMENTWISE, nodes=view.deps.members(view.deps.mask(nodes)),
+                operands=(*operands, view.write("out", out)), attributes=tuple(attributes), epilogue=expression)

@@ -23,7 +23,9 @@ from agentcompile_core.plugin_api import (
 
 from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling, value_dim
+from .channel_norm import rooted
 from .expert_kinds import EXPERT_LINEAR, ROUTER
+from .masked_attention_kind import MASKED_ATTENTION
 
 L = SemanticLabel
 ROPE_BASE = 1e6
@@ -145,6 +147,14 @@ class Reduction(RowSums):
         return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
 
 
+class Pointwise(MatchKind):
+    """Pointwise expressions: the root of what is taken is not of negative numbers."""
+
+    def weight_scale(self, match: Match, operand: Operand) -> tuple[float, float]:
+        """Variances of a batch norm are around 1."""
+        return (1.0, 0.1) if operand.name in rooted(match) else super().weight_scale(match, operand)
+
+
 class Argmax(MatchKind):
     """The choice of a token: ties, and a decode state that moves on."""
 
@@ -176,13 +186,17 @@ LINEAR = Normed(
     attributes=(AttributeKind("n"), AttributeKind("k"), AttributeKind("pair", int, 1, doc="2: gate rows, then up rows"), *NORM_ATTRIBUTES),
 )
 NORM = Normed(
-    name=kind_names.NORM, version=2, labels=(L.NORM, L.RESIDUAL_NORM), doc="out = norm(x [+ residual])",
+    name=kind_names.NORM, version=3, labels=(L.NORM, L.RESIDUAL_NORM),
+    doc="out = norm(x [+ residual]) of each row; element (row, column) has weight (row % groups) * (columns / span) + column / span",
     operands=(
         OperandKind("x", READS, doc="[.., columns]"), OperandKind("residual", READS, optional=True, doc="[.., columns]"),
-        OperandKind("weight", WEIGHTS, optional=True, doc="[columns]"), OperandKind("bias", WEIGHTS, optional=True, doc="[columns]"),
+        OperandKind("weight", WEIGHTS, optional=True, doc="[groups * columns / span]"),
+        OperandKind("bias", WEIGHTS, optional=True, doc="[groups * columns / span]"),
         OperandKind("out", OUT), OperandKind("residual_out", OUT, optional=True, doc="x + residual, where others read it"),
     ),
-    attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES),
+    attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES,
+                AttributeKind("groups", int, 1, doc="rows with weights of their own"),
+                AttributeKind("span", int, 1, doc="neighbours in a row that share a weight: the places of a channel")),
 )
 ROPE = Rotary(
     name=kind_names.ROPE, version=3,
@@ -228,13 +242,14 @@ ATTENTION = Attention(
                                               " spend most of their steps"),
     ),
 )
-ELEMENTWISE = MatchKind(
-    name=kind_names.ELEMENTWISE, version=2,
-    doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row;"
-        " or in0 alone, of which out is a part that lies apart",
+ELEMENTWISE = Pointwise(
+    name=kind_names.ELEMENTWISE, version=3,
+    doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row, or one element per channel,"
+        " which is read at (i / inner) modulo its size; or in0 alone, of which out is a part that lies apart",
     operands=(OperandKind("in", READS, repeated=True), OperandKind("out", OUT)),
     attributes=(AttributeKind("count"), AttributeKind("columns"),
-                AttributeKind("broadcast", str, repeated=True, doc="full, row, scalar or strided"),
+                AttributeKind("broadcast", str, repeated=True, doc="full, row, scalar, channel or strided"),
+                AttributeKind("inner", int, 1, doc="of channel inputs: neighbours that share an element"),
                 AttributeKind("offset", int, 0, doc="of a strided input: its first element"),
                 AttributeKind("extent", int, repeated=True, doc="of a strided input: of its four axes"),
                 AttributeKind("stride", int, repeated=True, doc="of a strided input: of its four axes, in elements")),
@@ -315,4 +330,5 @@ MATMUL = Matmul(
                             ("row", f"a step of {row}"), ("column", f"a step of {column}"))),
     ),
 )
-KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER)
+KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
+         MASKED_ATTENTION)

@@ -24,6 +24,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import kinds
+from .channel_norm import channel_norms
 
 
 @frozen(kw_only=True)
@@ -88,10 +89,10 @@ def _called(view: RegionView, node: Node) -> _Called | None:
 
 
 class NormRule(RegionRule):
-    """``norm`` matches: every norm, and every norm with the addition of two full tensors before it."""
+    """``norm`` matches: every norm, those over the last axis also with the addition of two full tensors before them."""
 
     name = "norm"
-    version = 2
+    version = 3
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -103,7 +104,7 @@ class NormRule(RegionRule):
             if norm is not None:
                 found.append(_match(view, norm, (), (view.read("x", norm.x),), (), SemanticLabel.NORM))
                 found += _residual(view, norm)
-        return found
+        return [*found, *channel_norms(view)]
 
 
 def _residual(view: RegionView, norm: NormNode) -> Iterator[Match]:

@@ -27,6 +27,7 @@ from .elementwise import ElementwiseRule
 from .expert_cases import experts_case, router_case, scored_router_case
 from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
+from .masked_attention_cases import masked_attention_case
 from .matmul import MatmulRule
 from .norm import NormRule
 from .reduction import ReductionRule
@@ -37,9 +38,9 @@ from .softmax import SoftmaxRule
 Pair = tuple[Match, Graph]
 BINARY = ("add", "sub", "mul", "div")
 __all__ = [
-    "Draft", "Pair", "argmax_case", "attention_case", "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case",
-    "matmul_case", "norm_case", "part_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case", "router_case",
-    "rows_case", "scored_router_case", "softmax_case",
+    "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "elementwise_case", "experts_case",
+    "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case", "norm_case", "part_case", "reduction_case",
+    "rope_case", "rope_heads_case", "rope_table_case", "router_case", "rows_case", "scored_router_case", "softmax_case",
 ]
 
 
@@ -60,6 +61,28 @@ def norm_case(*, columns: int, rows: int = 1, norm: str = "rms", residual: bool 
         x = draft.one("aten.add.Tensor", (x, draft.given("residual", shape, dtype)), shape, dtype)
         outputs = (x,)
     return matched(NormRule(), draft.graph(draft.norm("norm", x, norm, shape, dtype), *outputs))
+
+
+def channel_norm_case(*, shape: Sequence[int], groups: int = 0, weight: bool = True, dtype: DType = DType.F16) -> Pair:
+    """A group norm of ``shape`` [N, C, ..], with or without a weight and a bias per channel; ``groups`` 0: an instance norm."""
+    draft, whole = Draft(), tuple(shape)
+    x = draft.given("x", whole, dtype)
+    parameters = tuple(draft.weight(name, whole[1], dtype=dtype) if weight else None for name in ("weight", "bias"))
+    if groups:
+        return matched(NormRule(), draft.graph(draft.one("aten.group_norm.default", (x, groups, *parameters, 1e-6), whole, dtype)))
+    arguments = (x, *parameters, None, None, True, 0.1, 1e-6, True)
+    return matched(NormRule(), draft.graph(draft.one("aten.instance_norm.default", arguments, whole, dtype)))
+
+
+def batch_norm_case(*, shape: Sequence[int], activation: str = "", dtype: DType = DType.F16) -> Pair:
+    """A batch norm of ``shape`` [N, C, ..] by given statistics, and an ``activation`` behind it."""
+    draft, whole = Draft(), tuple(shape)
+    x = draft.given("x", whole, dtype)
+    parameters = tuple(draft.weight(name, whole[1], dtype=dtype) for name in ("weight", "bias", "mean", "variance"))
+    out = draft.one("aten.batch_norm.default", (x, *parameters, False, 0.1, 1e-5, True), whole, dtype)
+    if activation:
+        out = draft.one(f"aten.{activation}.default", (out,), whole, dtype)
+    return matched(ElementwiseRule(), draft.graph(out))
 
 
 def linear_case(*, n: int | Sequence[int], k: int, norm: str = "none", bias: bool = False, activation: str = "",

@@ -232,10 +232,24 @@ def test_results_without_axes_are_no_rows(decode_graphs):
     assert {m.text("broadcast0") for m in find(graph) if m.label == SemanticLabel.ELEMENTWISE} >= {"full"}
 
 
-def test_column_broadcast_is_refused(decode_graphs):
+@pytest.mark.parametrize(("shape", "inner"), [
+    ((3, 1), 16), ((1, 3, 1), 16), ((3, 16), 1), ((2, 1, 1), 48), ((2, 1, 16), 0), ((2, 3, 1), 16),
+])
+def test_broadcast_along_neighbouring_axes_is_by_channel(decode_graphs, shape, inner):
+    """What has elements along axes that are no neighbours is read by no kernel."""
     b = decode_graphs.Builder()
-    x = b.given("x", b.randn(1, 3, 16), ValueKind.INPUT)
-    assert not find(b.graph(b.add(x, b.weight("column", 3, 1))))
+    x = b.given("x", b.randn(2, 3, 16), ValueKind.INPUT)
+    found = find(b.graph(b.add(x, b.weight("part", *shape))))
+    assert [(m.text("broadcast1"), m.integer("inner")) for m in found] == ([("channel", inner)] if inner else [])
+
+
+def test_a_view_between_keeps_what_a_channel_is(decode_graphs):
+    """[2, 3, 4] + [3, 1], seen as [4, 3, 2]: there the same numbers would be other channels."""
+    b = decode_graphs.Builder()
+    x = b.given("x", b.randn(2, 3, 4), ValueKind.INPUT)
+    seen = b.call("aten.view.default", b.add(x, b.weight("part", 3, 1)), (4, 3, 2))
+    widest = max(find(b.graph(b.call("aten.exp.default", seen))), key=lambda m: len(m.nodes))
+    assert len(widest.nodes) == 3 and widest.integer("inner") == 4
 
 
 def test_embedding_by_position_reads_the_state_as_an_input(decode_graphs):

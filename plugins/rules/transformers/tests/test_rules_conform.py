@@ -4,11 +4,14 @@ from agentcompile_rules_transformers import agentcompile_region_rules
 from agentcompile_rules_transformers.testing import (
     argmax_case,
     attention_case,
+    batch_norm_case,
+    channel_norm_case,
     elementwise_case,
     experts_case,
     gated_case,
     gather_case,
     linear_case,
+    masked_attention_case,
     matmul_case,
     norm_case,
     reduction_case,
@@ -42,7 +45,8 @@ class TestAttention(RegionRuleConformance):
 
 class TestNorm(RegionRuleConformance):
     rule, unserved = RULES["norm"], (LOOKUP,)
-    graphs = (NORM, norm_case(columns=24, residual=True)[1], norm_case(columns=16, rows=3, norm="layer", dtype=DType.F32)[1])
+    graphs = (NORM, norm_case(columns=24, residual=True)[1], norm_case(columns=16, rows=3, norm="layer", dtype=DType.F32)[1],
+              channel_norm_case(shape=(2, 6, 5), groups=3)[1], channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1])
 
 
 class TestRope(RegionRuleConformance):
@@ -63,7 +67,8 @@ class TestRopeTable(RegionRuleConformance):
 
 class TestElementwise(RegionRuleConformance):
     rule, unserved = RULES["elementwise"], (LOOKUP,)
-    graphs = (elementwise_case(columns=30, operators=("silu", "mul", "add"))[1],)
+    graphs = (elementwise_case(columns=30, operators=("silu", "mul", "add"))[1],
+              batch_norm_case(shape=(2, 3, 5), activation="relu", dtype=DType.F32)[1])
 
 
 class TestGather(RegionRuleConformance):
@@ -108,6 +113,13 @@ class TestRouter(RegionRuleConformance):
               router_case(experts=9, slots=9, after=True, dtype=DType.F32)[1],
               scored_router_case(experts=20, slots=3, bias=DType.F32, normalized="guarded", factor=2.5)[1],
               scored_router_case(experts=20, slots=3, scoring="softmax", bias=DType.BF16, normalized="floored")[1])
+
+
+class TestMaskedAttention(RegionRuleConformance):
+    rule, unserved = RULES["masked_attention"], (LOOKUP, attention_case(heads=(2, 2), head_dim=8, capacity=40)[1])
+    graphs = (masked_attention_case(sizes=(2, 4, 2, 5, 7, 8), mask=(2, 1, 1, 7))[1],
+              masked_attention_case(sizes=(1, 2, 2, 3, 3, 8), value_dim=4, causal=True, turned=False, dtype=DType.F32)[1],
+              masked_attention_case(sizes=(1, 2, 1, 3, 9, 8), mask=(3, 9), added=True, dtype=DType.BF16)[1])
 
 
 def test_no_rule_is_left_out() -> None:

@@ -1,13 +1,14 @@
-"""Plugin: decode attention with KV append, split over the cache, as CUDA template family."""
+"""Plugin: decode attention with KV append, split over the cache, and attention of all rows of a module, as CUDA template families."""
 
 from agentcompile_core.plugin_api import TemplateFamily, hookimpl
 
 from .attention import AttentionFamily
+from .masked import MaskedAttentionFamily
 
-__all__ = ["AttentionFamily", "agentcompile_template_families"]
+__all__ = ["AttentionFamily", "MaskedAttentionFamily", "agentcompile_template_families"]
 
 
 @hookimpl
 def agentcompile_template_families() -> tuple[TemplateFamily, ...]:
-    """The one family of this distribution."""
-    return (AttentionFamily(),)
+    """The families of this distribution."""
+    return (AttentionFamily(), MaskedAttentionFamily())

@@ -65,7 +65,7 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     """
     tensor, lanes = iter(tensor_schedules(shape, target)), iter(lane_schedules(shape, target))
     mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
-    kept = list(islice(mixed, MOST_POINTS))
+    kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("cluster", "global"))
     points = tuple(point for pair in zip_longest(*ways) for point in pair if point is not None)
     parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in NAMES)

@@ -30,16 +30,17 @@ from .strided_copy import copy_source, is_strided, refusal
 
 TEMPLATE = Path(__file__).with_name("elementwise.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
-BROADCASTS = {"full": 0, "row": 1, "scalar": 2}  # as in elementwise.cu
+BROADCASTS = {"full": 0, "row": 1, "scalar": 2, "channel": 4}  # as in elementwise.cu
 ABSENT = 3
 MOST_INPUTS = 6
 
 
 class ElementwiseFamily(TemplateFamily):
-    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row or a scalar; and copies of parts."""
+    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row, a scalar or one element
+    per channel; and copies of parts."""
 
     name = "elementwise"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one to six floating point inputs of any mix of types."""
@@ -80,7 +81,8 @@ class ElementwiseFamily(TemplateFamily):
             entry="elementwise_kernel", grid=(-(-count // (threads * step)), 1, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(*(operand_pointer(match, f"in{j}") for j in range(MOST_INPUTS)),
                        pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i64("count", count),
-                       i32("columns", match.integer("columns", count))),
+                       i32("columns", match.integer("columns", count)), i64("inner", match.integer("inner", 1)),
+                       *(i64(f"extent{j}", inputs[j].spec.numel if j < len(inputs) else 1) for j in range(MOST_INPUTS))),
         )
         return make_source(
             TEMPLATE,

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
+from agentcompile_rules_transformers.testing import batch_norm_case
 from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
@@ -148,6 +149,19 @@ def part_match(source: torch.Tensor, part: torch.Tensor, dtype: DType) -> Match:
     return Match(kind=ELEMENTWISE, label=SemanticLabel.ELEMENTWISE, nodes=("copy",), operands=operands,
                  attributes=(("count", part.numel()), ("columns", part.shape[-1]), ("broadcast0", "strided"),
                              ("offset", part.storage_offset()), *numbered))
+
+
+@FEW
+@given(data=st.data())
+def test_batch_norms_read_one_element_per_channel(data: st.DataObject) -> None:
+    shape = (data.draw(st.integers(1, 3)), data.draw(st.sampled_from((1, 2, 5))), *data.draw(st.sampled_from(((), (8,), (3, 4), (7, 1)))))
+    match = batch_norm_case(shape=shape, activation="relu", dtype=DType.F32)[0]
+    tensors = draw(match, data.draw(st.integers(0, 99)))
+    tensors["in2"].abs_()
+    emulated(match, data.draw(st.sampled_from((1, 4)))).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    x, mean, variance, weight, bias = (tensors[f"in{j}"] for j in range(5))
+    expected = torch.nn.functional.batch_norm(x, mean, variance, weight, bias).relu()
+    torch.testing.assert_close(tensors["out"], expected, rtol=1e-5, atol=1e-4)
 
 
 @FEW

@@ -1,6 +1,7 @@
 // RMS or layer norm of rows, in the framework's roundings (row.cuh), optionally of x + residual.
 //
-// x, residual, out, residual_out [rows, columns] contiguous; weight, bias [columns]. A row is held in registers by
+// x, residual, out, residual_out [rows, columns] contiguous; weight, bias [columns], or where Plan::channels holds one element for
+// `span` neighbours of a row and other ones for each of `groups` rows. A row is held in registers by
 // Plan::warps_per_row warps: one (several rows per block, for heads) or all of the block's. Where there is a residual the sum
 // is rounded to T, written to residual_out and normalized, as the framework does with separate operators.
 // Wins as a kernel of its own only where no matrix-vector product follows that could recompute the norm in its prologue.
@@ -34,6 +35,12 @@ __device__ __forceinline__ void load_chunk(Chunk& values, const T* row, int firs
   }
 }
 
+// The weights of the same elements where `span` neighbours share one, from that of the row's first channel on.
+__device__ __forceinline__ void load_channels(Chunk& values, const T* weights, int first, int columns, int span) {
+#pragma unroll
+  for (int e = 0; e < Vector::size; ++e) values[e] = first + e < columns ? ac::to_float(weights[(first + e) / span]) : 0.0f;
+}
+
 __device__ __forceinline__ void store_chunk(const Chunk& values, T* row, int first, int columns, bool whole_vectors) {
   if (whole_vectors) {
     if (first < columns) Vector::pack(values).store(row + first);
@@ -53,7 +60,7 @@ __device__ __forceinline__ bool vector_access(const void* pointer) {
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 norm_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, const Plan::T* residual, Plan::T* out,
-            Plan::T* residual_out, int rows, int columns, float eps) {
+            Plan::T* residual_out, int rows, int columns, float eps, int groups, int span) {
   __shared__ float scratch[warps];
   if (Plan::pdl) ac::launch_dependents();
   const int warp = threadIdx.x / ac::warp_size;
@@ -67,8 +74,14 @@ norm_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, const 
   Chunk scales[vectors], shifts[vectors];
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
-    if constexpr (Plan::has_weight) load_chunk(scales[i], weight, first_of(i), columns, whole);
-    if constexpr (Plan::has_bias) load_chunk(shifts[i], bias, first_of(i), columns, whole);
+    if constexpr (Plan::channels) {
+      const int channel = row % groups * (columns / span);
+      if constexpr (Plan::has_weight) load_channels(scales[i], weight + channel, first_of(i), columns, span);
+      if constexpr (Plan::has_bias) load_channels(shifts[i], bias + channel, first_of(i), columns, span);
+    } else {
+      if constexpr (Plan::has_weight) load_chunk(scales[i], weight, first_of(i), columns, whole);
+      if constexpr (Plan::has_bias) load_chunk(shifts[i], bias, first_of(i), columns, whole);
+    }
   }
   ac::grid_dependency_wait();
   if (row >= rows) return;

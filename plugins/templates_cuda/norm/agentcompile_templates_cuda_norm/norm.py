@@ -9,6 +9,7 @@ from agentcompile_core.plugin_api import (
     NORM,
     DType,
     Feature,
+    KernelArgument,
     Launch,
     Match,
     Needs,
@@ -23,21 +24,22 @@ from agentcompile_core.plugin_api import (
     i32,
 )
 
-TEMPLATE = Path(__file__).with_name("norm.cu")
+TEMPLATE, LOOPED = (Path(__file__).with_name(name) for name in ("norm.cu", "norm_looped.cu"))
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3}  # as ac::Norm in row.cuh
 WARP = 32
 MOST_VECTORS = 4  # 16-byte vectors of a row that a thread holds in registers
+LOOPED_FROM = 12288  # elements of a row that pay for reading it more than once
 
 
 class NormFamily(TemplateFamily):
-    """``norm`` matches: [rows, columns] normalized row by row, with weight and bias where they exist."""
+    """``norm`` matches: [rows, columns] normalized row by row, with weight and bias where they exist, of columns or of channels."""
 
     name = "norm"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """True where all operands share one floating point type and a block can hold a row in registers."""
+        """True where all operands share one floating point type, and a sum with a residual fits into the registers of a block."""
         if match.kind != NORM:
             return Reject(f"norm serves {NORM} matches, not {match.kind}")
         if match.text("norm") not in NORMS:
@@ -63,15 +65,20 @@ class NormFamily(TemplateFamily):
         return block_needs(target, threads=schedule.integer("threads"), registers=registers)
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
-        """At most 6 points: a warp per row where rows are short and many, else one block per row."""
+        """At most 8 points: a warp per row where rows are short and many, else one block per row, which reads long ones again."""
         points = [Schedule({"threads": threads, "warps_per_row": warps_per_row})
                   for threads, warps_per_row in _ordered(match) if _vectors(match, warps_per_row) <= MOST_VECTORS]
-        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points})))
-                           for name in ("threads", "warps_per_row"))
+        if match.integer("columns") >= LOOPED_FROM and match.operand("residual") is None:
+            points += [Schedule({"path": "looped", "threads": threads}) for threads in (1024, 512)]
+        names = sorted({name for point in points for name, _ in point.items})
+        parameters = tuple(Parameter(name=name, values=tuple(sorted({v for point in points for own, v in point.items if own == name})))
+                           for name in names)
         return ScheduleSpace(parameters=parameters, points=tuple(points))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch, no workspace."""
+        if dict(schedule.items).get("path") == "looped":
+            return _looped(match, schedule.integer("threads"), target)
         threads, warps_per_row = schedule.integer("threads"), schedule.integer("warps_per_row")
         rows, columns = match.integer("rows"), match.integer("columns")
         vectors = _vectors(match, warps_per_row)
@@ -81,17 +88,37 @@ class NormFamily(TemplateFamily):
         launch = Launch(
             entry="norm_kernel", grid=(-(-rows // rows_per_block), 1, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(*(operand_pointer(match, name) for name in ("x", "weight", "bias", "residual", "out", "residual_out")),
-                       i32("rows", rows), i32("columns", columns), f32("eps", match.number("norm_eps"))),
+                       i32("rows", rows), i32("columns", columns), f32("eps", match.number("norm_eps")),
+                       *_channels(match)),
         )
         return make_source(
             TEMPLATE,
-            plan={"T": c_type(dtype), "threads": threads, "warps_per_row": warps_per_row, "vectors": vectors,
-                       "norm": NORMS[match.text("norm")], "pdl": pdl, "has_weight": match.operand("weight") is not None,
-                       "has_bias": match.operand("bias") is not None, "has_residual": match.operand("residual") is not None},
+            plan={**_plan(match, threads, pdl), "warps_per_row": warps_per_row, "vectors": vectors,
+                  "has_residual": match.operand("residual") is not None},
             launches=(launch,),
             features=[Feature.GRIDDEPCONTROL] * pdl,
             reduction_depth=vectors * (16 // dtype.bytes) + (WARP * warps_per_row).bit_length(),
         )
+
+
+def _looped(match: Match, threads: int, target: Target) -> StepSource:
+    columns, pdl = match.integer("columns"), target.has(Feature.GRIDDEPCONTROL)
+    launch = Launch(entry="norm_looped_kernel", grid=(match.integer("rows"), 1, 1), block=(threads, 1, 1), pdl=pdl,
+                    arguments=(*(operand_pointer(match, name) for name in ("x", "weight", "bias", "out")), i32("columns", columns),
+                               f32("eps", match.number("norm_eps")), *_channels(match)))
+    return make_source(LOOPED, plan=_plan(match, threads, pdl), launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl,
+                       reduction_depth=-(-columns // threads) + threads.bit_length())
+
+
+def _plan(match: Match, threads: int, pdl: bool) -> dict[str, bool | int | float | str]:
+    return {"T": c_type(match.need("x").spec.dtype), "threads": threads, "norm": NORMS[match.text("norm")], "pdl": pdl,
+            "channels": match.integer("groups", 1) > 1 or match.integer("span", 1) > 1,
+            "has_weight": match.operand("weight") is not None, "has_bias": match.operand("bias") is not None}
+
+
+def _channels(match: Match) -> tuple[KernelArgument, KernelArgument]:
+    """How many rows have weights of their own, and how many neighbours in one share a weight."""
+    return i32("groups", match.integer("groups", 1)), i32("span", match.integer("span", 1))
 
 
 def _ordered(match: Match) -> list[tuple[int, int]]:

@@ -133,7 +133,7 @@ def test_space_and_rejects() -> None:
         assert FAMILY.accepts(match, H200) is True
     assert FAMILY.space(norm_match(32, 128, "rms"), H200).points[0]["warps_per_row"] == 1
     assert FAMILY.space(norm_match(1, 2048, "rms"), H200).points[0]["warps_per_row"] > 1
-    assert "registers" in FAMILY.accepts(norm_match(1, 1 << 20, "rms"), H200).reason
+    assert "registers" in FAMILY.accepts(norm_match(1, 1 << 20, "rms", residual=True), H200).reason
     assert "unknown norm" in FAMILY.accepts(norm_match(1, 64, "batch"), H200).reason
 
 

@@ -13,5 +13,5 @@ class TestNorm(TemplateFamilyConformance):
     cases = (norm_case(columns=2048), norm_case(columns=128, rows=16, norm="rms_one_plus", dtype=DType.BF16),
              norm_case(columns=768, norm="layer"), norm_case(columns=40, rows=2, norm="rms_bare", dtype=DType.BF16),
              norm_case(columns=1000, residual=True), norm_case(columns=96, rows=3, dtype=DType.F32))
-    rejected = (gather_case(columns=64, vocabulary=9), norm_case(columns=1 << 18))
+    rejected = (gather_case(columns=64, vocabulary=9), norm_case(columns=1 << 18, residual=True))
     targets = (preset("h200"), preset("a100"))
