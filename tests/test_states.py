@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import agentcompile_core as ac
+from agentcompile_core.cli import main
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
@@ -137,7 +138,7 @@ def test_states_are_stored_with_the_graphs_and_count_in_the_step(graphs: GraphSe
     assert step_bytes(graphs, 5) - step_bytes(bare, 5) == 2 * 4 * 16 * 3
 
 
-def test_a_bundle_serves_a_model_with_states(lfm2: nn.Module, tmp_path: Path) -> None:
+def test_a_bundle_serves_a_model_with_states(lfm2: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = torch.tensor([[5, 17, 9, 3, 42, 8, 8]])
     wanted = lfm2.generate(prompt, max_new_tokens=5, eos_token_id=None)
     mine = ac.compile(lfm2, device="cpu", run_on="framework", store=Store(None), validators=(), origins=[], max_context=CONTEXT)
@@ -146,6 +147,8 @@ def test_a_bundle_serves_a_model_with_states(lfm2: nn.Module, tmp_path: Path) ->
     loaded = ac.load(tmp_path / "bundle", lfm2, device="cpu")
     for _ in range(2):
         assert torch.equal(loaded.generate(prompt, 5, eos_token_id=None), wanted)
+    assert main(["explain", str(tmp_path / "bundle")]) == 0
+    assert "states: 1 of fixed size, 192 bytes in all" in capsys.readouterr().out
 
 
 def test_attributes_that_a_trace_leaves_behind_are_named_and_taken_back() -> None:

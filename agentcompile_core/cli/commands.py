@@ -136,7 +136,8 @@ def explain_command(options: argparse.Namespace) -> int:
                 "selections": report.selections_document(installed.selections),
                 "candidates": report.candidates_document(installed.records), "search": serial.unstructure(list(found.tried)),
                 "failures": failures.document(found.failures)}
-    _print(options, document, report.explain_text(installed.manifest, installed.selections, installed.records, found))
+    text = report.explain_text(installed.manifest, installed.selections, installed.records, found, installed.graphs)
+    _print(options, document, text)
     return 0
 
 

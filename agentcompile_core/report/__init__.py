@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import Failure
 from ..ir.bundle import Manifest
+from ..ir.graph import GraphSet
 from ..ir.plan import Origin
 from ..ir.record import TuningRecord
 from ..ir.search_log import Tried
@@ -89,7 +90,18 @@ def failures_text(found: Iterable[Failure]) -> str:
     return "\n".join(f"  {failure}" for failure in found) or "  none"
 
 
-def explain_text(manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord], found: Evidence) -> str:
+def states_text(graphs: GraphSet) -> str:
+    """What each step hands to the next beside K and V; empty: nothing."""
+    if not graphs.states:
+        return ""
+    size = sum(spec.nbytes for spec in graphs.states.values())
+    prompts = "; prompts run in whole chunks, and token by token what is left" if graphs.whole_chunks else ""
+    return f"states: {len(graphs.states)} of fixed size, {size} bytes in all, written in place by every step, zero before a prompt{prompts}"
+
+
+def explain_text(
+    manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord], found: Evidence, graphs: GraphSet | None = None
+) -> str:
     """Why each step got what it got, and what it was compared with."""
     parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), "
              f"{manifest.workload.dtype.value}, context {manifest.workload.max_context}"]
@@ -98,6 +110,7 @@ def explain_text(manifest: Manifest, selections: Iterable[Selection], records: I
     if manifest.provisional:
         parts.append("validated without their hardware, not measured: these kernels are provisional and are not launched on it before they "
                      "are measured there")
+    parts += [text for text in [states_text(graphs) if graphs is not None else ""] if text]
     parts += [selection_text(s) for s in selections]
     parts.append("candidates evaluated\n" + candidates_text(records))
     parts.append("not tried\n" + untried_text(found.tried))
@@ -146,6 +159,7 @@ def compilation_text(compiled: Any, out: str | None) -> str:
              statistics_text(compiled.statistics)]
     if graphs.eager_reason:
         parts.append(f"everything runs on the framework: {graphs.eager_reason}")
+    parts += [text for text in [states_text(graphs)] if text]
     parts += [selection_text(s) for s in compiled.compilation.selections]
     parts += [f"note: {note}" for note in compiled.notes]
     if compiled.compilation.failures:
