@@ -8,6 +8,7 @@ from agentcompile_rules_transformers.testing import (
     gated_case,
     gather_case,
     linear_case,
+    masked_attention_case,
     norm_case,
     rope_case,
     rope_table_case,
@@ -78,6 +79,11 @@ class TestAttention(Shipped):
     qualified, rejected = "attention/attention", (LOOKUP,)
     cases = (attention_case(heads=(4, 2), head_dim=64, capacity=128, rope="rms"),
              attention_case(heads=(2, 2), head_dim=32, capacity=64, window=16, dtype=DType.F32))
+
+
+class TestMaskedAttention(Shipped):
+    qualified, rejected, samples = "attention/masked_attention", (NORM, masked_attention_case(sizes=(1, 1, 1, 2, 2, 264))), 1
+    cases = (masked_attention_case(sizes=(2, 4, 2, 5, 37, 24), mask=(2, 1, 1, 37)),)
 
 
 def test_no_shipped_family_is_left_out() -> None:

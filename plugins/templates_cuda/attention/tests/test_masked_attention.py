@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_rules_transformers.testing import masked_attention_case, norm_case
+from agentcompile_rules_transformers.testing import masked_attention_case
 from agentcompile_templates_cuda_attention import MaskedAttentionFamily
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentcompile_core.plugin_api import DType, Match, Schedule, StepSource
-from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES
@@ -22,14 +21,6 @@ from agentcompile_validator_emulation.testing import TORCH, UNIT, Emulated, alig
 H200 = preset("h200")
 FAMILY = MaskedAttentionFamily()
 FEW = settings(max_examples=4, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-class TestMaskedAttention(TemplateFamilyConformance):
-    family = FAMILY
-    cases = (masked_attention_case(sizes=(2, 4, 2, 5, 37, 24), mask=(2, 1, 1, 37)),)
-    rejected = (norm_case(columns=64), masked_attention_case(sizes=(1, 1, 1, 2, 2, 264)))
-    targets = (preset("h200"),)
-    samples = 1
 
 
 def seen_of(match: Match, tensors: dict[str, Tensor]) -> Tensor:
