@@ -48,8 +48,13 @@ def decode_rows(name: str, model: Any, options: argparse.Namespace, ceiling_gbps
     return rows
 
 
-def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any]:
-    """Teacher-forced logits of ours and of the framework's half precision, both against the same weights in fp32 with TF32 off."""
+def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any] | None:
+    """Teacher-forced logits of ours and of the framework's half precision, both against the same weights in fp32 with TF32 off.
+
+    None where the weights in fp32 do not fit beside the model.
+    """
+    if 2.2 * model.graphs.model.parameter_bytes > torch.cuda.mem_get_info()[0]:
+        return None
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     tokens = bench.random_prompt(model.graphs.model.vocab_size, positions, seed=7)
@@ -150,7 +155,8 @@ def main() -> int:
         harness.write_results("memory", [{"model": options.model, **memory}], ceiling, options.out, options.commit)
         harness.write_results("decode", rows, ceiling, options.out, options.commit)
         harness.write_results("pipeline", [pipeline_row(options.model, model)], ceiling, options.out, options.commit)
-        harness.write_results("accuracy", [accuracy], ceiling, options.out, options.commit)
+        if accuracy is not None:
+            harness.write_results("accuracy", [accuracy], ceiling, options.out, options.commit)
         times: dict[str, Any] = {"model": options.model, "cold_s": cold_s, "warm_s": None}
         if options.warm:
             del model
