@@ -111,15 +111,10 @@ def _source(view: RegionView, value: str) -> Source | None:
 
 def _begin(view: RegionView, node: Node, value: str) -> int | None:
     """By how many elements one of the results of a view begins behind its operand."""
-    if len(node.outputs) == 1:
-        return offset_of(view, node)
-    axis, place = argument(node, "dim"), node.outputs.index(value)
-    if not isinstance(axis, int) or not node.op.startswith(("aten.unbind.", "aten.chunk.", "aten.split.", "aten.split_with_sizes.")):
-        return None
-    step = strides_of(view.graph.spec(node.inputs[0]))[axis]
-    if node.op == "aten.unbind.int":
-        return place * step
-    return step * sum(view.graph.spec(before).shape[axis] for before in node.outputs[:place])
+    axis = argument(node, "dim") if node.op == "aten.unbind.int" else None
+    if isinstance(axis, int):
+        return node.outputs.index(value) * strides_of(view.graph.spec(node.inputs[0]))[axis]
+    return offset_of(view, node, value)
 
 
 def _result(view: RegionView, node: Node) -> tuple[str, tuple[str, ...]] | None:
