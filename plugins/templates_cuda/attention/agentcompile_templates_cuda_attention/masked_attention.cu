@@ -67,7 +67,7 @@ masked_attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, co
     maxima[r] = lowest;
     sums[r] = 0.0f;
   }
-  const int end = Plan::causal ? min(keys, first + rows_per_block) : keys;
+  const int end = Plan::causal ? first + rows_per_block : keys;  // what lies beyond keys is hidden like what lies ahead
   for (int start = 0; start < end; start += tile) {
     __syncthreads();
     for (int i = threadIdx.x; i < tile * width; i += threads) {
