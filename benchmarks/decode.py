@@ -143,6 +143,8 @@ def main() -> int:
         if options.bundle:
             model.save(options.bundle)
         model.context.close()
+        if model.graphs.kv is None:
+            raise SystemExit(f"{options.model} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
         torch.cuda.empty_cache()
         memory = memory_row(model, empty)
         print(json.dumps(memory), flush=True)

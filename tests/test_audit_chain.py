@@ -69,15 +69,10 @@ class Capturing(AcmeBackend):
 class Worker(Here):
     """The worker in this process, with its calls."""
 
-    def start(self, backend: str = "") -> None:
-        """It runs already."""
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
     def call(self, function: str, argument: Any, *, deadline_s: float, progress: Any) -> Any:
         """The chain's judge, over JSON as from a child."""
         assert function == "agentcompile_core.worker.judge:judge"
+        self.start()
         return json.loads(json.dumps(judge.judge(json.loads(json.dumps(argument)), self._state, progress)))
 
 

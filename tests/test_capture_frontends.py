@@ -292,3 +292,16 @@ def test_bundled_tiny_model_speaks_through_its_tokenizer() -> None:
     loaded = load(source, dtype="float32")
     assert loaded.tokenizer.decode(loaded.tokenizer("the file")["input_ids"]).strip() == "the file"
     assert loaded.has_weights
+
+
+@pytest.mark.parametrize("cap", [None, 0.02])
+def test_soft_caps_of_scores_are_computed_whatever_attention_transformers_prefers(tmp_path: Path, cap: float | None) -> None:
+    """Versions before 5.23 load such a model with SDPA, which drops the cap."""
+    config = {**CONFIG, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 8, "query_pre_attn_scalar": 1,
+              "attn_logit_softcapping": cap, "final_logit_softcapping": None, "initializer_range": 0.4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load(tmp_path, dtype="float32", device="cpu", random_weights=1)
+    graphs = capture.run(loaded, Workload(dtype=DType.F32, max_context=32, prefill_chunks=(8,)), context(), the_frontend(tmp_path))
+    calls = [node for node in graphs.of_kind(GraphKind.DECODE)[0].nodes if node.op.startswith("agentcompile.attention")]
+    assert len(calls) == 2 and all(cap is None or cap in (*node.args, *dict(node.kwargs).values()) for node in calls)
+    assert loaded.module.config._attn_implementation == "eager" or cap is None  # against which the graphs were compared

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add th
 from addition_module import MODULE
 from seen_plugins import ADDING, CAPTURING, FAMILY, HARDWARE, LONG, NAMES, SAID, UNTIMED
 
+from agentcompile_core.processes import fork_server
+
 ROOT = Path(__file__).parents[1]
 class Place:
     """A project's folder, and beside it one in which plugins are installed."""
@@ -91,7 +93,10 @@ def said(places: Any) -> dict[str, Any]:
     place.install("said", SAID)
     (place.project / "agentcompile.toml").write_text('[plugin.said]\nfirst = ["said/slow"]\nmost_us = 6.0\n')
     before = children()
-    found = place.compile("--validators", "simple,strict", "--advisor", "told", "--log", "log.jsonl", "--out", "b.bundle", "--no-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_servers", {})
+        patch.setattr(fork_server, "_keeping", 0)  # as in a program that compiles one model
+        found = place.compile("--validators", "simple,strict", "--advisor", "told", "--log", "log.jsonl", "--out", "b.bundle", "--no-cache")
     left = children() - before
     log = [json.loads(line) for line in (place.project / "log.jsonl").read_text().splitlines()]
     return {"document": found, "log": log, "explain": place.run("explain", "b.bundle"), "left": left}

@@ -104,11 +104,20 @@ def _has_weights(folder: Path) -> bool:
     return False
 
 
+def _attention(config: Any) -> dict[str, str]:
+    """Which attention a model is loaded with: transformers' choice, but where scores have a soft cap its own, since SDPA has none.
+
+    Versions before 5.23 choose SDPA all the same and leave the soft cap out without a word.
+    """
+    configs = (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {})))
+    return {"attn_implementation": "eager"} if any(getattr(c, "attn_logit_softcapping", None) for c in configs) else {}
+
+
 def _from_config(config: Any, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
     dtype = dtype or getattr(config, "dtype", None) or torch.float32
     try:
         with torch.device(device):
-            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **_attention(config))
     except Exception as exc:
         raise UsageError(f"{name} ({config.model_type}) cannot be built as a causal language model: {_line(exc)}") from exc
     return module.eval().requires_grad_(False)
@@ -128,7 +137,7 @@ def _with_weights(config: Any, source: str, name: str, dtype: torch.dtype | None
             with _no_progress_bar():
                 found: Any = transformers.AutoModelForCausalLM.from_pretrained(
                     source, config=config, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
-                    local_files_only=offline,
+                    local_files_only=offline, **_attention(config),
                 )
             break
         except UsageError:

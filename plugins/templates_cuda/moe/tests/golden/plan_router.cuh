@@ -6,9 +6,13 @@
 #include <agentcompile/dtype.cuh>
 
 struct Plan_DIGEST {
+  using Bias = float;
   using T = __nv_bfloat16;
   using Score = __nv_bfloat16;
   static constexpr int held = 4;
   static constexpr bool over_chosen = true;
+  static constexpr bool sigmoid = false;
+  static constexpr bool biased = false;
+  static constexpr bool floored = false;
   static constexpr bool pdl = true;
 };
