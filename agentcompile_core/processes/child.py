@@ -112,7 +112,8 @@ class Child:
         except TimeoutError:
             return "the worker closed its output"
         how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"the worker {how}; {self.log()}".rstrip("; ")
+        lost = f"; what it was forked from ended: {self._server.last_words(LOG_BYTES)[-500:]}" if self._server.ended else ""
+        return f"the worker {how}{lost}; {self.log()}".rstrip("; ")
 
     @property
     def signal_number(self) -> int:

@@ -78,7 +78,8 @@ class Forked:
         with self._killing:
             if self._ended:
                 return
-            if forked := self.pid:  # where it ended, it stays unreaped until this end is closed: the group is nobody else's
+            forked = self.pid
+            if forked and not self._ended:  # where it ended, it stays unreaped until this end is closed: the group is nobody else's
                 _kill(forked)
                 self.wait()
                 with contextlib.suppress(OSError):
