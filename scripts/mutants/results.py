@@ -5,6 +5,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,14 @@ def row_of(findings: Sequence[Finding]) -> dict[str, int]:
 
 def family_of(finding: Finding) -> str:
     """The family whose file was mutated, or the device library."""
-    if finding.file.startswith(LIBRARY):
+    return _family_of(finding.file)
+
+
+@cache
+def _family_of(file: str) -> str:
+    if file.startswith(LIBRARY):
         return "device library"
-    return next(subject.family for subject in subjects().values() if finding.file in subject.files())
+    return next(subject.family for subject in subjects().values() if file in subject.files())
 
 
 def by(findings: Sequence[Finding], key: Any) -> dict[str, dict[str, int]]:

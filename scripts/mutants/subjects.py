@@ -264,7 +264,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "strided", "splits": 2}),
     ("reduction_strided_argmin", "reduction", lambda: made.reduction_case(shape=(2, 40, 35), op="aten.argmin.default", dim=1),
      {"path": "strided", "splits": 1, "warps": 8}),
-    ("reduction_strided_vectors", "reduction", lambda: made.reduction_case(shape=(2, 40, 264), dim=1),
+    ("reduction_strided_vectors", "reduction", lambda: made.reduction_case(shape=(2, 40, 264), op="aten.mean.dim", dim=1),
      {"path": "strided", "splits": 1, "warps": 4, "step": 8}),
     ("reduction_strided_product", "reduction",
      lambda: made.reduction_case(shape=(1, 515, 40), op="aten.prod.dim_int", dim=1, dtype=DType.F32),
