@@ -85,14 +85,16 @@ class Worker:
         self._end()
         for other in self._others:
             other.close()
+        self._release_server()
+
+    def _release_server(self) -> None:
         if self._server is not None:
             release(self._server)
             self._server = None
 
     def _new_child(self) -> Child:
         if self._server is not None and self._server.ended:
-            release(self._server)
-            self._server = None
+            self._release_server()
         self._server = self._server or hold((sys.executable, "-m", __package__ or ""), child_environment(self._environment))
         return Child(self._server, self._catalog, self._builders, self._memory_bytes, self._settings)
 
