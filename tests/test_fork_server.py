@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.processes import fork_server
 from agentcompile_core.processes.fork_server import Forked, ForkServer
-from agentcompile_core.worker import Worker
-from agentcompile_core.worker.client import WorkerLost
+from agentcompile_core.testing import doubles
+from agentcompile_core.worker import Job, Worker, WorkerLost
 
 SERVER = """
 import os, signal, sys, time
@@ -172,21 +174,53 @@ def _ended(pid: int) -> bool:
 
 
 CATALOG = "agentcompile_core.testing.doubles:catalog"
+PID = "agentcompile_core.testing.calls:pid"
 
 
-def test_a_lost_server_costs_its_children_and_the_next_one_starts() -> None:
+@pytest.fixture
+def own_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that nobody else holds: those of the other tests are not ours to kill."""
+    monkeypatch.setattr(fork_server, "_servers", {})
+    monkeypatch.setattr(fork_server, "_keeping", 0)
+
+
+def killed_server(worker: Worker) -> tuple[ForkServer, int]:
+    """The server of the worker, which is killed, and the pid of the child that was lost with it."""
+    child = worker.call(PID, None, deadline_s=60.0)
+    lost = worker._server
+    assert lost is not None
+    os.kill(lost._process.pid, signal.SIGKILL)
+    while not _ended(child):
+        time.sleep(0.01)
+    return lost, child
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_a_server_lost_between_two_calls_costs_nothing() -> None:
     with Worker(catalog=CATALOG, builders=1) as worker:
-        first = worker.call("agentcompile_core.testing.calls:pid", None, deadline_s=60.0)
+        lost, first = killed_server(worker)
+        assert worker.call(PID, None, deadline_s=60.0) != first and worker._server is not lost
+        step = Step(match_id="elementwise:add+1:add", implementation="doubles/fake_family", origin=Origin.GENERATED,
+                    schedule=Schedule({"behave": "honest"}))
+        job = Job(trial=doubles.fake_trial("honest"), step=step, backend="fake", validators=("simple",))
+        assert [evaluation.failure for _, evaluation in worker.evaluate([job])] == [None]
+        killed_server(worker)
+        assert [evaluation.failure for _, evaluation in worker.evaluate([job])] == [None]  # it is not to blame
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_a_server_lost_during_a_call_costs_that_call_and_the_next_one_starts() -> None:
+    with Worker(catalog=CATALOG, builders=1) as worker:
+        worker.call(PID, None, deadline_s=60.0)
         lost = worker._server
         assert lost is not None
-        os.kill(lost._process.pid, signal.SIGKILL)
-        assert worker._child is not None and worker._child._process is not None
-        worker._child._process.wait(20.0)
-        while not _ended(first):
-            time.sleep(0.01)
+        killer = threading.Timer(0.5, os.kill, (lost._process.pid, signal.SIGKILL))
+        killer.start()
         with pytest.raises(WorkerLost, match="SIGKILL"):
-            worker.call("agentcompile_core.testing.calls:pid", None, deadline_s=60.0)
-        assert worker.call("agentcompile_core.testing.calls:pid", None, deadline_s=60.0) != first and worker._server is not lost
+            worker.call("agentcompile_core.testing.calls:sleep", 60.0, deadline_s=90.0)
+        killer.join()
+        worker.call(PID, None, deadline_s=60.0)
+        assert worker._server is not lost
 
 
 def test_what_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -116,6 +116,11 @@ class Child:
         return f"the worker {how}{lost}; {self.log()}".rstrip("; ")
 
     @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process is None or self._process.poll() is not None
+
+    @property
     def signal_number(self) -> int:
         """The signal that ended it, 0 if none did."""
         code = self._process.poll() if self._process is not None else None

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice, takewhile
 from typing import Any
@@ -176,9 +176,11 @@ class Worker:
             if sent.job is not None:
                 yield sent.index, Evaluation(failure=Cause.UNAVAILABLE, message=f"the worker does not start: {why}"[:2000])
 
-    def _running(self, out: Iterable[_Sent] = ()) -> Child:
+    def _running(self, out: Collection[_Sent] = ()) -> Child:
         if self._abandoned:
             raise ChildEnded("nobody waits for it any more")
+        if self._child is not None and not out and self._child.ended:
+            self._end()  # it was lost while nothing ran (its server was killed, memory ran out): no candidate is to blame
         if self._child is not None:
             return self._child
         for attempt in range(MAX_STARTS_WITHOUT_RESULT):
