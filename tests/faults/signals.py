@@ -7,10 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from agentcompile_core.plugin.events import CandidateFinished
+from agentcompile_core.processes import fork_server
 from agentcompile_core.store import Store, care
 
 from . import cheap
@@ -118,25 +121,36 @@ def _a_closed_pipe(folder: Path) -> str:
     return f"exit status {done.returncode}, and nothing on standard error"
 
 
-@fault(AREA, "the worker is killed from outside while it works", "its candidate was lost, the program is right")
-def _a_worker_that_is_killed(folder: Path) -> str:
-    before, killed = _children(), threading.Event()
+def _worker_killed(find: Callable[[set[int]], set[int]]) -> Any:
+    """A compile during which the processes are killed that ``find`` tells from the children that this process has got by it."""
+    def run(folder: Path) -> str:
+        before, killed = _children_of("self"), threading.Event()
 
-    def kill(event: object) -> None:
-        if isinstance(event, CandidateFinished) and not killed.is_set():
-            for pid in _children() - before:
-                os.kill(pid, signal.SIGKILL)
-            killed.set()
+        def kill(event: object) -> None:
+            if isinstance(event, CandidateFinished) and not killed.is_set():
+                for pid in find(_children_of("self") - before):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.set()
 
-    made = cheap.compiled(cheap.module(folder), Store(folder / "store"), family=cheap.Family("honest", "wrong", "nans"),
-                          workers="agentcompile_core.testing.doubles:catalog", report=kill)
-    right(made)
-    assert killed.is_set() and _children() <= before
-    return told(made, "SIGKILL", folder)
+        # Servers of its own: those that are kept for other tests are not its to kill.
+        with mock.patch.multiple(fork_server, _servers={}, _keeping=0):
+            made = cheap.compiled(cheap.module(folder), Store(folder / "store"), family=cheap.Family("honest", "wrong", "nans"),
+                                  workers="agentcompile_core.testing.doubles:catalog", report=kill)
+        right(made)
+        assert killed.is_set() and _children_of("self") <= before
+        return told(made, "SIGKILL", folder)
+
+    return run
 
 
-def _children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+def _children_of(process: str) -> set[int]:
+    return {int(pid) for task in Path(f"/proc/{process}/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+LOST = "its candidate was lost, the program is right"
+add(AREA, "the worker is killed from outside while it works", "SIGKILL",
+    _worker_killed(lambda servers: {worker for server in servers for worker in _children_of(str(server))}), LOST)
+add(AREA, "what workers are forked from is killed while one works", "SIGKILL", _worker_killed(lambda servers: servers), LOST)
 
 
 @fault(AREA, "the parent of a compiler process is killed", "the compiler ended by itself")
