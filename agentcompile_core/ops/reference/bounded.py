@@ -1,5 +1,7 @@
 """A value in float64 with the largest error that a correct computation of it may have."""
 
+import math
+
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -12,6 +14,8 @@ TAIL = 2.0  # independent bounds add up like the root of the sum of their square
 SPREAD = 0.9  # of an accumulator that adds d terms one by one: its error over the root of d, the unit and the size of its sums
 STORED = 1.1  # of a rounding to the element type: what is stored may lie a little beside what was exactly computed
 BESIDE = 1.5  # what sums that one product makes large err more: it may come first, and lie just above a power of two
+COUNTED_IN = 2.0**6  # results among which the worst is one that a bound has room for
+WORST_PER_DOUBLING = 0.03
 F32_MAX = float(torch.finfo(torch.float32).max)
 UNIT_ROUNDOFF = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 # Half of the smallest subnormal: the most that rounding a tiny number can lose.
@@ -78,6 +82,14 @@ def sum_size(total: Tensor, absolute: Tensor, squares: Tensor) -> Tensor:
 def dominance(squares: Tensor, size: Tensor) -> Tensor:
     """How far one term is all of a sum of that size: 0 where terms are many, 1 where it is alone. Partial sums are then large early."""
     return (TAIL * squares.sqrt() / size - 1.0).nan_to_num(nan=0.0).clamp(0.0, 1.0)
+
+
+def worst_among(count: int) -> float:
+    """What the worst of ``count`` honest sums errs more than that of a few; at least 1.
+
+    Of sums of random products one in a million comes to 1.0 of their bound, and each factor of ten adds an eighth of it.
+    """
+    return 1.0 + WORST_PER_DOUBLING * max(0.0, math.log2(count / COUNTED_IN))
 
 
 def in_blocks(depth: int, roots: float = 4.0) -> float:

@@ -6,7 +6,6 @@ bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length a
 where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -28,6 +27,7 @@ from .bounded import (
     representable,
     sum_size,
     times,
+    worst_among,
 )
 from .pointwise import FLUSHED, unary
 
@@ -35,8 +35,6 @@ BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time:
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
 LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
-COUNTED_IN = 2.0**6  # results among which the worst is one that the bound has room for
-WORST_PER_DOUBLING = 0.03
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
@@ -76,16 +74,13 @@ def _accumulated(depth: int, total: Tensor, absolute: Tensor, squares: Tensor, c
     """What accumulators err that add ``depth`` products for each of ``count`` results; 0: of a single row, which many lanes share.
 
     Products of several rows are added one by one. Beside one product that is nearly all of a sum, partial sums are large from there on:
-    the root of squares is then all of the size, and processors that add in other orders have come to 2.2 of the plain bound. And the
-    worst of many honest sums is farther off than that of a few: of sums of random products one in a million comes to 1.0 of the bound,
-    and each factor of ten adds an eighth of it.
+    the root of squares is then all of the size, and processors that add in other orders have come to 2.2 of the plain bound.
     """
     size = sum_size(total, absolute, squares)
     error = SPREAD * depth**0.5 * U32 * size
     if not count:
         return error
-    among = 1.0 + WORST_PER_DOUBLING * max(0.0, math.log2(count / COUNTED_IN))
-    return among * error * (1.0 + BESIDE * dominance(squares, size))
+    return worst_among(count) * error * (1.0 + BESIDE * dominance(squares, size))
 
 
 def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:
