@@ -2,6 +2,7 @@
 
     python benchmarks/products.py                                        # 4096^3 fp16, 1024 x 4096 x 4096 bf16, 512^3 fp32
     python benchmarks/products.py --shapes 8192x8192x8192:float16 --points 56 --out found.json
+    python benchmarks/products.py --arch sm_90a                          # with the schedules that only this variant of sm_90 has (wgmma)
 
 Weights [n, k] as linear layers have them. Times are medians of CUDA graphs of several runs, microseconds per run; TF32 is off. One
 line per product, and with ``--all`` one per schedule.
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from agentcompile_cuda_kit.targets import capabilities
 from agentcompile_rules_transformers.testing import rows_case
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_templates_cuda_gemm import GemmFamily
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentcompile_core.plugin_api import DType, Match, Schedule, Target
 
@@ -45,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shapes", default=SHAPES, help="m x n x k and type, by commas (default: %(default)s)")
     made.add_argument("--points", type=int, default=24, help="schedules of each product, best guess first (default: %(default)s)")
     made.add_argument("--all", action="store_true", help="print a line per schedule as well")
+    made.add_argument("--arch", default="", help="build for this variant of the device's architecture")
     made.add_argument("--out", type=Path, help="results as JSON")
     return made
 
@@ -123,6 +126,8 @@ def main() -> int:
     target = backend.live_target()
     if target is None:
         raise SystemExit("no CUDA device that a preset describes; run this on a GPU machine")
+    if options.arch:
+        target = evolve(target, arch=options.arch, capabilities=capabilities(options.arch))
     found = []
     for text in options.shapes.split(","):
         found.append(measured(product(text), options.points, backend, target))

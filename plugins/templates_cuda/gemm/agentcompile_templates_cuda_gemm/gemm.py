@@ -37,6 +37,8 @@ FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 MOST_AUX = 3
 FULL, ROW, REPEATS, SCALAR, ABSENT = range(5)  # as in gemm.cuh
+TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu"}
+FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "wgmma": [Feature.WGMMA]}
 GROUP = 8  # rows of tiles that are taken together
 FINISH_THREADS = 256
 STEPS = tuple(f"{factor}_{step}" for factor in "ab" for step in ("offset", "outer", "inner", "row", "column"))
@@ -84,9 +86,9 @@ class GemmFamily(TemplateFamily):
                         arguments=_finish_arguments(match, shape, splits))
         workspace = Workspace(name="parts", nbytes=4 * splits * shape.count)
         return make_source(
-            FOLDER / ("gemm_tensor.cu" if tile.tensor else "gemm.cu"), plan=_plan(match, shape, tile, splits, pdl),
+            FOLDER / TEXTS[tile.path], plan=_plan(match, shape, tile, splits, pdl),
             launches=(product, finish) if splits > 1 else (product,), epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX),
-            features=[Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tile.tensor,
+            features=[Feature.GRIDDEPCONTROL] * pdl + FEATURES[tile.path],
             workspaces=(workspace,) if splits > 1 else (), reduction_depth=min(terms_of(shape, tile), shape.k) + splits)
 
 

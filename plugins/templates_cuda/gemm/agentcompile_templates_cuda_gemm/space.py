@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
 from attrs import evolve, frozen
@@ -17,7 +17,7 @@ PAD = 4  # floats behind each term of a slice, as in gemm.cu
 STATIC_SHARED_BYTES = 48 << 10
 MOST_TENSOR, MOST_SIMT, MOST_ALIKE = 40, 16, 4
 LARGEST_WARP = 64 * 64  # results of a warp
-SM_TENSOR_FMA_PER_US = 1740e3  # of fp16 by mma.sync: 1,024 at 1.7 GHz
+SM_TENSOR_FMA_PER_US = {"tensor": 1740e3, "wgmma": 3480e3}  # of fp16: 1,024 by mma.sync, 2,048 by warpgroups, at 1.7 GHz
 MOST_PARTS_BYTES = 256 << 20
 LARGEST_GRID = 2**31 - 1
 LAUNCH_US = 3.0  # of a second launch
@@ -32,6 +32,9 @@ SIMT = ((128, 128, 8, 8, 8), (128, 128, 8, 8, 16), (128, 64, 8, 4, 16), (64, 128
 TENSOR = ((128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 32), (128, 128, 32, 64), (128, 128, 64, 64), (64, 256, 32, 64),
           (256, 64, 64, 32), (128, 64, 32, 32), (64, 128, 32, 32), (64, 64, 32, 32), (32, 128, 16, 64), (32, 64, 16, 32), (64, 32, 32, 16),
           (16, 128, 16, 32), (16, 64, 16, 16), (32, 32, 16, 16))
+# Rows and columns of a tile, and rows of a warpgroup's part of it.
+WARPGROUP = ((128, 256, 64), (256, 128, 128), (128, 128, 64), (256, 128, 64), (64, 256, 64), (64, 128, 64))
+WARPGROUP_DEPTH, WARPGROUP_STAGES = 64, (4, 3, 5, 6)
 SLICES = ((64, 3), (32, 4), (64, 4), (32, 3), (64, 2), (32, 5))  # terms of a slice, and how many of them are in the ring
 
 
@@ -45,7 +48,7 @@ class Tile:
     depth: int
     thread_rows: int = 0  # path simt: sums of a thread
     thread_columns: int = 0
-    warp_rows: int = 0  # path tensor: results of a warp
+    warp_rows: int = 0  # path tensor: results of a warp; path wgmma: of a warpgroup
     warp_columns: int = 0
     stages: int = 0  # slices in shared memory
     ahead: bool = False  # fragments of the next slice are read at the end of one: more registers
@@ -53,14 +56,19 @@ class Tile:
 
     @property
     def tensor(self) -> bool:
-        """Whether tensor cores multiply."""
-        return self.path == "tensor"
+        """Whether tensor cores multiply, and the slices lie in dynamic shared memory."""
+        return self.path in SM_TENSOR_FMA_PER_US
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether four warps multiply together (wgmma)."""
+        return self.path == "wgmma"
 
     @property
     def threads(self) -> int:
         """Of a block."""
         if self.tensor:
-            return WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+            return (4 if self.by_warpgroups else 1) * WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
     @property
@@ -79,7 +87,8 @@ def tile_of(schedule: Schedule) -> Tile:
 
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     """Legal schedules, those first that should take least time; two on tensor cores for each other one where there are both."""
-    tensor, simt = iter(_best(_tensor(shape, target), shape, target, MOST_TENSOR)), _best(_simt(shape, target), shape, target, MOST_SIMT)
+    on_tensor_cores = chain(_warpgroups(shape, target), _tensor(shape, target))
+    tensor, simt = iter(_best(on_tensor_cores, shape, target, MOST_TENSOR)), _best(_simt(shape, target), shape, target, MOST_SIMT)
     mixed = (tile for three in zip_longest(tensor, tensor, simt) for tile in three if tile is not None)
     points = tuple(tile.schedule for tile in mixed)
     names = sorted({name for point in points for name, _ in point.items})
@@ -91,7 +100,8 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
 def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many tiles do not fit, by the reason."""
     found: Counter[str] = Counter()
-    for tile in (*_simt_tiles(), *(_tensor_tiles() if _has_tensor_cores(shape, target) else ())):
+    tensor = (*_tensor_tiles(),) if _has_tensor_cores(shape, target) else ()
+    for tile in (*_simt_tiles(), *tensor, *(_warpgroup_tiles() if _has_warpgroups(shape, target) else ())):
         if registers_of(tile) > most_registers(tile.threads, target):
             found[REGISTERS] += 1
         elif shared_bytes(tile) > (target.shared_bytes_per_block if tile.tensor else STATIC_SHARED_BYTES):
@@ -101,6 +111,8 @@ def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
 
 def registers_of(tile: Tile) -> int:
     """Registers per thread: sums, fragments of two slices (values of one step without tensor cores), and what is beside them."""
+    if tile.by_warpgroups:
+        return tile.warp_rows * tile.columns // (4 * WARP) + REGISTERS_BESIDE
     if tile.tensor:
         return tile.warp_rows * tile.warp_columns // WARP + 2 * (tile.warp_rows // 4 + tile.warp_columns // 4) + REGISTERS_BESIDE
     return tile.thread_rows * tile.thread_columns + 4 * (tile.thread_rows + tile.thread_columns) + REGISTERS_BESIDE
@@ -159,6 +171,23 @@ def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
             yield from _with_splits(shape, tile, target)
 
 
+def _has_warpgroups(shape: Shape, target: Target) -> bool:
+    return shape.dtype is not DType.F32 and target.has(Feature.WGMMA) and min(shape.a.size, shape.b.size) > 1
+
+
+def _warpgroup_tiles() -> Iterator[Tile]:
+    for rows, columns, warp_rows in WARPGROUP:
+        for stages in WARPGROUP_STAGES:
+            yield Tile(path="wgmma", rows=rows, columns=columns, depth=WARPGROUP_DEPTH, warp_rows=warp_rows, warp_columns=columns,
+                       stages=stages)
+
+
+def _warpgroups(shape: Shape, target: Target) -> Iterator[Tile]:
+    for tile in _warpgroup_tiles() if _has_warpgroups(shape, target) else ():
+        if _fits_tensor(tile, target) and _fits_extents(shape, tile):
+            yield from _with_splits(shape, tile, target)
+
+
 def _fits_tensor(tile: Tile, target: Target) -> bool:
     """Whether ring, sums and two sets of fragments have room, and every thread copies as many chunks of both factors."""
     even = min(tile.rows, tile.columns) * tile.depth // CHUNK % tile.threads == 0
@@ -200,7 +229,7 @@ def predicted_us(shape: Shape, tile: Tile, target: Target) -> float:
     """A guess to sort by: rounds of blocks over the SMs times what a tile takes, and the way of the parts of several splits."""
     rounds = blocks_of(shape, tile) * tile.splits / target.sm_count
     rounds = float(-(-rounds // 1)) if rounds < 4 else rounds
-    pace = SM_TENSOR_FMA_PER_US * _tensor_efficiency(tile) if tile.tensor else SM_FMA_PER_US * _efficiency(tile)
+    pace = SM_TENSOR_FMA_PER_US[tile.path] * _tensor_efficiency(tile) if tile.tensor else SM_FMA_PER_US * _efficiency(tile)
     each = tile.rows * tile.columns * terms_of(shape, tile) / pace
     parts = LAUNCH_US + target.floor_us(8 * shape.count * tile.splits) if tile.splits > 1 else 0.0
     return max(1.0, rounds) * each + parts

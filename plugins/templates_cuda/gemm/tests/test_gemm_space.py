@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
-from agentcompile_cuda_kit.targets import PRESETS, preset
+from agentcompile_cuda_kit.targets import PRESETS, capabilities, preset
 from agentcompile_rules_transformers.testing import matmul_case, rows_case
 from agentcompile_templates_cuda_gemm import GemmFamily
 from agentcompile_templates_cuda_gemm.shape import ALONG_LINES, ALONG_TERMS, shape_of
 from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Expression, Feature, Match, Role, check_source
+from agentcompile_core.plugin_api import DType, Expression, Feature, Match, Role, Target, check_source
 
 FAMILY, H200 = GemmFamily(), preset("h200")
+H200A = evolve(H200, arch="sm_90a", capabilities=capabilities("sm_90a"))
 GOLDEN = Path(__file__).parent / "golden"
 SQUARE = rows_case(rows=(4096,), n=4096, k=4096)[0]
 SHAPES = {
@@ -21,6 +22,7 @@ SHAPES = {
     "deep": matmul_case(shapes=((192, 65536), (65536, 192)), dtype=DType.F32)[0],
     "ragged": matmul_case(shapes=((1021, 2053), (2053, 1531)))[0],
     "heads": matmul_case(shapes=((8, 12, 256, 64), (8, 12, 256, 64)), turned="b")[0],
+    "turned": matmul_case(shapes=((512, 1024), (512, 768)), turned="a", dtype=DType.BF16)[0],
     "one": matmul_case(shapes=((1, 1), (1, 1)))[0],
     "one_row": matmul_case(shapes=((1, 768), (768, 2304)), weight=True, dtype=DType.F32)[0],
 }
@@ -109,13 +111,27 @@ def test_plan_header_is_golden(request: pytest.FixtureRequest) -> None:
     assert (GOLDEN / "plan_tensor.cuh").read_text(encoding="utf-8") == text
 
 
+def test_warpgroups_multiply_where_the_architecture_and_whole_vectors_allow_it() -> None:
+    def paths(match: Match, target: Target) -> set[object]:
+        return {point["path"] for point in FAMILY.space(match, target).points}
+
+    assert all("wgmma" not in paths(SQUARE, target) for target in PRESETS.values())
+    assert paths(SQUARE, H200A) == {"simt", "tensor", "wgmma"} and FAMILY.space(SQUARE, H200A).points[0]["path"] == "wgmma"
+    for name in ("square_f32", "ragged", "deep"):
+        assert "wgmma" not in paths(SHAPES[name], H200A)
+    for point in FAMILY.space(SQUARE, H200A).points:
+        source = FAMILY.lower(SQUARE, point, H200A)
+        check_source(SQUARE, source, H200A)
+        assert (Feature.WGMMA in source.features) is (point["path"] == "wgmma") and len(FAMILY.space(SQUARE, H200A).points) <= 56
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("name,shape,path", [
     ("a100", "square", "tensor"), ("rtx3090", "ragged", "tensor"), ("rtx4090", "square_f32", "simt"), ("h200", "square", "tensor"),
-    ("b200", "heads", "tensor"), ("rtx5090", "few_rows", "tensor")])
+    ("b200", "heads", "tensor"), ("rtx5090", "few_rows", "tensor"), ("h200a", "square", "wgmma"), ("h200a", "turned", "wgmma")])
 def test_builds_without_spills(name: str, shape: str, path: str) -> None:
     backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
-    target = preset(name)
+    target = H200A if name == "h200a" else preset(name)
     if not backend.can_build(target):
         pytest.skip(backend.can_build(target).reason)
     point = next(p for p in FAMILY.space(SHAPES[shape], target).points if p["path"] == path)
