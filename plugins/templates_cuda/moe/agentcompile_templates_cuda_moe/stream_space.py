@@ -123,7 +123,7 @@ def _column_choices(shape: Shape) -> tuple[int, ...]:
 def _enumerate(shape: Shape) -> Iterator[Schedule]:
     for columns in _column_choices(shape):
         for warps, rows in ((8, 1), (4, 1), (8, 2), (4, 2)):
-            for stages in (2, 3, 4, 6, 8):
+            for stages in (2, 3, 4, 5, 6, 8):
                 for in_flight in sorted({stages // 2, stages - 1, stages}):
                     for blocks_per_sm in (2, 1):
                         yield stream_schedule(warps=warps, rows=rows, columns=columns, stages=stages, in_flight=in_flight,
@@ -131,18 +131,26 @@ def _enumerate(shape: Shape) -> Iterator[Schedule]:
 
 
 def _badness(shape: Shape, schedule: Schedule, target: Target) -> float:
-    """Distance from what Little's law asks for; small copies, few stages and a full SM, where the next kernel cannot wait, cost."""
+    """Distance from what Little's law asks for; small copies, few stages, and rings that let a third block or no other kernel in, cost."""
     blocks, resident = grid_of(shape, schedule, target)[0], schedule.integer("blocks_per_sm")
     stage, columns = stage_bytes(shape, schedule), schedule.integer("columns")
     share = _weight_bytes(shape) / target.sm_count
-    ideal = max(stage, min(IN_FLIGHT_BYTES_PER_SM, target.shared_bytes_per_sm / 2, share))
-    badness = abs(math.log2(schedule.integer("in_flight") * stage * blocks / target.sm_count / ideal))
+    # A stage that is on its way is half there: so much is in flight on average.
+    flight = (schedule.integer("in_flight") - 0.5) * stage * blocks / target.sm_count
+    badness = abs(math.log2(flight / min(IN_FLIGHT_BYTES_PER_SM, target.shared_bytes_per_sm / 2.5, max(share, stage))))
     rest = schedule.integer("stages") - schedule.integer("in_flight")
-    badness += 0.3 * abs(rest - 1)  # one stage is read while the others come
+    badness += 0.1 if rest == 0 else 0.15 * (rest - 1)  # one stage is read while the others come
     whole = shape.k <= columns
     together = min(_stage_rows(schedule), shape.n) if whole else 1
     badness += 0.5 * max(0.0, math.log2(USUAL_COPY_BYTES / (together * min(columns, shape.k) * shape.element_bytes)))
     badness += 2.0 * (-(-shape.k // columns) * columns / shape.k - 1.0) if not whole else 0.0
-    badness += 0.2 * max(0.0, 4.0 - share / (resident * stage))
-    used = resident * (shared_bytes(shape, schedule, target) + SHARED_RESERVED_PER_BLOCK) / target.shared_bytes_per_sm
-    return badness + max(0.0, used - 0.6) + (0.0 if resident == 2 else 0.3) + (0.0 if schedule.integer("warps") == 8 else 0.05)
+    badness += 0.2 * max(0.0, 4.0 - share / (resident * stage)) + _crowding(shape, schedule, target)
+    return badness + (0.0 if resident == 2 else 0.3) + (0.0 if schedule.integer("warps") == 8 else 0.05)
+
+
+def _crowding(shape: Shape, schedule: Schedule, target: Target) -> float:
+    """Blocks of the next kernel wait beside these if these leave half the SM; else one takes the place of one, unless a third fits in."""
+    block, resident = shared_bytes(shape, schedule, target) + STATIC_SHARED_BYTES + SHARED_RESERVED_PER_BLOCK, schedule.integer("blocks_per_sm")
+    if 2 * resident * block <= target.shared_bytes_per_sm:
+        return 0.0
+    return 0.1 if (resident + 1) * block > target.shared_bytes_per_sm else 0.3
