@@ -115,9 +115,9 @@ def _weight_bytes(shape: Shape) -> int:
 
 
 def _column_choices(shape: Shape) -> tuple[int, ...]:
-    """Rows in one, two, four or eight parts, as even as what a warp reads in one step allows: no length leaves a small rest."""
+    """Rows in one to sixteen parts, as even as what a warp reads in one step allows: no length leaves a small rest."""
     step = WARP_SIZE * shape.vector
-    return tuple(dict.fromkeys(-(-(-(-shape.k // parts)) // step) * step for parts in (1, 2, 4, 8, 16)))
+    return tuple(dict.fromkeys(-(-shape.k // (parts * step)) * step for parts in (1, 2, 4, 8, 16)))
 
 
 def _enumerate(shape: Shape) -> Iterator[Schedule]:
@@ -150,7 +150,8 @@ def _badness(shape: Shape, schedule: Schedule, target: Target) -> float:
 
 def _crowding(shape: Shape, schedule: Schedule, target: Target) -> float:
     """Blocks of the next kernel wait beside these if these leave half the SM; else one takes the place of one, unless a third fits in."""
-    block, resident = shared_bytes(shape, schedule, target) + STATIC_SHARED_BYTES + SHARED_RESERVED_PER_BLOCK, schedule.integer("blocks_per_sm")
+    block = shared_bytes(shape, schedule, target) + STATIC_SHARED_BYTES + SHARED_RESERVED_PER_BLOCK
+    resident = schedule.integer("blocks_per_sm")
     if 2 * resident * block <= target.shared_bytes_per_sm:
         return 0.0
     return 0.1 if (resident + 1) * block > target.shared_bytes_per_sm else 0.3
