@@ -31,6 +31,7 @@ constexpr int slot_elements = stage_rows * Plan::pair * Plan::columns;
 constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vectors per lane and row of a stage
 constexpr bool by_row = Plan::pair > 1 && Plan::interleaved;           // a row lies behind its pair row
 static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
+static_assert(stage_rows * Plan::pair <= ac::warp_size, "a lane of the producer asks for one copy of a stage at most");
 using Ring = ac::Ring<Element, Plan::stages>;
 
 // Absent operands are null.
@@ -68,8 +69,8 @@ struct Share {
   // Of a slot: the row behind the last one.
   __device__ __forceinline__ int end() const { return Plan::summed ? begin + rows : n; }
   __device__ __forceinline__ int first_row() const { return Plan::summed ? begin : 0; }
-  // Rows of x that are staged begin with that of this slot, and there are so many.
-  __device__ __forceinline__ int first_x() const { return Plan::shared || Plan::summed ? 0 : begin / n; }
+  // Rows of x that are staged begin with that of this slot (summed: of the first, since begin < n), and there are so many.
+  __device__ __forceinline__ int first_x() const { return Plan::shared ? 0 : begin / n; }
   __device__ __forceinline__ int x_rows(int slots) const {
     if constexpr (Plan::shared) return 1;
     return Plan::summed ? slots : (begin + count - 1) / n - begin / n + 1;
@@ -104,35 +105,35 @@ struct Stage {
   int width;
 };
 
+// The expert of slot `lane`; lanes without a slot have none, so that whoever asks for it reads outside and is seen.
+__device__ __forceinline__ long long expert_of(const Operands& operands, int lane) {
+  return lane < operands.slots ? operands.experts[lane] : -1;
+}
+
 // Copies a stage into a slot of the ring; `chosen` is the expert of slot `lane`.
 __device__ __forceinline__ void issue(const Operands& operands, const Share& share, const Stage& stage, Element* slot, ac::Mbarrier* full,
                                       long long chosen, int lane) {
+  // The shuffle below comes between this and the copies.
   if (lane == 0) ac::mbarrier_arrive_expect_bytes(full, stage.count * Plan::pair * stage.width * sizeof(Element));
-  __syncwarp();
   const bool whole_rows = operands.k <= Plan::columns;
   const int pitch = slot_pitch(operands.k);
-  const int copies = stage.count * Plan::pair;
-#pragma unroll 1
-  for (int start = 0; start < copies; start += ac::warp_size) {
-    const int copy = start + lane;
-    const int index = min(copy / Plan::pair, stage.count - 1);
-    const int part = copy % Plan::pair;
-    const Task task = share.task(stage.first + index);
-    const long long matrix = __shfl_sync(ac::full_warp, chosen, task.slot) * Plan::pair * operands.n;
-    // Of whole rows only the first of an expert brings those behind it, and its pair rows where they lie between them.
-    const bool begins = !whole_rows || ((index == 0 || task.row == share.first_row()) && !(by_row && part == 1));
-    if (copy < copies && begins) {
-      const int rows = whole_rows ? min(stage.count - index, share.end() - task.row) * (by_row ? 2 : 1) : 1;
-      const Element* from = operands.weight + (matrix + matrix_row(task.row, part, operands.n)) * operands.k + stage.column;
-      ac::bulk_copy_to_shared_evict_first(slot + place(index, part) * pitch, from, rows * stage.width * sizeof(Element), full);
-    }
+  const int index = lane / Plan::pair;
+  const int part = lane % Plan::pair;
+  const Task task = share.task(stage.first + index);
+  const long long matrix = __shfl_sync(ac::full_warp, chosen, task.slot) * Plan::pair * operands.n;
+  // Of whole rows only the first of an expert brings those behind it, and its pair rows where they lie between them.
+  const bool begins = !whole_rows || ((index == 0 || task.row == share.first_row()) && !(by_row && part == 1));
+  if (index < stage.count && begins) {
+    const int rows = whole_rows ? min(stage.count - index, share.end() - task.row) * (by_row ? 2 : 1) : 1;
+    const Element* from = operands.weight + (matrix + matrix_row(task.row, part, operands.n)) * operands.k + stage.column;
+    ac::bulk_copy_to_shared_evict_first(slot + place(index, part) * pitch, from, rows * stage.width * sizeof(Element), full);
   }
 }
 
 __device__ __forceinline__ void produce(const Operands& operands, const Share& share, Ring ring, Element* staged, ac::Mbarrier* x_full,
                                         int lane) {
   ac::grid_dependency_wait();
-  const long long chosen = operands.experts[min(lane, operands.slots - 1)];
+  const long long chosen = expert_of(operands, lane);
   if (lane == 0) {
     const unsigned bytes = share.x_rows(operands.slots) * operands.k * sizeof(Element);
     ac::mbarrier_arrive_expect_bytes(x_full, bytes);
@@ -152,7 +153,7 @@ __device__ __forceinline__ void produce(const Operands& operands, const Share& s
   }
 }
 
-// What a warp does in one round, with lane r finishing its row r: `mine` rows are there, row r's x is `x[r]`.
+// What a warp does in one round, with lane r finishing its row r: `mine` rows are there, none if that is not positive; row r's x is `x[r]`.
 struct Round {
   int mine;
   Task task;      // of this lane
@@ -174,7 +175,7 @@ __device__ __forceinline__ void consume(const Round& round, const Element* slot_
     for (int number = 0; number < streams; ++number) {
       const int row = number / Plan::pair;
       if (!AllRows && row >= round.mine) continue;
-      if (number == 0 || (!Plan::shared && number % Plan::pair == 0)) Vector::load(round.x[row] + first + column).unpack(values);
+      if (number % Plan::pair == 0) Vector::load(round.x[row] + first + column).unpack(values);
       float w[Vector::size];
       Vector::load(slot_rows + place(row, number % Plan::pair) * pitch + column).unpack(w);
 #pragma unroll
@@ -188,7 +189,7 @@ __device__ __forceinline__ Round round_of(const Operands& operands, const Share&
                                           float scale, int lane) {
   Round round{};
   round.mine = min(Plan::rows, share.count - own);
-  round.task = share.task(min(own + min(lane, Plan::rows - 1), share.count - 1));
+  round.task = share.task(own + lane);
   if constexpr (Plan::summed) round.scale = __shfl_sync(ac::full_warp, scale, round.task.slot);
   if constexpr (Plan::has_bias) {
     const long long matrix = __shfl_sync(ac::full_warp, chosen, round.task.slot) * Plan::pair * operands.n;
@@ -239,9 +240,8 @@ __device__ __forceinline__ void consume_all(const Operands& operands, const Shar
                                             ac::Mbarrier* x_full, float* kept, int lane) {
   ac::grid_dependency_wait();
   const int warp = threadIdx.x / ac::warp_size;
-  const int slot = min(lane, operands.slots - 1);
-  const long long chosen = Plan::has_bias ? operands.experts[slot] : 0;
-  const float scale = Plan::summed ? ac::to_float(operands.scale[slot]) : 0.0f;
+  const long long chosen = Plan::has_bias ? expert_of(operands, lane) : 0;
+  const float scale = Plan::summed && lane < operands.slots ? ac::to_float(operands.scale[lane]) : 0.0f;
   float aux[2] = {};
   const bool finishes = Plan::summed && threadIdx.x < share.rows;
   if (Plan::has_aux0 && finishes) aux[0] = ac::to_float(operands.aux0[share.begin + threadIdx.x]);
@@ -259,14 +259,14 @@ __device__ __forceinline__ void consume_all(const Operands& operands, const Shar
       const Element* slot_rows = ring.slots + current.slot * slot_elements + place(warp * Plan::rows, 0) * pitch;
       if (round.mine == Plan::rows) {
         consume<true>(round, slot_rows, pitch, column, operands.k - column, lane, sums);
-      } else if (round.mine > 0) {
+      } else {
         consume<false>(round, slot_rows, pitch, column, operands.k - column, lane, sums);
       }
       __syncwarp();
       if (lane == 0) ring.release(current);
       current.advance();
     }
-    if (round.mine > 0) keep(operands, round, sums, kept, own, lane);
+    keep(operands, round, sums, kept, own, lane);
   }
   if constexpr (Plan::summed) {
     ac::named_barrier_sync(1, consumers);
