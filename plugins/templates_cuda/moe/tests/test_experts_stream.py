@@ -101,7 +101,6 @@ WRONG = {  # what is wrong: text, with what it is replaced, case
     "slots of the ring are given back too early": ("      ring.wait_full(current);\n",
                                                    "      ring.wait_full(current);\n      if (lane == 0) ring.release(current);\n", "gate"),
     "a copy goes on into another expert": ("min(stage.count - index, share.end() - task.row)", "stage.count - index", "of each slot's x"),
-    "sums of slots are not waited for": ("    ac::named_barrier_sync(1, consumers);\n", "", "sum"),
     "the tail of a row is that of the ring": ("column >= width", "column >= 2 * width + 999", "sum, in f32"),
 }
 
