@@ -18,8 +18,8 @@ from .text import Edit, line_at, line_of, statement_before
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
-# Families that joined a sample that was judged: those that came together have places of their own, and what was drawn stays.
-JOINED = (("gemm",), ("experts", "router"), ("masked_attention",))
+# Families and templates that joined a sample that was judged: what came together has places of its own, and what was drawn stays.
+JOINED = (("gemm",), ("experts", "router"), ("masked_attention",), ("experts_stream.cu",))
 PLACE_OF_JOINED = 12  # every twelfth
 LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")
@@ -84,7 +84,7 @@ def pool() -> dict[str, list[Mutant]]:
 
 def sampled(count: int, seed: int) -> list[Mutant]:
     """``count`` mutants; a larger sample begins with the smaller one. Files of families that joined later have every twelfth place."""
-    joined = [_files_of(families) for families in JOINED]
+    joined = [_files_of(names) for names in JOINED]
     turns = [turn_of(place) for place in range(count)]
     rest = {file: found for file, found in pool().items() if not any(file in files for files in joined)}
     drawn = [_drawn({file: pool()[file] for file in files}, turns.count(turn), seed) for turn, files in enumerate(joined)]
@@ -97,9 +97,11 @@ def turn_of(place: int) -> int:
     return min(PLACE_OF_JOINED - 1 - place % PLACE_OF_JOINED, len(JOINED))
 
 
-def _files_of(families: Collection[str]) -> frozenset[str]:
-    """The templates of families and the headers that are theirs alone."""
-    return frozenset(file for subject in subjects().values() if subject.family in families for file in (subject.template, *_own(subject)))
+def _files_of(names: Collection[str]) -> frozenset[str]:
+    """The templates of families and the headers that are theirs alone; of a family those templates that are not named themselves."""
+    alone = {name for group in JOINED for name in group}
+    return frozenset(file for subject in subjects().values() if (subject.template if subject.template in alone else subject.family) in names
+                     for file in (subject.template, *_own(subject)))
 
 
 def _own(subject: Subject) -> list[str]:

@@ -298,6 +298,12 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"lanes": 8, "warps": 4, "unroll": 4}),
     ("experts_columns_sum", "experts", lambda: made.experts_case(sizes=(5, 4, 88, 50), lies=("columns",), down=True, bias=True,
                                                                 wide=True, dtype=DType.BF16), {"lanes": 8, "warps": 4, "unroll": 2}),
+    ("experts_stream_gate", "experts", lambda: made.experts_case(sizes=(6, 3, 23, 776)),
+     {**SLICE, "path": "stream", "warps": 4, "columns": (256, 512), "in_flight": 2}),
+    ("experts_stream_rows", "experts", lambda: made.experts_case(sizes=(6, 3, 23, 264), lies=("interleaved",), bias=True, dtype=DType.F32),
+     {**SLICE, "path": "stream", "columns": (272, 384, 512)}),
+    ("experts_stream_sum", "experts", lambda: made.experts_case(sizes=(5, 4, 50, 256), down=True, bias=True, wide=True, dtype=DType.BF16),
+     {**SLICE, "path": "stream", "warps": 4, "stages": (2, 3, 4)}),
     ("router_all_bf16", "router", lambda: made.router_case(experts=70, slots=5, dtype=DType.BF16), {}),
     ("router_all_f32", "router", lambda: made.router_case(experts=128, slots=8, narrow=False), {}),
     ("router_chosen", "router", lambda: made.router_case(experts=60, slots=4, normalized=True), {}),
@@ -318,7 +324,7 @@ TEMPLATES = {
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
     ("norm", "looped"): "norm_looped.cu", ("reduction", "strided"): "reduction_strided.cu", ("gemm", "tensor"): "gemm_tensor.cu",
     ("elementwise", "strided"): "strided_copy.cu",
-    ("experts", "columns"): "experts_columns.cu",
+    ("experts", "columns"): "experts_columns.cu", ("experts", "stream"): "experts_stream.cu",
 }
 
 

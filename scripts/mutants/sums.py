@@ -52,6 +52,8 @@ ATTENTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 EXPERTS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("gate", {"sizes": (6, 3, 41, 1032)}, {"warps": 4, "rows": 1, "unroll": 2, "turns": 2}),
     ("sum", {"sizes": (10, 8, 50, 264), "down": True}, {"warps": 4, "rows": 2, "unroll": 1, "turns": 4}),
+    ("stream", {"sizes": (6, 3, 41, 1032)}, {"path": "stream", "warps": 4}),
+    ("stream_sum", {"sizes": (10, 8, 50, 264), "down": True}, {"path": "stream", "warps": 4}),
     ("columns", {"sizes": (10, 8, 88, 200), "down": True, "lies": ("columns",)}, {"lanes": 8, "warps": 4, "unroll": 2}),
 )
 ROUTER: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (

@@ -1,5 +1,7 @@
 """The experts family: linear layers of the experts chosen for one token, as weight streams of their matrices alone."""
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +26,7 @@ from agentcompile_core.plugin_api import (
     i32,
 )
 
-from . import columns_space
+from . import columns_space, stream_space
 from .space import (
     GRID_LIMIT,
     MOST_SLOTS,
@@ -64,31 +66,38 @@ class ExpertsFamily(TemplateFamily):
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
-        """At most 96 schedules, of the template that reads matrices as they lie."""
+        """At most 144 schedules, of the templates that read matrices as they lie; where rows stream, two of these for each other one."""
         shape = shape_of(match)
-        columns = match.flag("transposed")
-        points = columns_space.schedules(shape, match.flag("interleaved"), target) if columns else schedules(shape, target)
-        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name, _ in points[0].items)
-        return ScheduleSpace(parameters=parameters, points=points)
+        if match.flag("transposed"):
+            columns = columns_space.schedules(shape, match.flag("interleaved"), target)
+            return ScheduleSpace(parameters=_parameters(columns), points=columns)
+        points = _taking_turns(stream_space.schedules(shape, target), schedules(shape, target), stream_space.comes_first(shape, target))
+        return ScheduleSpace(parameters=_parameters(points), points=points, ruled_out=stream_space.ruled_out(shape, target))
 
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
-        """Shared memory, and registers where matrices lie row by row."""
-        shape, columns = shape_of(match), match.flag("transposed")
-        shared = columns_space.shared_bytes(shape, schedule, match.flag("interleaved")) if columns else shared_bytes(shape, schedule)
-        return block_needs(target, threads=schedule.integer("warps") * WARP_SIZE, registers=0 if columns else registers(shape, schedule),
-                           shared_bytes=shared + STATIC_SHARED_BYTES)
+        """Shared memory, and registers where matrices lie row by row and are loaded into them."""
+        shape, threads = shape_of(match), schedule.integer("warps") * WARP_SIZE
+        if match.flag("transposed"):
+            shared = columns_space.shared_bytes(shape, schedule, match.flag("interleaved"))
+            return block_needs(target, threads=threads, shared_bytes=shared + STATIC_SHARED_BYTES)
+        if _streams(schedule):
+            shared = stream_space.shared_bytes(shape, schedule, target)
+            return block_needs(target, threads=threads + WARP_SIZE, shared_bytes=shared + stream_space.STATIC_SHARED_BYTES)
+        return block_needs(target, threads=threads, registers=registers(shape, schedule),
+                           shared_bytes=shared_bytes(shape, schedule) + STATIC_SHARED_BYTES)
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch, no workspace."""
         shape = shape_of(match)
-        threads = schedule.integer("warps") * WARP_SIZE
         pdl = target.has(Feature.GRIDDEPCONTROL)
-        chosen = (_columns if match.flag("transposed") else _rows)(match, shape, schedule)
+        chosen = _chosen(match, shape, schedule, target)
+        threads = (schedule.integer("warps") + chosen.producers) * WARP_SIZE
         sizes = (i32("n", shape.n), i32("k", shape.k), i32("slots", shape.slots))
         launch = Launch(entry="experts_kernel", grid=chosen.grid, block=(threads, 1, 1), pdl=pdl, shared_bytes=chosen.shared_bytes,
                         arguments=(*(operand_pointer(match, name) for name in POINTERS), *sizes))
+        features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * chosen.producers
         plan = {"pdl": pdl, "threads": threads, **chosen.plan, **_types(match), **_facts(match, shape)}
-        return make_source(FOLDER / chosen.template, plan=plan, launches=(launch,), features=[Feature.GRIDDEPCONTROL] * pdl,
+        return make_source(FOLDER / chosen.template, plan=plan, launches=(launch,), features=features,
                            epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)), reduction_depth=chosen.depth)
 
 
@@ -101,6 +110,42 @@ class _Chosen:
     shared_bytes: int
     plan: dict[str, bool | int]
     depth: int
+    producers: int = 0  # warps that only fill the ring
+
+
+def _taking_turns(streams: Sequence[Schedule], others: Sequence[Schedule], first: bool) -> tuple[Schedule, ...]:
+    """Two streams for each other schedule, or, where they do not come first, one behind each."""
+    rest = iter(streams)
+    turns = zip_longest(zip_longest(rest, rest), others) if first else zip_longest(others, zip(rest, strict=False))
+    flat = [point for turn in turns for side in turn for point in (side if isinstance(side, tuple) else (side,))]
+    return tuple(point for point in flat if point is not None)
+
+
+def _parameters(points: Sequence[Schedule]) -> tuple[Parameter, ...]:
+    """Every name of any point, with the values that it has."""
+    values: dict[str, set[bool | int | str]] = {}
+    for point in points:
+        for name, value in point.items:
+            values.setdefault(name, set()).add(value)
+    return tuple(Parameter(name=name, values=tuple(sorted(found))) for name, found in values.items())  # type: ignore[type-var]
+
+
+def _streams(schedule: Schedule) -> bool:
+    return dict(schedule.items).get("path") == stream_space.PATH
+
+
+def _chosen(match: Match, shape: Shape, schedule: Schedule, target: Target) -> _Chosen:
+    if match.flag("transposed"):
+        return _columns(match, shape, schedule)
+    return _stream(match, shape, schedule, target) if _streams(schedule) else _rows(match, shape, schedule)
+
+
+def _stream(match: Match, shape: Shape, schedule: Schedule, target: Target) -> _Chosen:
+    names = ("warps", "rows", "columns", "stages", "in_flight", "blocks_per_sm")
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in names}
+    return _Chosen(template="experts_stream.cu", grid=stream_space.grid_of(shape, schedule, target),
+                   shared_bytes=stream_space.shared_bytes(shape, schedule, target), producers=1,
+                   plan={**plan, "full_stages": shape.k % schedule.integer("columns") == 0}, depth=stream_space.reduction_depth(shape))
 
 
 def _rows(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:

@@ -27,6 +27,7 @@ class Shape:
     slots: int
     summed: bool
     element_bytes: int
+    shared: bool = False  # all slots read one row of x
 
     @property
     def vector(self) -> int:
@@ -47,7 +48,7 @@ class Shape:
 def shape_of(match: Match) -> Shape:
     """The sizes of a match."""
     return Shape(n=match.integer("n"), k=match.integer("k"), pair=match.integer("pair", 1), slots=match.integer("slots"),
-                 summed=match.flag("summed"), element_bytes=match.need("weight").spec.dtype.bytes)
+                 summed=match.flag("summed"), element_bytes=match.need("weight").spec.dtype.bytes, shared=match.flag("shared"))
 
 
 def tile_of(shape: Shape, schedule: Schedule) -> int:

@@ -1,0 +1,37 @@
+// Written by AgentCompile: the choices of one schedule.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <agentcompile/activation.cuh>
+#include <agentcompile/dtype.cuh>
+
+struct Plan_DIGEST {
+  using T = __nv_bfloat16;
+  using Out = __nv_bfloat16;
+  using Scale = __nv_bfloat16;
+  static constexpr bool pdl = true;
+  static constexpr int threads = 160;
+  static constexpr int warps = 4;
+  static constexpr int rows = 1;
+  static constexpr int columns = 1024;
+  static constexpr int stages = 3;
+  static constexpr int in_flight = 3;
+  static constexpr int blocks_per_sm = 2;
+  static constexpr bool full_stages = true;
+  static constexpr int pair = 2;
+  static constexpr bool interleaved = false;
+  static constexpr bool shared = true;
+  static constexpr bool summed = false;
+  static constexpr bool has_bias = false;
+  static constexpr bool has_aux0 = false;
+  static constexpr bool has_aux1 = false;
+};
+
+struct Epilogue_DIGEST {
+  static __device__ __forceinline__ float apply(const float* acc, const float* aux) {
+    (void)aux;
+    const float v0 = ac::silu(acc[0]);
+    const float v1 = v0 * acc[1];
+    return v1;
+  }
+};
