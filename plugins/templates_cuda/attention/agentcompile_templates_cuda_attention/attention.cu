@@ -149,8 +149,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int group_in_block = threadIdx.x / lanes;
   const int split = blockIdx.x;
   const int splits = gridDim.x;
-  const Share share = share_of(blockIdx.y);
-  const int kv_head = share.kv_head;
+  const Share share{static_cast<int>(blockIdx.y)};
+  const int kv_head = share.kv_head();
 
   Head::Packed q_weight, k_weight;
   if constexpr (Plan::qk_norm != ac::norm_none) {
@@ -234,7 +234,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       const int index = position_of(base, u);
       counts[u] = index < span.length;
       if (counts[u] && index == span.position) {
-        if (share.appends) {
+        if (share.appends()) {
           Head::store(new_key, key_base + index * key_row, lane);
           ValueHead::store(new_value, value_base + index * value_row, lane);
         }

@@ -183,8 +183,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int column = threadIdx.x % 4;
   const int split = blockIdx.x;
   const int splits = gridDim.x;
-  const Share share = share_of(blockIdx.y);
-  const int kv_head = share.kv_head;
+  const Share share{static_cast<int>(blockIdx.y)};
+  const int kv_head = share.kv_head();
 
   NewHeads heads;
   heads.fetch_weights(q_norm, k_norm);
@@ -242,7 +242,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int stride = splits * tile;
 
   heads.finish(queries, new_key, new_value, norm_eps);
-  const bool owner = share.appends && (span.position - span.first) / tile % splits == split && span.position < capacity;
+  const bool owner = share.appends() && (span.position - span.first) / tile % splits == split && span.position < capacity;
   if (owner && threadIdx.x < KeyHead::head_vectors) {  // append
     new_key[threadIdx.x].store(key_base + span.position * key_row + threadIdx.x * Vector::size);
   }

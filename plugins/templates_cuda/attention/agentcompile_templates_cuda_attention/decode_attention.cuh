@@ -24,30 +24,21 @@ constexpr int warps = Plan::threads / ac::warp_size;
 constexpr float log2_e = 1.4426950408889634f;
 
 // What a block serves: `group` query heads of one KV head. Where the heads of a KV head do not fill its parts, the last part
-// begins early and computes its first `repeated` heads for nothing; they are its neighbour's to write.
+// begins early and computes its first `overlap` heads for nothing; they are its neighbour's to write. All of it follows from the
+// number, so that nothing else has to live in registers.
 struct Share {
+  static constexpr int overlap = Plan::parts * group - Plan::kv_group;
+  static_assert(0 <= overlap && overlap < group, "every query head is in a part, and every part has a head of its own");
   int number;  // of all parts of all KV heads
-  int kv_head;
-  int first;  // query head, among those of the KV head
-  int repeated;
-  bool appends;  // whether the new row of K and V is this block's to write, if its tile holds it
 
+  __device__ __forceinline__ int kv_head() const { return number / Plan::parts; }
+  __device__ __forceinline__ bool appends() const { return number % Plan::parts == 0; }  // the new row of K and V, if its tile holds it
+  __device__ __forceinline__ int repeated() const { return number % Plan::parts == Plan::parts - 1 ? overlap : 0; }
   __device__ __forceinline__ int first_head() const {  // among all query heads
-    if constexpr (Plan::parts == 1) return kv_head * group;
-    return kv_head * Plan::kv_group + first;
+    if constexpr (overlap == 0) return number * group;
+    return number * group - kv_head() * overlap - repeated();
   }
 };
-
-__device__ __forceinline__ Share share_of(int number) {
-  if constexpr (Plan::parts == 1) {
-    return {number, number, 0, 0, true};
-  } else {
-    static_assert((Plan::parts - 1) * group < Plan::kv_group && Plan::kv_group <= Plan::parts * group, "every part has a head of its own");
-    const int part = number % Plan::parts;
-    const int first = min(part * group, Plan::kv_group - group);
-    return {number, number / Plan::parts, first, part * group - first, part == 0};
-  }
-}
 
 // Absent operands are null.
 struct Operands {
@@ -85,8 +76,8 @@ struct Buffers {
 __device__ __forceinline__ void merge(const Operands& operands, const Share& share, int active, const Buffers& buffers) {
   T* out_heads = operands.out + share.first_head() * value_dim;
   auto finish = [&](int i, float total, ac::SoftmaxState state) {
-    if constexpr (Plan::parts * group != Plan::kv_group) {
-      if (i / value_dim < share.repeated) return;
+    if constexpr (Share::overlap > 0) {
+      if (i / value_dim < share.repeated()) return;
     }
     if constexpr (Plan::has_sinks) {
       const float sink = ac::to_float(operands.sinks[share.first_head() + i / value_dim]) * log2_e;
