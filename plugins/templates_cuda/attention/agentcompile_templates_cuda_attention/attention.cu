@@ -3,7 +3,7 @@
 //
 // Layouts: q [query heads * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
 // kv_heads, D or Dv]; cos, sin [rotary_dim];
-// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads * parts).
+// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads, parts).
 // A group of `lanes` lanes owns a cached position: each lane loads 16-byte vectors of K and V, and all query heads of the block
 // (a KV head's, or one part of them: decode_attention.cuh) use them. The positions are dealt out to the splits in tiles, round
 // robin: short contexts keep few blocks busy, the others leave after the dependency wait, and no division depends on the length.
@@ -131,7 +131,8 @@ __device__ __forceinline__ void multiply(const Head::Slice (&query)[group], cons
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Plan::threads)
+// Parts ask for one block per SM at the least, or the compiler spills some of their registers to have room for one more.
+extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::parts > 1 ? 1 : 0)
 attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_norm, const Plan::T* k_norm,
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
                  const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
@@ -149,8 +150,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int group_in_block = threadIdx.x / lanes;
   const int split = blockIdx.x;
   const int splits = gridDim.x;
-  const Share share{static_cast<int>(blockIdx.y)};
-  const int kv_head = share.kv_head();
+  const int kv_head = blockIdx.y;
+  const Share share{kv_head};
 
   Head::Packed q_weight, k_weight;
   if constexpr (Plan::qk_norm != ac::norm_none) {

@@ -44,7 +44,8 @@ class AttentionFamily(TemplateFamily):
     Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
     mma.m16n8k16, fp16 and bf16). Splits merge through global memory and a counter (``merge=global``) or through the shared
     memory of a thread-block cluster (``merge=cluster``, sm_90). With ``early_kv`` the first tile of K and V is loaded
-    before the dependency wait, by a hint of the position that is checked after it.
+    before the dependency wait, by a hint of the position that is checked after it. Query heads of a KV head that one block does
+    not hold are dealt to ``parts``, blocks that share nothing but what they read; the first appends.
     """
 
     name = "attention"
@@ -72,7 +73,7 @@ class AttentionFamily(TemplateFamily):
                            registers=registers(shape, str(schedule["path"]), lanes, unroll))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
-        """One launch of (splits, kv_heads * parts) blocks; workspaces for partial results and one arrival counter per part."""
+        """One launch of (splits, kv_heads, parts) blocks; workspaces for partial results and one arrival counter per part."""
         shape = in_parts(shape_of(match), schedule)
         blocks = shape.kv_heads * shape.parts
         tensor = schedule["path"] == "tensor"
@@ -90,7 +91,7 @@ class AttentionFamily(TemplateFamily):
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS
-        launch = Launch(entry="attention_kernel", grid=(splits, blocks, 1), block=(warps * WARP, 1, 1), pdl=pdl,
+        launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), arguments=_arguments(match, shape))
         source = make_source(
             FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),

@@ -183,8 +183,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int column = threadIdx.x % 4;
   const int split = blockIdx.x;
   const int splits = gridDim.x;
-  const Share share{static_cast<int>(blockIdx.y)};
-  const int kv_head = share.kv_head();
+  const int kv_head = blockIdx.y;
+  const Share share{kv_head};
 
   NewHeads heads;
   heads.fetch_weights(q_norm, k_norm);

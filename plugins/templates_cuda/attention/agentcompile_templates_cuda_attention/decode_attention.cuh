@@ -2,7 +2,7 @@
 //
 // Layouts: q [query heads * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
 // kv_heads, D or Dv]; cos, sin [rotary_dim];
-// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads * parts).
+// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads, parts).
 //
 // Parts: where a KV head has more query heads than one block holds, they are dealt to Plan::parts blocks of `group` each (see
 // Share). Each part reads the KV head's rows, the second and later ones from L2, and merges its splits by itself. None waits for
@@ -24,19 +24,18 @@ constexpr int warps = Plan::threads / ac::warp_size;
 constexpr float log2_e = 1.4426950408889634f;
 
 // What a block serves: `group` query heads of one KV head. Where the heads of a KV head do not fill its parts, the last part
-// begins early and computes its first `overlap` heads for nothing; they are its neighbour's to write. All of it follows from the
-// number, so that nothing else has to live in registers.
+// begins early and computes its first `overlap` heads for nothing; they are its neighbour's to write.
 struct Share {
   static constexpr int overlap = Plan::parts * group - Plan::kv_group;
   static_assert(0 <= overlap && overlap < group, "every query head is in a part, and every part has a head of its own");
-  int number;  // of all parts of all KV heads
+  int kv_head;
 
-  __device__ __forceinline__ int kv_head() const { return number / Plan::parts; }
-  __device__ __forceinline__ bool appends() const { return number % Plan::parts == 0; }  // the new row of K and V, if its tile holds it
-  __device__ __forceinline__ int repeated() const { return number % Plan::parts == Plan::parts - 1 ? overlap : 0; }
+  static __device__ __forceinline__ int part() { return Plan::parts > 1 ? blockIdx.z : 0; }
+  static __device__ __forceinline__ bool appends() { return part() == 0; }  // the new row of K and V, if its tile holds it
+  static __device__ __forceinline__ int repeated() { return part() == Plan::parts - 1 ? overlap : 0; }
   __device__ __forceinline__ int first_head() const {  // among all query heads
-    if constexpr (overlap == 0) return number * group;
-    return number * group - kv_head() * overlap - repeated();
+    if constexpr (Plan::parts == 1) return kv_head * group;
+    return kv_head * Plan::kv_group + part() * group - repeated();
   }
 };
 
@@ -86,9 +85,14 @@ __device__ __forceinline__ void merge(const Operands& operands, const Share& sha
       out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
     }
   };
-  ac::merge_attention<Plan::threads, warps, group, value_dim, Plan::cluster>(buffers.outputs, buffers.states, buffers.parts,
-                                                                           operands.workspace, operands.counters + share.number, active,
-                                                                           buffers.last, finish);
+  float* workspace = operands.workspace;  // of this part
+  unsigned int* counters = operands.counters;
+  if constexpr (Plan::parts > 1) {
+    workspace += static_cast<long long>(share.part()) * gridDim.y * gridDim.x * group * (value_dim + 2);
+    counters += share.part() * gridDim.y;
+  }
+  ac::merge_attention<Plan::threads, warps, group, value_dim, Plan::cluster>(buffers.outputs, buffers.states, buffers.parts, workspace,
+                                                                           counters + share.kv_head, active, buffers.last, finish);
 }
 
 }  // namespace

@@ -34,10 +34,10 @@ struct NewHeads {
   __device__ __forceinline__ void fetch(const T* q, const T* k, const T* v, const T* cos, const T* sin, const Share& share) {
 #pragma unroll
     for (int r = 0; r < rounds; ++r) {
-      const T* source = number(r) < group ? q + (share.first_head() + number(r)) * head_dim : k + share.kv_head() * head_dim;
+      const T* source = number(r) < group ? q + (share.first_head() + number(r)) * head_dim : k + share.kv_head * head_dim;
       PreparedHead::load(head[r], source, lane(), number(r) <= group);
     }
-    PreparedValue::load(value, v + share.kv_head() * value_dim, lane(), number(rounds - 1) == group);
+    PreparedValue::load(value, v + share.kv_head * value_dim, lane(), number(rounds - 1) == group);
     if constexpr (Plan::rotary_dim > 0) {
       PreparedHead::load(cosine, cos, lane(), true, rotary_vectors);
       PreparedHead::load(sine, sin, lane(), true, rotary_vectors);
