@@ -96,7 +96,8 @@ def test_groups_that_fit_a_fragment_are_not_dealt_and_keep_the_names_of_their_sc
     """Winners that are stored are schedules of these names."""
     for group in range(1, 9):
         space = FAMILY.space(evolve(STARCODER, group=group).match(), H200)
-        assert {parameter.name for parameter in space.parameters} == set(NAMES) == {name for point in space.points for name, _ in point.items}
+        assert {parameter.name for parameter in space.parameters} == set(NAMES)
+        assert {name for point in space.points for name, _ in point.items} == set(NAMES)
 
 
 def test_schedules_that_hold_a_large_group_in_one_block_stay_and_come_first() -> None:
@@ -117,7 +118,7 @@ def test_parts_are_even_and_few_ones_come_first() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["a100", "h200", "rtx5090"])
 def test_parts_build_without_spills_in_about_the_registers_that_were_foreseen(target: str) -> None:
     backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
     if not backend.can_build(preset(target)):
@@ -130,7 +131,7 @@ def test_parts_build_without_spills_in_about_the_registers_that_were_foreseen(ta
     assert used.shared_bytes <= STATIC_SHARED_BYTES
 
 
-@settings(max_examples=4, **QUIET)
+@settings(max_examples=3, **QUIET)
 @given(data=st.data())
 def test_any_group_is_within_budget_and_appends_once(data: st.DataObject) -> None:
     model = data.draw(models())
