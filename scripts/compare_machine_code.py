@@ -180,7 +180,7 @@ def _gemv() -> Iterator[tuple[str, Any]]:
 
 
 def _attention() -> Iterator[tuple[str, Any]]:
-    from agentcompile_rules_transformers.testing import attention_case
+    from agentcompile_rules_transformers.testing import attention_case, sloped_case
 
     from agentcompile_core.plugin_api import DType
 
@@ -194,6 +194,10 @@ def _attention() -> Iterator[tuple[str, Any]]:
     yield "f32", attention_case(heads=(4, 4), head_dim=64, capacity=512, rope="rms", dtype=DType.F32)[0]
     yield "heads_of_80", attention_case(heads=(12, 4), head_dim=80, capacity=2048, rope="none")[0]
     yield "group_of_eight", attention_case(heads=(32, 4), head_dim=128, capacity=2048, rope="none")[0]
+    slopes = [0.5**head for head in range(1, 17)]
+    yield "slopes_narrow_value", sloped_case(heads=(16, 4), head_dim=96, value_dim=64, capacity=2048, slopes=slopes)[0]
+    yield "group_of_twelve", attention_case(heads=(24, 2), head_dim=128, capacity=4096, rope="none", dtype=DType.BF16)[0]
+    yield "multi_query", attention_case(heads=(71, 1), head_dim=64, capacity=2048, rope="none")[0]
     yield "sinks", _with_sinks(attention_case(heads=(16, 4), head_dim=64, capacity=2048, rope="none", window=128)[0])
     yield "partly_rotated", _partly_rotated(qwen, 64)
 

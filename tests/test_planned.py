@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
+from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.modules import capture_module, load_module
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +59,18 @@ def test_a_type_is_planned_at_the_size_of_its_class_or_says_why_not(planned: Any
     assert row["bytes"] > 2 * (row["parameters"] - 32000 * 4096)  # all but the embedding
     refused = planned.plans.row_of("gpt2", ctx)  # a width of 768 has no five heads
     assert refused["share"] == 0.0 and refused["reason"].startswith("ValueError: ")
+
+
+def test_attention_of_more_query_heads_than_a_fragment_holds_is_planned(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve query heads per KV head at their real size, and the 71 of one KV head of a falcon."""
+    ctx = planned.plans.context("cuda/h200")
+    monkeypatch.setattr(planned.plans, "REAL", {"starcoder2": {"num_hidden_layers": 1}})
+    rows = [planned.plans.row_of("starcoder2", ctx)]
+    sizes = {"vocab_size": 128, "hidden_size": 71 * 16, "num_hidden_layers": 1, "num_attention_heads": 71, "ffn_hidden_size": 48}
+    falcon = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, multi_query=True, bos_token_id=1, eos_token_id=2)).eval()
+    graphs = capture_language_model(falcon, "falcon", Workload(dtype=DType.F32, max_context=64, prefill_chunks=()))
+    rows.append(planned.plans.planned(graphs, ctx))
+    assert [(row["kernels"]["attention"], row["framework_operators"]) for row in rows] == [(1, {})] * 2
 
 
 @pytest.mark.parametrize(("limit", "planned_for"), [(512, 512), (4096, 4096), (131072, 4096)])

@@ -1,15 +1,15 @@
 // Decode attention of one layer in one launch, fp32 FMA: q/k RMS norm, RoPE, append of the new position, split-KV softmax
 // with GQA packing, merge.
 //
-// Layouts: q [kv_heads * group * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
+// Layouts: q [query heads * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
 // kv_heads, D or Dv]; cos, sin [rotary_dim];
-// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads).
-// A group of `lanes` lanes owns a cached position: each lane loads 16-byte vectors of K and V, and all query heads of the KV
-// head use them. The positions are dealt out to the splits in tiles, round robin: short contexts keep few blocks busy, the
-// others leave after the dependency wait, and no division depends on the length. Norm and RoPE of q are computed by every
-// lane group while its K and V are in flight; k's only in the block whose tile holds `position`, which appends it and uses
-// it from registers. The last block to finish merges the splits in order, or (Plan::cluster) the splits of a head are a
-// thread-block cluster and send each other their parts through shared memory (sm_90).
+// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads, parts).
+// A group of `lanes` lanes owns a cached position: each lane loads 16-byte vectors of K and V, and all query heads of the block
+// (a KV head's, or one part of them: decode_attention.cuh) use them. The positions are dealt out to the splits in tiles, round
+// robin: short contexts keep few blocks busy, the others leave after the dependency wait, and no division depends on the length.
+// Norm and RoPE of q are computed by every lane group while its K and V are in flight; k's only in the blocks whose tile holds
+// `position`, which use it from registers, and one of which appends it. The last block to finish merges the splits in order, or
+// (Plan::cluster) the splits are a thread-block cluster and send each other their results through shared memory (sm_90).
 // Wins for fp32, for one or two query heads per KV head, and where there are no tensor cores (see attention_tensor.cu).
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
@@ -131,7 +131,8 @@ __device__ __forceinline__ void multiply(const Head::Slice (&query)[group], cons
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Plan::threads)
+// Parts ask for one block per SM at the least, or the compiler spills some of their registers to have room for one more.
+extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::parts > 1 ? 1 : 0)
 attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_norm, const Plan::T* k_norm,
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
                  const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
@@ -150,6 +151,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int split = blockIdx.x;
   const int splits = gridDim.x;
   const int kv_head = blockIdx.y;
+  const Share share{kv_head};
 
   Head::Packed q_weight, k_weight;
   if constexpr (Plan::qk_norm != ac::norm_none) {
@@ -187,7 +189,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   Head::Packed query_bits[group], cosine, sine, new_key;
   ValueHead::Packed new_value;
 #pragma unroll
-  for (int g = 0; g < group; ++g) Head::load(query_bits[g], q + (kv_head * group + g) * head_dim, lane);
+  for (int g = 0; g < group; ++g) Head::load(query_bits[g], q + (share.first_head() + g) * head_dim, lane);
   if constexpr (Plan::rotary_dim > 0) {
     Head::load(cosine, cos, lane, true, Plan::rotary_dim / Head::Vector::size);
     Head::load(sine, sin, lane, true, Plan::rotary_dim / Head::Vector::size);
@@ -233,8 +235,10 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       const int index = position_of(base, u);
       counts[u] = index < span.length;
       if (counts[u] && index == span.position) {
-        Head::store(new_key, key_base + index * key_row, lane);
-        ValueHead::store(new_value, value_base + index * value_row, lane);
+        if (share.appends()) {
+          Head::store(new_key, key_base + index * key_row, lane);
+          ValueHead::store(new_value, value_base + index * value_row, lane);
+        }
 #pragma unroll
         for (int j = 0; j < Head::vectors; ++j) keys[u][j] = new_key[j];
 #pragma unroll
@@ -252,7 +256,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
         scores[u][g] = ac::warp_sum<lanes>(scores[u][g]);
         if (capped) scores[u][g] = softcap * log2_e * tanhf(scores[u][g]);
         if constexpr (Plan::has_alibi) {
-          scores[u][g] += Alibi::slope(kv_head * group + g) * static_cast<float>(position_of(base, u) - span.position);
+          scores[u][g] += Alibi::slope(share.first_head() + g) * static_cast<float>(position_of(base, u) - span.position);
         }
       }
     }
@@ -266,5 +270,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     running.store(warp_outputs[warp], warp_states[warp], lane);
   }
 
-  merge(operands, kv_head, span.active, Buffers{warp_outputs, warp_states, parts, &last});
+  merge(operands, share, span.active, Buffers{warp_outputs, warp_states, parts, &last});
 }

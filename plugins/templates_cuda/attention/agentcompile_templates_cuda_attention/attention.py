@@ -28,7 +28,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .space import TENSOR_POSITIONS, WARP, Shape, registers, shape_of, shared_bytes, space_of
+from .space import TENSOR_POSITIONS, WARP, Shape, in_parts, registers, shape_of, shared_bytes, space_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -44,7 +44,8 @@ class AttentionFamily(TemplateFamily):
     Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
     mma.m16n8k16, fp16 and bf16). Splits merge through global memory and a counter (``merge=global``) or through the shared
     memory of a thread-block cluster (``merge=cluster``, sm_90). With ``early_kv`` the first tile of K and V is loaded
-    before the dependency wait, by a hint of the position that is checked after it.
+    before the dependency wait, by a hint of the position that is checked after it. Query heads of a KV head that one block does
+    not hold are dealt to ``parts``, blocks that share nothing but what they read; the first appends.
     """
 
     name = "attention"
@@ -58,8 +59,7 @@ class AttentionFamily(TemplateFamily):
         if reason:
             return Reject(reason)
         if not self.space(match, target).points:
-            shape = shape_of(match)
-            return Reject(f"{shape.group} query heads of {shape.head_dim} per KV head do not fit into registers and shared memory")
+            return Reject(f"heads of {_widths(match)} channels do not fit into registers and shared memory, not even one at a time")
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
@@ -68,13 +68,14 @@ class AttentionFamily(TemplateFamily):
 
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
         """Threads, registers and static shared memory."""
-        shape, (lanes, unroll) = shape_of(match), (schedule.integer(name) for name in ("lanes", "unroll"))
+        shape, (lanes, unroll) = in_parts(shape_of(match), schedule), (schedule.integer(name) for name in ("lanes", "unroll"))
         return block_needs(target, threads=schedule.integer("warps") * WARP, shared_bytes=shared_bytes(shape, schedule),
                            registers=registers(shape, str(schedule["path"]), lanes, unroll))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
-        """One launch of (splits, kv_heads) blocks; workspaces for partial results and one arrival counter per KV head."""
-        shape = shape_of(match)
+        """One launch of (splits, kv_heads, parts) blocks; workspaces for partial results and one arrival counter per part."""
+        shape = in_parts(shape_of(match), schedule)
+        blocks = shape.kv_heads * shape.parts
         tensor = schedule["path"] == "tensor"
         splits, warps = schedule.integer("splits"), schedule.integer("warps")
         cluster = splits if schedule["merge"] == "cluster" else 0
@@ -82,7 +83,7 @@ class AttentionFamily(TemplateFamily):
         pdl = target.has(Feature.GRIDDEPCONTROL)
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
-            "rotary_dim": _rotary_dim(match), "group": shape.group,
+            "rotary_dim": _rotary_dim(match), "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster,
             "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
@@ -90,7 +91,7 @@ class AttentionFamily(TemplateFamily):
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS
-        launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, 1), block=(warps * WARP, 1, 1), pdl=pdl,
+        launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), arguments=_arguments(match, shape))
         source = make_source(
             FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
@@ -100,8 +101,8 @@ class AttentionFamily(TemplateFamily):
             features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor
             + [Feature.CLUSTER] * (cluster > 0),
             workspaces=(
-                Workspace(name="workspace", nbytes=4 * shape.kv_heads * splits * shape.group * (shape.value_dim + 2)),
-                Workspace(name="counters", nbytes=4 * shape.kv_heads, zeroed=True),
+                Workspace(name="workspace", nbytes=4 * blocks * splits * shape.block_heads * (shape.value_dim + 2)),
+                Workspace(name="counters", nbytes=4 * blocks, zeroed=True),
             ),
             reduction_depth=_depth(shape, schedule),
         )
@@ -135,8 +136,7 @@ def _shape_problem(match: Match) -> str:
     vector = 16 // match.need("q").spec.dtype.bytes
     value_dim = match.integer("value_dim", 0) or head_dim
     if heads % kv_heads or head_dim % vector or value_dim % vector:
-        widths = f"{head_dim}" if value_dim == head_dim else f"{head_dim} (V: {value_dim})"
-        return f"{heads} query heads, {kv_heads} KV heads of {widths}; whole groups and multiples of {vector} are served"
+        return f"{heads} query heads, {kv_heads} KV heads of {_widths(match)}; whole groups and multiples of {vector} are served"
     if match.need("k_cache").spec.shape[0] != 1:
         return f"{match.need('k_cache').spec.shape[0]} sequences; one is served"
     if match.flag("qk_norm") and (match.operand("q_norm") is None or match.operand("k_norm") is None):
@@ -147,6 +147,11 @@ def _shape_problem(match: Match) -> str:
     if rotary_dim % (2 * vector) or rotary_dim > head_dim:
         return f"a rotary part of {rotary_dim} in heads of {head_dim}; multiples of {2 * vector} inside the head are served"
     return ""
+
+
+def _widths(match: Match) -> str:
+    head_dim, value_dim = match.integer("head_dim"), match.integer("value_dim", 0) or match.integer("head_dim")
+    return f"{head_dim}" if value_dim == head_dim else f"{head_dim} (V: {value_dim})"
 
 
 def _norm(match: Match) -> int:

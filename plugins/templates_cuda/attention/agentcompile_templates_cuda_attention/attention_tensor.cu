@@ -1,6 +1,6 @@
 // Decode attention of one layer in one launch, tensor cores (mma.m16n8k16): q/k RMS norm, RoPE, append of the new position,
 // split-KV softmax with GQA packing, merge. The same operands, layouts and grid as attention.cu; fp16 and bf16, up to eight
-// query heads per KV head.
+// query heads per block: a KV head's, or one part of them (decode_attention.cuh).
 //
 // A warp owns 16 positions at a time. With row = lane / 4 and column = lane % 4:
 //   scores   A = query heads (row), B = positions: lane (row, column) loads every fourth 16-byte vector of position row and
@@ -22,7 +22,7 @@ using KeyHead = ac::Head<T, head_dim, 4>;
 using ValueHead = ac::Head<T, value_dim, 8>;
 constexpr int step = 16;                       // positions of one tensor-core step
 constexpr int tile = warps * step * unroll;    // positions per block and round
-static_assert(group <= 8, "the query heads of a KV head are the eight columns of a fragment");
+static_assert(group <= 8, "the query heads of a block are the eight columns of a fragment");
 
 using Keys = KeyHead::Packed[unroll][2];      // positions row, row + 8
 using Values = ValueHead::Packed[unroll][4];  // positions 2 column, 2 column + 1, 2 column + 8, 2 column + 9
@@ -184,6 +184,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int split = blockIdx.x;
   const int splits = gridDim.x;
   const int kv_head = blockIdx.y;
+  const Share share{kv_head};
 
   NewHeads heads;
   heads.fetch_weights(q_norm, k_norm);
@@ -228,7 +229,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   ac::grid_dependency_wait();
 
   const long long new_position = ac::load_relaxed(position);
-  heads.fetch(q, k, v, cos, sin, kv_head);
+  heads.fetch(q, k, v, cos, sin, share);
   if (!Plan::early_kv || new_position != span.position) {
     span = ac::span_of<tile>(new_position, capacity, attended, splits);
     if (split < span.active) {
@@ -241,7 +242,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int stride = splits * tile;
 
   heads.finish(queries, new_key, new_value, norm_eps);
-  const bool owner = (span.position - span.first) / tile % splits == split && span.position < capacity;
+  const bool owner = share.appends() && (span.position - span.first) / tile % splits == split && span.position < capacity;
   if (owner && threadIdx.x < KeyHead::head_vectors) {  // append
     new_key[threadIdx.x].store(key_base + span.position * key_row + threadIdx.x * Vector::size);
   }
@@ -258,7 +259,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const bool capped = Plan::has_softcap && softcap > 0.0f;
   const float score_scale = capped ? scale / softcap : scale * log2_e;
   [[maybe_unused]] float slope = 0.0f;  // of head `row`
-  if constexpr (Plan::has_alibi) slope = row < group ? Alibi::slope(kv_head * group + row) : 0.0f;
+  if constexpr (Plan::has_alibi) slope = row < group ? Alibi::slope(share.first_head() + row) : 0.0f;
   Running running;
   running.clear();
   for (int base = start; base - warp * step < span.length; base += stride) {
@@ -304,5 +305,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
-  merge(operands, kv_head, span.active, Buffers{warp_outputs, warp_states, parts, &last});
+  merge(operands, share, span.active, Buffers{warp_outputs, warp_states, parts, &last});
 }

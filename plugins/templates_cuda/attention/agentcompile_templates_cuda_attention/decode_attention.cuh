@@ -1,8 +1,13 @@
 // What both decode attention kernels share: operands, the shared memory of the merge, and the end of a block.
 //
-// Layouts: q [kv_heads * group * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
+// Layouts: q [query heads * D]; out the same with V's width Dv; k [kv_heads * D]; v [kv_heads * Dv]; caches [capacity,
 // kv_heads, D or Dv]; cos, sin [rotary_dim];
-// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads).
+// position: the index of the token being decoded, so the length is position + 1. Grid (splits, kv_heads, parts).
+//
+// Parts: where a KV head has more query heads than one block holds, they are dealt to Plan::parts blocks of `group` each (see
+// Share). Each part reads the KV head's rows, the second and later ones from L2, and merges its splits by itself. None waits for
+// or reads what another one writes: each computes the new key anew, takes the new row from its registers or shared memory, and
+// skips it in the cache; only part 0 appends it.
 #pragma once
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
@@ -13,10 +18,26 @@ namespace {
 using T = Plan::T;
 constexpr int head_dim = Plan::head_dim;    // of Q and K
 constexpr int value_dim = Plan::value_dim;  // of V and the output
-constexpr int group = Plan::group;    // query heads per KV head
+constexpr int group = Plan::group;    // query heads of a block: those of a KV head, or of one part of them
 constexpr int unroll = Plan::unroll;  // positions (lanes) or 16-position steps (tensor) in flight
 constexpr int warps = Plan::threads / ac::warp_size;
 constexpr float log2_e = 1.4426950408889634f;
+
+// What a block serves: `group` query heads of one KV head. Where the heads of a KV head do not fill its parts, the last part
+// begins early and computes its first `overlap` heads for nothing; they are its neighbour's to write.
+struct Share {
+  static constexpr int overlap = Plan::parts * group - Plan::kv_group;
+  static_assert(0 <= overlap && overlap < group, "every query head is in a part, and every part has a head of its own");
+  int kv_head;
+
+  static __device__ __forceinline__ int part() { return Plan::parts > 1 ? blockIdx.z : 0; }
+  static __device__ __forceinline__ bool appends() { return part() == 0; }  // the new row of K and V, if its tile holds it
+  static __device__ __forceinline__ int repeated() { return part() == Plan::parts - 1 ? overlap : 0; }
+  __device__ __forceinline__ int first_head() const {  // among all query heads
+    if constexpr (Plan::parts == 1) return kv_head * group;
+    return kv_head * Plan::kv_group + part() * group - repeated();
+  }
+};
 
 // Absent operands are null.
 struct Operands {
@@ -50,20 +71,28 @@ struct Buffers {
   bool* last;
 };
 
-// The end of a block: merges the warps, then the splits, and writes this KV head's outputs.
-__device__ __forceinline__ void merge(const Operands& operands, int kv_head, int active, const Buffers& buffers) {
-  T* out_heads = operands.out + kv_head * group * value_dim;
+// The end of a block: merges the warps, then the splits, and writes the outputs of this block's heads.
+__device__ __forceinline__ void merge(const Operands& operands, const Share& share, int active, const Buffers& buffers) {
+  T* out_heads = operands.out + share.first_head() * value_dim;
   auto finish = [&](int i, float total, ac::SoftmaxState state) {
+    if constexpr (Share::overlap > 0) {
+      if (i / value_dim < share.repeated()) return;
+    }
     if constexpr (Plan::has_sinks) {
-      const float sink = ac::to_float(operands.sinks[kv_head * group + i / value_dim]) * log2_e;
+      const float sink = ac::to_float(operands.sinks[share.first_head() + i / value_dim]) * log2_e;
       out_heads[i] = ac::from_float<T>(ac::softmax_divide_with_sink(total, state, sink));
     } else {
       out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
     }
   };
-  ac::merge_attention<Plan::threads, warps, group, value_dim, Plan::cluster>(buffers.outputs, buffers.states, buffers.parts,
-                                                                           operands.workspace, operands.counters + kv_head, active,
-                                                                           buffers.last, finish);
+  float* workspace = operands.workspace;  // of this part
+  unsigned int* counters = operands.counters;
+  if constexpr (Plan::parts > 1) {
+    workspace += static_cast<long long>(share.part()) * gridDim.y * gridDim.x * group * (value_dim + 2);
+    counters += share.part() * gridDim.y;
+  }
+  ac::merge_attention<Plan::threads, warps, group, value_dim, Plan::cluster>(buffers.outputs, buffers.states, buffers.parts, workspace,
+                                                                           counters + share.kv_head, active, buffers.last, finish);
 }
 
 }  // namespace

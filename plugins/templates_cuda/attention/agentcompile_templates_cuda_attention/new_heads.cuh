@@ -12,7 +12,7 @@ constexpr int prepare_lanes = head_dim <= 4 * Vector::size    ? 4
 using PreparedHead = ac::Head<T, head_dim, prepare_lanes>;
 using PreparedValue = ac::Head<T, value_dim, prepare_lanes>;
 
-// The heads of this token, ready for use, in shared memory: the query heads of this KV head after norm and RoPE, the new key
+// The heads of this token, ready for use, in shared memory: the block's query heads after norm and RoPE, the new key
 // likewise, the new value. A lane group prepares one head; `fetch` only issues loads, `finish` ends with a barrier.
 struct NewHeads {
   static constexpr int groups = Plan::threads / prepare_lanes;
@@ -31,13 +31,13 @@ struct NewHeads {
     }
   }
 
-  __device__ __forceinline__ void fetch(const T* q, const T* k, const T* v, const T* cos, const T* sin, int kv_head) {
+  __device__ __forceinline__ void fetch(const T* q, const T* k, const T* v, const T* cos, const T* sin, const Share& share) {
 #pragma unroll
     for (int r = 0; r < rounds; ++r) {
-      const T* source = number(r) < group ? q + (kv_head * group + number(r)) * head_dim : k + kv_head * head_dim;
+      const T* source = number(r) < group ? q + (share.first_head() + number(r)) * head_dim : k + share.kv_head * head_dim;
       PreparedHead::load(head[r], source, lane(), number(r) <= group);
     }
-    PreparedValue::load(value, v + kv_head * value_dim, lane(), number(rounds - 1) == group);
+    PreparedValue::load(value, v + share.kv_head * value_dim, lane(), number(rounds - 1) == group);
     if constexpr (Plan::rotary_dim > 0) {
       PreparedHead::load(cosine, cos, lane(), true, rotary_vectors);
       PreparedHead::load(sine, sin, lane(), true, rotary_vectors);

@@ -4,14 +4,16 @@ from collections import Counter
 from itertools import islice, product, zip_longest
 
 from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
-from attrs import frozen
+from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import DType, Feature, Match, Parameter, Schedule, ScheduleSpace, Target
+from agentcompile_core.plugin_api import DType, Feature, Match, Parameter, Scalar, Schedule, ScheduleSpace, Target
 
 WARP = 32
 STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel
 MOST_POINTS = 64
-MOST_TENSOR_GROUP = 8  # query heads per KV head that one tensor-core fragment holds
+MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment holds
+PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
+PARTS = "parts"
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
@@ -24,14 +26,20 @@ NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
 @frozen(kw_only=True)
 class Shape:
-    """What the schedules depend on. ``vector``: elements per 16 bytes."""
+    """What the schedules depend on: the layer, and to how many blocks (``parts``) the query heads of a KV head are dealt."""
 
     kv_heads: int
-    group: int
+    group: int  # query heads per KV head
     head_dim: int
     value_dim: int
     capacity: int
     dtype: DType
+    parts: int = 1
+
+    @property
+    def block_heads(self) -> int:
+        """Query heads of a block. They are dealt evenly: the block with the most decides about time, registers and shared memory."""
+        return -(-self.group // self.parts)
 
     @property
     def vector(self) -> int:
@@ -58,7 +66,57 @@ def shape_of(match: Match) -> Shape:
 
 
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
-    """At most 64 legal schedules, best guess first; two tensor-core schedules for each FMA schedule where both exist.
+    """At most 64 legal schedules, best guess first.
+
+    Those whose blocks hold all query heads of a KV head come first and have no parameter ``parts``. Groups beyond a fragment, and
+    those that no block holds, are dealt to parts too; the ways to deal them take turns.
+    """
+    ways = _ways(shape, target)
+    points = tuple(_in_order([points for _, points in ways]))
+    names = (*NAMES, PARTS) if any(_parts(point) > 1 for point in points) else NAMES
+    parameters = tuple(Parameter(name=name, values=_values(points, name)) for name in names)
+    ruled_out = sum((_ruled_out(one, target) for one, _ in ways), Counter())
+    return ScheduleSpace(parameters=parameters, points=points, ruled_out=tuple(sorted(ruled_out.items())))
+
+
+def in_parts(shape: Shape, schedule: Schedule) -> Shape:
+    """The shape with its query heads dealt as the schedule says."""
+    return evolve(shape, parts=_parts(schedule))
+
+
+def _parts(schedule: Schedule) -> int:
+    return int(dict(schedule.items).get(PARTS, 1))
+
+
+def _values(points: tuple[Schedule, ...], name: str) -> tuple[Scalar, ...]:
+    return tuple(sorted({value for point in points for key, value in point.items if key == name}))
+
+
+def _in_order(ways: list[list[Schedule]]) -> list[Schedule]:
+    whole, *dealt = ways
+    return [*whole, *(point for turn in zip_longest(*dealt) for point in turn if point is not None)][:MOST_POINTS]
+
+
+def _ways(shape: Shape, target: Target) -> list[tuple[Shape, list[Schedule]]]:
+    """The ways to deal the query heads, with the schedules of each: none to parts, then to the fewest parts first."""
+    found = [(shape, _by_turns(shape, target))]
+    if shape.group <= MOST_TENSOR_GROUP and found[0][1]:
+        return found
+    for sizes in (PART_HEADS, (1,)):
+        counts = dict.fromkeys(_even(shape.group, most) for most in sizes if most < shape.group)
+        found += [(dealt, _by_turns(dealt, target)) for dealt in (evolve(shape, parts=count) for count in counts)]
+        if any(points for _, points in found):
+            break
+    return found
+
+
+def _even(group: int, most: int) -> int:
+    """The fewest parts of at most ``most`` heads, so that none stays without: 9 heads in parts of 4 are 3, 3 and 3."""
+    return -(-group // -(-group // -(-group // most)))
+
+
+def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
+    """At most 64 schedules of one way to deal the query heads; two tensor-core schedules for each FMA schedule where both exist.
 
     Those that merge through distributed shared memory and those that merge through memory take turns, the former first: on the
     H200 8 splits took 3.4 us that way at 256 positions, 16 through memory 4.3 to 4.8, and a search that ends early has to have met both.
@@ -67,9 +125,7 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("cluster", "global"))
-    points = tuple(point for pair in zip_longest(*ways) for point in pair if point is not None)
-    parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in NAMES)
-    return ScheduleSpace(parameters=parameters, points=points, ruled_out=tuple(sorted(_ruled_out(shape, target).items())))
+    return [point for pair in zip_longest(*ways) for point in pair if point is not None]
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
@@ -78,11 +134,12 @@ def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
         key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
         return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
     keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
-    return (shape.group * shape.vector + 4 * unroll) * (keys + values) + unroll * shape.group + REGISTERS_BESIDE
+    heads = shape.block_heads
+    return (heads * shape.vector + 4 * unroll) * (keys + values) + unroll * heads + REGISTERS_BESIDE
 
 
 def shared_bytes(shape: Shape, schedule: Schedule) -> int:
-    """Static shared memory of a block."""
+    """Static shared memory of a block; of ``in_parts(shape, schedule)``."""
     return _shared_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] == "cluster" else 0)
 
 
@@ -103,7 +160,7 @@ def tensor_schedules(shape: Shape, target: Target) -> list[Schedule]:
 
 
 def _tensor_choices(shape: Shape) -> list[_Choice]:
-    if shape.dtype is DType.F32 or shape.group > MOST_TENSOR_GROUP:
+    if shape.dtype is DType.F32 or shape.block_heads > MOST_TENSOR_GROUP:
         return []
     return [("tensor", warps, 4, unroll) for warps, unroll in ((4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2), (16, 1))]
 
@@ -132,6 +189,11 @@ def schedule(path: str, warps: int, lanes: int, unroll: int, splits: int, merge:
                      "early_kv": early_kv})
 
 
+def with_parts(whole: Schedule, parts: int) -> Schedule:
+    """The schedule for a KV head's query heads dealt to so many parts."""
+    return Schedule({**dict(whole.items), PARTS: parts}) if parts > 1 else whole
+
+
 def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[Schedule]:
     """Every choice with every way to split and merge that fits, those that come early in both lists first."""
     early_kv = EARLY_KV if target.has(Feature.GRIDDEPCONTROL) else (False,)
@@ -142,13 +204,14 @@ def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[S
             cluster = splits if merge == "cluster" else 0
             fits = _shared_bytes(shape, warps, cluster) <= STATIC_SHARED_BYTES
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
-                ranked += [(rank + place, schedule(path, warps, lanes, unroll, splits, merge, early)) for early in early_kv]
+                ranked += [(rank + place, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
+                           for early in early_kv]
     return [point for _, point in sorted(ranked, key=lambda item: item[0])]
 
 
 def _merges(shape: Shape, target: Target) -> list[tuple[int, str]]:
-    """Splits per KV head and how they merge: about one block per SM first, or per 32 positions where those are fewer."""
-    blocks = min(target.sm_count // shape.kv_heads, -(-shape.capacity // 32))
+    """Splits per part of a KV head and how they merge: about one block per SM first, or per 32 positions where those are fewer."""
+    blocks = min(target.sm_count // (shape.kv_heads * shape.parts), -(-shape.capacity // 32))
     even = 1 << max(0, blocks.bit_length() - 1)
     through_memory = [(splits, "global") for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
     clusters = [(splits, "cluster") for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
@@ -156,5 +219,5 @@ def _merges(shape: Shape, target: Target) -> list[tuple[int, str]]:
 
 
 def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:
-    parts = (warps + cluster) * shape.group * (4 * shape.value_dim + 8)
-    return parts + 2 * ((shape.group + 1) * shape.head_dim + shape.value_dim) + 16
+    merged = (warps + cluster) * shape.block_heads * (4 * shape.value_dim + 8)
+    return merged + 2 * ((shape.block_heads + 1) * shape.head_dim + shape.value_dim) + 16

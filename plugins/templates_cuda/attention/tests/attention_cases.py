@@ -105,6 +105,7 @@ class Model:
             def turn(a: torch.Tensor, c: torch.Tensor, s: torch.Tensor, sign: float) -> torch.Tensor:
                 swapped = torch.cat((sign * a[:, half:r], a[:, :half]), -1)
                 return torch.cat((a[:, :r] * c + swapped * s, a[:, r:]), -1)
+            error = error + 2.0**-22 * x.abs()  # of the products, which may cancel
             x, error = turn(x, cos, sin, -1.0), turn(error, cos.abs(), sin.abs(), 1.0)
         elif self.norm == "none":
             return x, error

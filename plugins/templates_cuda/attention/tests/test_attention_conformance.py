@@ -11,7 +11,7 @@ from agentcompile_core.testing.conformance import TemplateFamilyConformance
 class TestAttention(TemplateFamilyConformance):
     family = AttentionFamily()
     cases = (attention_case(heads=(4, 2), head_dim=64, capacity=160, rope="rms"),
-             attention_case(heads=(4, 1), head_dim=32, capacity=96, window=40, softcap=5.0, dtype=DType.BF16),
+             attention_case(heads=(9, 1), head_dim=32, capacity=96, window=40, softcap=5.0, dtype=DType.BF16),  # whole and in parts
              attention_case(heads=(2, 2), head_dim=128, capacity=64, rope="none", dtype=DType.F32),
              sloped_case(heads=(4, 2), head_dim=48, value_dim=32, capacity=96, slopes=(0.5, 0.25, 0.06, 0.01)))
     rejected = (norm_case(columns=64), attention_case(heads=(2, 2), head_dim=12, capacity=64))

@@ -21,6 +21,8 @@ MODELS = {
     "llama_1b": Model(kv_heads=8, group=4, norm="none", capacity=700),
     "bf16_all": Model(dtype=DType.BF16, kv_heads=4, group=3, head_dim=128, rotary_dim=128, capacity=700, window=300, softcap=3.0,
                       sinks=True),
+    "starcoder": Model(dtype=DType.BF16, kv_heads=2, group=12, head_dim=128, rotary_dim=128, norm="none", capacity=700),
+    "multi_query": Model(kv_heads=1, group=71, rotary_dim=0, norm="none", capacity=300, sinks=True),
     "f32": Model(dtype=DType.F32, kv_heads=4, head_dim=128, rotary_dim=128, capacity=300),
 }
 
