@@ -116,6 +116,12 @@ def _reduction(draw: Draw) -> Pair:
                                before=draw.choice(((), ("mul",), ("exp",), ("sub", "abs"))), dtype=dtype)
 
 
+def _scan(draw: Draw) -> Pair:
+    shape, axis = _shape(draw)
+    return made.scan_case(shape=shape, axis=draw.choice((-1, axis)), product=draw.random() < 0.2, reverse=draw.random() < 0.4,
+                          before=draw.choice(((), ("mul",), ("sub", "abs"))), dtype=_type(draw))
+
+
 def _argmax(draw: Draw) -> Pair:
     return made.argmax_case(n=size(draw, 1, 300000), advance=draw.random() < 0.5, dtype=_type(draw))
 
@@ -159,7 +165,7 @@ def _masked_attention(draw: Draw) -> Pair:
 MAKERS: tuple[Callable[[Draw], Pair], ...] = (
     _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _norm, _elementwise, _experts, _linear, _matmul, _attention,
     _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
-    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()),
+    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()), *((_scan,) if hasattr(made, "scan_case") else ()),
 )
 
 

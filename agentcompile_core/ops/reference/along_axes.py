@@ -31,7 +31,7 @@ def _keepdim(call: Call) -> bool:
     return bool(call.arguments.get("keepdim", False))
 
 
-def _floats(call: Call, name: str = "self") -> Bounded:
+def floats(call: Call, name: str = "self") -> Bounded:
     """The operand, a float; a ``dtype`` that would change it before it is used is refused."""
     x = call.bounded(name)
     operand = call.graph.spec(call.node.inputs[0]).dtype
@@ -43,7 +43,7 @@ def _floats(call: Call, name: str = "self") -> Bounded:
 
 def _extreme(largest: bool) -> Rule:
     def rule(call: Call) -> tuple[Bounded, ...]:
-        x = _floats(call)
+        x = floats(call)
         pick = torch.amax if largest else torch.amin
         axes, keepdim = _axes(call, x.value), _keepdim(call)
         value = pick(x.value, axes, keepdim)
@@ -69,7 +69,7 @@ def _index(call: Call) -> tuple[Bounded, ...]:
 
 
 def _exact_operand(call: Call) -> Bounded:
-    x = _floats(call)
+    x = floats(call)
     if not x.is_exact:
         raise AgentCompileError(f"the reference has no error rule for {call.node.op} of computed values; they stay on the framework")
     return x
@@ -90,7 +90,7 @@ def _prod(call: Call) -> tuple[Bounded, ...]:
 
     On processors torch rounds each to a shorter element type, whose results no bound could tell from wrong ones.
     """
-    x = _floats(call)
+    x = floats(call)
     axes = _axes(call, x.value)
     wide = x.value.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.value.reshape(1)
     error = x.error.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.error.reshape(1)
@@ -119,7 +119,7 @@ def _settled(x: Tensor, error: Tensor, value: Tensor, largest: Tensor) -> Tensor
 
 
 def _vector_norm(call: Call) -> tuple[Bounded, ...]:
-    x, order = _floats(call), call.arguments.get("ord", call.arguments.get("p", 2))
+    x, order = floats(call), call.arguments.get("ord", call.arguments.get("p", 2))
     axes, keepdim = _axes(call, x.value), _keepdim(call)
     count = 1
     for axis in axes:
@@ -146,7 +146,7 @@ def _variance(root: bool) -> Rule:
     An element's distance is taken from a mean so far, which is rounded again with every element (Welford).
     """
     def rule(call: Call) -> tuple[Bounded, ...]:
-        x = _floats(call)
+        x = floats(call)
         axes, keepdim = _axes(call, x.value), _keepdim(call)
         count = 1
         for axis in axes:

@@ -12,7 +12,7 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import along_axes, norms, piecewise, pointwise, reductions
+from . import along_axes, norms, piecewise, pointwise, reductions, scans
 from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -291,7 +291,7 @@ def _overloads(names: Iterable[str], *overloads: str) -> tuple[str, ...]:
 
 _VIEWS = (
     *_overloads(("t", "clone", "contiguous", "alias", "detach", "permute", "unsqueeze", "expand", "narrow", "split_with_sizes", "chunk",
-                 "index_select", "repeat", "swapaxes", "lift_fresh_copy"), "default"),
+                 "index_select", "repeat", "swapaxes", "flip", "lift_fresh_copy"), "default"),
     *_overloads(("select", "transpose", "unbind", "movedim", "unflatten"), "int"),
     *_overloads(("squeeze",), "default", "dim", "dims"),
     "aten.slice.Tensor", "aten.split.Tensor", "aten.split.sizes", "aten.flatten.using_ints", "aten.movedim.intlist",
@@ -337,5 +337,5 @@ _RULES: dict[str, Rule] = {
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
     "aten.scaled_dot_product_attention.default": _masked_attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
-    "aten.gather.default": gather,
+    "aten.gather.default": gather, "aten.cumsum.default": scans.cumsum, "aten.cumprod.default": scans.cumprod,
 }

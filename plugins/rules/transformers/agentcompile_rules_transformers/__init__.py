@@ -17,6 +17,7 @@ from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
 from .router import RouterRule
+from .scan import ScanRule
 from .softmax import SoftmaxRule
 
 __all__ = ["KINDS", "agentcompile_region_rules"]
@@ -26,4 +27,5 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
-            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule())
+            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule(),
+            ScanRule())

@@ -26,11 +26,11 @@ from .attention_inputs import FAMILIES, as_seen, telling, value_dim
 from .channel_norm import rooted
 from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .masked_attention_kind import MASKED_ATTENTION
+from .scan_kind import SCANS
 
 L = SemanticLabel
 ROPE_BASE = 1e6
 OUT = (Role.OUTPUT,)
-DRAWN_FACTORS = (InputFamily.NORMAL, InputFamily.NORMAL_SMALL, InputFamily.SPIKY)  # the others keep their zeros, ends and ties
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
 NORM_ATTRIBUTES = (
@@ -141,10 +141,8 @@ class Reduction(RowSums):
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Elements of those sums; factors around 1 of either sign, for a product without anything before it."""
-        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
-            return super().make(match, operand, case, generator, device)
-        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
-        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
+        drawn = row_sums.factors(match, operand, case, generator, device)
+        return drawn if drawn is not None else super().make(match, operand, case, generator, device)
 
 
 class Pointwise(MatchKind):
@@ -331,4 +329,4 @@ MATMUL = Matmul(
     ),
 )
 KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
-         MASKED_ATTENTION)
+         MASKED_ATTENTION, SCANS)

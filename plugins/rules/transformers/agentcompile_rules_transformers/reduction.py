@@ -82,6 +82,19 @@ def reduction_of(view: RegionView, node: Node) -> Reduction | None:
     return Reduction(node=node, op=op, x=x, outer=outer, columns=columns, inner=inner, correction=correction)
 
 
+def reduced_along(view: RegionView, node: Node, op: str, axis: Argument) -> Reduction | None:
+    """What ``op`` does along one ``axis`` of the first operand of a node whose result is as large; None: no kernel reads it so."""
+    x = ref(argument(node, "self"))
+    if x is None:
+        return None
+    spec = view.graph.spec(x)
+    along = _along(spec.shape, axis) if isinstance(axis, int) else None
+    if along is None or not spec.numel or not _types_fit(view, node, spec.dtype) or not is_contiguous(spec):
+        return None
+    outer, columns, inner = along
+    return Reduction(node=node, op=op, x=x, outer=outer, columns=columns, inner=inner)
+
+
 def _number(given: Argument) -> int:
     return int(given) if isinstance(given, int | float) and given in NORMS else 0
 

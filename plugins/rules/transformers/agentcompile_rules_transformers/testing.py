@@ -33,6 +33,7 @@ from .norm import NormRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
+from .scan_cases import scan_case
 from .softmax import SoftmaxRule
 
 Pair = tuple[Match, Graph]
@@ -40,7 +41,7 @@ BINARY = ("add", "sub", "mul", "div")
 __all__ = [
     "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "elementwise_case", "experts_case",
     "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case", "norm_case", "part_case", "reduction_case",
-    "rope_case", "rope_heads_case", "rope_table_case", "router_case", "rows_case", "scored_router_case", "softmax_case",
+    "rope_case", "rope_heads_case", "rope_table_case", "router_case", "rows_case", "scan_case", "scored_router_case", "softmax_case",
 ]
 
 

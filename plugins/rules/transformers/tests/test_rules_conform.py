@@ -20,6 +20,7 @@ from agentcompile_rules_transformers.testing import (
     rope_table_case,
     router_case,
     rows_case,
+    scan_case,
     scored_router_case,
     softmax_case,
 )
@@ -91,6 +92,12 @@ class TestReduction(RegionRuleConformance):
     rule, unserved = RULES["reduction"], (LOOKUP, NORM)
     graphs = (reduction_case(shape=(2, 3, 40), before=("mul", "neg"))[1], reduction_case(shape=(2, 9, 5), op="aten.max.dim", dim=1)[1],
               reduction_case(shape=(2, 9, 5), op="aten.std.correction", dim=(1, 2), keepdim=True, dtype=DType.F32)[1])
+
+
+class TestScan(RegionRuleConformance):
+    rule, unserved = RULES["scan"], (LOOKUP, NORM)
+    graphs = (scan_case(shape=(2, 3, 40), before=("mul", "neg"), reverse=True)[1], scan_case(shape=(2, 9, 5), axis=1)[1],
+              scan_case(shape=(2, 40), product=True, dtype=DType.F32)[1])
 
 
 class TestMatmul(RegionRuleConformance):

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from agentcompile_core.plugin_api import (
     REDUCTION,
+    SCAN,
     Access,
     DType,
     Feature,
@@ -37,6 +38,8 @@ from agentcompile_core.plugin_api import (
     null,
     pointer,
 )
+
+from .scan import lower_scan, scan_answer, scan_points
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -69,15 +72,17 @@ PLACES = ("max", "min")  # these have indices, with or without the values
 
 
 class ReductionFamily(TemplateFamily):
-    """``reduction`` matches: [outer, columns, inner], reduced over the middle axis."""
+    """``reduction`` and ``scan`` matches: [outer, columns, inner], reduced over the middle axis, or run through along it."""
 
     name = "reduction"
     version = 1
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for float inputs and results in any mix, int64 indices, and lengths that a grid can count."""
+        if match.kind == SCAN:
+            return scan_answer(match)
         if match.kind != REDUCTION:
-            return Reject(f"reduction serves {REDUCTION} matches, not {match.kind}")
+            return Reject(f"reduction serves {REDUCTION} and {SCAN} matches, not {match.kind}")
         wrong = inputs_reject(match) or _results_reject(match)
         if wrong is not None:
             return wrong
@@ -88,7 +93,7 @@ class ReductionFamily(TemplateFamily):
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 24 points: a warp or a block per row, rows in parts; or an axis that is not the last, whole or in parts."""
-        points = _strided(match, target) if match.integer("inner") > 1 else _rows(match, target)
+        points = _points(match, target)
         names = ("path", "threads", "warps_per_row", "warps", "step", "splits")
         parameters = tuple(Parameter(name=name, values=tuple(sorted({p[name] for p in points if name in p})))
                            for name in names if any(name in p for p in points))
@@ -96,12 +101,20 @@ class ReductionFamily(TemplateFamily):
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch; two with a workspace where the axis is split."""
+        if match.kind == SCAN:
+            return lower_scan(match, schedule, target)
         lower = _lower_strided if schedule["path"] == "strided" else _lower_rows
         return lower(match, schedule, target.has(Feature.GRIDDEPCONTROL))
 
 
 Point = dict[str, int | str]
 Plan = dict[str, bool | int | float | str]
+
+
+def _points(match: Match, target: Target) -> list[Point]:
+    if match.kind == SCAN:
+        return scan_points(match, target)
+    return _strided(match, target) if match.integer("inner") > 1 else _rows(match, target)
 
 
 def _results_reject(match: Match) -> Reject | None:
