@@ -87,7 +87,8 @@ FAMILIES: dict[str, dict[str, Maker]] = {
     "log softmax": {str(n): (lambda d, n=n: cases.softmax_case(shape=(1, 4, n), log=True, dtype=d)) for n in (64, 512, 4096)},
     **{name: _reduction(op, *more) for name, (op, *more) in {
         "sum": ("sum.dim_IntList",), "sum of products": ("sum.dim_IntList", ("mul",)), "mean": ("mean.dim",),
-        "vector norm": ("linalg_vector_norm.default",), "variance": ("var.correction",), "maximum and place": ("max.dim",)}.items()},
+        "vector norm": ("linalg_vector_norm.default",), "variance": ("var.correction",), "maximum and place": ("max.dim",),
+        "sum of exponentials": ("logsumexp.default",)}.items()},
     "running sum": {str(n): (lambda d, n=n: cases.scan_case(shape=(1, 4, n), dtype=d)) for n in (64, 512, 4096)},
     "argmax": {str(n): (lambda d, n=n: cases.argmax_case(n=n, dtype=d)) for n in (64, 512, 4096)},
 }

@@ -15,7 +15,7 @@ OPERATORS = {
     "sum": ("aten.sum.dim_IntList", (1,)), "mean": ("aten.mean.dim", (1, 2)), "amax": ("aten.amax.default", (1,)),
     "min": ("aten.min.default",), "l1": ("aten.linalg_vector_norm.default", 1, (1,)),
     "l2": ("aten.linalg_vector_norm.default", 2, (2,), True), "norm of all": ("aten.linalg_vector_norm.default",),
-    "variance": ("aten.var.correction", (1,)), "running sum": ("aten.cumsum.default", 1),
+    "variance": ("aten.var.correction", (1,)), "running sum": ("aten.cumsum.default", 1), "exponentials": ("aten.logsumexp.default", (1,)),
     "deviation": ("aten.std.dim", (2,), False), "variance of all": ("aten.var.default", True),
 }
 PLACES = {"max": ("aten.max.dim", 1), "min": ("aten.min.dim", 2, True), "argmax": ("aten.argmax.default", 1),

@@ -17,7 +17,7 @@ ACTIVATIONS = ("", "silu", "gelu", "relu", "tanh", "sigmoid")
 POINTWISE = ("add", "sub", "mul", "div", "silu", "gelu", "relu", "tanh", "sigmoid", "exp", "neg", "sqrt", "rsqrt", "abs")
 REDUCTIONS = ("aten.sum.dim_IntList", "aten.mean.dim", "aten.amax.default", "aten.amin.default", "aten.prod.dim_int",
               "aten.linalg_vector_norm.default", "aten.std.dim", "aten.var.dim", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
-              "aten.argmin.default")
+              "aten.argmin.default", "aten.logsumexp.default")
 Draw = random.Random
 
 

@@ -280,7 +280,7 @@ REDUCTION = Reduction(
     operands=(OperandKind("in", READS, repeated=True, doc="elements; what is computed with them, repeated along the leading axes"),
               OperandKind("out", OUT, optional=True), OperandKind("indices", OUT, optional=True, doc="i64, of max and min")),
     attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1),
-                AttributeKind("op", str, doc="sum, mean, amax, amin, prod, l1, l2, var, std, or max, min with indices"),
+                AttributeKind("op", str, doc="sum, mean, amax, amin, prod, l1, l2, var, std, logsumexp, or max, min with indices"),
                 AttributeKind("correction", float, 0.0, doc="of var and std, subtracted from the count")),
 )
 class Matmul(MatchKind):

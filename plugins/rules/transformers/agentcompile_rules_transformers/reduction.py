@@ -33,10 +33,11 @@ EXTREMES = {"aten.amax.default": "amax", "aten.max.default": "amax", "aten.amin.
 PLACES = {"aten.max.dim": "max", "aten.min.dim": "min", "aten.argmax.default": "max", "aten.argmin.default": "min"}
 SPREADS = {f"aten.{name}.{overload}": name for name in ("var", "std") for overload in ("correction", "dim", "default")}
 PRODUCTS = {"aten.prod.default": "prod", "aten.prod.dim_int": "prod"}
+EXPONENTIALS = {"aten.logsumexp.default": "logsumexp"}
 NORMS = {1: "l1", 2: "l2"}
 NORM = "aten.linalg_vector_norm.default"
 OF_ALL = {f"aten.{name}.default" for name in ("sum", "mean", "max", "min", "prod", "var", "std")}  # these have no axes
-OPERATIONS = {**SUMS, **EXTREMES, **PLACES, **SPREADS, **PRODUCTS}
+OPERATIONS = {**SUMS, **EXTREMES, **PLACES, **SPREADS, **PRODUCTS, **EXPONENTIALS}
 
 
 @frozen(kw_only=True)

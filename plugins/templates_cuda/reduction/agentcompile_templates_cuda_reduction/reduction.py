@@ -67,6 +67,7 @@ OPERATIONS = {
     "prod": Operation(number=3), "l1": Operation(number=4), "l2": Operation(number=5, root=True),
     "var": Operation(number=6, words=3), "std": Operation(number=6, words=3, root=True),
     "max": Operation(number=7, words=2), "min": Operation(number=8, words=2),
+    "logsumexp": Operation(number=9, words=2),
 }
 PLACES = ("max", "min")  # these have indices, with or without the values
 

@@ -54,17 +54,17 @@ def test_within_budget(form: dict, point: dict[str, int | str], inner: int, dtyp
     assert done.ok, done
 
 
-WRONG = {  # what is wrong: file, text, with what it is replaced, form, point
-    "a lane also counts those behind it": ("scan.cu", "if (lane >= offset) own", "if (lane > offset) own", {}, WARP),
-    "a part begins from nothing": ("scan.cu", "begin, before, totals", "begin, neutral, totals", {}, PARTS),
-    "a warp forgets the last turn": ("scan.cu", "carry = join(carry, total);", "carry = total;", {}, WARP),
-    "the wrong end of a line": ("scan_strided.cu", "columns - 1 - c : c", "c : c", {"reverse": True}, COLUMN),
+WRONG = {  # what is wrong: text, with what it is replaced, form, point
+    "a lane also counts those behind it": ("if (lane >= offset) own", "if (lane > offset) own", {}, WARP),
+    "a part begins from nothing": ("begin, before, totals", "begin, neutral, totals", {}, PARTS),
+    "a warp forgets the last turn": ("carry = join(carry, total);", "carry = total;", {}, WARP),
+    "the wrong end of a line": ("columns - 1 - c : c", "c : c", {"reverse": True}, COLUMN),
 }
 
 
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_kernel_is_seen(what: str) -> None:
-    file, text, wrong, form, point = WRONG[what]
+    text, wrong, form, point = WRONG[what]
     shape = (1, 70, 40) if point is COLUMN else (1, 1, 1032)
     match, graph = scan_case(shape=shape, axis=1 if point is COLUMN else -1, dtype=DType.F32, **form)
     source = FAMILY.lower(match, Schedule(point), H200)
