@@ -34,6 +34,7 @@ WRITTEN = {  # what is called, on what, and the operators that stand in the grap
     "pool of everything": (lambda x: F.adaptive_avg_pool2d(x, 1), (IMAGE,), "mean"),
     "pool into parts": (lambda x: F.adaptive_avg_pool2d(x, (4, 3)), (IMAGE,), "avg_pool2d"),
     "dot": (torch.dot, (X[0], Y[0]), "mul sum"), "outer": (torch.outer, (X[0], Y[1]), "unsqueeze mul"),
+    "rms norm": (lambda x: F.rms_norm(x, (16,)), (X.bfloat16(),), "rms_norm"),
     "normalized": (lambda x: F.normalize(x, dim=0), (X,), "linalg_vector_norm clamp_min div"),
 }
 KEPT = {

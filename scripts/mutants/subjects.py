@@ -204,6 +204,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**TENSOR, "merge": "cluster", "splits": 2, "parts": 2}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
     ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),
+    ("norm_once", "norm", lambda: made.norm_case(columns=136, rows=5, norm="rms_once"), {"warps_per_row": 1}),
     ("norm_residual_odd", "norm", lambda: made.norm_case(columns=1003, rows=2, residual=True), {}),
     ("norm_groups_odd_bf16", "norm", lambda: made.channel_norm_case(shape=(3, 10, 7, 11), groups=2, dtype=DType.BF16),
      {"warps_per_row": (2, 4)}),

@@ -149,7 +149,7 @@ def _logsumexp(call: Call) -> tuple[Bounded, ...]:
     In half precision torch rounds the differences, their exponentials, the sum and its logarithm to the element type.
     """
     x = floats(call)
-    axes, keepdim = _axes(call, x.value), _keepdim(call)
+    axes = _axes(call, x.value)
     flat = Bounded(_last(x.value, axes), _last(x.error, axes))
     value = flat.value.logsumexp(-1)
     largest = flat.value.amax(-1).abs().nan_to_num(posinf=0.0)

@@ -204,28 +204,9 @@ def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
     return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
 
 
-def _rms_norm(call: Call) -> tuple[Bounded, ...]:
-    x = _last_axis_only(call)
-    if call["eps"] is None:
-        raise _refuse(call, "an eps that depends on the element type")
-    return (reductions.rms_norm(x, call["weight"], float(call["eps"]), False, None, call.length(x.value.shape[-1])),)
-
-
-def _layer_norm(call: Call) -> tuple[Bounded, ...]:
-    x = _last_axis_only(call)
-    return (reductions.layer_norm(x, call["weight"], call["bias"], float(call["eps"]), call.length(x.value.shape[-1])),)
-
-
 def _our_layer_norm(call: Call) -> tuple[Bounded, ...]:
     x = call.bounded("x")
     return (reductions.layer_norm(x, call.bounded("weight"), None, float(call["eps"]), call.length(x.value.shape[-1])),)
-
-
-def _last_axis_only(call: Call) -> Bounded:
-    x = call.bounded("input")
-    if list(call["normalized_shape"]) != [x.value.shape[-1]]:
-        raise AgentCompileError("the reference knows norms over the last axis only")
-    return x
 
 
 def _softmax(rule: Callable[[Bounded, int, int, DType], Bounded]) -> Rule:
@@ -332,7 +313,7 @@ _RULES: dict[str, Rule] = {
     **along_axes.RULES, **norms.RULES, **losses.RULES,
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm, "aten.einsum.default": _einsum, "aten.embedding.default": _embedding,
-    "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
+    "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
     "aten.scaled_dot_product_attention.default": _masked_attention,

@@ -1,11 +1,12 @@
 """Operators that are others in a row, written out as those: what a rule knows of the parts then serves the whole."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from attrs import evolve
 
-from ...ir.graph import Argument, Graph, Node, Ref, TensorSpec, Value
+from ...ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, Value
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import operator_of
 from ...ops.losses import LOSSES, MEAN, SUM
@@ -54,7 +55,7 @@ _Write = Callable[[Writer, Node], Ref | None]
 
 
 def write_out(graph: Graph) -> Graph:
-    """Losses as their elements and a mean, pools of everything as means, and operators that torch itself makes of others.
+    """Losses as their elements and a mean, pools of everything as means, and operators that torch itself makes of others; norms with the eps that they have.
 
     Before: ``mse_loss(x, y)``; ``adaptive_avg_pool2d(x, 1)``. After: ``mean(mse_loss(x, y, none))``; ``mean(x, (2, 3), keepdim)``.
     """
@@ -156,7 +157,27 @@ def _outer(writer: Writer, node: Node) -> Ref | None:
     return writer.add("aten.mul.Tensor", column, argument_of(node, "vec2"))
 
 
+def _rms(writer: Writer, node: Node) -> Ref | None:
+    """With the eps that torch takes where none is given."""
+    if argument_of(node, "eps") is not None:
+        return None
+    found = with_argument(node, "eps", _eps(writer.spec(argument_of(node, "input")).dtype))
+    return writer.add(node.op, *found.args, kwargs=found.kwargs)
+
+
+@cache
+def _eps(dtype: DType) -> float:
+    """The resolution of the element type, or of what it is computed in: torch has taken either. So it is asked."""
+    own, wide = (torch.finfo(kind).eps for kind in (torch_dtype(dtype), torch.float32))
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
+    x = torch.full((4,), wide**0.5, dtype=torch_dtype(dtype), device=device)
+    found = float(torch.rms_norm(x, (4,))[0])
+    tried = {eps: abs(float(x[0]) * (float(x[0]) ** 2 + eps) ** -0.5 - found) for eps in (own, wide)}
+    return min(tried, key=lambda eps: tried[eps])
+
+
 _WRITTEN: dict[str, _Write] = {
+    "aten.rms_norm.default": _rms,
     "aten.pairwise_distance.default": _distance, "aten.triplet_margin_loss.default": _triplet, "aten.cosine_similarity.default": _cosine,
     **{f"aten.adaptive_avg_pool{axes}d.default": _pool(axes) for axes in (1, 2, 3)},
     "aten.dot.default": _dot, "aten.outer.default": _outer,

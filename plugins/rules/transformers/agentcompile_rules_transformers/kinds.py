@@ -34,7 +34,7 @@ OUT = (Role.OUTPUT,)
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
 NORM_ATTRIBUTES = (
-    AttributeKind("norm", str, doc="none, rms, rms_one_plus or layer"), AttributeKind("norm_eps", float),
+    AttributeKind("norm", str, doc="none, rms, rms_one_plus, rms_once or layer"), AttributeKind("norm_eps", float),
 )
 
 
