@@ -122,6 +122,14 @@ def _scan(draw: Draw) -> Pair:
                           before=draw.choice(((), ("mul",), ("sub", "abs"))), dtype=_type(draw))
 
 
+def _pool(draw: Draw) -> Pair:
+    axes = draw.randint(1, 3)
+    window = tuple(draw.randint(1, 7) for _ in range(axes))
+    shape = (size(draw, 1, 256), *(size(draw, max(window), 512) for _ in range(axes)))
+    return made.pool_case(shape=shape, window=window, step=tuple(draw.randint(1, w) for w in window), dtype=_type(draw),
+                          pad=tuple(draw.randint(0, w // 2) for w in window), largest=draw.random() < 0.5, inside=draw.random() < 0.3)
+
+
 def _argmax(draw: Draw) -> Pair:
     return made.argmax_case(n=size(draw, 1, 300000), advance=draw.random() < 0.5, dtype=_type(draw))
 
@@ -165,7 +173,7 @@ def _masked_attention(draw: Draw) -> Pair:
 MAKERS: tuple[Callable[[Draw], Pair], ...] = (
     _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _norm, _elementwise, _experts, _linear, _matmul, _attention,
     _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
-    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()), *((_scan,) if hasattr(made, "scan_case") else ()),
+    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()), *((_scan, _pool) if hasattr(made, "pool_case") else ()),
 )
 
 

@@ -12,7 +12,7 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import along_axes, losses, norms, piecewise, pointwise, reductions, scans
+from . import along_axes, losses, norms, piecewise, pointwise, pools, reductions, scans
 from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -310,7 +310,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.log_softmax.int", "aten._log_softmax.default"), _softmax(reductions.log_softmax)),
     "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
     **dict.fromkeys(_JOINS, _cat),
-    **along_axes.RULES, **norms.RULES, **losses.RULES,
+    **along_axes.RULES, **norms.RULES, **losses.RULES, **pools.RULES,
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm, "aten.einsum.default": _einsum, "aten.embedding.default": _embedding,
     "agentcompile.rms_norm.default": _our_rms_norm,

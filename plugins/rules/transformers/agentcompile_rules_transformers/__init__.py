@@ -13,6 +13,7 @@ from .lookup import ArgmaxRule, GatherRule
 from .masked_attention import MaskedAttentionRule
 from .matmul import MatmulRule
 from .norm import NormRule
+from .pool import PoolRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
@@ -28,4 +29,4 @@ def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
             ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule(),
-            ScanRule())
+            ScanRule(), PoolRule())

@@ -26,6 +26,7 @@ from .attention_inputs import FAMILIES, as_seen, telling, value_dim
 from .channel_norm import rooted
 from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .masked_attention_kind import MASKED_ATTENTION
+from .pool_kind import POOLS
 from .scan_kind import SCANS
 
 L = SemanticLabel
@@ -329,4 +330,4 @@ MATMUL = Matmul(
     ),
 )
 KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
-         MASKED_ATTENTION, SCANS)
+         MASKED_ATTENTION, SCANS, POOLS)

@@ -14,6 +14,7 @@ from agentcompile_rules_transformers.testing import (
     masked_attention_case,
     matmul_case,
     norm_case,
+    pool_case,
     reduction_case,
     rope_case,
     rope_heads_case,
@@ -47,7 +48,7 @@ class TestAttention(RegionRuleConformance):
 class TestNorm(RegionRuleConformance):
     rule, unserved = RULES["norm"], (LOOKUP,)
     graphs = (NORM, norm_case(columns=24, residual=True)[1], norm_case(columns=16, rows=3, norm="layer", dtype=DType.F32)[1],
-              channel_norm_case(shape=(2, 6, 5), groups=3)[1], channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1])
+              norm_case(columns=16, norm="rms_once")[1], channel_norm_case(shape=(2, 6, 5), groups=3)[1], channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1])
 
 
 class TestRope(RegionRuleConformance):
@@ -98,6 +99,13 @@ class TestScan(RegionRuleConformance):
     rule, unserved = RULES["scan"], (LOOKUP, NORM)
     graphs = (scan_case(shape=(2, 3, 40), before=("mul", "neg"), reverse=True)[1], scan_case(shape=(2, 9, 5), axis=1)[1],
               scan_case(shape=(2, 40), product=True, dtype=DType.F32)[1])
+
+
+class TestPool(RegionRuleConformance):
+    rule, unserved = RULES["pool"], (LOOKUP, NORM)
+    graphs = (pool_case(shape=(2, 3, 9, 8), window=(3, 2), pad=(1, 0), before=("tanh",))[1],
+              pool_case(shape=(2, 3, 9), window=(2,), apart=(3,), largest=True, dtype=DType.F32)[1],
+              pool_case(shape=(2, 4, 6, 8), window=(2, 2, 2), inside=True, dtype=DType.F32)[1])
 
 
 class TestMatmul(RegionRuleConformance):
