@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     )
     from .ir.kind_names import (
         ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
-        LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, POOL as POOL, REDUCTION as REDUCTION, ROPE as ROPE,
-        ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SCAN as SCAN, SOFTMAX as SOFTMAX,
+        LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, POOL as POOL,
+        REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SCAN as SCAN, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Needs as Needs, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,

@@ -1,4 +1,4 @@
-"""Error rules of norms by channel: of groups of channels, of instances, and by given statistics, of images and signals [N, C, ..]; and of rows."""
+"""Error rules of norms of rows, and by channel of images and signals [N, C, ..]: of groups, of instances, by given statistics."""
 
 from collections.abc import Callable
 

@@ -55,7 +55,8 @@ _Write = Callable[[Writer, Node], Ref | None]
 
 
 def write_out(graph: Graph) -> Graph:
-    """Losses as their elements and a mean, pools of everything as means, and operators that torch itself makes of others; norms with the eps that they have.
+    """Losses as their elements and a mean, pools of everything as means, and operators that torch itself makes of others; norms
+    with the eps that they have.
 
     Before: ``mse_loss(x, y)``; ``adaptive_avg_pool2d(x, 1)``. After: ``mean(mse_loss(x, y, none))``; ``mean(x, (2, 3), keepdim)``.
     """

@@ -1,4 +1,4 @@
-"""Pools of the family against the reference: windows that reach outside, lie apart or overlap, of one to three axes; wrong kernels; builds."""
+"""Pools of the family against the reference: windows that reach outside, lie apart or overlap, of one to three axes; wrong kernels."""
 
 import math
 
@@ -55,7 +55,7 @@ WRONG = {
     "what is outside counts as zero": ("const float value = elements.element(line + i2);",
                                        "const float value = i2 == 0 ? fmaxf(elements.element(line), 0.0f) : elements.element(line + i2);"),
     "windows lie side by side": ("::step2", "::window2"),
-    "their elements too": ("::apart0", "::step2"),
+    "their elements too": ("::apart0", "::pad0"),
     "a NaN is passed over": ("ac::is_nan(own) || own > other", "own > other || ac::is_nan(other)"),
 }
 
