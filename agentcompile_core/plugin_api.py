@@ -34,7 +34,8 @@ if TYPE_CHECKING:
         ValueKind as ValueKind, Workload as Workload,
     )
     from .ir.kind_names import (
-        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
+        ARGMAX as ARGMAX, ATTENTION as ATTENTION, CROSS_ENTROPY as CROSS_ENTROPY, ELEMENTWISE as ELEMENTWISE,
+        EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
         LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, POOL as POOL,
         REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SCAN as SCAN, SOFTMAX as SOFTMAX,
     )
@@ -117,7 +118,7 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM POOL"
+    "ir.kind_names": "ARGMAX ATTENTION CROSS_ENTROPY ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM POOL"
                      " REDUCTION ROPE ROPE_TABLE ROUTER SCAN SOFTMAX",
     "ir.plan": "Cover Fusion Needs Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",

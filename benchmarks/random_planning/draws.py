@@ -130,6 +130,11 @@ def _pool(draw: Draw) -> Pair:
                           pad=tuple(draw.randint(0, w // 2) for w in window), largest=draw.random() < 0.5, inside=draw.random() < 0.3)
 
 
+def _cross_entropy(draw: Draw) -> Pair:
+    return made.cross_entropy_case(rows=size(draw, 1, 8192), columns=size(draw, 1, 300000), dtype=_type(draw),
+                                   reduction=draw.choice(("mean", "sum", "none")), before=draw.choice(("", "tanh")))
+
+
 def _argmax(draw: Draw) -> Pair:
     return made.argmax_case(n=size(draw, 1, 300000), advance=draw.random() < 0.5, dtype=_type(draw))
 
@@ -173,7 +178,8 @@ def _masked_attention(draw: Draw) -> Pair:
 MAKERS: tuple[Callable[[Draw], Pair], ...] = (
     _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _norm, _elementwise, _experts, _linear, _matmul, _attention,
     _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
-    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()), *((_scan, _pool) if hasattr(made, "pool_case") else ()),
+    *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()),
+    *((_scan, _pool, _cross_entropy) if hasattr(made, "cross_entropy_case") else ()),
 )
 
 

@@ -279,6 +279,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
                                                                                                  "warps_per_row": 4}),
     ("reduction_strided_exponentials", "reduction", lambda: made.reduction_case(shape=(2, 50, 37), op="aten.logsumexp.default", dim=1),
      {"path": "strided", "splits": 1, "warps": 8}),
+    ("cross_entropy_mean", "reduction", lambda: made.cross_entropy_case(rows=17, columns=1003, dtype=DType.F32), {"warps_per_row": 4}),
+    ("cross_entropy_rows", "reduction", lambda: made.cross_entropy_case(rows=9, columns=72, reduction="none"), {"warps_per_row": 1}),
     ("pool_largest", "reduction",
      lambda: made.pool_case(shape=(2, 3, 19, 23), window=(3, 4), step=(2, 1), pad=(1, 2), apart=(2, 1), largest=True), {"threads": 128}),
     ("pool_mean", "reduction", lambda: made.pool_case(shape=(2, 7, 9, 11), window=(2, 3, 2), pad=(1, 1, 1), step=(1, 2, 1), inside=True,

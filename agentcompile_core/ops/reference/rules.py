@@ -12,7 +12,7 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import along_axes, losses, norms, piecewise, pointwise, pools, reductions, scans
+from . import along_axes, classes, losses, norms, piecewise, pointwise, pools, reductions, scans
 from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -319,4 +319,5 @@ _RULES: dict[str, Rule] = {
     "aten.scaled_dot_product_attention.default": _masked_attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
     "aten.gather.default": gather, "aten.cumsum.default": scans.cumsum, "aten.cumprod.default": scans.cumprod,
+    "aten.cross_entropy_loss.default": classes.cross_entropy,
 }

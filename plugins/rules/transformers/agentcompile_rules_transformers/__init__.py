@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from agentcompile_core.plugin_api import RegionRule, hookimpl
 
 from .attention import AttentionRule
+from .cross_entropy import CrossEntropyRule
 from .elementwise import ElementwiseRule
 from .experts import ExpertRule
 from .kinds import KINDS
@@ -29,4 +30,4 @@ def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
             ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule(),
-            ScanRule(), PoolRule())
+            ScanRule(), PoolRule(), CrossEntropyRule())

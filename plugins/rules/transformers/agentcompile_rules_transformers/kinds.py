@@ -24,6 +24,7 @@ from agentcompile_core.plugin_api import (
 from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling, value_dim
 from .channel_norm import rooted
+from .cross_entropy import CROSS_ENTROPIES
 from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .masked_attention_kind import MASKED_ATTENTION
 from .pool_kind import POOLS
@@ -330,4 +331,4 @@ MATMUL = Matmul(
     ),
 )
 KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
-         MASKED_ATTENTION, SCANS, POOLS)
+         MASKED_ATTENTION, SCANS, POOLS, CROSS_ENTROPIES)

@@ -6,6 +6,7 @@ from agentcompile_rules_transformers.testing import (
     attention_case,
     batch_norm_case,
     channel_norm_case,
+    cross_entropy_case,
     elementwise_case,
     experts_case,
     gated_case,
@@ -107,6 +108,12 @@ class TestPool(RegionRuleConformance):
     graphs = (pool_case(shape=(2, 3, 9, 8), window=(3, 2), pad=(1, 0), before=("tanh",))[1],
               pool_case(shape=(2, 3, 9), window=(2,), apart=(3,), largest=True, dtype=DType.F32)[1],
               pool_case(shape=(2, 4, 6, 8), window=(2, 2, 2), inside=True, dtype=DType.F32)[1])
+
+
+class TestCrossEntropy(RegionRuleConformance):
+    rule, unserved = RULES["cross_entropy"], (LOOKUP, NORM)
+    graphs = (cross_entropy_case(rows=9, columns=40, dtype=DType.F32)[1],
+              cross_entropy_case(rows=9, columns=40, reduction="none", before="tanh", dtype=DType.F32)[1])
 
 
 class TestMatmul(RegionRuleConformance):

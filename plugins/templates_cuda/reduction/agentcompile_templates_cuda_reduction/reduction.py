@@ -16,6 +16,7 @@ from agentcompile_cuda_kit.pointwise_inputs import (
 from attrs import frozen
 
 from agentcompile_core.plugin_api import (
+    CROSS_ENTROPY,
     POOL,
     REDUCTION,
     SCAN,
@@ -41,6 +42,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
+from .cross_entropy import cross_entropy_answer, cross_entropy_points, lower_cross_entropy
 from .pool import lower_pool, pool_answer, pool_points
 from .scan import lower_scan, scan_answer, scan_points
 
@@ -87,11 +89,13 @@ class Other:
 OTHERS = {
     SCAN: Other(answer=scan_answer, points=scan_points, lower=lower_scan),
     POOL: Other(answer=pool_answer, points=pool_points, lower=lower_pool),
+    CROSS_ENTROPY: Other(answer=cross_entropy_answer, points=cross_entropy_points, lower=lower_cross_entropy),
 }
 
 
 class ReductionFamily(TemplateFamily):
-    """``reduction`` and ``scan`` matches: [outer, columns, inner], reduced over the middle axis, or run through along it; ``pool``."""
+    """``reduction`` and ``scan`` matches: [outer, columns, inner], reduced over the middle axis, or run through along it; ``pool``
+    and ``cross_entropy``."""
 
     name = "reduction"
     version = 1
@@ -101,7 +105,7 @@ class ReductionFamily(TemplateFamily):
         if match.kind in OTHERS:
             return OTHERS[match.kind].answer(match)
         if match.kind != REDUCTION:
-            return Reject(f"reduction serves {REDUCTION}, {' and '.join(OTHERS)} matches, not {match.kind}")
+            return Reject(f"reduction serves {', '.join((REDUCTION, *OTHERS))} matches, not {match.kind}")
         wrong = inputs_reject(match) or _results_reject(match)
         if wrong is not None:
             return wrong
