@@ -123,11 +123,9 @@ def _scan(draw: Draw) -> Pair:
 
 
 def _pool(draw: Draw) -> Pair:
-    axes = draw.randint(1, 3)
-    window = tuple(draw.randint(1, 7) for _ in range(axes))
-    shape = (size(draw, 1, 256), *(size(draw, max(window), 512) for _ in range(axes)))
-    return made.pool_case(shape=shape, window=window, step=tuple(draw.randint(1, w) for w in window), dtype=_type(draw),
-                          pad=tuple(draw.randint(0, w // 2) for w in window), largest=draw.random() < 0.5, inside=draw.random() < 0.3)
+    windows = [(w, draw.randint(1, w), draw.randint(0, w // 2)) for w in (draw.randint(1, 7) for _ in range(draw.randint(1, 3)))]
+    shape = (size(draw, 1, 256), *(size(draw, window[0], 512) for window in windows))
+    return made.pool_case(shape=shape, windows=windows, op=draw.choice(("largest", "mean", "inside")), dtype=_type(draw))
 
 
 def _cross_entropy(draw: Draw) -> Pair:

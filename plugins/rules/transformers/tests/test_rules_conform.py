@@ -105,9 +105,9 @@ class TestScan(RegionRuleConformance):
 
 class TestPool(RegionRuleConformance):
     rule, unserved = RULES["pool"], (LOOKUP, NORM)
-    graphs = (pool_case(shape=(2, 3, 9, 8), window=(3, 2), pad=(1, 0), before=("tanh",))[1],
-              pool_case(shape=(2, 3, 9), window=(2,), apart=(3,), largest=True, dtype=DType.F32)[1],
-              pool_case(shape=(2, 4, 6, 8), window=(2, 2, 2), inside=True, dtype=DType.F32)[1])
+    graphs = (pool_case(shape=(2, 3, 9, 8), windows=((3, 3, 1), (2,)), before=("tanh",))[1],
+              pool_case(shape=(2, 3, 9), windows=((2, 2, 0, 3),), op="largest", dtype=DType.F32)[1],
+              pool_case(shape=(2, 4, 6, 8), windows=((2,), (2,), (2,)), op="inside", dtype=DType.F32)[1])
 
 
 class TestCrossEntropy(RegionRuleConformance):

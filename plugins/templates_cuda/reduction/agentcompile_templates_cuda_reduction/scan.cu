@@ -91,6 +91,7 @@ template <bool Write> __device__ __forceinline__ float run(const Line& line, Pla
 #pragma unroll
   for (int v = 0; v < vectors; ++v) line.load(begin + own + v * ac::warp_size * step, ahead[v]);
   int turn = 0;
+#pragma unroll 1
   for (int first = begin; first < line.end; first += warps_per_row * of_warp) {
     float values[vectors][step];
 #pragma unroll

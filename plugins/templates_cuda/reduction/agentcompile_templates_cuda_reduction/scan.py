@@ -37,7 +37,7 @@ WARP = 32
 LARGEST = 2**31 - 1
 MOST_ROWS = 65535  # of a grid's second axis
 SHORTEST_PART = 4096  # elements that pay for a block and for being read twice
-MOST_ELEMENTS = 16  # of a lane in a turn of a row
+MOST_ELEMENTS, MOST_OF_PART = 16, 8  # of a lane in a turn of a row; more of a part were spilled on some targets
 LINES = 4  # of a warp in a turn along an axis that is not the last
 WAVES = (1, 2, 4)  # blocks per SM that parts make
 
@@ -115,7 +115,7 @@ def _lower_rows(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
     part = -(-columns // (splits * step)) * step
     splits = -(-columns // part)
     per_lane = -(-part // (WARP * warps_per_row * step))
-    vectors = max(1, min(MOST_ELEMENTS // step, per_lane))
+    vectors = max(1, min((MOST_ELEMENTS if splits == 1 else MOST_OF_PART) // step, per_lane))
     plan = {**_plan(match, step, pdl), "threads": threads, "warps_per_row": warps_per_row, "vectors": vectors}
     depth = per_lane * step + splits + 8
     if splits == 1:

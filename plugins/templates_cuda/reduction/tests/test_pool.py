@@ -21,10 +21,10 @@ H200 = preset("h200")
 FAMILY = ReductionFamily()
 FEW = settings(max_examples=5, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 POINT = {"path": "pool", "threads": 64, "items": 2}
-LARGEST = {"shape": (2, 3, 9, 11), "window": (3, 4), "step": (2, 1), "pad": (1, 2), "apart": (2, 1), "largest": True}
+LARGEST = {"shape": (2, 3, 9, 11), "windows": ((3, 2, 1, 2), (4, 1, 2)), "op": "largest"}
 FORMS = {
-    "largest": LARGEST, "mean inside": {"shape": (3, 9, 11), "window": (3, 2), "pad": (1, 1), "inside": True, "before": ("abs",)},
-    "signal": {"shape": (2, 3, 40), "window": (4,), "step": (3,), "pad": (2,), "dtype": DType.F32},
+    "largest": LARGEST, "mean inside": {"shape": (3, 9, 11), "windows": ((3, 3, 1), (2, 2, 1)), "op": "inside", "before": ("abs",)},
+    "signal": {"shape": (2, 3, 40), "windows": ((4, 3, 2),), "dtype": DType.F32},
 }
 
 
@@ -75,10 +75,10 @@ def test_a_wrong_kernel_is_seen(what: str) -> None:
 
 
 def test_spaces_fill_the_device_and_rejects_explain() -> None:
-    points = FAMILY.space(pool_case(shape=(64, 64, 112, 112), window=(2, 2))[0], H200).points
+    points = FAMILY.space(pool_case(shape=(64, 64, 112, 112), windows=((2,), (2,)))[0], H200).points
     assert len(points) == len(set(points)) == 9 and points[0]["items"] == 2
-    assert {p["items"] for p in FAMILY.space(pool_case(shape=(2, 8, 8), window=(2, 2))[0], H200).points} == {1}
-    match = pool_case(shape=(2, 8, 8), window=(2, 2))[0]
+    assert {p["items"] for p in FAMILY.space(pool_case(shape=(2, 8, 8), windows=((2,), (2,)))[0], H200).points} == {1}
+    match = pool_case(shape=(2, 8, 8), windows=((2,), (2,)))[0]
     changed = evolve(match, attributes=tuple((k, "median" if k == "op" else v) for k, v in match.attributes))
     assert "median" in FAMILY.accepts(changed, H200).reason
 
@@ -90,6 +90,6 @@ def test_builds_without_spills(name: str) -> None:
     target = preset(name)
     if not backend.can_build(target):
         pytest.skip(backend.can_build(target).reason)
-    match = pool_case(shape=(64, 64, 112, 112), window=(3, 3), step=(2, 2), pad=(1, 1), largest=True)[0]
+    match = pool_case(shape=(64, 64, 112, 112), windows=((3, 2, 1), (3, 2, 1)), op="largest")[0]
     source = FAMILY.lower(match, FAMILY.space(match, target).points[0], target)
     assert backend.build(source, target).resources.spill_bytes == 0
