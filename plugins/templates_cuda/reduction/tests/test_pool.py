@@ -55,7 +55,7 @@ WRONG = {
     "what is outside counts as zero": ("const float value = elements.element(line + i2);",
                                        "const float value = i2 == 0 ? fmaxf(elements.element(line), 0.0f) : elements.element(line + i2);"),
     "windows lie side by side": ("::step2", "::window2"),
-    "their elements too": ("::apart0", "::pad0"),
+    "their elements too": ("::apart1", "::pad1"),
     "a NaN is passed over": ("ac::is_nan(own) || own > other", "own > other || ac::is_nan(other)"),
 }
 
