@@ -2,7 +2,8 @@
 //
 // x [rows, columns] is the plan's expression over in0, in1, in2; classes [rows]; out [rows], or one element. A row is read once, by
 // Plan::warps_per_row warps: one (several rows per block) or all of the block's. Of a mean or a sum the rows' losses go to ws_losses
-// [rows], and one block of a second launch adds them up in a fixed order and counts the rows. A class that is none makes a NaN.
+// [rows], and one block of a second launch adds them up in a fixed order and counts the rows. A class that is none makes
+// a NaN, and so does a row with an infinity.
 // Wins over a log-softmax and a lookup always: nothing as large as the scores is written.
 #include "plan.cuh"
 #include "reduction.cuh"
@@ -50,7 +51,8 @@ cross_entropy_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A2* i
   const long long wanted = classes[row];
   float loss = 0.0f;
   if (wanted != ignored) {
-    const float own = wanted >= 0 && wanted < columns ? elements.element(start + wanted) : not_a_number();
+    const bool known = wanted >= 0 && wanted < columns && state.largest < reduction::infinity();  // beside an infinity torch says nothing
+    const float own = known ? elements.element(start + wanted) : not_a_number();
     loss = state.largest - own + logf(state.sum);
   }
   if constexpr (Plan::added) {

@@ -60,9 +60,9 @@ def cross_entropy_answer(match: Match) -> Literal[True] | Reject:
 def cross_entropy_points(match: Match, target: Target) -> list[Point]:
     """A warp per row first where rows are short, else a block."""
     columns, step = match.integer("columns"), step_of(match)
-    blocks: list[Point] = [{"path": "classes", "threads": t, "warps_per_row": t // WARP} for t in (256, 512, 128, 1024)
+    blocks: list[Point] = [{"path": "cross_entropy", "threads": t, "warps_per_row": t // WARP} for t in (256, 512, 128, 1024)
                            if t == 128 or t * step <= 2 * columns]
-    warp: list[Point] = [{"path": "classes", "threads": t, "warps_per_row": 1} for t in (128, 256)]
+    warp: list[Point] = [{"path": "cross_entropy", "threads": t, "warps_per_row": 1} for t in (128, 256)]
     return [*warp, *blocks] if columns <= WARP * step * 4 else [*blocks, *(warp[:1] if columns <= WARP * step * 32 else [])]
 
 

@@ -14,7 +14,6 @@ namespace {
 
 using Elements = ac::Inputs<Epilogue, ac::Input<Plan::kind_0, Plan::A0>, ac::Input<Plan::kind_1, Plan::A1>, ac::Input<Plan::kind_2, Plan::A2>>;
 constexpr int plane = Plan::made0 * Plan::made1 * Plan::made2;
-constexpr float nothing = Plan::largest ? -3.402823466e38f : 0.0f;
 
 __device__ __forceinline__ float take(float own, float other) {
   if constexpr (Plan::largest) return ac::is_nan(own) || own > other ? own : other;
@@ -25,8 +24,7 @@ __device__ __forceinline__ float window(const Elements& elements, long long oute
   const int first0 = place / (Plan::made1 * Plan::made2) * Plan::step0 - Plan::pad0;
   const int first1 = place / Plan::made2 % Plan::made1 * Plan::step1 - Plan::pad1;
   const int first2 = place % Plan::made2 * Plan::step2 - Plan::pad2;
-  float found = nothing;
-  bool any = false;
+  float found = Plan::largest ? __int_as_float(static_cast<int>(0xff800000u)) : 0.0f;  // minus infinity, or nothing
   int inside = 0;
 #pragma unroll Plan::unroll0
   for (int j0 = 0; j0 < Plan::window0; ++j0) {
@@ -41,14 +39,12 @@ __device__ __forceinline__ float window(const Elements& elements, long long oute
       for (int j2 = 0; j2 < Plan::window2; ++j2) {
         const int i2 = first2 + j2 * Plan::apart2;
         if (i2 < 0 || i2 >= Plan::extent2) continue;
-        const float value = elements.element(line + i2);
-        found = Plan::largest && !any ? value : take(found, value);
-        any = true;
+        found = take(found, elements.element(line + i2));
         ++inside;
       }
     }
   }
-  if constexpr (Plan::largest) return any ? found : __int_as_float(static_cast<int>(0xff800000u));
+  if constexpr (Plan::largest) return found;
   return found / static_cast<float>(Plan::divisor > 0 ? Plan::divisor : inside);
 }
 

@@ -72,13 +72,13 @@ def _step(match: Match) -> int:
 def _rows(match: Match, target: Target) -> list[Point]:
     rows, columns, step = match.integer("outer"), match.integer("columns"), _step(match)
     threads = [t for t in (256, 512, 128, 1024) if t == 128 or t * step <= 2 * columns]
-    blocks: list[Point] = [{"path": "rows", "threads": t, "warps_per_row": t // WARP, "splits": 1} for t in threads]
-    warp: list[Point] = [{"path": "rows", "threads": t, "warps_per_row": 1, "splits": 1} for t in (128, 256)]
+    blocks: list[Point] = [{"path": "scan", "threads": t, "warps_per_row": t // WARP, "splits": 1} for t in threads]
+    warp: list[Point] = [{"path": "scan", "threads": t, "warps_per_row": 1, "splits": 1} for t in (128, 256)]
     parts: list[Point] = []
     if rows < min(2 * target.sm_count, MOST_ROWS):
         most = columns // SHORTEST_PART
         splits = {min(-(-waves * target.sm_count // rows), most) for waves in WAVES}
-        parts = [{"path": "rows", "threads": t, "warps_per_row": t // WARP, "splits": s}
+        parts = [{"path": "scan", "threads": t, "warps_per_row": t // WARP, "splits": s}
                  for t in (256, 512) for s in sorted((s for s in splits if s > 1), reverse=True)]
     short = columns <= WARP * step * 4
     return [*parts, *([*warp, *blocks] if short else [*blocks, *(warp[:1] if columns <= WARP * step * 32 else [])])]
@@ -87,14 +87,14 @@ def _rows(match: Match, target: Target) -> list[Point]:
 def _strided(match: Match) -> list[Point]:
     columns, inner, vector = match.integer("columns"), match.integer("inner"), _step(match)
     steps = (vector, 1) if inner >= WARP * vector // 2 else (1,)
-    return [{"path": "strided", "warps": warps, "step": step} for step in steps for warps in (8, 4, 16, 1)
+    return [{"path": "scan_strided", "warps": warps, "step": step} for step in steps for warps in (8, 4, 16, 1)
             if warps == 1 or warps * LINES <= 2 * columns]
 
 
 def lower_scan(match: Match, schedule: Schedule, target: Target) -> StepSource:
     """One launch; two with a workspace where rows are dealt out in parts."""
     pdl = target.has(Feature.GRIDDEPCONTROL)
-    return _lower_strided(match, schedule, pdl) if schedule["path"] == "strided" else _lower_rows(match, schedule, pdl)
+    return _lower_strided(match, schedule, pdl) if schedule["path"] == "scan_strided" else _lower_rows(match, schedule, pdl)
 
 
 def _plan(match: Match, step: int, pdl: bool) -> Plan:

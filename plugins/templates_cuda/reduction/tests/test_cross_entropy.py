@@ -21,7 +21,7 @@ from agentcompile_validator_emulation.testing import TORCH, Emulated, aligned
 H200 = preset("h200")
 FAMILY = ReductionFamily()
 FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-BLOCK, WARP = ({"path": "classes", "threads": 64, "warps_per_row": warps} for warps in (2, 1))
+BLOCK, WARP = ({"path": "cross_entropy", "threads": 64, "warps_per_row": warps} for warps in (2, 1))
 
 
 def run(pair: tuple[Match, Graph], point: dict[str, int | str], given_: tuple[torch.Tensor, torch.Tensor], options: object = None,
@@ -45,7 +45,7 @@ def test_within_budget(reduction: str, point: dict[str, int | str], before: str,
     rows, columns = data.draw(st.sampled_from((1, 3, 9))), data.draw(st.sampled_from((2, 7, 255, 1032)))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     x = torch.randn(rows, columns, generator=generator) * data.draw(st.sampled_from((1.0, 30.0)))
-    x.view(-1)[data.draw(st.integers(0, x.numel() - 1))] = data.draw(st.sampled_from((0.0, -math.inf, math.nan)))
+    x.view(-1)[data.draw(st.integers(0, x.numel() - 1))] = data.draw(st.sampled_from((0.0, math.inf, -math.inf, math.nan)))
     classes = torch.randint(0, columns, (rows,), generator=generator)
     classes[data.draw(st.integers(0, rows - 1))] = data.draw(st.sampled_from((-100, 0, columns - 1)))
     pair = cross_entropy_case(rows=rows, columns=columns, reduction=reduction, before=before, dtype=dtype)

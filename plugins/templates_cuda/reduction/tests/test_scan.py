@@ -20,9 +20,9 @@ from agentcompile_validator_emulation.testing import TORCH, Emulated, aligned
 H200 = preset("h200")
 FAMILY = ReductionFamily()
 FEW = settings(max_examples=5, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-WARP = {"path": "rows", "threads": 64, "warps_per_row": 1, "splits": 1}
-PARTS = {"path": "rows", "threads": 64, "warps_per_row": 2, "splits": 3}
-COLUMN = {"path": "strided", "warps": 3, "step": 4}
+WARP = {"path": "scan", "threads": 64, "warps_per_row": 1, "splits": 1}
+PARTS = {"path": "scan", "threads": 64, "warps_per_row": 2, "splits": 3}
+COLUMN = {"path": "scan_strided", "warps": 3, "step": 4}
 
 
 def run(pair: tuple[Match, Graph], point: dict[str, int | str], x: torch.Tensor, offset: int = 0, options: object = None,
@@ -81,7 +81,7 @@ def test_spaces_fit_their_shapes_and_rejects_explain() -> None:
         points = FAMILY.space(scan_case(shape=shape, axis=axis)[0], H200).points
         assert 0 < len(points) == len(set(points)) <= 24 and points[0]["splits"] == splits, shape
     assert FAMILY.space(scan_case(shape=(65536, 256))[0], H200).points[0]["warps_per_row"] == 1
-    assert {p["path"] for p in FAMILY.space(scan_case(shape=(65536, 256), axis=0)[0], H200).points} == {"strided"}
+    assert {p["path"] for p in FAMILY.space(scan_case(shape=(65536, 256), axis=0)[0], H200).points} == {"scan_strided"}
     match = scan_case(shape=(4, 64))[0]
     changed = evolve(match, attributes=tuple((k, "max" if k == "op" else v) for k, v in match.attributes))
     assert "max" in FAMILY.accepts(changed, H200).reason
