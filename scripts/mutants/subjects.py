@@ -349,7 +349,8 @@ TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
     ("norm", "looped"): "norm_looped.cu", ("reduction", "strided"): "reduction_strided.cu",
-    **{("reduction", name): f"{name}.cu" for name in ("scan", "scan_strided", "pool", "cross_entropy")}, ("gemm", "tensor"): "gemm_tensor.cu",
+    **{("reduction", name): f"{name}.cu" for name in ("scan", "scan_strided", "pool", "cross_entropy")},
+    ("gemm", "tensor"): "gemm_tensor.cu",
     ("elementwise", "strided"): "strided_copy.cu",
     ("experts", "columns"): "experts_columns.cu", ("experts", "stream"): "experts_stream.cu",
 }
