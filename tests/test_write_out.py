@@ -42,6 +42,7 @@ KEPT = {
     "swapped": (lambda x, y, z: F.triplet_margin_loss(x, y, z, swap=True), (X, Y, Z), "triplet_margin_loss"),
     "cubes": (lambda x, y: F.pairwise_distance(x, y, p=3.0), (X, Y), "pairwise_distance"),
     "windows that meet": (lambda x: F.adaptive_avg_pool2d(x, 5), (IMAGE,), "adaptive_avg_pool2d"),
+    "dot in half precision": (torch.dot, (X[0].half(), Y[0].half()), "dot"),
     "half precision": (F.cosine_similarity, (X.half(), Y.half()), "cosine_similarity"),
 }
 

@@ -150,6 +150,9 @@ def _pool(axes: int) -> _Write:
 
 
 def _dot(writer: Writer, node: Node) -> Ref | None:
+    """In float32: in half precision the products would be rounded."""
+    if writer.spec(argument_of(node, "self")).dtype.value not in _WIDE:
+        return None
     return writer.add("aten.sum.default", writer.add("aten.mul.Tensor", argument_of(node, "self"), argument_of(node, "tensor")))
 
 
