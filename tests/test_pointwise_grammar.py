@@ -51,7 +51,8 @@ CHAINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squares": lambda x, y: (x * y) * (1 - x), "signs": lambda x, y: torch.where(x > y, x * 2, y - 1),
     "at_most": lambda x, y: torch.where(x <= 0.5, x, 0.0) + y, "equal": lambda x, y: torch.where(x.floor() == y.floor(), x, y),
     "xielu": lambda x, y: torch.where(x > 0, 0.8 * x * x + 0.5 * x, (torch.expm1(torch.min(x, y)) - x) * 0.3 + 0.5 * x),
-    "filled": lambda x, y: x.masked_fill(x > y, -3.0) * y, "softsign": lambda x, y: F.softsign(x) * y, "distance": lambda x, y: (x - y).abs() ** 2,
+    "filled": lambda x, y: x.masked_fill(x > y, -3.0) * y,
+    "softsign": lambda x, y: F.softsign(x) * y, "distance": lambda x, y: (x - y).abs() ** 2,
 }
 
 

@@ -30,7 +30,6 @@ STEPS = (1, 1, 1, 0)  # of 16 bits, from which the elements of ``swamped_mean`` 
 SPREADS = ("var", "std")
 ROUNDED_AGAIN = ("mean",)  # what is stored is neither the sum itself nor a root, which halves its error
 ADDED = ("sum", "mean", "l1", "l2", *SPREADS)  # the operators that add up
-EXPONENTIALS = "logsumexp"  # adds up what a softmax does
 BEYOND_FP16 = 2.0**17
 MOST_TERMS = 1 << 16  # of a reduction's row; what lies behind is zero, since processors add some rows one by one
 DRAWN_FACTORS = (InputFamily.NORMAL, InputFamily.NORMAL_SMALL, InputFamily.SPIKY)  # the others keep their zeros, ends and ties
@@ -40,10 +39,8 @@ MOST_LARGE = 256  # in a row: with more, long sums in float32 that are added one
 def families(match: Match) -> tuple[str, ...]:
     """Those of a softmax or a reduction: by the type of its result, and by what it adds up."""
     out, op = match.operand("out"), match.text("op", "")
-    if out is None or out.spec.dtype not in NARROW or (op and op not in (*ADDED, EXPONENTIALS)):
+    if out is None or out.spec.dtype not in NARROW or (op and op not in ADDED):
         return ()
-    if op == EXPONENTIALS:
-        return (SWAMPED,)
     if op:
         return (SWAMPED, *([SWAMPED_MEAN] if op in SPREADS else [OFF_STEP] if op in ROUNDED_AGAIN else []))
     return (SWAMPED, SWAMPED_HALF, OFF_STEP) if out.spec.dtype is DType.BF16 else (SWAMPED, OFF_STEP)
@@ -51,7 +48,7 @@ def families(match: Match) -> tuple[str, ...]:
 
 def of_rows(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
     """An operand of either kind in these families; None: as the core draws it."""
-    make = _terms if match.text("op", EXPONENTIALS) != EXPONENTIALS else _weights
+    make = _terms if match.text("op", "") else _weights
     found, index = make(match, case, device)
     if found is None:
         return None
