@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         ValueKind as ValueKind, Workload as Workload,
     )
     from .ir.kind_names import (
-        ARGMAX as ARGMAX, ATTENTION as ATTENTION, ELEMENTWISE as ELEMENTWISE, EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
-        LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, REDUCTION as REDUCTION, ROPE as ROPE,
-        ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SOFTMAX as SOFTMAX,
+        ARGMAX as ARGMAX, ATTENTION as ATTENTION, CROSS_ENTROPY as CROSS_ENTROPY, ELEMENTWISE as ELEMENTWISE,
+        EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
+        LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, POOL as POOL,
+        REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SCAN as SCAN, SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Needs as Needs, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
@@ -117,8 +118,8 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM"
-                     " REDUCTION ROPE ROPE_TABLE ROUTER SOFTMAX",
+    "ir.kind_names": "ARGMAX ATTENTION CROSS_ENTROPY ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM POOL"
+                     " REDUCTION ROPE ROPE_TABLE ROUTER SCAN SOFTMAX",
     "ir.plan": "Cover Fusion Needs Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",

@@ -51,7 +51,7 @@ KIND = ACME.CUMULATIVE_SCALE
 
 
 def cumulative_graph():
-    """silu, then what no kind of the project's own serves: cumsum and a multiplication by a weight."""
+    """silu, then what no kind of the project's own takes as one: cumsum and a multiplication by a weight."""
     draft, shape = cases.Draft(), (1, ROWS, COLUMNS)
     active = draft.one("aten.silu.default", (draft.given("x", shape, DType.F32),), shape, DType.F32)
     total = draft.one("aten.cumsum.default", (active, -1), shape, DType.F32)
@@ -92,7 +92,7 @@ def test_it_is_found_in_a_module_as_it_is_captured():
     graphs = frontend.capture(frontend.load(model, {"example_inputs": (torch.randn(1, 16),)}), Workload(dtype=DType.F32, max_context=16))
     (summary,) = analyze(graphs.graphs[0], ctx).summaries
     assert {m.kind: m.flops for m in summary.matches} == {
-        "linear": 2 * 16 * COLUMNS + COLUMNS, "cumulative_scale": 2 * COLUMNS, "elementwise": COLUMNS}
+        "linear": 2 * 16 * COLUMNS + COLUMNS, "cumulative_scale": 2 * COLUMNS, "elementwise": COLUMNS, "scan": COLUMNS}
 
 
 def test_inputs_are_drawn_as_the_kind_says(analyzed):
@@ -154,9 +154,9 @@ def step(match):
 def test_an_advisor_may_use_its_label_and_no_other_new_one(analyzed):
     _, region, summary, _ = analyzed
     question = Question(summary=summary, space=PlanSpace(signature=region.signature, steps=(), covers=(), rejects=()), target="h200")
-    assert question.labels == (*map(str, SemanticLabel), "cumulative_scale")
+    assert set(question.labels) == {*map(str, SemanticLabel), "cumulative_scale", "scan"}
     assert answer_schema(question.labels)["properties"]["label"]["anyOf"][0]["enum"] == list(question.labels)
-    assert question_json(question)["region"]["labels"] == ["cumulative_scale"]
+    assert question_json(question)["region"]["labels"] == ["cumulative_scale", "scan"]
     answer = read_answer('{"label": "cumulative_scale"}', question.space, question.labels)
     assert screen(answer, question)[0].label == "cumulative_scale" and not answer.refused
     assert read_answer('{"label": "made_up"}', question.space, question.labels).refused[0].rule == "J3"
@@ -252,7 +252,7 @@ def test_a_kind_that_counts_nonsense_costs_its_matches_and_not_the_run(method, a
     plain, _ = matched(ACME.CumulativeRule(), graph)
     ctx = context(("odd", plugin(Silent("odd", kind, found=(plain,)))), strict=False)
     analysis = analyze(graph, ctx)
-    assert {m.kind for region in analysis.regions for m in region.matches} == {"elementwise"}
+    assert {m.kind for region in analysis.regions for m in region.matches} == {"elementwise", "scan"}
     assert [f.plugin for f in ctx.catalog.failures] == ["odd/odd"]
 
 

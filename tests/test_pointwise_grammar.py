@@ -37,16 +37,21 @@ ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "floor": torch.floor, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "inverse": lambda x: x**-1,
     "inverse_square": lambda x: x**-2, "cube": lambda x: x**3, "reciprocal": torch.reciprocal, "rsub": lambda x: 1 - x,
     "rsub_alpha": lambda x: torch.rsub(x, 2.0, alpha=0.5), "abs": torch.abs, "exp": torch.exp, "gelu": F.gelu, "silu": F.silu,
+    "softshrink": lambda x: F.softshrink(x, 0.4), "hardshrink": F.hardshrink, "threshold": lambda x: F.threshold(x, 0.1, 20.0),
 }
 TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "maximum": torch.maximum, "minimum": torch.minimum, "min": torch.min, "max": torch.max, "add": lambda x, y: torch.add(x, y, alpha=0.3),
-    "sub": lambda x, y: torch.sub(x, y, alpha=2), "div": torch.div,
+    "sub": lambda x, y: torch.sub(x, y, alpha=2), "div": torch.div, "mse": lambda x, y: F.mse_loss(x, y, reduction="none"),
+    "smooth": lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.7), "huber": lambda x, y: F.huber_loss(x, y, "none", 0.3),
+    "scores": lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+    "divergence": lambda x, y: F.kl_div(x, y, reduction="none"), "margin": lambda x, y: F.soft_margin_loss(x, y, reduction="none"),
 }
 IN_STEPS = ("erf",)  # outside of whole vectors processors compute it in the element type itself, which no device does
 CHAINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squares": lambda x, y: (x * y) * (1 - x), "signs": lambda x, y: torch.where(x > y, x * 2, y - 1),
     "at_most": lambda x, y: torch.where(x <= 0.5, x, 0.0) + y, "equal": lambda x, y: torch.where(x.floor() == y.floor(), x, y),
     "xielu": lambda x, y: torch.where(x > 0, 0.8 * x * x + 0.5 * x, (torch.expm1(torch.min(x, y)) - x) * 0.3 + 0.5 * x),
+    "filled": lambda x, y: x.masked_fill(x > y, -3.0) * y,
     "softsign": lambda x, y: F.softsign(x) * y, "distance": lambda x, y: (x - y).abs() ** 2,
 }
 

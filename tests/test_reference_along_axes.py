@@ -15,7 +15,7 @@ OPERATORS = {
     "sum": ("aten.sum.dim_IntList", (1,)), "mean": ("aten.mean.dim", (1, 2)), "amax": ("aten.amax.default", (1,)),
     "min": ("aten.min.default",), "l1": ("aten.linalg_vector_norm.default", 1, (1,)),
     "l2": ("aten.linalg_vector_norm.default", 2, (2,), True), "norm of all": ("aten.linalg_vector_norm.default",),
-    "variance": ("aten.var.correction", (1,)),
+    "variance": ("aten.var.correction", (1,)), "running sum": ("aten.cumsum.default", 1), "exponentials": ("aten.logsumexp.default", (1,)),
     "deviation": ("aten.std.dim", (2,), False), "variance of all": ("aten.var.default", True),
 }
 PLACES = {"max": ("aten.max.dim", 1), "min": ("aten.min.dim", 2, True), "argmax": ("aten.argmax.default", 1),
@@ -68,6 +68,30 @@ def test_products_inside_the_range(seed: int, columns: int) -> None:
     (value, bound), = expected.items()
     assert compare(b.results[value], bound).ok and bool(bound.error.isfinite().all())
     assert not compare((bound.value * 1.001).float(), bound).ok
+
+
+@DRAWS
+@given(seed=st.integers(0, 2**31), columns=st.sampled_from([2, 30, 300]), put=st.sampled_from([1.0, 0.0, float("inf"), float("nan")]))
+def test_running_products_inside_the_range(seed: int, columns: int, put: float) -> None:
+    drawn = torch.randn(4, columns, generator=torch.Generator().manual_seed(seed))
+    drawn = drawn.sign() * (drawn.abs() / columns**0.5).exp()
+    drawn[2, columns // 2] = put
+    b, expected = called(("aten.cumprod.default", 1), drawn)
+    (value, bound), = expected.items()
+    assert compare(b.results[value], bound).ok and bool(bound.error.isfinite().all())
+    assert not compare((bound.value * 1.001).float(), bound).ok
+
+
+def test_of_a_running_sum_that_may_leave_the_range_only_what_is_settled_is_demanded() -> None:
+    inf, nan = float("inf"), float("nan")
+    rows = torch.tensor([[3e38, 3e38, -3e38, -inf, 1.0], [1.0, inf, 1.0, -inf, 1.0], [1.0, nan, 1.0, 1.0, 1.0]])
+    _, expected = called(("aten.cumsum.default", 1), rows)
+    (bound,) = expected.values()
+    assert compare(torch.tensor([[3e38, inf, inf, nan, nan], [1.0, inf, inf, nan, nan], [1.0, nan, nan, nan, nan]]), bound).ok
+    for row, place, wrong in ((1, 2, 9.0), (1, 3, inf), (2, 0, nan), (2, 1, 1.0), (0, 0, inf)):
+        seen = torch.where(bound.value.isnan(), nan, bound.value).float()
+        seen[row, place] = wrong
+        assert not compare(seen, bound).ok, (row, place)
 
 
 def test_of_a_product_that_may_leave_the_range_only_what_is_settled_is_demanded() -> None:

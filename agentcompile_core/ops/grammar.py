@@ -6,6 +6,7 @@ from attrs import define, field
 
 from ..ir.expression import PointwiseKind
 from ..ir.graph import Argument, DType, Node, Ref
+from .losses import LOSSES, plus_softly, write_loss
 from .region_view import RegionView
 from .schema import argument
 
@@ -201,18 +202,12 @@ def _elu(steps: _Steps, node: Node) -> bool:
     return scale != 0.0
 
 
-def _softplus_of(steps: _Steps, x: Argument) -> Ref:
-    """max(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels."""
-    tail = steps.add(K.LOG1P, steps.add(K.EXP, steps.add(K.NEG, steps.add(K.ABS, x))))
-    return steps.add(K.ADD, steps.add(K.MAX, x, 0.0), tail)
-
-
 def _softplus(steps: _Steps, node: Node) -> bool:
     beta, threshold = _number(node, "beta"), _number(node, "threshold")
     if beta is None or threshold is None or beta <= 0.0 or threshold < SMOOTH_FROM:
         return False
     x = argument(node, "self")
-    plus = _softplus_of(steps, x if beta == 1.0 else steps.add(K.MUL, x, beta))
+    plus = plus_softly(steps, x if beta == 1.0 else steps.add(K.MUL, x, beta))
     if beta != 1.0:
         steps.add(K.DIV, plus, beta)
     return True
@@ -220,12 +215,12 @@ def _softplus(steps: _Steps, node: Node) -> bool:
 
 def _mish(steps: _Steps, node: Node) -> bool:
     x = argument(node, "self")
-    steps.add(K.MUL, x, steps.add(K.TANH, _softplus_of(steps, x)))
+    steps.add(K.MUL, x, steps.add(K.TANH, plus_softly(steps, x)))
     return True
 
 
 def _log_sigmoid(steps: _Steps, node: Node) -> bool:
-    steps.add(K.NEG, _softplus_of(steps, steps.add(K.NEG, argument(node, "self"))))
+    steps.add(K.NEG, plus_softly(steps, steps.add(K.NEG, argument(node, "self"))))
     return True
 
 
@@ -234,7 +229,35 @@ def _where(steps: _Steps, node: Node) -> bool:
     return True
 
 
+def _masked_fill(steps: _Steps, node: Node) -> bool:
+    steps.add(K.WHERE, *(argument(node, name) for name in ("mask", "value", "self")))
+    return True
+
+
+def _shrink(steps: _Steps, node: Node) -> bool:
+    """hardshrink: x beyond lambda; softshrink: x less lambda there, towards zero; a NaN stays one."""
+    x, bound = argument(node, "self"), _number(node, "lambd")
+    if bound is None or bound < 0.0:
+        return False
+    if node.op == "aten.hardshrink.default":
+        steps.add(K.WHERE, steps.add(K.AT_LEAST, x, -bound), steps.add(K.WHERE, steps.add(K.AT_LEAST, bound, x), 0.0, x), x)
+    else:
+        inside = steps.add(K.MIN, steps.add(K.MAX, x, -bound), bound)
+        steps.add(K.SUB, x, inside)
+    return True
+
+
+def _threshold(steps: _Steps, node: Node) -> bool:
+    x, bound, value = argument(node, "self"), _number(node, "threshold"), _number(node, "value")
+    if bound is None or value is None:
+        return False
+    steps.add(K.WHERE, steps.add(K.AT_LEAST, bound, x), value, x)
+    return True
+
+
 _WRITTEN_OUT: dict[str, _WriteOut] = {
+    **dict.fromkeys(LOSSES, write_loss), "aten.masked_fill.Scalar": _masked_fill, "aten.threshold.default": _threshold,
+    **dict.fromkeys(("aten.hardshrink.default", "aten.softshrink.default"), _shrink),
     "aten.gelu.default": _gelu, "aten.reciprocal.default": _reciprocal, "aten.leaky_relu.default": _leaky_relu,
     **dict.fromkeys(("aten.elu.default", "aten.selu.default", "aten.celu.default"), _elu),
     "aten.softplus.default": _softplus, "aten.mish.default": _mish, "aten.log_sigmoid.default": _log_sigmoid,

@@ -17,7 +17,7 @@ ACTIVATIONS = ("", "silu", "gelu", "relu", "tanh", "sigmoid")
 POINTWISE = ("add", "sub", "mul", "div", "silu", "gelu", "relu", "tanh", "sigmoid", "exp", "neg", "sqrt", "rsqrt", "abs")
 REDUCTIONS = ("aten.sum.dim_IntList", "aten.mean.dim", "aten.amax.default", "aten.amin.default", "aten.prod.dim_int",
               "aten.linalg_vector_norm.default", "aten.std.dim", "aten.var.dim", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
-              "aten.argmin.default")
+              "aten.argmin.default", "aten.logsumexp.default")
 Draw = random.Random
 
 
@@ -116,6 +116,23 @@ def _reduction(draw: Draw) -> Pair:
                                before=draw.choice(((), ("mul",), ("exp",), ("sub", "abs"))), dtype=dtype)
 
 
+def _scan(draw: Draw) -> Pair:
+    shape, axis = _shape(draw)
+    return made.scan_case(shape=shape, axis=draw.choice((-1, axis)), product=draw.random() < 0.2, reverse=draw.random() < 0.4,
+                          before=draw.choice(((), ("mul",), ("sub", "abs"))), dtype=_type(draw))
+
+
+def _pool(draw: Draw) -> Pair:
+    windows = [(w, draw.randint(1, w), draw.randint(0, w // 2)) for w in (draw.randint(1, 7) for _ in range(draw.randint(1, 3)))]
+    shape = (size(draw, 1, 256), *(size(draw, window[0], 512) for window in windows))
+    return made.pool_case(shape=shape, windows=windows, op=draw.choice(("largest", "mean", "inside")), dtype=_type(draw))
+
+
+def _cross_entropy(draw: Draw) -> Pair:
+    return made.cross_entropy_case(rows=size(draw, 1, 8192), columns=size(draw, 1, 300000), dtype=_type(draw),
+                                   reduction=draw.choice(("mean", "sum", "none")), before=draw.choice(("", "tanh")))
+
+
 def _argmax(draw: Draw) -> Pair:
     return made.argmax_case(n=size(draw, 1, 300000), advance=draw.random() < 0.5, dtype=_type(draw))
 
@@ -160,6 +177,7 @@ MAKERS: tuple[Callable[[Draw], Pair], ...] = (
     _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _norm, _elementwise, _experts, _linear, _matmul, _attention,
     _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
     *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()),
+    *((_scan, _pool, _cross_entropy) if hasattr(made, "cross_entropy_case") else ()),
 )
 
 

@@ -19,7 +19,8 @@ from .text import Edit, line_at, line_of, statement_before
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
 NOT_MUTATED = ("agentcompile/ptx.cuh",)
 # Families and templates that joined a sample that was judged: what came together has places of its own, and what was drawn stays.
-JOINED = (("gemm",), ("experts", "router"), ("masked_attention",), ("experts_stream.cu",))
+JOINED = (("gemm",), ("experts", "router"), ("masked_attention",), ("experts_stream.cu",),
+          ("scan.cu", "scan_strided.cu", "pool.cu", "cross_entropy.cu"))
 PLACE_OF_JOINED = 12  # every twelfth
 LATER = ("other_element",)  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")
@@ -100,8 +101,11 @@ def turn_of(place: int) -> int:
 def _files_of(names: Collection[str]) -> frozenset[str]:
     """The templates of families and the headers that are theirs alone; of a family those templates that are not named themselves."""
     alone = {name for group in JOINED for name in group}
-    return frozenset(file for subject in subjects().values() if (subject.template if subject.template in alone else subject.family) in names
-                     for file in (subject.template, *_own(subject)))
+    mine, others = set(), set()
+    for subject in subjects().values():
+        joined = (subject.template if subject.template in alone else subject.family) in names
+        (mine if joined else others).update((subject.template, *_own(subject)))
+    return frozenset(mine - others if all(name.endswith(".cu") for name in names) else mine)
 
 
 def _own(subject: Subject) -> list[str]:

@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 
 from ...errors import AgentCompileError
+from ...ir.graph import DType
 from ..dtypes import torch_dtype
 from . import pointwise
-from .bounded import SPREAD, TAIL, U32, Bounded, exact, in_blocks, overflowing
+from .bounded import SPREAD, STORED, TAIL, U32, UNIT_ROUNDOFF, Bounded, exact, in_blocks, overflowing
 from .calls import Call
+from .reductions import scores, total
 
 SMALLEST = 2.0**-149
 SMALLEST_NORMAL = -126.0  # as a power of two
 LANES = 4.0  # of one-by-one sums of squares: processors have at least so many
 RUNNING = 4.0  # roundings of a mean that is carried along
 EVEN = 1.6  # as SPREAD, where all roundings count alike
+LOGARITHM = 3.0  # roundings of a logarithm, and of its sum with the largest element
 FLUSHED_SQUARE = 2.0**-62  # squares of smaller numbers are below what float32 keeps in full
 Rule = Callable[[Call], tuple[Bounded, ...]]
 
@@ -31,7 +34,7 @@ def _keepdim(call: Call) -> bool:
     return bool(call.arguments.get("keepdim", False))
 
 
-def _floats(call: Call, name: str = "self") -> Bounded:
+def floats(call: Call, name: str = "self") -> Bounded:
     """The operand, a float; a ``dtype`` that would change it before it is used is refused."""
     x = call.bounded(name)
     operand = call.graph.spec(call.node.inputs[0]).dtype
@@ -43,7 +46,7 @@ def _floats(call: Call, name: str = "self") -> Bounded:
 
 def _extreme(largest: bool) -> Rule:
     def rule(call: Call) -> tuple[Bounded, ...]:
-        x = _floats(call)
+        x = floats(call)
         pick = torch.amax if largest else torch.amin
         axes, keepdim = _axes(call, x.value), _keepdim(call)
         value = pick(x.value, axes, keepdim)
@@ -69,7 +72,7 @@ def _index(call: Call) -> tuple[Bounded, ...]:
 
 
 def _exact_operand(call: Call) -> Bounded:
-    x = _floats(call)
+    x = floats(call)
     if not x.is_exact:
         raise AgentCompileError(f"the reference has no error rule for {call.node.op} of computed values; they stay on the framework")
     return x
@@ -90,7 +93,7 @@ def _prod(call: Call) -> tuple[Bounded, ...]:
 
     On processors torch rounds each to a shorter element type, whose results no bound could tell from wrong ones.
     """
-    x = _floats(call)
+    x = floats(call)
     axes = _axes(call, x.value)
     wide = x.value.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.value.reshape(1)
     error = x.error.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.error.reshape(1)
@@ -119,7 +122,7 @@ def _settled(x: Tensor, error: Tensor, value: Tensor, largest: Tensor) -> Tensor
 
 
 def _vector_norm(call: Call) -> tuple[Bounded, ...]:
-    x, order = _floats(call), call.arguments.get("ord", call.arguments.get("p", 2))
+    x, order = floats(call), call.arguments.get("ord", call.arguments.get("p", 2))
     axes, keepdim = _axes(call, x.value), _keepdim(call)
     count = 1
     for axis in axes:
@@ -140,13 +143,39 @@ def _vector_norm(call: Call) -> tuple[Bounded, ...]:
     return (Bounded(value, overflowing(torch.where(x.error.sum(axes, keepdim) == 0, error, error + spread), squares)),)
 
 
+def _logsumexp(call: Call) -> tuple[Bounded, ...]:
+    """The logarithm of a sum errs by what the sum errs of itself; beside it stand the largest element and the sum of both.
+
+    In half precision torch rounds the differences, their exponentials, the sum and its logarithm to the element type.
+    """
+    x = floats(call)
+    axes = _axes(call, x.value)
+    flat = Bounded(_last(x.value, axes), _last(x.error, axes))
+    value = flat.value.logsumexp(-1)
+    largest = flat.value.amax(-1).abs().nan_to_num(posinf=0.0)
+    probability, below, noise, shared = scores(flat, -1)
+    relative = total(probability, -1, call.length(max(1, flat.value.shape[-1]))).amax(-1)
+    logarithm = (value - flat.value.amax(-1)).abs().nan_to_num(posinf=0.0)
+    error = shared.squeeze(-1) + 0.5 * noise.amax(-1) ** 2 + relative + LOGARITHM * U32 * (logarithm + largest)
+    if call.dtype in (DType.F16, DType.BF16):
+        apart = (probability.nan_to_num() * below).sum(-1)
+        error = error + STORED * UNIT_ROUNDOFF[call.dtype] * (2.0 + apart + logarithm)
+    shape = call.run({name: given.value if isinstance(given, Bounded) else given for name, given in call.arguments.items()}).shape
+    return (Bounded(value.reshape(shape), torch.where(value.isfinite(), error, 0.0).reshape(shape)),)
+
+
+def _last(x: Tensor, axes: list[int]) -> Tensor:
+    """``axes`` as one axis behind all others."""
+    return x.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.reshape(1)
+
+
 def _variance(root: bool) -> Rule:
     """Variance or deviation: errors of elements are independent, that of the mean adds its square.
 
     An element's distance is taken from a mean so far, which is rounded again with every element (Welford).
     """
     def rule(call: Call) -> tuple[Bounded, ...]:
-        x = _floats(call)
+        x = floats(call)
         axes, keepdim = _axes(call, x.value), _keepdim(call)
         count = 1
         for axis in axes:
@@ -192,7 +221,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.max.dim", "aten.min.dim"), _extreme_with_index),
     **dict.fromkeys(("aten.argmax.default", "aten.argmin.default"), _index),
     **dict.fromkeys(("aten.prod.default", "aten.prod.dim_int"), _prod),
-    "aten.linalg_vector_norm.default": _vector_norm,
+    "aten.linalg_vector_norm.default": _vector_norm, "aten.logsumexp.default": _logsumexp,
     **dict.fromkeys(("aten.var.correction", "aten.var.dim", "aten.var.default"), _variance(False)),
     **dict.fromkeys(("aten.std.correction", "aten.std.dim", "aten.std.default"), _variance(True)),
 }

@@ -1,4 +1,4 @@
-"""Error rules of norms by channel: of groups of channels, of instances, and by given statistics, of images and signals [N, C, ..]."""
+"""Error rules of norms of rows, and by channel of images and signals [N, C, ..]: of groups, of instances, by given statistics."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from ...errors import AgentCompileError
 from .bounded import U32, Bounded, overflowing, times
 from .calls import Call
-from .reductions import layer_norm
+from .reductions import layer_norm, rms_norm
 
 Rule = Callable[[Call], tuple[Bounded, ...]]
 SHIFTED = 3.0  # roundings of x * scale + shift, of which scale and shift are made before
@@ -73,6 +73,36 @@ def _per_channel(given: Tensor, like: Tensor) -> Tensor:
     return given.reshape(1, -1, *(1,) * (like.dim() - 2))
 
 
+def _rms(call: Call) -> tuple[Bounded, ...]:
+    x, depth = _rows(call)
+    if call["eps"] is None:
+        raise AgentCompileError("the reference has no error rule for aten.rms_norm.default with an eps that depends on the element type;"
+                                " it stays on the framework")
+    return (_as_given(call, rms_norm(x, _flat(call["weight"]), float(call["eps"]), False, None, depth)),)
+
+
+def _layer(call: Call) -> tuple[Bounded, ...]:
+    x, depth = _rows(call)
+    return (_as_given(call, layer_norm(x, _flat(call["weight"]), _flat(call["bias"]), float(call["eps"]), depth)),)
+
+
+def _rows(call: Call) -> tuple[Bounded, int]:
+    """The operand with all axes that are normalized as its last one, and the length of a row."""
+    x, axes = call.bounded("input"), len(call["normalized_shape"])
+    rows = Bounded(x.value.flatten(-axes), x.error.flatten(-axes))
+    return rows, call.length(rows.value.shape[-1])
+
+
+def _flat(parameter: Bounded | None) -> Bounded | None:
+    return None if parameter is None else Bounded(parameter.value.reshape(-1), parameter.error.reshape(-1))
+
+
+def _as_given(call: Call, rows: Bounded) -> Bounded:
+    shape = call.bounded("input").value.shape
+    return Bounded(rows.value.reshape(shape), rows.error.reshape(shape))
+
+
 RULES: dict[str, Rule] = {
+    "aten.rms_norm.default": _rms, "aten.layer_norm.default": _layer,
     "aten.group_norm.default": _group_norm, "aten.instance_norm.default": _instance_norm, "aten.batch_norm.default": _batch_norm,
 }

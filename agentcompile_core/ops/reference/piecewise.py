@@ -96,7 +96,31 @@ def _floor(call: Call) -> tuple[Bounded, ...]:
     return (pointwise.floor(_wide(call.bounded("self"))),)
 
 
+def _threshold(call: Call) -> tuple[Bounded, ...]:
+    x = _wide(call.bounded("self"))
+    bound, value = (pointwise.bounded(call[name], x.value, call.dtype) for name in ("threshold", "value"))
+    return (pointwise.where(pointwise.compared(x.value <= bound.value, x, bound), value, x),)
+
+
+def _softshrink(call: Call) -> tuple[Bounded, ...]:
+    """x less what of it lies between the bounds."""
+    x, bound = _wide(call.bounded("self")), float(call["lambd"])
+    low, high = (pointwise.bounded(sign * bound, x.value, call.dtype) for sign in (-1.0, 1.0))
+    inside = pointwise.smaller(pointwise.larger(x, low), high)
+    value = x.value - inside.value
+    beyond = x.value.abs() > bound
+    return (Bounded(value, torch.where(beyond | (x.error > 0), x.error + U32 * value.abs() + high.error, 0.0)),)
+
+
+def _hardshrink(call: Call) -> tuple[Bounded, ...]:
+    x = _wide(call.bounded("self"))
+    bound, zero = (pointwise.bounded(number, x.value, call.dtype) for number in (float(call["lambd"]), 0.0))
+    size = Bounded(x.value.abs(), x.error)
+    return (pointwise.where(pointwise.compared(size.value <= bound.value, size, bound), zero, x),)
+
+
 RULES: dict[str, Rule] = {
+    "aten.threshold.default": _threshold, "aten.softshrink.default": _softshrink, "aten.hardshrink.default": _hardshrink,
     **{f"aten.{name}.{overload}": _comparison for name in ("le", "lt", "ge", "gt", "eq", "ne") for overload in ("Tensor", "Scalar")},
     **dict.fromkeys(("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf"), _where),
     **dict.fromkeys(("aten.minimum.default", "aten.min.other"), _extreme(pointwise.smaller)),

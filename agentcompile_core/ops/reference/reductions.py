@@ -142,9 +142,9 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
 def softmax(x: Bounded, dim: int, depth: int, dtype: DType = DType.F32) -> Bounded:
     """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores + the sum's); far below the maximum the
     difference itself is rounded, and what leaves float32 flushes to zero."""
-    value, _, noise, shared = _scores(x, dim)
+    value, _, noise, shared = scores(x, dim)
     grow = (noise + shared).clamp_max(50.0).expm1()
-    return Bounded(value, value * (grow + _total(value, dim, depth)) + FLUSHED)
+    return Bounded(value, value * (grow + total(value, dim, depth)) + FLUSHED)
 
 
 def log_softmax(x: Bounded, dim: int, depth: int, dtype: DType = DType.F32) -> Bounded:
@@ -152,16 +152,16 @@ def log_softmax(x: Bounded, dim: int, depth: int, dtype: DType = DType.F32) -> B
 
     On processors torch rounds the difference, the sum and its logarithm to ``dtype`` on the way.
     """
-    probability, below, noise, shared = _scores(x, dim)
+    probability, below, noise, shared = scores(x, dim)
     value = x.value.log_softmax(dim)
     logarithm = (value + below).abs().nan_to_num(posinf=0.0)
     inner = STORED * UNIT_ROUNDOFF[dtype] if dtype in (DType.F16, DType.BF16) else 2.0 * U32
     roundings = inner * (1.0 + below + logarithm) + 2.0 * U32 * value.abs().nan_to_num(posinf=0.0)
-    error = noise + shared + 0.5 * shared**2 + _total(probability, dim, depth) + roundings
+    error = noise + shared + 0.5 * shared**2 + total(probability, dim, depth) + roundings
     return Bounded(value, overflowing(torch.where(value.isfinite(), error, 0.0), below))
 
 
-def _scores(x: Bounded, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def scores(x: Bounded, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The softmax of ``x``, how far each score is below the maximum, its error, and the mean error. A mask's -inf stays what it is."""
     value = x.value.softmax(dim)
     below = (x.value.amax(dim, keepdim=True) - x.value).nan_to_num(nan=0.0, posinf=0.0)
@@ -169,7 +169,7 @@ def _scores(x: Bounded, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return value, below, noise, (value.nan_to_num() * noise).sum(dim, keepdim=True)
 
 
-def _total(probability: Tensor, dim: int, depth: int) -> Tensor:
+def total(probability: Tensor, dim: int, depth: int) -> Tensor:
     """The relative error of a row's sum of exponentials, of the exponential and of the division.
 
     Partial sums that begin with the largest term are as large as the whole from then on, and beside a term that is nearly all of

@@ -12,7 +12,7 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import along_axes, norms, piecewise, pointwise, reductions
+from . import along_axes, classes, losses, norms, piecewise, pointwise, pools, reductions, scans
 from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact
 from .calls import Call, values_in
@@ -204,28 +204,9 @@ def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
     return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
 
 
-def _rms_norm(call: Call) -> tuple[Bounded, ...]:
-    x = _last_axis_only(call)
-    if call["eps"] is None:
-        raise _refuse(call, "an eps that depends on the element type")
-    return (reductions.rms_norm(x, call["weight"], float(call["eps"]), False, None, call.length(x.value.shape[-1])),)
-
-
-def _layer_norm(call: Call) -> tuple[Bounded, ...]:
-    x = _last_axis_only(call)
-    return (reductions.layer_norm(x, call["weight"], call["bias"], float(call["eps"]), call.length(x.value.shape[-1])),)
-
-
 def _our_layer_norm(call: Call) -> tuple[Bounded, ...]:
     x = call.bounded("x")
     return (reductions.layer_norm(x, call.bounded("weight"), None, float(call["eps"]), call.length(x.value.shape[-1])),)
-
-
-def _last_axis_only(call: Call) -> Bounded:
-    x = call.bounded("input")
-    if list(call["normalized_shape"]) != [x.value.shape[-1]]:
-        raise AgentCompileError("the reference knows norms over the last axis only")
-    return x
 
 
 def _softmax(rule: Callable[[Bounded, int, int, DType], Bounded]) -> Rule:
@@ -291,7 +272,7 @@ def _overloads(names: Iterable[str], *overloads: str) -> tuple[str, ...]:
 
 _VIEWS = (
     *_overloads(("t", "clone", "contiguous", "alias", "detach", "permute", "unsqueeze", "expand", "narrow", "split_with_sizes", "chunk",
-                 "index_select", "repeat", "swapaxes", "lift_fresh_copy"), "default"),
+                 "index_select", "repeat", "swapaxes", "flip", "lift_fresh_copy"), "default"),
     *_overloads(("select", "transpose", "unbind", "movedim", "unflatten"), "int"),
     *_overloads(("squeeze",), "default", "dim", "dims"),
     "aten.slice.Tensor", "aten.split.Tensor", "aten.split.sizes", "aten.flatten.using_ints", "aten.movedim.intlist",
@@ -329,13 +310,14 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.log_softmax.int", "aten._log_softmax.default"), _softmax(reductions.log_softmax)),
     "aten.matmul.default": _matmul("self", "other"), **dict.fromkeys(("aten.bmm.default", "aten.mm.default"), _matmul("self", "mat2")),
     **dict.fromkeys(_JOINS, _cat),
-    **along_axes.RULES, **norms.RULES,
+    **along_axes.RULES, **norms.RULES, **losses.RULES, **pools.RULES,
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm, "aten.einsum.default": _einsum, "aten.embedding.default": _embedding,
-    "aten.rms_norm.default": _rms_norm, "aten.layer_norm.default": _layer_norm, "agentcompile.rms_norm.default": _our_rms_norm,
+    "agentcompile.rms_norm.default": _our_rms_norm,
     "agentcompile.layer_norm.default": _our_layer_norm,
     "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
     "aten.scaled_dot_product_attention.default": _masked_attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
-    "aten.gather.default": gather,
+    "aten.gather.default": gather, "aten.cumsum.default": scans.cumsum, "aten.cumprod.default": scans.cumprod,
+    "aten.cross_entropy_loss.default": classes.cross_entropy,
 }

@@ -20,6 +20,7 @@ from .functional import without_writes
 from .lookups import look_up_positions
 from .packing import pack_operands, repeat_no_masks
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain, writes_in_place
+from .write_out import drop_expansions, write_out
 
 
 def normalize(graph: Graph) -> Graph:
@@ -111,5 +112,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, repeat_no_masks, pack_operands, eliminate_dead_code,
+    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, repeat_no_masks,
+    drop_expansions, write_out, pack_operands, eliminate_dead_code,
 )

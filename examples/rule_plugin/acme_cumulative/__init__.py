@@ -34,7 +34,7 @@ class CumulativeScale(MatchKind):
         return torch.rand(operand.spec.shape, generator=generator, device=device)
 
     def reference(self, match: Match, graph: Graph, values: Mapping[str, torch.Tensor], depth: int) -> dict[str, Bounded]:
-        """The core has no error rule for cumsum: in float64, with 2 sqrt(n) roundoffs of float32 and one of each value stored."""
+        """Instead of the core's rules: in float64, with 2 sqrt(n) roundoffs of float32 and one of each value stored."""
         x, factor = (values[match.need(name).values[0]].double() for name in ("x", "factor"))
         columns = match.integer("columns")
         stored = torch.finfo(values[match.need("x").values[0]].dtype).eps

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from agentcompile_core.plugin_api import RegionRule, hookimpl
 
 from .attention import AttentionRule
+from .cross_entropy import CrossEntropyRule
 from .elementwise import ElementwiseRule
 from .experts import ExpertRule
 from .kinds import KINDS
@@ -13,10 +14,12 @@ from .lookup import ArgmaxRule, GatherRule
 from .masked_attention import MaskedAttentionRule
 from .matmul import MatmulRule
 from .norm import NormRule
+from .pool import PoolRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
 from .router import RouterRule
+from .scan import ScanRule
 from .softmax import SoftmaxRule
 
 __all__ = ["KINDS", "agentcompile_region_rules"]
@@ -26,4 +29,5 @@ __all__ = ["KINDS", "agentcompile_region_rules"]
 def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
-            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule())
+            ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule(),
+            ScanRule(), PoolRule(), CrossEntropyRule())

@@ -24,17 +24,19 @@ from agentcompile_core.plugin_api import (
 from . import denominators, products, row_sums, sums
 from .attention_inputs import FAMILIES, as_seen, telling, value_dim
 from .channel_norm import rooted
+from .cross_entropy import CROSS_ENTROPIES
 from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .masked_attention_kind import MASKED_ATTENTION
+from .pool_kind import POOLS
+from .scan_kind import SCANS
 
 L = SemanticLabel
 ROPE_BASE = 1e6
 OUT = (Role.OUTPUT,)
-DRAWN_FACTORS = (InputFamily.NORMAL, InputFamily.NORMAL_SMALL, InputFamily.SPIKY)  # the others keep their zeros, ends and ties
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
 NORM_ATTRIBUTES = (
-    AttributeKind("norm", str, doc="none, rms, rms_one_plus or layer"), AttributeKind("norm_eps", float),
+    AttributeKind("norm", str, doc="none, rms, rms_one_plus, rms_once or layer"), AttributeKind("norm_eps", float),
 )
 
 
@@ -141,10 +143,8 @@ class Reduction(RowSums):
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Elements of those sums; factors around 1 of either sign, for a product without anything before it."""
-        if match.text("op") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
-            return super().make(match, operand, case, generator, device)
-        drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
-        return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
+        drawn = row_sums.factors(match, operand, case, generator, device)
+        return drawn if drawn is not None else super().make(match, operand, case, generator, device)
 
 
 class Pointwise(MatchKind):
@@ -282,7 +282,7 @@ REDUCTION = Reduction(
     operands=(OperandKind("in", READS, repeated=True, doc="elements; what is computed with them, repeated along the leading axes"),
               OperandKind("out", OUT, optional=True), OperandKind("indices", OUT, optional=True, doc="i64, of max and min")),
     attributes=(AttributeKind("outer"), AttributeKind("columns"), AttributeKind("inner", int, 1),
-                AttributeKind("op", str, doc="sum, mean, amax, amin, prod, l1, l2, var, std, or max, min with indices"),
+                AttributeKind("op", str, doc="sum, mean, amax, amin, prod, l1, l2, var, std, logsumexp, or max, min with indices"),
                 AttributeKind("correction", float, 0.0, doc="of var and std, subtracted from the count")),
 )
 class Matmul(MatchKind):
@@ -331,4 +331,4 @@ MATMUL = Matmul(
     ),
 )
 KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
-         MASKED_ATTENTION)
+         MASKED_ATTENTION, SCANS, POOLS, CROSS_ENTROPIES)

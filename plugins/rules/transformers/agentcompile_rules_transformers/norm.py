@@ -1,5 +1,6 @@
 """RMS and layer norms, alone and with the residual addition before them."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 from attrs import frozen
@@ -26,6 +27,8 @@ from agentcompile_core.plugin_api import (
 from . import kinds
 from .channel_norm import channel_norms
 
+ATEN = ("aten.layer_norm.default", "aten.rms_norm.default")
+
 
 @frozen(kw_only=True)
 class NormNode:
@@ -35,7 +38,7 @@ class NormNode:
     x: str
     weight: str
     bias: str
-    kind: str  # rms, rms_one_plus, layer
+    kind: str  # rms, rms_one_plus, rms_once, layer
     eps: float
     rows: int
     columns: int
@@ -46,8 +49,8 @@ class NormNode:
         return self.node.outputs[0]
 
 
-def norm_of(view: RegionView, node: Node) -> NormNode | None:
-    """The norm of a node over its last axis, if its operands are contiguous and of one kernel type."""
+def norm_of(view: RegionView, node: Node, *, several: bool = False) -> NormNode | None:
+    """The norm of a node over its last axis (``several``: or axes), if its operands are contiguous and of one kernel type."""
     called = _called(view, node)
     if called is None:
         return None
@@ -55,7 +58,9 @@ def norm_of(view: RegionView, node: Node) -> NormNode | None:
     if x is None or not isinstance(eps, int | float) or len(node.outputs) != 1:
         return None
     spec = view.graph.spec(x)
-    columns = spec.shape[-1] if spec.shape else 0
+    columns = _columns(node, spec.shape)
+    if spec.shape and columns != spec.shape[-1] and not several:
+        return None
     if not columns or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec):
         return None
     if any(given is not None and not view.is_weight(given, columns) for given in (weight, bias)):
@@ -64,6 +69,13 @@ def norm_of(view: RegionView, node: Node) -> NormNode | None:
         return None
     return NormNode(node=node, x=x, weight=ref(weight) or "", bias=ref(bias) or "", kind=kind, eps=float(eps),
                     rows=spec.numel // columns, columns=columns)
+
+
+def _columns(node: Node, shape: tuple[int, ...]) -> int:
+    """Elements that are normalized together: of the last axis, or of those that the call names."""
+    named = argument(node, "normalized_shape") if node.op in ATEN else None
+    axes = len(named) if isinstance(named, tuple) and named else 1
+    return math.prod(shape[len(shape) - axes:]) if shape else 0
 
 
 _Called = tuple[str, str | None, Argument, Argument, Argument]
@@ -76,23 +88,21 @@ def _called(view: RegionView, node: Node) -> _Called | None:
         return kind, ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
     if node.op == "agentcompile.layer_norm.default":
         return "layer", ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
-    if node.op not in ("aten.layer_norm.default", "aten.rms_norm.default"):
+    if node.op not in ATEN:
         return None
-    shape, x = argument(node, "normalized_shape"), ref(argument(node, "input"))
-    if not isinstance(shape, tuple) or len(shape) != 1:
-        return None
+    x = ref(argument(node, "input"))
     if node.op == "aten.layer_norm.default":
         return "layer", x, argument(node, "weight"), argument(node, "bias"), argument(node, "eps")
     # torch rounds once, HuggingFace's norms twice where there is a weight: in float32 that is the same.
-    once = argument(node, "weight") is None or (x is not None and view.graph.spec(x).dtype is DType.F32)
-    return ("rms", x, argument(node, "weight"), None, argument(node, "eps")) if once else None
+    twice = argument(node, "weight") is None or (x is not None and view.graph.spec(x).dtype is DType.F32)
+    return "rms" if twice else "rms_once", x, argument(node, "weight"), None, argument(node, "eps")
 
 
 class NormRule(RegionRule):
-    """``norm`` matches: every norm, those over the last axis also with the addition of two full tensors before them."""
+    """``norm`` matches: every norm, those over the last axes also with the addition of two full tensors before them."""
 
     name = "norm"
-    version = 3
+    version = 4
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -100,7 +110,7 @@ class NormRule(RegionRule):
         view = RegionView(graph=graph)
         found: list[Match] = []
         for node in graph.nodes:
-            norm = norm_of(view, node)
+            norm = norm_of(view, node, several=True)
             if norm is not None:
                 found.append(_match(view, norm, (), (view.read("x", norm.x),), (), SemanticLabel.NORM))
                 found += _residual(view, norm)

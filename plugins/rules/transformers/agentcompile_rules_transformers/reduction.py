@@ -33,10 +33,11 @@ EXTREMES = {"aten.amax.default": "amax", "aten.max.default": "amax", "aten.amin.
 PLACES = {"aten.max.dim": "max", "aten.min.dim": "min", "aten.argmax.default": "max", "aten.argmin.default": "min"}
 SPREADS = {f"aten.{name}.{overload}": name for name in ("var", "std") for overload in ("correction", "dim", "default")}
 PRODUCTS = {"aten.prod.default": "prod", "aten.prod.dim_int": "prod"}
+EXPONENTIALS = {"aten.logsumexp.default": "logsumexp"}
 NORMS = {1: "l1", 2: "l2"}
 NORM = "aten.linalg_vector_norm.default"
 OF_ALL = {f"aten.{name}.default" for name in ("sum", "mean", "max", "min", "prod", "var", "std")}  # these have no axes
-OPERATIONS = {**SUMS, **EXTREMES, **PLACES, **SPREADS, **PRODUCTS}
+OPERATIONS = {**SUMS, **EXTREMES, **PLACES, **SPREADS, **PRODUCTS, **EXPONENTIALS}
 
 
 @frozen(kw_only=True)
@@ -80,6 +81,19 @@ def reduction_of(view: RegionView, node: Node) -> Reduction | None:
     if columns <= correction:
         return None
     return Reduction(node=node, op=op, x=x, outer=outer, columns=columns, inner=inner, correction=correction)
+
+
+def reduced_along(view: RegionView, node: Node, op: str, axis: Argument) -> Reduction | None:
+    """What ``op`` does along one ``axis`` of the first operand of a node whose result is as large; None: no kernel reads it so."""
+    x = ref(argument(node, "self"))
+    if x is None:
+        return None
+    spec = view.graph.spec(x)
+    along = _along(spec.shape, axis) if isinstance(axis, int) else None
+    if along is None or not spec.numel or not _types_fit(view, node, spec.dtype) or not is_contiguous(spec):
+        return None
+    outer, columns, inner = along
+    return Reduction(node=node, op=op, x=x, outer=outer, columns=columns, inner=inner)
 
 
 def _number(given: Argument) -> int:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from agentcompile_core.plugin_api import Case, DType, Match, Operand
+from agentcompile_core.plugin_api import Case, DType, InputFamily, Match, Operand
 
 from .solving import Solution, solved
 from .sums import FEW, FP16_HALF_STEP, NARROW, SHARES, SWAMPED, SWAMPED_MEAN, VECTOR, seeded
@@ -32,6 +32,7 @@ ROUNDED_AGAIN = ("mean",)  # what is stored is neither the sum itself nor a root
 ADDED = ("sum", "mean", "l1", "l2", *SPREADS)  # the operators that add up
 BEYOND_FP16 = 2.0**17
 MOST_TERMS = 1 << 16  # of a reduction's row; what lies behind is zero, since processors add some rows one by one
+DRAWN_FACTORS = (InputFamily.NORMAL, InputFamily.NORMAL_SMALL, InputFamily.SPIKY)  # the others keep their zeros, ends and ties
 MOST_LARGE = 256  # in a row: with more, long sums in float32 that are added one by one lose of the small terms as well
 
 
@@ -55,6 +56,14 @@ def of_rows(match: Match, operand: Operand, case: Case, device: str) -> Tensor |
         return torch.tensor(found.elements, device=device)[index].reshape(operand.spec.shape)
     constant = dict(found.constants).get(operand.name)
     return None if constant is None else torch.full(operand.spec.shape, constant, device=device)
+
+
+def factors(match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
+    """Factors of a product that stays in range, around 1 of either sign; None: as the core draws them."""
+    if match.text("op", "") != "prod" or operand.name != "in0" or case.family not in DRAWN_FACTORS:
+        return None
+    drawn = torch.randn(operand.spec.shape, generator=generator, device=device)
+    return drawn.sign() * (drawn.abs() * match.integer("columns") ** -0.5).exp()
 
 
 def _half_step(match: Match) -> float:

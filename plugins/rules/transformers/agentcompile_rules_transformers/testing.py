@@ -22,6 +22,7 @@ from agentcompile_core.plugin_api import (
 from agentcompile_core.testing.matching import matched
 
 from .attention import AttentionRule
+from .cross_entropy_cases import cross_entropy_case
 from .draft import Draft
 from .elementwise import ElementwiseRule
 from .expert_cases import experts_case, router_case, scored_router_case
@@ -30,17 +31,20 @@ from .lookup import ArgmaxRule, GatherRule
 from .masked_attention_cases import masked_attention_case
 from .matmul import MatmulRule
 from .norm import NormRule
+from .pool_cases import pool_case
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
+from .scan_cases import scan_case
 from .softmax import SoftmaxRule
 
 Pair = tuple[Match, Graph]
 BINARY = ("add", "sub", "mul", "div")
 __all__ = [
-    "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "elementwise_case", "experts_case",
-    "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case", "norm_case", "part_case", "reduction_case",
-    "rope_case", "rope_heads_case", "rope_table_case", "router_case", "rows_case", "scored_router_case", "softmax_case",
+    "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "cross_entropy_case",
+    "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case",
+    "norm_case", "part_case", "pool_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case", "router_case",
+    "rows_case", "scan_case", "scored_router_case", "softmax_case",
 ]
 
 

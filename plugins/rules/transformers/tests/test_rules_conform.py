@@ -6,6 +6,7 @@ from agentcompile_rules_transformers.testing import (
     attention_case,
     batch_norm_case,
     channel_norm_case,
+    cross_entropy_case,
     elementwise_case,
     experts_case,
     gated_case,
@@ -14,12 +15,14 @@ from agentcompile_rules_transformers.testing import (
     masked_attention_case,
     matmul_case,
     norm_case,
+    pool_case,
     reduction_case,
     rope_case,
     rope_heads_case,
     rope_table_case,
     router_case,
     rows_case,
+    scan_case,
     scored_router_case,
     softmax_case,
 )
@@ -46,7 +49,8 @@ class TestAttention(RegionRuleConformance):
 class TestNorm(RegionRuleConformance):
     rule, unserved = RULES["norm"], (LOOKUP,)
     graphs = (NORM, norm_case(columns=24, residual=True)[1], norm_case(columns=16, rows=3, norm="layer", dtype=DType.F32)[1],
-              channel_norm_case(shape=(2, 6, 5), groups=3)[1], channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1])
+              norm_case(columns=16, norm="rms_once")[1], channel_norm_case(shape=(2, 6, 5), groups=3)[1],
+              channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1])
 
 
 class TestRope(RegionRuleConformance):
@@ -91,6 +95,25 @@ class TestReduction(RegionRuleConformance):
     rule, unserved = RULES["reduction"], (LOOKUP, NORM)
     graphs = (reduction_case(shape=(2, 3, 40), before=("mul", "neg"))[1], reduction_case(shape=(2, 9, 5), op="aten.max.dim", dim=1)[1],
               reduction_case(shape=(2, 9, 5), op="aten.std.correction", dim=(1, 2), keepdim=True, dtype=DType.F32)[1])
+
+
+class TestScan(RegionRuleConformance):
+    rule, unserved = RULES["scan"], (LOOKUP, NORM)
+    graphs = (scan_case(shape=(2, 3, 40), before=("mul", "neg"), reverse=True)[1], scan_case(shape=(2, 9, 5), axis=1)[1],
+              scan_case(shape=(2, 40), product=True, dtype=DType.F32)[1])
+
+
+class TestPool(RegionRuleConformance):
+    rule, unserved = RULES["pool"], (LOOKUP, NORM)
+    graphs = (pool_case(shape=(2, 3, 9, 8), windows=((3, 3, 1), (2,)), before=("tanh",))[1],
+              pool_case(shape=(2, 3, 9), windows=((2, 2, 0, 3),), op="largest", dtype=DType.F32)[1],
+              pool_case(shape=(2, 4, 6, 8), windows=((2,), (2,), (2,)), op="inside", dtype=DType.F32)[1])
+
+
+class TestCrossEntropy(RegionRuleConformance):
+    rule, unserved = RULES["cross_entropy"], (LOOKUP, NORM)
+    graphs = (cross_entropy_case(rows=9, columns=40, dtype=DType.F32)[1],
+              cross_entropy_case(rows=9, columns=40, reduction="none", before="tanh", dtype=DType.F32)[1])
 
 
 class TestMatmul(RegionRuleConformance):

@@ -32,7 +32,7 @@ from .space import TENSOR_POSITIONS, WARP, Shape, in_parts, registers, shape_of,
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
-NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2}  # as ac::Norm in row.cuh
+NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "rms_once": 4}  # as ac::Norm in row.cuh
 LOG2_E = 1.4426950408889634
 WEIGHT_TERMS = 2  # values of T that together hold a softmax weight: 22 bits in fp16, 16 in bf16
 OPERANDS = ("q", "k", "v", "q_norm", "k_norm", "cos", "sin", "k_cache", "v_cache")

@@ -40,7 +40,7 @@ FOLDER = Path(__file__).parent
 MOST_RING_POINTS = 120
 MOST_DIRECT_POINTS = 80
 MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
-NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3}  # as ac::Norm in row.cuh
+NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 PARAMETER_NAMES = ("path", "warps", "rows", "columns", "stages", "in_flight", "unroll", "warps_per_row", "blocks_per_sm",
                    "specialize_k")
@@ -182,7 +182,7 @@ def _attribute_problem(match: Match) -> str:
         return f"pair is {pair}; gemv combines at most two rows"
     if norm not in NORMS:
         return f"norm {norm!r} is unknown; gemv knows {', '.join(NORMS)}"
-    if norm in ("rms", "rms_one_plus") and match.operand("norm_weight") is None:
+    if norm in ("rms", "rms_one_plus", "rms_once") and match.operand("norm_weight") is None:
         return f"norm {norm!r} needs an operand norm_weight"
     if min(n, k) < 1 or max(n * pair, k) >= 1 << 31:
         return f"n={n}, k={k}: both must be positive 32-bit integers"

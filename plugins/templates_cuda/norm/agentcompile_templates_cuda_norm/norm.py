@@ -26,7 +26,7 @@ from agentcompile_core.plugin_api import (
 
 TEMPLATE, LOOPED = (Path(__file__).with_name(name) for name in ("norm.cu", "norm_looped.cu"))
 DTYPES = (DType.F16, DType.BF16, DType.F32)
-NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3}  # as ac::Norm in row.cuh
+NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
 WARP = 32
 MOST_VECTORS = 4  # 16-byte vectors of a row that a thread holds in registers
 LOOPED_FROM = 12288  # elements of a row that pay for reading it more than once

@@ -22,6 +22,7 @@ __device__ __forceinline__ Elements elements_of(const Plan::A0* in0, const Plan:
 template <int Op> __device__ __forceinline__ float value_of(const reduction::Single<Op>& state, float scale) { return state.value * scale; }
 __device__ __forceinline__ float value_of(const reduction::Moments& state, float scale) { return state.squares / scale; }
 template <bool Smallest> __device__ __forceinline__ float value_of(const reduction::Place<Smallest>& state, float) { return state.value(); }
+__device__ __forceinline__ float value_of(const reduction::Exponentials& state, float) { return state.largest + logf(state.sum); }
 
 template <class Other> __device__ __forceinline__ long long index_of(const Other&) { return 0; }
 template <bool Smallest> __device__ __forceinline__ long long index_of(const reduction::Place<Smallest>& state) { return state.best.index; }

@@ -1,5 +1,6 @@
 """The reduction family: sums, means, extremes, products, norms, variances and places of extremes, along any neighbouring axes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,10 @@ from agentcompile_cuda_kit.pointwise_inputs import (
 from attrs import frozen
 
 from agentcompile_core.plugin_api import (
+    CROSS_ENTROPY,
+    POOL,
     REDUCTION,
+    SCAN,
     Access,
     DType,
     Feature,
@@ -37,6 +41,10 @@ from agentcompile_core.plugin_api import (
     null,
     pointer,
 )
+
+from .cross_entropy import cross_entropy_answer, cross_entropy_points, lower_cross_entropy
+from .pool import lower_pool, pool_answer, pool_points
+from .scan import lower_scan, scan_answer, scan_points
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -64,20 +72,40 @@ OPERATIONS = {
     "prod": Operation(number=3), "l1": Operation(number=4), "l2": Operation(number=5, root=True),
     "var": Operation(number=6, words=3), "std": Operation(number=6, words=3, root=True),
     "max": Operation(number=7, words=2), "min": Operation(number=8, words=2),
+    "logsumexp": Operation(number=9, words=2),
 }
 PLACES = ("max", "min")  # these have indices, with or without the values
 
 
+@frozen(kw_only=True)
+class Other:
+    """How matches of another kind than reductions are served."""
+
+    answer: Callable[[Match], Literal[True] | Reject]
+    points: Callable[[Match, Target], list[dict[str, int | str]]]
+    lower: Callable[[Match, Schedule, Target], StepSource]
+
+
+OTHERS = {
+    SCAN: Other(answer=scan_answer, points=scan_points, lower=lower_scan),
+    POOL: Other(answer=pool_answer, points=pool_points, lower=lower_pool),
+    CROSS_ENTROPY: Other(answer=cross_entropy_answer, points=cross_entropy_points, lower=lower_cross_entropy),
+}
+
+
 class ReductionFamily(TemplateFamily):
-    """``reduction`` matches: [outer, columns, inner], reduced over the middle axis."""
+    """``reduction`` and ``scan`` matches: [outer, columns, inner], reduced over the middle axis, or run through along it; ``pool``
+    and ``cross_entropy``."""
 
     name = "reduction"
     version = 1
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for float inputs and results in any mix, int64 indices, and lengths that a grid can count."""
+        if match.kind in OTHERS:
+            return OTHERS[match.kind].answer(match)
         if match.kind != REDUCTION:
-            return Reject(f"reduction serves {REDUCTION} matches, not {match.kind}")
+            return Reject(f"reduction serves {', '.join((REDUCTION, *OTHERS))} matches, not {match.kind}")
         wrong = inputs_reject(match) or _results_reject(match)
         if wrong is not None:
             return wrong
@@ -88,20 +116,28 @@ class ReductionFamily(TemplateFamily):
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 24 points: a warp or a block per row, rows in parts; or an axis that is not the last, whole or in parts."""
-        points = _strided(match, target) if match.integer("inner") > 1 else _rows(match, target)
-        names = ("path", "threads", "warps_per_row", "warps", "step", "splits")
+        points = _points(match, target)
+        names = ("path", "threads", "warps_per_row", "warps", "step", "splits", "items")
         parameters = tuple(Parameter(name=name, values=tuple(sorted({p[name] for p in points if name in p})))
                            for name in names if any(name in p for p in points))
         return ScheduleSpace(parameters=parameters, points=tuple(map(Schedule, points)))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch; two with a workspace where the axis is split."""
+        if match.kind in OTHERS:
+            return OTHERS[match.kind].lower(match, schedule, target)
         lower = _lower_strided if schedule["path"] == "strided" else _lower_rows
         return lower(match, schedule, target.has(Feature.GRIDDEPCONTROL))
 
 
 Point = dict[str, int | str]
 Plan = dict[str, bool | int | float | str]
+
+
+def _points(match: Match, target: Target) -> list[Point]:
+    if match.kind in OTHERS:
+        return OTHERS[match.kind].points(match, target)
+    return _strided(match, target) if match.integer("inner") > 1 else _rows(match, target)
 
 
 def _results_reject(match: Match) -> Reject | None:

@@ -7,7 +7,7 @@
 
 namespace reduction {
 
-enum Operation : int { sum, largest, smallest, product, sum_of_magnitudes, sum_of_squares, variance, first_largest, first_smallest };
+enum Operation : int { sum, largest, smallest, product, sum_of_magnitudes, sum_of_squares, variance, first_largest, first_smallest, log_of_exponentials };
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ bool is_nan(float value) { return value != value; }
@@ -108,10 +108,47 @@ template <bool Smallest> struct Place {
   }
 };
 
+// The largest element and the sum of exp(element - largest). The largest starts at the lowest finite number, so that nothing but -inf
+// has a sum of zero, whose logarithm is -inf; beside an infinity all others are nothing, and a NaN makes the sum one.
+struct Exponentials {
+  static constexpr int words = 2;
+  float largest;
+  float sum;
+
+  static __device__ __forceinline__ Exponentials nothing() { return Exponentials{-3.402823466e38f, 0.0f}; }
+
+  // exp(value - above) where an infinity is as far above as itself.
+  static __device__ __forceinline__ float share(float value, float above) { return value == above ? 1.0f : expf(value - above); }
+
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid) {
+    float above = largest;
+#pragma unroll
+    for (int e = 0; e < Step; ++e) {
+      if (e < valid) above = fmaxf(above, values[e]);
+    }
+    sum *= share(largest, above);
+    largest = above;
+#pragma unroll
+    for (int e = 0; e < Step; ++e) {
+      if (e < valid) sum += share(values[e], above);
+    }
+  }
+
+  __device__ __forceinline__ void merge(const Exponentials& other) {
+    const float above = fmaxf(largest, other.largest);
+    sum = sum * share(largest, above) + other.sum * share(other.largest, above);
+    largest = above;
+  }
+
+  __device__ __forceinline__ float word(int index) const { return index == 0 ? largest : sum; }
+  __device__ __forceinline__ void set_word(int index, float bits) { (index == 0 ? largest : sum) = bits; }
+};
+
 template <int Op> struct StateOf { using type = Single<Op>; };
 template <> struct StateOf<variance> { using type = Moments; };
 template <> struct StateOf<first_largest> { using type = Place<false>; };
 template <> struct StateOf<first_smallest> { using type = Place<true>; };
+template <> struct StateOf<log_of_exponentials> { using type = Exponentials; };
 
 // Of the 32 lanes of a warp; lane 0 has the result.
 template <class State> __device__ __forceinline__ State merge_warp(State state) {

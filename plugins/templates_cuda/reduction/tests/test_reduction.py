@@ -22,9 +22,10 @@ FAMILY = ReductionFamily()
 FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DIM = {"sum": "aten.sum.dim_IntList", "mean": "aten.mean.dim", "amax": "aten.amax.default", "prod": "aten.prod.dim_int",
        "l2": "aten.linalg_vector_norm.default", "std": "aten.std.dim", "max": "aten.max.dim", "min": "aten.min.dim",
-       "argmin": "aten.argmin.default"}
+       "argmin": "aten.argmin.default", "logsumexp": "aten.logsumexp.default"}
 TRUE = {"sum": lambda x, d: x.sum(d), "mean": lambda x, d: x.mean(d), "amax": lambda x, d: x.amax(d), "prod": lambda x, d: x.prod(d),
-        "l2": lambda x, d: x.square().sum(d).sqrt(), "std": lambda x, d: x.std(d)}
+        "l2": lambda x, d: x.square().sum(d).sqrt(), "std": lambda x, d: x.std(d),
+        "logsumexp": lambda x, d: x.logsumexp(d)}
 WARP = {"path": "rows", "threads": 64, "warps_per_row": 1, "splits": 1}
 PARTS = {"path": "rows", "threads": 64, "warps_per_row": 2, "splits": 3}
 COLUMN = {"path": "strided", "warps": 3, "step": 4, "splits": 1}
@@ -51,7 +52,8 @@ def run(match: Match, point: dict[str, int | str], tensors: dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("op,point,inner,dtype", [
-    ("sum", WARP, 1, DType.F16), ("mean", PARTS, 1, DType.BF16), ("std", COLUMN, 37, DType.F32), ("l2", COLUMN_PARTS, 40, DType.F16)])
+    ("sum", WARP, 1, DType.F16), ("mean", PARTS, 1, DType.BF16), ("std", COLUMN, 37, DType.F32), ("l2", COLUMN_PARTS, 40, DType.F16),
+    ("logsumexp", PARTS, 1, DType.F32)])
 @FEW
 @given(data=st.data())
 def test_within_budget(op: str, point: dict[str, int | str], inner: int, dtype: DType, data: st.DataObject) -> None:
@@ -67,6 +69,8 @@ def test_within_budget(op: str, point: dict[str, int | str], inner: int, dtype: 
     size = given_x.abs().sum(axis) / (columns if op == "mean" else 1) if op in ("sum", "mean") else expected.abs()
     if op == "std":  # the distances of elements from a mean of their own size
         size = expected + given_x.abs().amax(axis)
+    if op == "logsumexp":  # a relative error of the sum is an absolute one of its logarithm
+        size = expected.abs() + 1.0
     budget = 1.001 * unit * expected.abs() + tiny + (math.sqrt(columns) + 6) * 2.0**-24 * size
     assert bool(((tensors["out"].double().reshape(expected.shape) - expected).abs() <= budget).all())
 
@@ -92,7 +96,7 @@ def test_places_are_the_first_ones(op: str, point: dict[str, int | str], inner: 
         assert torch.equal(tensors["out"].float().reshape(first.shape).nan_to_num(nan=9.0), best.squeeze(axis).nan_to_num(nan=9.0))
 
 
-@pytest.mark.parametrize("op", ["amax", "prod"])
+@pytest.mark.parametrize("op", ["amax", "prod", "logsumexp"])
 def test_a_nan_stays_in_its_row_and_extremes_are_torchs(op: str) -> None:
     match, _ = reduced(op, 40, 1, DType.F32)
     for put in (math.nan, math.inf, -math.inf, 0.0):
@@ -101,7 +105,7 @@ def test_a_nan_stays_in_its_row_and_extremes_are_torchs(op: str) -> None:
         x[0, 2] = put
         tensors = tensors_of(match, x)
         run(match, WARP, tensors)
-        assert torch.equal(tensors["out"].nan_to_num(nan=9.0), TRUE[op](x, -1).nan_to_num(nan=9.0)), put
+        torch.testing.assert_close(tensors["out"], TRUE[op](x, -1), rtol=1e-6 if op == "logsumexp" else 0.0, atol=0.0, equal_nan=True)
 
 
 def test_what_is_before_a_sum_is_taken_in() -> None:
@@ -118,6 +122,7 @@ WRONG = {  # what is wrong: file, text, with what it is replaced, operation, poi
     "the tail of a row counts": ("reduction.cu", "static_cast<int>(end - first) - i * stride", "step", "std", WARP),
     "the last of equals": ("states.cuh", "index + e}", "-index - e}", "argmin", COLUMN),
     "parts are added twice": ("finish.cuh", "split += ac::warp_size", "split += 1", "sum", PARTS),
+    "the largest moves and its sum does not": ("states.cuh", "sum *= share(largest, above);", "", "logsumexp", WARP),
     "means of groups do not count": ("states.cuh", "fmaf(distance * distance, count", "fmaf(0.0f, count", "std", COLUMN),
 }
 

@@ -3,6 +3,7 @@
 // Let T be the tensors' type, r = rsqrt(mean(x^2) + eps) in fp32, everything else in fp32 until "T(...)" rounds it.
 //   rms           T(w * T(x r))               HuggingFace Llama, Qwen, Mistral
 //   rms_one_plus  T(x r (1 + w))              HuggingFace Gemma
+//   rms_once      T(x r w)                    torch RMSNorm; w may be absent
 //   layer         T((x - mean) r w + b)       torch LayerNorm, r = rsqrt(var + eps); w and b may be absent
 #pragma once
 #include <agentcompile/dtype.cuh>
@@ -10,7 +11,7 @@
 
 namespace ac {
 
-enum Norm : int { norm_none = 0, norm_rms = 1, norm_rms_one_plus = 2, norm_layer = 3 };
+enum Norm : int { norm_none = 0, norm_rms = 1, norm_rms_one_plus = 2, norm_layer = 3, norm_rms_once = 4 };
 
 // What a norm needs to know about its row; mean is 0 for the RMS norms.
 struct RowStatistics {
@@ -26,6 +27,8 @@ __device__ __forceinline__ float normalize(float x, RowStatistics row, float sca
     return round_to<T>(scale * round_to<T>(x * row.inverse));
   } else if constexpr (Kind == norm_rms_one_plus) {
     return round_to<T>(x * row.inverse * (1.0f + scale));
+  } else if constexpr (Kind == norm_rms_once) {
+    return round_to<T>(x * row.inverse * scale);
   } else if constexpr (Kind == norm_layer) {
     return round_to<T>((x - row.mean) * row.inverse * scale + shift);
   } else {
