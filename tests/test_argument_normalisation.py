@@ -150,7 +150,7 @@ CALLS: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor], bool, bool], ...] = 
     ("layer norm, two axes", lambda x, y: nn.functional.layer_norm(x, SHAPE), False, False),
     ("layer norm", lambda x, y: nn.functional.layer_norm(x, SHAPE[1:], eps=0.1), False, True),
     ("addmm beta alpha", lambda x, y: torch.addmm(y[:, :4], x, y.t(), beta=0.5, alpha=2), False, False),
-    ("masked fill", lambda x, y: x.masked_fill(y > 1, 0.5), False, True),
+    ("masked fill", lambda x, y: x.masked_fill(y > 1, 0.5), True, True),
 )
 
 

@@ -20,9 +20,9 @@ MISTAKES = {
     "no mistake, lanes": (*LANES, "", ""),
     "no mistake, tensor": (*TENSOR, "", ""),
     "scores rise with distance": (*LANES, "scores[u][g] += Alibi", "scores[u][g] -= Alibi"),
-    "slopes of the first KV head": (*LANES, "Alibi::slope(kv_head * group + g)", "Alibi::slope(g)"),
+    "slopes of the first KV head": (*LANES, "Alibi::slope(share.first_head() + g)", "Alibi::slope(g)"),
     "rows of V as wide as those of K": (*LANES, "(kv_heads) * value_dim;", "(kv_heads) * head_dim;"),
-    "one slope for a group": (*TENSOR, "Alibi::slope(kv_head * group + row)", "Alibi::slope(kv_head * group)"),
+    "one slope for a group": (*TENSOR, "Alibi::slope(share.first_head() + row)", "Alibi::slope(share.first_head())"),
     "one distance for a step": (*TENSOR, " + position_in_step(i, column) - span.position", " - span.position"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import agentcompile_rules_transformers
 import pytest
 from addition_module import MODULE
+from child_processes import children
 
 import agentcompile_core as ac
 import agentcompile_core.worker
@@ -25,11 +26,6 @@ from agentcompile_core.worker import Worker
 PLUGIN = SimpleNamespace(agentcompile_template_families=hookimpl(lambda: [doubles.FakeFamily()]),
                          agentcompile_backends=hookimpl(lambda: [doubles.FakeBackend()]),
                          agentcompile_validators=hookimpl(lambda: [doubles.SimpleValidator()]))
-
-
-def children() -> set[int]:
-    """Processes that this one started and that still run."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 class Compiling:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from child_processes import children
+
 from agentcompile_core.plugin.events import CandidateFinished
 from agentcompile_core.processes import fork_server
 from agentcompile_core.store import Store, care
@@ -124,11 +126,11 @@ def _a_closed_pipe(folder: Path) -> str:
 def _worker_killed(find: Callable[[set[int]], set[int]]) -> Any:
     """A compile during which the processes are killed that ``find`` tells from the children that this process has got by it."""
     def run(folder: Path) -> str:
-        before, killed = _children_of("self"), threading.Event()
+        before, killed = children(), threading.Event()
 
         def kill(event: object) -> None:
             if isinstance(event, CandidateFinished) and not killed.is_set():
-                for pid in find(_children_of("self") - before):
+                for pid in find(children() - before):
                     os.kill(pid, signal.SIGKILL)
                     killed.set()
 
@@ -137,19 +139,15 @@ def _worker_killed(find: Callable[[set[int]], set[int]]) -> Any:
             made = cheap.compiled(cheap.module(folder), Store(folder / "store"), family=cheap.Family("honest", "wrong", "nans"),
                                   workers="agentcompile_core.testing.doubles:catalog", report=kill)
         right(made)
-        assert killed.is_set() and _children_of("self") <= before
+        assert killed.is_set() and children() <= before
         return told(made, "SIGKILL", folder)
 
     return run
 
 
-def _children_of(process: str) -> set[int]:
-    return {int(pid) for task in Path(f"/proc/{process}/task").iterdir() for pid in (task / "children").read_text().split()}
-
-
 LOST = "its candidate was lost, the program is right"
 add(AREA, "the worker is killed from outside while it works", "SIGKILL",
-    _worker_killed(lambda servers: {worker for server in servers for worker in _children_of(str(server))}), LOST)
+    _worker_killed(lambda servers: {worker for server in servers for worker in children(server)}), LOST)
 add(AREA, "what workers are forked from is killed while one works", "SIGKILL", _worker_killed(lambda servers: servers), LOST)
 
 

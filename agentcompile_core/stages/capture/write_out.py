@@ -165,15 +165,23 @@ def _rms(writer: Writer, node: Node) -> Ref | None:
     """With the eps that torch takes where none is given."""
     if argument_of(node, "eps") is not None:
         return None
-    found = with_argument(node, "eps", _eps(writer.spec(argument_of(node, "input")).dtype))
+    eps = {_eps(writer.spec(argument_of(node, "input")).dtype, device) for device in _devices()}
+    if len(eps) > 1:
+        return None
+    found = with_argument(node, "eps", eps.pop())
     return writer.add(node.op, *found.args, kwargs=found.kwargs)
 
 
+def _devices() -> tuple[str, ...]:
+    """The host, and the accelerator where it is in use already: their kernels may differ."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return ("cpu", device.type) if device is not None and torch.get_device_module(device).is_initialized() else ("cpu",)
+
+
 @cache
-def _eps(dtype: DType) -> float:
+def _eps(dtype: DType, device: str) -> float:
     """The resolution of the element type, or of what it is computed in: torch has taken either. So it is asked."""
     own, wide = (torch.finfo(kind).eps for kind in (torch_dtype(dtype), torch.float32))
-    device = "cuda" if torch.cuda.is_initialized() else "cpu"
     x = torch.full((4,), wide**0.5, dtype=torch_dtype(dtype), device=device)
     found = float(torch.rms_norm(x, (4,))[0])
     tried = {eps: abs(float(x[0]) * (float(x[0]) ** 2 + eps) ** -0.5 - found) for eps in (own, wide)}
