@@ -124,7 +124,7 @@ def _a_closed_pipe(folder: Path) -> str:
 
 
 def _worker_killed(find: Callable[[set[int]], set[int]]) -> Any:
-    """A compile during which the processes are killed that ``find`` tells from the children that this process has got by it."""
+    """A compile whose second candidate never ends, while ``find`` tells from the children that it has started which ones to kill."""
     def run(folder: Path) -> str:
         before, killed = children(), threading.Event()
 
@@ -136,7 +136,7 @@ def _worker_killed(find: Callable[[set[int]], set[int]]) -> Any:
 
         # Servers of its own: those that are kept for other tests are not its to kill.
         with mock.patch.multiple(fork_server, _servers={}, _keeping=0):
-            made = cheap.compiled(cheap.module(folder), Store(folder / "store"), family=cheap.Family("honest", "wrong", "nans"),
+            made = cheap.compiled(cheap.module(folder), Store(folder / "store"), family=cheap.Family("honest", "hang"),
                                   workers="agentcompile_core.testing.doubles:catalog", report=kill)
         right(made)
         assert killed.is_set() and children() <= before
