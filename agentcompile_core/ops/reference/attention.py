@@ -11,12 +11,12 @@ from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size, worst_among
+from .bounded import BESIDE, F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size, worst_among
 
 ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
-# What sums of a few large terms err more: they may come first, and every later step rounds a sum that is large already. Sums of 16
-# terms alike or more have none of it, sums of 4 or fewer all. Torch's own scores came to 1.6 of the bound without it.
-OF_FEW, MOST_OF_FEW = 2.5, 16.0
+# What sums of a few large terms err more: they may come first, and every later step rounds a sum that is large already. Sums of 12
+# terms alike or more have none of it, sums of 3 or fewer all. Torch's own scores came to 1.6 of the bound without it.
+OF_FEW, MOST_OF_FEW = 2.5, 12.0
 ALIKE = 1.0  # what sums of terms that are all alike err more: they are all rounded to the same side while the sum stays in one binade
 
 
@@ -201,7 +201,7 @@ def _output_error(at: _Heads, seen: Tensor) -> Tensor:
     alike = at.out.square() / (seen.sum(-1, keepdim=True) * squares)  # 1 where all terms are one
     alike = alike.nan_to_num(nan=0.0, posinf=0.0).clamp_max(1.0)
     absolute = _times(p, at.v_size)
-    early = torch.maximum(ALIKE * alike, OF_FEW * _of_few(squares, absolute))  # why partial sums are large from early on
+    early = torch.maximum(ALIKE * alike, BESIDE * _of_few(squares, absolute))  # why partial sums are large from early on
     error = error + ACCUMULATED * (1.0 + early) * root * U32 * sum_size(at.out, absolute, squares)
     part = UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype]
     error = error + torch.minimum(TAIL * _times(part.square(), at.v_square).sqrt(), _times(part, at.v_size))
