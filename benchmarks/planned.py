@@ -87,12 +87,12 @@ def write(rows: Sequence[Row], out: Path, given_commit: str | None) -> Path:
     """Write ``<out>/planned.json`` and return its path; rows of types that were not planned now are kept."""
     path = out / "planned.json"
     with harness.alone(path):
-        stamp = {"commit": harness.commit(given_commit), "date": time.strftime("%Y-%m-%d")}
+        stamp = {"commit": harness.commit(given_commit), "date": time.strftime("%Y-%m-%d"), "gpu_uuid": "none"}
         names = {row["name"] for row in rows}
         kept = [row for row in json.loads(path.read_text())["rows"] if row["name"] not in names] if path.exists() else []
         found = sorted([*kept, *({**row, **stamp} for row in rows)], key=lambda row: str(row["name"]))
-        document = {"schema": 1, "gpu": "no GPU, planned only", "gpu_uuid": "none", "driver": "none", "versions": harness.versions(),
-                    **stamp, "bar": BAR, "planned": sum(row["share"] >= BAR for row in found), "rows": found}
+        document = {"schema": 1, "gpu": "no GPU, planned only", "driver": "none", "versions": harness.versions(), **stamp,
+                    "bar": BAR, "planned": sum(row["share"] >= BAR for row in found), "rows": found}
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(document, indent=1) + "\n")
         fresh.replace(path)
