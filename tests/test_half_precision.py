@@ -103,6 +103,16 @@ def test_rows_that_are_summed_in_half_precision_are_refused(columns: int, per_la
     assert refused(match, graph, case, compute)
 
 
+@given(dtype=NARROW, norm=st.sampled_from(["rms", "rms_one_plus", "layer"]), k=st.integers(32, 512).map(lambda n: 8 * n),
+       n=st.sampled_from([96, (64, 16, 16)]), seed=st.integers(0, 9999))
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+def test_what_the_framework_makes_of_normed_rows_passes(dtype: DType, norm: str, k: int, n: int | tuple[int, ...], seed: int) -> None:
+    """Elements that are alike are rounded alike, and their errors add up; a row of such elements would refuse every honest kernel."""
+    match, graph = made.linear_case(n=n, k=k, norm=norm, dtype=dtype)
+    for case in lasting(match, seed):
+        refused(match, graph, case, lambda tensors: torch.zeros(graph.spec(graph.outputs[0]).shape))
+
+
 def test_they_are_tried_with_the_history_full_and_leave_the_other_cases_alone() -> None:
     match, _ = made.attention_case(heads=(2, 1), head_dim=16, capacity=4096)
     found = cases_for(match, BY_NAME["attention"], "s")

@@ -1,6 +1,7 @@
 """The one way in which anything is captured into a CUDA graph: the session's programs, the chain's judge, what is timed."""
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -35,10 +36,12 @@ class Captures:
         capturing = _passing(graph) if pool is None else _kept(graph, pool, side)
         try:
             # The outer context restores the current stream, which torch leaves switched where a capture fails.
-            with torch.cuda.stream(side), capturing:
+            with torch.cuda.stream(side), capturing, _uncollected():
                 for _ in range(runs):
                     run()
         except Exception as exc:
+            if owner is not None:
+                self._places.pop(owner, None)  # a pool stays "being recorded to" where a capture fails, and would refuse the next one
             settle_generator()  # raises where the device itself is broken: that is no matter of capturing
             if not isinstance(exc, RuntimeError):
                 raise
@@ -54,6 +57,18 @@ class Captures:
         if owner not in self._places:
             self._places[owner] = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         return self._places[owner]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected: a graph of somebody's that is in a circle would be destroyed now, which ends the capture as failed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextlib.contextmanager
