@@ -35,17 +35,29 @@ LOSS = "aten.cross_entropy_loss.default"
 REDUCTIONS = ("none", "mean", "sum")  # as torch numbers them
 MOST_INPUTS = 3
 LEFT_OUT = 7  # of so many rows one is ignored
+BESIDE_CLASS = "infinite_beside_class"  # every second row has an infinite score, which is not that of its class
 
 
 class CrossEntropy(MatchKind):
     """Classes are drawn among those that there are, and some are the one that is left out."""
 
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """A single infinity that is drawn anywhere may be the score of its row's class, or stand in a row that is left out."""
+        return (BESIDE_CLASS,) if match.integer("columns") > 1 else ()
+
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """The classes; scores are drawn as everywhere."""
+        """The classes, and scores of the one family; others are drawn as everywhere."""
+        rows, columns = match.integer("rows"), match.integer("columns")
+        beside = case.family == BESIDE_CLASS
         if operand.name != "classes":
-            return None
-        rows = match.integer("rows")
-        drawn = torch.randint(0, match.integer("columns"), (rows,), generator=generator, device=device)
+            if not beside or operand.spec.numel != rows * columns or not operand.spec.dtype.is_float:
+                return None
+            scores = torch.randn(rows, columns, generator=generator, device=device)
+            number = torch.arange(0, rows, 2, device=device)
+            scores[number, (number + 1) % columns] = torch.inf
+            return scores.reshape(operand.spec.shape)
+        drawn = torch.randint(0, columns, (rows,), generator=generator, device=device)
+        drawn = torch.arange(rows, device=device) % columns if beside else drawn
         left_out = torch.arange(rows, device=device) % LEFT_OUT == LEFT_OUT - 1
         return torch.where(left_out, match.integer("ignored"), drawn).reshape(operand.spec.shape)
 
