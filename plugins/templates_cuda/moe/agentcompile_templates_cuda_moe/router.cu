@@ -16,17 +16,19 @@ namespace {
 
 constexpr bool scored = Plan::sigmoid || Plan::biased;  // what is chosen are scores, not logits
 
-// Loses against every logit: minus infinity, at an index behind all others.
-__device__ __forceinline__ ac::ValueIndex nothing() {
-  return ac::ValueIndex{__int_as_float(static_cast<int>(0xff800000u)), 0x7fffffff};
+constexpr unsigned int no_key = 0;  // loses against every logit, at an index behind all others
+
+// The logit of a key, as far as its size is concerned.
+__device__ __forceinline__ float value_of(unsigned int key) {
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
 // The best of what this warp holds and has not taken.
-__device__ __forceinline__ ac::ValueIndex best_of(const float (&values)[Plan::held], unsigned taken, int lane) {
-  ac::ValueIndex best = nothing();
+__device__ __forceinline__ ac::KeyIndex best_of(const unsigned int (&keys)[Plan::held], unsigned taken, int lane) {
+  ac::KeyIndex best{no_key, 0x7fffffff};
 #pragma unroll
   for (int i = 0; i < Plan::held; ++i) {
-    if (!(taken >> i & 1u)) best = ac::first_maximum(best, ac::ValueIndex{values[i], i * ac::warp_size + lane});
+    if (!(taken >> i & 1u) && keys[i] > best.key) best = ac::KeyIndex{keys[i], i * ac::warp_size + lane};
   }
   return ac::warp_first_maximum(best);
 }
@@ -62,8 +64,14 @@ router_kernel(const Plan::T* logits, const Plan::Bias* bias, Plan::Score* scores
   for (int i = 0; i < Plan::held; ++i) {
     values[i] = missing >> i & 1u ? 0.0f : ac::to_float(logits[i * ac::warp_size + lane]);
   }
+  unsigned int keys[Plan::held];
+  const auto order = [&]() {
+#pragma unroll
+    for (int i = 0; i < Plan::held; ++i) keys[i] = ac::order_key(values[i]);
+  };
+  order();
   float largest = 0.0f;
-  if constexpr (!Plan::sigmoid) largest = best_of(values, missing, lane).value;
+  if constexpr (!Plan::sigmoid) largest = value_of(best_of(keys, missing, lane).key);
   if constexpr (scored) {
     const float whole = Plan::sigmoid ? 1.0f : total_of(values, missing, largest);
 #pragma unroll
@@ -71,12 +79,13 @@ router_kernel(const Plan::T* logits, const Plan::Bias* bias, Plan::Score* scores
       chances[i] = Plan::sigmoid ? ac::sigmoid(values[i]) : expf(values[i] - largest) / whole;
       values[i] = chances[i] + biases[i];
     }
+    order();
   }
   unsigned taken = missing;
-  ac::ValueIndex mine = nothing();
+  ac::KeyIndex mine{no_key, 0};
   float weight = 0.0f;
   for (int slot = 0; slot < slots; ++slot) {
-    const ac::ValueIndex best = best_of(values, taken, lane);
+    const ac::KeyIndex best = best_of(keys, taken, lane);
     if (best.index % ac::warp_size == lane) taken |= 1u << (best.index / ac::warp_size);
     if (slot == lane) mine = best;
     if constexpr (scored) {
@@ -87,7 +96,7 @@ router_kernel(const Plan::T* logits, const Plan::Bias* bias, Plan::Score* scores
       if (slot == lane) weight = chance;
     }
   }
-  if constexpr (!scored) weight = lane < slots ? expf(mine.value - largest) : 0.0f;
+  if constexpr (!scored) weight = lane < slots ? expf(value_of(mine.key) - largest) : 0.0f;
   float total = 1.0f;
   if constexpr (Plan::over_chosen) {
     total = ac::warp_sum(weight);

@@ -33,7 +33,7 @@ class RouterFamily(TemplateFamily):
     """``router`` matches: one warp that holds all logits in its registers."""
 
     name = "router"
-    version = 2
+    version = 3
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for at most 1024 experts and 32 slots, logits and weights in float16, bfloat16 or float32."""

@@ -109,7 +109,7 @@ WRONG = {  # what is wrong: text, with what it is replaced
     "logits behind the last are chosen": ("unsigned taken = missing;", "unsigned taken = 0u;"),
     "logits behind the last are added": ("if (!(missing >> i & 1u)) part +=", "part +="),
     "weights are not divided": ("weight / total", "weight"),
-    "the largest is not subtracted": ("largest = best_of(values, missing, lane).value", "largest = 0.0f"),
+    "the largest is not subtracted": ("largest = value_of(best_of(keys, missing, lane).key)", "largest = 0.0f"),
     "the dependency is not waited for": ("  ac::grid_dependency_wait();\n", ""),
 }
 

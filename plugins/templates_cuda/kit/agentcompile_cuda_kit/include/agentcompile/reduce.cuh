@@ -64,15 +64,28 @@ __device__ __forceinline__ bool precedes(ValueIndex a, ValueIndex b) {
 
 __device__ __forceinline__ ValueIndex first_maximum(ValueIndex a, ValueIndex b) { return precedes(b, a) ? b : a; }
 
-__device__ __forceinline__ ValueIndex warp_first_maximum(ValueIndex best) {
-#pragma unroll
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
-    ValueIndex other;
-    other.value = __shfl_xor_sync(full_warp, best.value, offset);
-    other.index = __shfl_xor_sync(full_warp, best.index, offset);
-    best = first_maximum(best, other);
-  }
-  return best;
+// A number that is larger where a value precedes by its size: NaN above all, zeros alike. No value has the key 0.
+__device__ __forceinline__ unsigned int order_key(float value) {
+  const int bits = __float_as_int(value + 0.0f);  // -0 becomes +0
+  return is_nan(value) ? 0xffffffffu : static_cast<unsigned int>(bits ^ (bits >> 31 | static_cast<int>(0x80000000u)));
+}
+
+// The key and index of a warp's first maximum, from those of its lanes (redux: one instruction where shuffles take five rounds).
+struct KeyIndex {
+  unsigned int key;
+  int index;
+};
+
+__device__ __forceinline__ KeyIndex warp_first_maximum(KeyIndex mine) {
+  const unsigned int key = __reduce_max_sync(full_warp, mine.key);
+  return KeyIndex{key, __reduce_min_sync(full_warp, mine.key == key ? mine.index : 0x7fffffff)};
+}
+
+__device__ __forceinline__ ValueIndex warp_first_maximum(ValueIndex mine) {
+  const KeyIndex own{order_key(mine.value), mine.index};
+  const KeyIndex best = warp_first_maximum(own);
+  const unsigned int holders = __ballot_sync(full_warp, own.key == best.key && own.index == best.index);
+  return ValueIndex{__shfl_sync(full_warp, mine.value, __ffs(holders) - 1), best.index};
 }
 
 // `values`, `indices`: one entry per warp in shared memory.
