@@ -68,11 +68,12 @@ def shape_of(match: Match) -> Shape:
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     """At most 64 legal schedules, best guess first.
 
-    Those whose blocks hold all query heads of a KV head come first and have no parameter ``parts``. Groups beyond a fragment, and
-    those that no block holds, are dealt to parts too; the ways to deal them take turns.
+    Those whose blocks hold all query heads of a KV head have no parameter ``parts``. Groups beyond a fragment, and those that no block
+    holds, are dealt to parts too, behind them; so are smaller groups where KV heads are few, one behind each two others.
+    The ways to deal them take turns.
     """
     ways = _ways(shape, target)
-    points = tuple(_in_order([points for _, points in ways]))
+    points = tuple(_in_order([points for _, points in ways], shape.group <= MOST_TENSOR_GROUP))
     names = (*NAMES, PARTS) if any(_parts(point) > 1 for point in points) else NAMES
     parameters = tuple(Parameter(name=name, values=_values(points, name)) for name in names)
     ruled_out = sum((_ruled_out(one, target) for one, _ in ways), Counter())
@@ -92,16 +93,20 @@ def _values(points: tuple[Schedule, ...], name: str) -> tuple[Scalar, ...]:
     return tuple(sorted({value for point in points for key, value in point.items if key == name}))
 
 
-def _in_order(ways: list[list[Schedule]]) -> list[Schedule]:
+def _in_order(ways: list[list[Schedule]], mixed: bool) -> list[Schedule]:
     whole, *dealt = ways
-    return [*whole, *(point for turn in zip_longest(*dealt) for point in turn if point is not None)][:MOST_POINTS]
+    turns = [point for turn in zip_longest(*dealt) for point in turn if point is not None]
+    if not mixed:
+        return [*whole, *turns][:MOST_POINTS]
+    pairs = iter(whole)
+    return [point for three in zip_longest(pairs, pairs, turns) for point in three if point is not None][:MOST_POINTS]
 
 
 def _ways(shape: Shape, target: Target) -> list[tuple[Shape, list[Schedule]]]:
     """The ways to deal the query heads, with the schedules of each: none to parts, then to the fewest parts first."""
     found = [(shape, _by_turns(shape, target))]
-    if shape.group <= MOST_TENSOR_GROUP and found[0][1]:
-        return found
+    if shape.group <= MOST_TENSOR_GROUP and found[0][1] and shape.kv_heads * CLUSTERS[0] * 2 > target.sm_count:
+        return found  # whole groups in clusters keep more than half of the SMs busy
     for sizes in (PART_HEADS, (1,)):
         counts = dict.fromkeys(_even(shape.group, most) for most in sizes if most < shape.group)
         found += [(dealt, _by_turns(dealt, target)) for dealt in (evolve(shape, parts=count) for count in counts)]

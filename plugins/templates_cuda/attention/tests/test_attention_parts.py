@@ -92,12 +92,15 @@ def test_every_group_and_width_has_schedules_that_deal_each_head_once(data: st.D
         assert FAMILY.lower(match, point, target).launches[0].grid == (point["splits"], kv_heads, parts)
 
 
-def test_groups_that_fit_a_fragment_are_not_dealt_and_keep_the_names_of_their_schedules() -> None:
-    """Winners that are stored are schedules of these names."""
-    for group in range(1, 9):
-        space = FAMILY.space(evolve(STARCODER, group=group).match(), H200)
-        assert {parameter.name for parameter in space.parameters} == set(NAMES)
-        assert {name for point in space.points for name, _ in point.items} == set(NAMES)
+@pytest.mark.parametrize("group", range(1, 9))
+def test_groups_that_fit_a_fragment_are_dealt_where_kv_heads_are_few(group: int) -> None:
+    """Whole groups come first and keep the names of their schedules, which are those of stored winners; one of three is dealt."""
+    many, few = (FAMILY.space(evolve(STARCODER, group=group, kv_heads=count).match(), H200).points for count in (16, 4))
+    assert all({name for name, _ in point.items} == set(NAMES) for point in many)
+    dealt = [index for index, point in enumerate(few) if PARTS in dict(point.items)]
+    assert dealt[:3] == ([2, 5, 8] if group > 2 else [])
+    assert {few[index][PARTS] for index in dealt} == {parts for parts in (-(-group // 4), -(-group // 2)) if parts > 1 and group > 2}
+    assert len(few) == len(set(few)) <= 64
 
 
 def test_schedules_that_hold_a_large_group_in_one_block_stay_and_come_first() -> None:
