@@ -91,12 +91,16 @@ struct Tile {
   long long end_term;
 
   static __device__ __forceinline__ Tile of_block(int m, int n, long long k, int rows, int columns, long long terms) {
+    return at(blockIdx.x, m, n, k, rows, columns, terms);
+  }
+
+  static __device__ __forceinline__ Tile at(long long number, int m, int n, long long k, int rows, int columns, long long terms) {
     const int tiles_m = (m + rows - 1) / rows;
     const int tiles_n = (n + columns - 1) / columns;
     const long long tiles = static_cast<long long>(tiles_m) * tiles_n;
     Tile tile;
-    tile.product = blockIdx.x / tiles;
-    const long long place = blockIdx.x % tiles;
+    tile.product = number / tiles;
+    const long long place = number % tiles;
     const long long width = static_cast<long long>(Plan::group) * tiles_n;
     const int first = static_cast<int>(place / width) * Plan::group;
     const int height = min(Plan::group, tiles_m - first);
