@@ -50,6 +50,7 @@ def test_tiles_get_the_address_of_their_operand_and_change_the_key():
 def test_sources_read_back_are_equal_and_those_without_tiles_have_the_keys_they_had():
     for source in (with_arguments(TILES, OUT), GOOD):
         assert loads(dumps(source), StepSource) == source
+    assert dumps(GOOD).count("tiling") == 0 < dumps(with_arguments(TILES, OUT)).count("tiling")
     before = repr((GOOD.launches, GOOD.workspaces))
     assert "tiling" not in before and GOOD.key == f"{GOOD.digest}-{hashlib.sha256(before.encode()).hexdigest()[:16]}"
 

@@ -9,6 +9,7 @@ from ..configuration import defaults
 from .graph import DType
 from .plan import Step
 from .region import Access, Role
+from .serial import UNSAID
 from .words import words
 
 
@@ -70,7 +71,7 @@ class KernelArgument:
     operand: str = ""  # name of an operand or workspace
     dtype: DType | None = None  # of the elements behind a pointer
     value: int | float = 0
-    tiling: Tiling | None = field(default=None, repr=False)  # keys of sources without one stay what they were
+    tiling: Tiling | None = field(default=None, repr=False, metadata={UNSAID: True})  # keys without one are as before
 
     @property
     def addressed(self) -> bool:

@@ -102,10 +102,11 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
     types |= {f"Aux{i}": c_type(operand.spec.dtype if operand else out) for i, operand in enumerate(aux)}
     own: dict[str, Value] = {"thread_rows": tile.thread_rows, "thread_columns": tile.thread_columns}
     if tile.tensor:
-        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead}
+        wide = (tile.ahead or tile.by_warpgroups) and out is not DType.F32 and shape.whole > 1 and shape.n % WIDE == 0 and splits == 1
+        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead,
+               "wide_stores": wide and tile.warp_columns % (4 * WIDE) == 0}
     if tile.by_warpgroups:
         copier, others = warpgroup_registers(tile)
-        wide = out is not DType.F32 and shape.whole > 1 and shape.n % WIDE == 0 and splits == 1
         own = {"warp_rows": tile.warp_rows, "stages": tile.stages, "cluster": tile.cluster, "copier_registers": copier, "registers": others,
                "wide_stores": wide}
     return {

@@ -63,51 +63,6 @@ struct Turn {
   }
 };
 
-// Nothing but sums becomes results, so that those that do not exist need no care.
-constexpr bool reads_nothing =
-    Plan::aux_kind0 == aux_absent && Plan::aux_kind1 == aux_absent && Plan::aux_kind2 == aux_absent;
-
-// Each of four neighbouring lanes holds its two columns of four groups of eight columns; lane i gets all of group i.
-__device__ __forceinline__ void regroup(unsigned (&words)[4], int lane) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = lane & bit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-      const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? words[i] : words[i | bit], bit);
-      words[i] = upper ? other : words[i];
-      words[i | bit] = upper ? words[i | bit] : other;
-    }
-  }
-}
-
-// The results of 32 columns from `column` on of this lane's row, by stores of 16 bytes. All lanes of a warp come here.
-__device__ __forceinline__ void put_wide(const Results& results, const float* sums, int half, int row, int column, int lane) {
-  const long long inside = static_cast<long long>(row) * results.n;
-  unsigned words[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    struct alignas(4) Pair {
-      T values[2];
-    };
-    Pair pair = {};
-    if (reads_nothing || (row < results.m && column + j * 8 < results.n)) {  // eight columns exist or none
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = column + j * 8 + lane % 4 * 2 + e;
-        pair.values[e] = ac::from_float<T>(results.aux.apply(sums[j * 4 + half * 2 + e], results.product + inside + at, at));
-      }
-    }
-    words[j] = *reinterpret_cast<const unsigned*>(&pair);
-  }
-  regroup(words, lane);
-  const int at = column + lane % 4 * 8;
-  if (row < results.m && at < results.n) {
-    *reinterpret_cast<uint4*>(results.out + results.product + inside + at) = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
@@ -213,7 +168,12 @@ gemm_kernel(const __grid_constant__ wg::Tiles a, const __grid_constant__ wg::Til
           const int row = tile.row + warp_row + band * 64 + threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
           if constexpr (Plan::wide_stores) {
 #pragma unroll
-            for (int j = 0; j < Plan::columns / 8; j += 4) put_wide(results, sums[band] + j * 4, half, row, tile.column + j * 8, lane);
+            for (int j = 0; j < Plan::columns / 8; j += 4) {
+              float values[4][2];
+#pragma unroll
+              for (int i = 0; i < 8; ++i) values[i / 2][i % 2] = sums[band][(j + i / 2) * 4 + half * 2 + i % 2];
+              results.put_wide(values, row, tile.column + j * 8, lane);
+            }
           } else {
 #pragma unroll
             for (int j = 0; j < Plan::columns / 8; ++j) {

@@ -68,11 +68,13 @@ def _reading(match: Match, factor: Operand, lines: tuple[int, str], terms: tuple
 
 
 def _view(match: Match, factor: Operand, axes: list[tuple[int, int]], size: int) -> Tiling | None:
-    """Extents and steps of the axes, all positive: an axis that is not moved along has one element, whose step is any legal one."""
+    """Extents and steps of the axes, all positive: an axis that is not moved along has one element, and steps over the axis before it."""
     (_, (lines, across), *batch) = axes
     if across < 0 or (across == 0 and lines > 1) or any(step < 0 for _, step in batch):
         return None
-    moved = [axes[0], *((extent, step) if step and extent > 1 else (1, size) for extent, step in axes[1:])]
+    moved = [axes[0]]
+    for extent, step in axes[1:]:
+        moved.append((extent, step) if step and extent > 1 else (1, -(-moved[-1][0] * moved[-1][1] // size) * size))
     return Tiling(offset=match.integer(f"{factor.name}_offset"), extents=tuple(extent for extent, _ in moved),
                   steps=tuple(step for _, step in moved), tile=(1,) * len(moved))
 

@@ -243,7 +243,7 @@ def _best(tiles: Iterator[Tile], shape: Shape, target: Target, most: int) -> lis
     found: list[Tile] = []
     sizes: Counter[tuple[int, ...]] = Counter()
     for tile in sorted(dict.fromkeys(tiles), key=lambda tile: predicted_us(shape, tile, target)):
-        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns, tile.cluster, tile.resident)
+        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns, tile.ahead, tile.cluster, tile.resident)
         if sizes[size] < MOST_ALIKE:
             sizes[size] += 1
             found.append(tile)
