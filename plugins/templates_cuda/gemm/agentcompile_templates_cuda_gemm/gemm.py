@@ -40,7 +40,7 @@ DTYPES = (DType.F16, DType.BF16, DType.F32)
 MOST_AUX = 3
 FULL, ROW, REPEATS, SCALAR, ABSENT = range(5)  # as in gemm.cuh
 TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu"}
-FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "wgmma": [Feature.WGMMA]}
+FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "wgmma": [Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER]}
 GROUP = 8  # rows of tiles that are taken together
 FINISH_THREADS = 256
 SPAN, WIDE = 64, 8  # elements: what the copy engine fetches side by side, what is stored at once (wgmma.cuh)
@@ -91,7 +91,7 @@ class GemmFamily(TemplateFamily):
         return make_source(
             FOLDER / TEXTS[tile.path], plan=_plan(match, shape, tile, splits, pdl),
             launches=(product, finish) if splits > 1 else (product,), epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX),
-            features=[Feature.GRIDDEPCONTROL] * pdl + FEATURES[tile.path],
+            features=[Feature.GRIDDEPCONTROL] * pdl + [Feature.CLUSTER] * (tile.cluster > 1) + FEATURES[tile.path],
             workspaces=(workspace,) if splits > 1 else (), reduction_depth=min(terms_of(shape, tile), shape.k) + splits)
 
 
