@@ -1,6 +1,8 @@
 """Products by warpgroups on a GPU, which nothing emulates: every layout, ragged extents, tails and splits, against fp64; repeated."""
 
+import functools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Schedule, Target, argument_values
+from agentcompile_core.plugin_api import DType, Graph, Kernel, Match, Schedule, Target, argument_values
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
@@ -21,28 +23,42 @@ from test_gemm import budget_use, drawn
 
 pytestmark = pytest.mark.device
 FAMILY = GemmFamily()
+KERNELS: dict[str, Kernel] = {}  # by digest: extents do not change a kernel's text
 EXTENTS = ((8, 8, 8), (136, 264, 72), (384, 520, 1096), (1000, 256, 64), (2056, 1288, 200))
+
+
+@functools.cache
+def backend() -> Any:
+    """The CUDA backend."""
+    return pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
 
 
 def variant() -> Target:
     """The live device as the architecture-specific variant that has warpgroups."""
-    backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
-    live = backend.live_target()
+    live = backend().live_target()
     if live is None or not live.arch.startswith("sm_90"):
         pytest.skip("there is no GPU of architecture sm_90")
     return evolve(live, arch="sm_90a", capabilities=capabilities("sm_90a"))
 
 
+def build(match: Match, schedules: list[Schedule], target: Target) -> None:
+    """Build what the schedules need and nobody has built yet, side by side."""
+    sources = {source.digest: source for source in (FAMILY.lower(match, point, target) for point in schedules)}
+    missing = [source for digest, source in sources.items() if digest not in KERNELS]
+    with ThreadPoolExecutor() as pool:
+        KERNELS.update(zip((source.digest for source in missing), pool.map(lambda s: backend().build(s, target), missing), strict=True))
+
+
 def run(match: Match, point: Schedule, target: Target, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """``tensors`` after the schedule ran on the GPU."""
-    backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
+    build(match, [point], target)
     source = FAMILY.lower(match, point, target)
-    handle = backend.load(backend.build(source, target))
+    handle = backend().load(KERNELS[source.digest])
     there = {name: tensor.cuda() for name, tensor in tensors.items()}
     there |= {w.name: torch.zeros(w.nbytes, dtype=torch.uint8, device="cuda") for w in source.workspaces}
     for launch in source.launches:
         addresses = {name: tensor.data_ptr() for name, tensor in there.items()}
-        backend.prepare_launch(handle, launch, argument_values(launch, addresses), False)(torch.cuda.current_stream().cuda_stream)
+        backend().prepare_launch(handle, launch, argument_values(launch, addresses), False)(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     return {name: there[name].cpu() for name in tensors}
 
@@ -69,10 +85,12 @@ def test_every_tile_is_within_budget_and_repeats(turned: str, dtype: DType) -> N
     for number, extents in enumerate(EXTENTS):
         match, graph = product(turned, extents, dtype)
         tensors = drawn(match, number)
+        build(match, points(target), target)
         for point in points(target):
             found = run(match, point, target, tensors)
             assert budget_use(match, graph, found) <= 1.0, (str(point), extents)
-            assert torch.equal(run(match, point, target, tensors)["out"], found["out"]), (str(point), extents)
+            for _ in range(3):  # a place of the ring that is filled too early is wrong now and then
+                assert torch.equal(run(match, point, target, tensors)["out"], found["out"]), (str(point), extents)
 
 
 @settings(max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -102,6 +120,7 @@ def test_heads_whose_steps_do_not_grow_with_the_axes_are_fetched_as_they_lie() -
     operands = tuple(evolve(o, spec=evolve(o.spec, shape=shapes.get(o.name, o.spec.shape))) for o in match.operands)
     match = evolve(match, operands=operands, attributes=tuple({**dict(match.attributes), **lying}.items()))
     tensors = drawn(match, 11, integers=True)
+    build(match, points(target), target)
     a, b = (tensors[name].double().transpose(1, 2) for name in "ab")
     for point in points(target):
         assert torch.equal(run(match, point, target, tensors)["out"].double(), a @ b.mT), str(point)
@@ -112,6 +131,7 @@ def test_integers_are_exact(turned: str) -> None:
     target = variant()
     match, _ = product(turned, (264, 392, 520), DType.F16)
     tensors = drawn(match, 7, integers=True)
+    build(match, points(target), target)
     a, b = (tensors[name].double().mT if name in turned else tensors[name].double() for name in "ab")
     wanted = (a @ b + tensors[match.operands[2].name].double()).relu()
     for point in points(target):
