@@ -94,7 +94,8 @@ struct Tile {
     return at(blockIdx.x, m, n, k, rows, columns, terms);
   }
 
-  static __device__ __forceinline__ Tile at(long long number, int m, int n, long long k, int rows, int columns, long long terms) {
+  template <class Number>
+  static __device__ __forceinline__ Tile at(Number number, int m, int n, long long k, int rows, int columns, long long terms) {
     const int tiles_m = (m + rows - 1) / rows;
     const int tiles_n = (n + columns - 1) / columns;
     const long long tiles = static_cast<long long>(tiles_m) * tiles_n;
