@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .ir.candidate import (
         ArgumentKind as ArgumentKind, CALLABLE as CALLABLE, Feature as Feature, Kernel as Kernel,
         KernelArgument as KernelArgument, Launch as Launch, Resources as Resources, StepSource as StepSource,
-        Workspace as Workspace, f32 as f32, i32 as i32, i64 as i64, null as null, pointer as pointer,
+        Tiling as Tiling, Workspace as Workspace, f32 as f32, i32 as i32, i64 as i64, null as null, pointer as pointer, tiles as tiles,
     )
     from .ir.expression import Expression as Expression, Operation as Operation, PointwiseKind as PointwiseKind
     from .ir.graph import (
@@ -115,7 +115,8 @@ _NAMES = {
     "errors": "AgentCompileError BuildError Cause ContractError Failure Reject StageName UsageError VerificationError bounded last_frames",
     "ir.advice": "Advice AdviceRecord Diagnosis Evidence Hint Question RejectedItem Risk",
     "ir.baseline": "FRAMEWORK",
-    "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Workspace f32 i32 i64 null pointer",
+    "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Tiling Workspace "
+                    "f32 i32 i64 null pointer tiles",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
     "ir.kind_names": "ARGMAX ATTENTION CROSS_ENTROPY ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM POOL"

@@ -3,6 +3,7 @@
     python benchmarks/products.py                                        # 4096^3 fp16, 1024 x 4096 x 4096 bf16, 512^3 fp32
     python benchmarks/products.py --shapes 8192x8192x8192:float16 --points 56 --out found.json
     python benchmarks/products.py --arch sm_90a                          # with the schedules that only this variant of sm_90 has (wgmma)
+    python benchmarks/products.py --arch sm_90a --paths wgmma,tensor --match "'columns': 256" --all
 
 Weights [n, k] as linear layers have them. Times are medians of CUDA graphs of several runs, microseconds per run; TF32 is off. One
 line per product, and with ``--all`` one per schedule.
@@ -11,7 +12,8 @@ line per product, and with ``--all`` one per schedule.
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_templates_cuda_gemm import GemmFamily
 from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import DType, Match, Schedule, Target
+from agentcompile_core.plugin_api import DType, Kernel, Match, Schedule, StepSource, Target
 
 SHAPES = "4096x4096x4096:float16,1024x4096x4096:bfloat16,512x512x512:float32"
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}  # of the largest result
@@ -46,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--shapes", default=SHAPES, help="m x n x k and type, by commas (default: %(default)s)")
     made.add_argument("--points", type=int, default=24, help="schedules of each product, best guess first (default: %(default)s)")
+    made.add_argument("--paths", default="", help="only schedules of these paths, by commas (simt, tensor, wgmma)")
+    made.add_argument("--match", default="", help="only schedules whose text has one of these parts, separated by |")
     made.add_argument("--all", action="store_true", help="print a line per schedule as well")
     made.add_argument("--arch", default="", help="build for this variant of the device's architecture")
     made.add_argument("--out", type=Path, help="results as JSON")
@@ -63,10 +67,24 @@ def product(text: str) -> Product:
                    wanted=x.float() @ weight.float().t())
 
 
-def prepared(given: Product, schedule: Schedule, backend: CudaBackend, target: Target) -> tuple[Callable[[int], None], int]:
-    """What runs one schedule on a stream, and its registers per thread."""
-    source = GemmFamily().lower(given.match, schedule, target)
-    kernel = backend.build(source, target)
+def chosen(given: Product, options: argparse.Namespace, target: Target) -> list[tuple[int, Schedule]]:
+    """Schedules of a product that the command line asks for, each with its rank."""
+    paths, parts = options.paths.split(",") if options.paths else [], options.match.split("|")
+    ranked = enumerate(GemmFamily().space(given.match, target).points)
+    found = [(rank, point) for rank, point in ranked
+             if (not paths or point["path"] in paths) and any(part in str(dict(point.items)) for part in parts)]
+    return found[:options.points]
+
+
+def built(given: Product, schedules: Sequence[Schedule], backend: CudaBackend, target: Target) -> list[tuple[StepSource, Kernel]]:
+    """Sources and kernels of the schedules, built side by side."""
+    sources = [GemmFamily().lower(given.match, schedule, target) for schedule in schedules]
+    with ThreadPoolExecutor() as pool:
+        return list(zip(sources, pool.map(lambda source: backend.build(source, target), sources), strict=True))
+
+
+def prepared(given: Product, source: StepSource, kernel: Kernel, backend: CudaBackend) -> Callable[[int], None]:
+    """What runs one schedule on a stream."""
     handle = backend.load(kernel)
     parts = {w.name: torch.zeros(w.nbytes, device="cuda", dtype=torch.uint8) for w in source.workspaces}
     tensors = {"a": given.x, "b": given.weight, "out": given.out, **parts}
@@ -77,7 +95,7 @@ def prepared(given: Product, schedule: Schedule, backend: CudaBackend, target: T
         for launch in launches:
             launch(stream)
 
-    return run, kernel.resources.registers
+    return run
 
 
 def microseconds(backend: CudaBackend, run: Callable[[int], None]) -> float:
@@ -97,18 +115,19 @@ def error(given: Product) -> float:
     return float((given.out.float() - given.wanted).abs().max() / given.wanted.abs().max())
 
 
-def measured(given: Product, points: int, backend: CudaBackend, target: Target) -> dict[str, Any]:
+def measured(given: Product, options: argparse.Namespace, backend: CudaBackend, target: Target) -> dict[str, Any]:
     """The framework's time and that of every schedule, the fastest right one first."""
     theirs = microseconds(backend, lambda stream: torch.matmul(given.x, given.weight.t(), out=given.out))
     rows = []
-    for rank, schedule in enumerate(GemmFamily().space(given.match, target).points[:points]):
-        run, registers = prepared(given, schedule, backend, target)
+    points = chosen(given, options, target)
+    for (rank, schedule), (source, kernel) in zip(points, built(given, [point for _, point in points], backend, target), strict=True):
+        run = prepared(given, source, kernel, backend)
         given.out.fill_(float("nan"))
         run(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
         off = error(given)
         right = off <= TOLERANCE[given.x.dtype]
-        rows.append({"rank": rank, "us": microseconds(backend, run), "right": right, "error": off, "registers": registers,
+        rows.append({"rank": rank, "us": microseconds(backend, run), "right": right, "error": off, "registers": kernel.resources.registers,
                      "schedule": dict(schedule.items)})
     rows.sort(key=lambda row: (not row["right"], row["us"]))
     m, n, k = *given.wanted.shape, given.x.shape[1]
@@ -130,7 +149,7 @@ def main() -> int:
         target = evolve(target, arch=options.arch, capabilities=capabilities(options.arch))
     found = []
     for text in options.shapes.split(","):
-        found.append(measured(product(text), options.points, backend, target))
+        found.append(measured(product(text), options, backend, target))
         one = found[-1]
         print(f"{text}: {one['us']:.1f} us ({one['tflops']:.1f} TFLOP/s) against {one['torch_us']:.1f} us ({one['torch_tflops']:.1f}): "
               f"{one['of_torch']:.2f}x torch; {one['wrong']} of {len(one['rows'])} wrong; {one['best']['schedule']}", flush=True)

@@ -9,6 +9,7 @@ from ..configuration import defaults
 from .graph import DType
 from .plan import Step
 from .region import Access, Role
+from .serial import UNSAID
 from .words import words
 
 
@@ -32,6 +33,27 @@ class ArgumentKind(enum.Enum):
     I32 = "i32"
     I64 = "i64"
     F32 = "f32"
+    TILES = "tiles"  # by value: what the device needs to fetch tiles of an operand; made from its address and a Tiling
+
+
+@frozen(kw_only=True)
+class Tiling:
+    """A view of an operand, and the tile of it that one fetch by the device's copy engine brings into shared memory.
+
+    Axes are listed from the one whose neighbours lie side by side outwards. What a tile has behind the end of an axis is zeros.
+    ``swizzle`` 128 permutes the chunks of 16 bytes of each row of 128 bytes by the row's number modulo 8; 0 leaves them in order.
+    """
+
+    offset: int = 0  # elements of the operand before the view
+    extents: tuple[int, ...]  # elements of the view along each axis
+    steps: tuple[int, ...]  # elements from one to the next along each axis; 1 along the first
+    tile: tuple[int, ...]  # elements of a tile along each axis
+    swizzle: int = 0  # bytes
+
+    @property
+    def end(self) -> int:
+        """Elements of the operand up to the last one of the view."""
+        return self.offset + 1 + sum((extent - 1) * step for extent, step in zip(self.extents, self.steps, strict=True))
 
 
 @frozen(kw_only=True)
@@ -39,7 +61,7 @@ class KernelArgument:
     """One argument of a launch, in order.
 
     A pointer names its operand of the match (``operand``), or a workspace (role WORKSPACE), or nothing (``operand``
-    empty and role None): then null is passed. A scalar has ``value``.
+    empty and role None): then null is passed. Tiles name an operand and have its ``tiling``. A scalar has ``value``.
     """
 
     name: str
@@ -49,6 +71,12 @@ class KernelArgument:
     operand: str = ""  # name of an operand or workspace
     dtype: DType | None = None  # of the elements behind a pointer
     value: int | float = 0
+    tiling: Tiling | None = field(default=None, repr=False, metadata={UNSAID: True})  # keys without one are as before
+
+    @property
+    def addressed(self) -> bool:
+        """Whether it is made from the address of an operand or workspace, or is null."""
+        return self.kind in (ArgumentKind.POINTER, ArgumentKind.TILES)
 
 
 def pointer(name: str, role: Role, dtype: DType, access: Access = Access.READ, operand: str = "") -> KernelArgument:
@@ -59,6 +87,11 @@ def pointer(name: str, role: Role, dtype: DType, access: Access = Access.READ, o
 def null(name: str) -> KernelArgument:
     """The null pointer of an operand that the match does not have."""
     return KernelArgument(name=name, kind=ArgumentKind.POINTER)
+
+
+def tiles(name: str, role: Role, dtype: DType, tiling: Tiling, operand: str = "") -> KernelArgument:
+    """What fetches tiles of the operand called ``operand``, by default called like the argument; it is only read."""
+    return KernelArgument(name=name, kind=ArgumentKind.TILES, role=role, operand=operand or name, dtype=dtype, tiling=tiling)
 
 
 def i32(name: str, value: int) -> KernelArgument:
@@ -126,7 +159,8 @@ class StepSource:
     @property
     def key(self) -> str:
         """Names text and launches: sources of several shapes share one digest, and so one binary, but not their grids and values."""
-        launched = hashlib.sha256(repr((self.launches, self.workspaces)).encode()).hexdigest()
+        tilings = [argument.tiling for launch in self.launches for argument in launch.arguments if argument.tiling]
+        launched = hashlib.sha256(repr((self.launches, self.workspaces, *tilings)).encode()).hexdigest()
         return f"{self.digest}-{launched[:16]}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import attrs
 import cattrs
 from cattrs.cols import is_sequence, list_structure_factory
-from cattrs.gen import make_dict_structure_fn
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.json import JsonConverter, make_converter
 
 from ..errors import UsageError
@@ -19,6 +19,7 @@ from .graph import Argument, Ref, Symbol
 SCHEMA = 1
 T = TypeVar("T")
 MAX_DEPTH = 64
+UNSAID = "unsaid"  # in the metadata of an attribute: its default is not written, so that keys and files from before it stay what they were
 
 
 def _exact(kind: type) -> Any:
@@ -94,6 +95,11 @@ def _make() -> JsonConverter:
             return inner(value, cls)
 
         return structure
+
+    @c.register_unstructure_hook_factory(lambda cls: attrs.has(cls) and any(UNSAID in a.metadata for a in attrs.fields(cls)))
+    def _unsaid(cls: Any, conv: cattrs.Converter) -> Any:
+        names = [attribute.name for attribute in attrs.fields(cls) if UNSAID in attribute.metadata]
+        return make_dict_unstructure_fn(cls, conv, **{name: override(omit_if_default=True) for name in names})  # type: ignore[arg-type]
 
     @c.register_structure_hook_factory(is_sequence)
     def _sequence(tp: Any, conv: cattrs.Converter) -> Any:

@@ -17,14 +17,14 @@ _I64 = range(-(2**63), 2**63)
 
 
 def argument_values(launch: Launch, addresses: Mapping[str, int]) -> tuple[int | float, ...]:
-    """Values of the arguments of ``launch`` in order: device addresses of pointers (null: 0), scalars as they are.
+    """Values of the arguments of ``launch`` in order: device addresses of pointers and tiles (null: 0), scalars as they are.
 
     ``addresses`` maps operand and workspace names to addresses.
 
     Raises:
         ContractError: a pointer names something that has no address.
     """
-    missing = [a.operand for a in launch.arguments if a.kind is ArgumentKind.POINTER and a.operand and a.operand not in addresses]
+    missing = [a.operand for a in launch.arguments if a.addressed and a.operand and a.operand not in addresses]
     if missing:
         have = ", ".join(sorted(addresses)) or "none"
         raise ContractError(f"launch {launch.entry} needs addresses of {', '.join(missing)}; there are addresses of: {have}")
@@ -32,7 +32,7 @@ def argument_values(launch: Launch, addresses: Mapping[str, int]) -> tuple[int |
 
 
 def _value(argument: KernelArgument, addresses: Mapping[str, int]) -> int | float:
-    if argument.kind is not ArgumentKind.POINTER:
+    if not argument.addressed:
         return argument.value
     return addresses[argument.operand] if argument.operand else 0
 
@@ -80,9 +80,11 @@ def _check_argument(
     match: Match, source: StepSource, argument: KernelArgument, workspaces: frozenset[str], written: frozenset[str]
 ) -> None:
     where = f"{_about(match, source)}: argument {argument.name}"
-    if argument.kind is not ArgumentKind.POINTER:
+    if not argument.addressed:
         _check_scalar(where, argument)
         return
+    if argument.kind is ArgumentKind.TILES or argument.tiling:
+        _check_tiling(where, match, argument)
     if not argument.operand:
         if argument.role is not None:
             raise ContractError(f"{where} is null but has the role {argument.role.value}")
@@ -105,6 +107,20 @@ def _check_argument(
         raise ContractError(f"{where} writes operand {operand.name}, which may only be read")
     if argument.access is not Access.WRITE and operand.access is Access.WRITE and operand.name not in written:
         raise ContractError(f"{where} reads output {operand.name} before any launch has written it")
+
+
+def _check_tiling(where: str, match: Match, argument: KernelArgument) -> None:
+    operand, tiling = match.operand(argument.operand), argument.tiling
+    if operand is None or tiling is None or argument.kind is not ArgumentKind.TILES or argument.access is not Access.READ:
+        raise ContractError(f"{where}: a tiling belongs to an argument of the kind tiles that reads an operand of the match")
+    axes = len(tiling.extents)
+    if not axes or len(tiling.steps) != axes or len(tiling.tile) != axes or min(*tiling.extents, *tiling.steps, *tiling.tile) < 1:
+        raise ContractError(f"{where}: extents {tiling.extents}, steps {tiling.steps}, tile {tiling.tile}; "
+                            "each has one number from 1 on for every axis")
+    if tiling.steps[0] != 1 or tiling.offset < 0 or tiling.end > operand.spec.numel or tiling.swizzle not in (0, 128):
+        raise ContractError(f"{where}: offset {tiling.offset}, extents {tiling.extents}, steps {tiling.steps}, swizzle {tiling.swizzle}; "
+                            f"the view must lie in the {operand.spec.numel} elements of {operand.name}, its first step be 1, "
+                            "a swizzle 0 or 128")
 
 
 def _check_scalar(where: str, argument: KernelArgument) -> None:

@@ -80,7 +80,10 @@ class Backend(Offer):
 
     @abstractmethod
     def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
-        """Resolve one launch with its argument values (addresses, scalars) into ``run(stream)``, cheap to call repeatedly."""
+        """Resolve one launch with its argument values (addresses, scalars) into ``run(stream)``, cheap to call repeatedly.
+
+        The value of an argument of the kind TILES is the address of its operand.
+        """
 
     @abstractmethod
     def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":

@@ -236,6 +236,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "tensor", "splits": 2}),
     ("gemm_tensor_elements", "gemm", lambda: made.matmul_case(shapes=((70, 171), (171, 75)), bias=(75,)),
      {**SLICE, "path": "tensor", "splits": 1, "ahead": True}),
+    ("gemm_tensor_portions", "gemm", lambda: made.rows_case(rows=(200,), n=136, k=200, bias=True, residual=True),
+     {**SLICE, "path": "tensor", "splits": 1, "ahead": True, "depth": 64}),
     ("experts_gate", "experts", lambda: made.experts_case(sizes=(6, 3, 41, 1032)), {"warps": 4, "rows": 1, "unroll": 2, "turns": 2}),
     ("experts_gate_rows", "experts", lambda: made.experts_case(sizes=(5, 2, 70, 300), lies=("interleaved",), bias=True, activation="gelu",
                                                               dtype=DType.F32), {"warps": 4, "rows": 2, "unroll": 1, "turns": 2}),

@@ -9,10 +9,18 @@ import ctypes
 import functools
 from typing import Any
 
+from agentcompile_core.plugin_api import DType, Tiling
+
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
+TENSOR_MAP_TYPES = {DType.U8: 0, DType.I32: 3, DType.I64: 5, DType.F16: 6, DType.F32: 7, DType.F64: 8, DType.BF16: 9}  # CUtensorMapDataType
+TENSOR_MAP_SWIZZLES = {0: 0, 128: 3}  # bytes: CUtensorMapSwizzle
+TENSOR_MAP_L2_PROMOTION_256B = 3
+TENSOR_MAP_ALIGNMENT = 64  # bytes
+
+TensorMap = ctypes.c_char * 128  # CUtensorMap
 
 
 class AttributeValue(ctypes.Union):
@@ -63,6 +71,8 @@ class Driver:
         self._function.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p)
         self._set_attribute = library.cuFuncSetAttribute
         self._set_attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        self._encode = library.cuTensorMapEncodeTiled
+        self._encode.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, *(ctypes.c_void_p,) * 5, *(ctypes.c_int,) * 4)
         self._texts = (library.cuGetErrorName, library.cuGetErrorString)
         for function in self._texts:
             function.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
@@ -82,6 +92,18 @@ class Driver:
     def set_attribute(self, function: int, attribute: int, value: int) -> None:
         """Set an attribute of a function."""
         self.check("setting a kernel attribute", self._set_attribute(function, attribute, value))
+
+    def tensor_map(self, address: int, dtype: DType, tiling: Tiling) -> Any:
+        """The CUtensorMap (an aligned ``TensorMap``) of a view of the operand at ``address``, of elements of ``dtype``."""
+        room = (ctypes.c_char * (ctypes.sizeof(TensorMap) + TENSOR_MAP_ALIGNMENT))()
+        made = TensorMap.from_buffer(room, -ctypes.addressof(room) % TENSOR_MAP_ALIGNMENT)
+        axes, nbytes = len(tiling.extents), dtype.bytes
+        strides = (ctypes.c_uint64 * axes)(*(step * nbytes for step in tiling.steps[1:]))
+        self.check("encoding a tensor map", self._encode(
+            ctypes.addressof(made), TENSOR_MAP_TYPES[dtype], axes, address + tiling.offset * nbytes,
+            (ctypes.c_uint64 * axes)(*tiling.extents), strides, (ctypes.c_uint32 * axes)(*tiling.tile),
+            (ctypes.c_uint32 * axes)(*(1,) * axes), 0, TENSOR_MAP_SWIZZLES[tiling.swizzle], TENSOR_MAP_L2_PROMOTION_256B, 0))
+        return made
 
     def check(self, doing: str, code: int) -> None:
         """Raise CudaError if ``code`` is not success."""

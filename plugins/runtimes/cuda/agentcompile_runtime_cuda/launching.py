@@ -15,7 +15,8 @@ _TYPES: dict[ArgumentKind, Callable[[int], object]] = {
     ArgumentKind.I64: ctypes.c_int64,
     ArgumentKind.F32: ctypes.c_float,
 }
-_RANGES = {ArgumentKind.POINTER: (0, 2**64), ArgumentKind.I32: (-(2**31), 2**31), ArgumentKind.I64: (-(2**63), 2**63)}
+_RANGES = {ArgumentKind.POINTER: (0, 2**64), ArgumentKind.TILES: (0, 2**64),
+           ArgumentKind.I32: (-(2**31), 2**31), ArgumentKind.I64: (-(2**63), 2**63)}
 
 
 class LoadedKernel:
@@ -44,15 +45,16 @@ class LoadedKernel:
         return function
 
 
-def pack(arguments: Sequence[KernelArgument], values: Sequence[int | float]) -> tuple[Any, list[object]]:
+def pack(arguments: Sequence[KernelArgument], values: Sequence[int | float], driver: cu.Driver) -> tuple[Any, list[object]]:
     """The ``void**`` of a launch and the objects it points to, which must be kept alive.
 
     Raises:
         ContractError: the count differs, or a value does not fit its type.
+        CudaError: the driver makes no tensor map of a tiling.
     """
     if len(arguments) != len(values):
         raise ContractError(f"a launch has {len(arguments)} arguments and was given {len(values)} values")
-    cells: list[object] = [_cell(argument, value) for argument, value in zip(arguments, values, strict=True)]
+    cells: list[object] = [_cell(argument, value, driver) for argument, value in zip(arguments, values, strict=True)]
     addresses = [ctypes.addressof(cell) for cell in cells]  # type: ignore[arg-type]
     return (ctypes.c_void_p * max(1, len(cells)))(*addresses), cells
 
@@ -76,7 +78,7 @@ def configure(launch: Launch, pdl: bool) -> tuple[cu.Config, object]:
 
 def prepare(kernel: LoadedKernel, launch: Launch, values: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
     """``run(stream)`` for one launch: enqueue it on a CUstream. Not for two threads at once."""
-    arguments, cells = pack(launch.arguments, values)
+    arguments, cells = pack(launch.arguments, values, kernel.driver)
     config, attributes = configure(launch, pdl and launch.pdl)
     function = ctypes.c_void_p(kernel.function(launch))
     enqueue, reference, entry = kernel.driver.launch, ctypes.byref(config), launch.entry
@@ -91,11 +93,16 @@ def prepare(kernel: LoadedKernel, launch: Launch, values: Sequence[int | float],
     return run
 
 
-def _cell(argument: KernelArgument, value: int | float) -> object:
+def _cell(argument: KernelArgument, value: int | float, driver: cu.Driver) -> object:
     kind = argument.kind
     if kind is ArgumentKind.F32:
         return ctypes.c_float(float(value))
     low, high = _RANGES[kind]
     if int(value) != value or not low <= value < high:
         raise ContractError(f"argument {argument.name!r} is {kind.value} and was given {value!r}")
-    return _TYPES[kind](int(value))
+    if kind is not ArgumentKind.TILES:
+        return _TYPES[kind](int(value))
+    if argument.tiling is None or argument.dtype not in cu.TENSOR_MAP_TYPES:
+        elements = argument.dtype.value if argument.dtype else "nothing"
+        raise ContractError(f"argument {argument.name!r} is tiles of {elements} with the tiling {argument.tiling}")
+    return driver.tensor_map(int(value), argument.dtype, argument.tiling)

@@ -7,7 +7,9 @@ from agentcompile_core.plugin_api import BuildError, Feature, StepSource, Target
 INSTRUCTION_BYTES = 16
 OPCODE_BITS = 0xFFF
 WAIT = 0x82E  # what griddepcontrol.wait becomes on sm_90 to sm_120; a test compiles kernels with and without it
-BULK_COPY = 0x3BA  # what cp.async.bulk into shared memory becomes on the same; the same test
+# What cp.async.bulk into shared memory becomes on the same (the same test), and cp.async.bulk.tensor for one block and for a cluster (a
+# test of the gemm family).
+BULK_COPIES = (0x3BA, 0x5B4, 0x3B4)
 FUNCTION_SECTION = ".text."
 
 
@@ -42,7 +44,7 @@ def bulk_copies(binary: bytes) -> frozenset[tuple[str, int]]:
         BuildError: the binary is no ELF file with sections.
     """
     return frozenset((name, number * INSTRUCTION_BYTES) for name, code in functions(binary).items()
-                     for number, opcode in enumerate(_opcodes(code)) if opcode == BULK_COPY)
+                     for number, opcode in enumerate(_opcodes(code)) if opcode in BULK_COPIES)
 
 
 def _opcodes(code: bytes) -> list[int]:

@@ -10,10 +10,12 @@ struct Seen {
   int i32;
   long long i64;
   float f32;
+  unsigned long long tiles[16];
 };
 
 static Seen seen;
 static int next_error;
+static bool encoded;  // the next launch has a fifth argument: the tensor map that was made last
 
 extern "C" {
 Seen* seen_by_fake() { return &seen; }
@@ -45,7 +47,34 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   *text = "an illegal memory access was encountered";
   return CUDA_SUCCESS;
 }
-// The arguments are always: a pointer, an int, a long long, a float.
+// Writes down what it was given, so that who reads the map that a launch got knows.
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* extents,
+                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave,
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  if (reinterpret_cast<unsigned long long>(map) % 64 || reinterpret_cast<unsigned long long>(address) % 16) return CUDA_ERROR_INVALID_VALUE;
+  static_assert(sizeof(CUtensorMap) == sizeof seen.tiles, "as driver.py has it");
+  std::memset(map, 0, sizeof *map);
+  map->opaque[0] = reinterpret_cast<unsigned long long>(address);
+  map->opaque[1] = (type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) | rank << 1 | (swizzle == CU_TENSOR_MAP_SWIZZLE_128B) << 4 |
+                   (interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) << 5 |
+                   (promotion == CU_TENSOR_MAP_L2_PROMOTION_L2_256B) << 6;
+  for (unsigned i = 0; i < rank && i < 4; ++i) {
+    map->opaque[2 + i] = extents[i];
+    if (i + 1 < rank) map->opaque[6 + i] = strides[i];
+    map->opaque[10 + i] = box[i] + 1000ull * steps[i];
+  }
+  encoded = true;
+  return CUDA_SUCCESS;
+}
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice*, int) { return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice) { return CUDA_SUCCESS; }
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = reinterpret_cast<CUcontext>(0x3000);
+  return CUDA_SUCCESS;
+}
+// The arguments are always: a pointer, an int, a long long, a float; and the tensor map that was made since the last launch.
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void** extra) {
   if (extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (next_error) {
@@ -78,6 +107,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   seen.i32 = *static_cast<int*>(arguments[1]);
   seen.i64 = *static_cast<long long*>(arguments[2]);
   seen.f32 = *static_cast<float*>(arguments[3]);
+  if (encoded) std::memcpy(seen.tiles, arguments[4], sizeof seen.tiles);
+  encoded = false;
   ++seen.launches;
   return CUDA_SUCCESS;
 }

@@ -2,8 +2,11 @@
 
 import ctypes
 import gc
+import json
 import shutil
 import subprocess
+import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import ArgumentKind, ContractError, KernelArgument, Launch, Reject
+from agentcompile_core.plugin_api import ArgumentKind, ContractError, DType, KernelArgument, Launch, Reject, Role, Tiling, tiles
 
 ARGUMENTS = tuple(KernelArgument(name=kind.value, kind=kind) for kind in
                   (ArgumentKind.POINTER, ArgumentKind.I32, ArgumentKind.I64, ArgumentKind.F32))
@@ -29,7 +32,7 @@ class Seen(ctypes.Structure):
         ("programmatic", ctypes.c_int), ("attribute", ctypes.c_int), ("attribute_value", ctypes.c_int),
         ("launches", ctypes.c_int), ("loads", ctypes.c_int), ("stream", ctypes.c_ulonglong),
         ("function", ctypes.c_ulonglong), ("pointer", ctypes.c_ulonglong), ("i32", ctypes.c_int),
-        ("i64", ctypes.c_longlong), ("f32", ctypes.c_float),
+        ("i64", ctypes.c_longlong), ("f32", ctypes.c_float), ("tiles", ctypes.c_ulonglong * 16),
     )
 
 
@@ -37,6 +40,7 @@ class Fake:
     """The fake driver and what it saw."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.library = ctypes.CDLL(str(path))
         self.library.seen_by_fake.restype = ctypes.POINTER(Seen)
         self.driver = driver.Driver(self.library)
@@ -94,6 +98,71 @@ def test_a_value_that_does_not_fit_is_refused(fake: Fake, index: int, value: flo
     values[index] = value
     with pytest.raises(ContractError, match=f"argument '{ARGUMENTS[index].name}' is"):
         launching.prepare(fake.kernel(), launch(), values, False)
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> Tiling:
+    """Views of up to four axes and tiles of them."""
+    axes = draw(st.integers(1, 4))
+    sizes = st.lists(st.integers(1, 256), min_size=axes, max_size=axes).map(tuple)
+    return Tiling(offset=8 * draw(st.integers(0, 9)), extents=draw(sizes), tile=draw(sizes), swizzle=draw(st.sampled_from((0, 128))),
+                  steps=(1, *draw(st.lists(st.integers(1, 2**30).map(lambda step: 8 * step), min_size=axes - 1, max_size=axes - 1))))
+
+
+def encoded(address: int, dtype: DType, tiling: Tiling) -> list[int]:
+    """What the fake driver writes into a tensor map."""
+    axes = len(tiling.extents)
+    words = [address + 2 * tiling.offset, (dtype is DType.BF16) | axes << 1 | bool(tiling.swizzle) << 4 | 3 << 5]
+    groups = (tiling.extents, tuple(2 * step for step in tiling.steps[1:]), tuple(1000 + size for size in tiling.tile))
+    for values in groups:
+        words += [*values, *(0,) * (4 - len(values))]
+    return [*words, *(0,) * (16 - len(words))]
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@given(address=st.integers(1, 2**48).map(lambda value: 16 * value), dtype=st.sampled_from((DType.F16, DType.BF16)), tiling=tilings())
+def test_tiles_become_a_tensor_map_of_their_operand(fake: Fake, address: int, dtype: DType, tiling: Tiling) -> None:
+    argument = tiles("a", Role.INPUT, dtype, tiling)
+    run = launching.prepare(fake.kernel(), launch(arguments=(*ARGUMENTS, argument)), (1, 2, 3, 4.0, address), False)
+    gc.collect()
+    run(0)
+    assert list(fake.seen.tiles) == encoded(address, dtype, tiling)
+
+
+def test_tiles_that_the_driver_refuses_are_an_error_with_its_name(fake: Fake) -> None:
+    eight = Tiling(extents=(8,), steps=(1,), tile=(8,))
+    arguments = (*ARGUMENTS, tiles("a", Role.INPUT, DType.F16, eight))
+    with pytest.raises(driver.CudaError, match="encoding a tensor map failed"):
+        launching.prepare(fake.kernel(), launch(arguments=arguments), (0, 0, 0, 0, 8), False)
+    for wrong in (tiles("a", Role.INPUT, DType.BOOL, eight), KernelArgument(name="a", kind=ArgumentKind.TILES)):
+        with pytest.raises(ContractError, match="argument 'a' is tiles of"):
+            launching.prepare(fake.kernel(), launch(arguments=(*ARGUMENTS, wrong)), (0, 0, 0, 0, 0), False)
+
+
+def test_the_launcher_of_a_bundle_makes_the_same_tensor_map(fake: Fake, tmp_path: Path) -> None:
+    pybind11 = pytest.importorskip("pybind11")
+    from agentcompile_runtime_cuda.extension import tiles_of
+
+    source = Path(launching.__file__).parent / "extension" / "files" / "launcher.cpp.in"
+    module = tmp_path / f"_launcher{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run(["g++", "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}",
+                    "-x", "c++", str(source), "-o", str(module)], check=True)
+    (tmp_path / "libcuda.so.1").symlink_to(fake.path)
+    tiling = Tiling(offset=16, extents=(40, 7, 3, 2), steps=(1, 48, 8, 4096), tile=(64, 128, 1, 1), swizzle=128)
+    code = ("import ctypes, json, sys, _launcher\n"
+            "tiles = json.loads(sys.argv[1])\n"
+            "made = _launcher.encode_tiles(4096, **tiles)\n"
+            "f = _launcher.Function(b'\\x7fELF', 'entry', 0)\n"
+            "f.launch((1, 1, 1), (1, 1, 1), 'pilft', [1, 2, 3, 4.0, made], 0, 1, False)\n"
+            "print(json.dumps([int.from_bytes(made[8 * i:8 * i + 8], 'little') for i in range(16)]))\n"
+            "library = ctypes.CDLL('libcuda.so.1')\n"
+            "library.seen_by_fake.restype = ctypes.POINTER(ctypes.c_char * 400)\n"
+            "print(made in bytes(library.seen_by_fake().contents))")
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(tiles_of(DType.BF16, tiling))], cwd=tmp_path, text=True, check=False,
+                          capture_output=True, env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    words, arrived = done.stdout.splitlines()
+    assert json.loads(words) == encoded(4096, DType.BF16, tiling) and arrived == "True"
 
 
 def test_a_wrong_number_of_values_is_refused(fake: Fake) -> None:

@@ -91,12 +91,17 @@ struct Tile {
   long long end_term;
 
   static __device__ __forceinline__ Tile of_block(int m, int n, long long k, int rows, int columns, long long terms) {
+    return at(blockIdx.x, m, n, k, rows, columns, terms);
+  }
+
+  template <class Number>
+  static __device__ __forceinline__ Tile at(Number number, int m, int n, long long k, int rows, int columns, long long terms) {
     const int tiles_m = (m + rows - 1) / rows;
     const int tiles_n = (n + columns - 1) / columns;
     const long long tiles = static_cast<long long>(tiles_m) * tiles_n;
     Tile tile;
-    tile.product = blockIdx.x / tiles;
-    const long long place = blockIdx.x % tiles;
+    tile.product = number / tiles;
+    const long long place = number % tiles;
     const long long width = static_cast<long long>(Plan::group) * tiles_n;
     const int first = static_cast<int>(place / width) * Plan::group;
     const int height = min(Plan::group, tiles_m - first);
@@ -108,6 +113,21 @@ struct Tile {
     return tile;
   }
 };
+
+// Each of four neighbouring lanes holds its two columns of four groups of eight columns; lane i gets all of group i.
+__device__ __forceinline__ void regroup(unsigned (&words)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = lane & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? words[i] : words[i | bit], bit);
+      words[i] = upper ? other : words[i];
+      words[i | bit] = upper ? words[i | bit] : other;
+    }
+  }
+}
 
 // Where the results of a tile go: finished to out, or the sums of a split to its part.
 struct Results {
@@ -134,6 +154,32 @@ struct Results {
       for (int e = 0; e < Count; ++e) values[e] = column + e < n ? aux.apply(sums[e], index + e, column + e) : 0.0f;
       store(values, out, index, column, n);
     }
+  }
+
+  // 32 columns of a row from `column` on, which four neighbouring lanes hold as the tensor cores leave them: lane i columns 2 i and 2 i + 1
+  // of each group of eight, of which every one exists as a whole or not at all. Stores of 16 bytes; all lanes of a warp come here.
+  __device__ __forceinline__ void put_wide(const float (&sums)[4][2], int row, int column, int lane) const {
+    constexpr bool bare = Plan::aux_kind0 == aux_absent && Plan::aux_kind1 == aux_absent && Plan::aux_kind2 == aux_absent;
+    struct alignas(2 * sizeof(T)) Pair {
+      T values[2];
+    };
+    const long long first_of_row = product + static_cast<long long>(row) * n;
+    unsigned words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      Pair pair = {};
+      if (bare || (row < m && column + j * 8 < n)) {  // there is nothing to read for others
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int at = column + j * 8 + lane % 4 * 2 + e;
+          pair.values[e] = ac::from_float<T>(aux.apply(sums[j][e], first_of_row + at, at));
+        }
+      }
+      words[j] = *reinterpret_cast<const unsigned*>(&pair);
+    }
+    regroup(words, lane);
+    const int at = column + lane % 4 * 8;
+    if (row < m && at < n) *reinterpret_cast<uint4*>(out + first_of_row + at) = make_uint4(words[0], words[1], words[2], words[3]);
   }
 };
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentcompile_cuda_kit import block_needs, c_type, epilogue_struct, make_source, operand_pointer
+from attrs import evolve
 
 from agentcompile_core.plugin_api import (
     MATMUL,
@@ -28,19 +29,21 @@ from agentcompile_core.plugin_api import (
     i64,
     null,
     pointer,
+    tiles,
 )
 
-from .shape import Shape, shape_of
-from .space import Tile, blocks_of, registers_of, shared_bytes, space_of, splits_of, terms_of, tile_of
+from .shape import ALONG_TERMS, Reading, Shape, shape_of
+from .space import Tile, blocks_of, grid_of, registers_of, shared_bytes, space_of, splits_of, terms_of, tile_of, warpgroup_registers
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 MOST_AUX = 3
 FULL, ROW, REPEATS, SCALAR, ABSENT = range(5)  # as in gemm.cuh
 TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu"}
-FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "wgmma": [Feature.WGMMA]}
+FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "wgmma": [Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER]}
 GROUP = 8  # rows of tiles that are taken together
 FINISH_THREADS = 256
+SPAN, WIDE = 64, 8  # elements: what the copy engine fetches side by side, what is stored at once (wgmma.cuh)
 STEPS = tuple(f"{factor}_{step}" for factor in "ab" for step in ("offset", "outer", "inner", "row", "column"))
 Value = bool | int | float | str
 
@@ -79,8 +82,8 @@ class GemmFamily(TemplateFamily):
         """One launch; a second one and a workspace where the terms are dealt out."""
         shape, tile = shape_of(match), tile_of(schedule)
         splits, pdl = splits_of(shape, tile), target.has(Feature.GRIDDEPCONTROL)
-        product = Launch(entry="gemm_kernel", grid=(blocks_of(shape, tile), splits, 1), block=(tile.threads, 1, 1), pdl=pdl,
-                         shared_bytes=shared_bytes(tile) if tile.tensor else 0,
+        product = Launch(entry="gemm_kernel", grid=(grid_of(shape, tile, target), splits, 1), block=(tile.threads, 1, 1), pdl=pdl,
+                         shared_bytes=shared_bytes(tile) if tile.tensor else 0, cluster=tile.cluster,
                          arguments=_arguments(match, shape, tile, splits))
         finish = Launch(entry="gemm_finish_kernel", grid=(-(-shape.count // FINISH_THREADS), 1, 1), block=(FINISH_THREADS, 1, 1), pdl=pdl,
                         arguments=_finish_arguments(match, shape, splits))
@@ -88,7 +91,7 @@ class GemmFamily(TemplateFamily):
         return make_source(
             FOLDER / TEXTS[tile.path], plan=_plan(match, shape, tile, splits, pdl),
             launches=(product, finish) if splits > 1 else (product,), epilogue=epilogue_struct(match.epilogue, 1, MOST_AUX),
-            features=[Feature.GRIDDEPCONTROL] * pdl + FEATURES[tile.path],
+            features=[Feature.GRIDDEPCONTROL] * pdl + [Feature.CLUSTER] * (tile.cluster > 1) + FEATURES[tile.path],
             workspaces=(workspace,) if splits > 1 else (), reduction_depth=min(terms_of(shape, tile), shape.k) + splits)
 
 
@@ -99,7 +102,13 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
     types |= {f"Aux{i}": c_type(operand.spec.dtype if operand else out) for i, operand in enumerate(aux)}
     own: dict[str, Value] = {"thread_rows": tile.thread_rows, "thread_columns": tile.thread_columns}
     if tile.tensor:
-        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead}
+        wide = (tile.ahead or tile.by_warpgroups) and out is not DType.F32 and shape.whole > 1 and shape.n % WIDE == 0 and splits == 1
+        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead,
+               "wide_stores": wide and tile.warp_columns % (4 * WIDE) == 0}
+    if tile.by_warpgroups:
+        copier, others = warpgroup_registers(tile)
+        own = {"warp_rows": tile.warp_rows, "stages": tile.stages, "cluster": tile.cluster, "copier_registers": copier, "registers": others,
+               "wide_stores": wide}
     return {
         **types, "pdl": pdl, "threads": tile.threads, "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, **own,
         "group": GROUP, "split": splits > 1, "a_along": shape.a.along, "a_size": shape.a.held_by(tile.rows),
@@ -132,10 +141,28 @@ def _out(match: Match) -> KernelArgument:
 def _arguments(match: Match, shape: Shape, tile: Tile, splits: int) -> tuple[KernelArgument, ...]:
     target = (null("out"), _parts(Access.WRITE)) if splits > 1 else (_out(match), null("parts"))
     aux = tuple(null(f"aux{i}") for i in range(MOST_AUX)) if splits > 1 else _aux(match)
+    if tile.by_warpgroups:
+        return _warpgroup_arguments(match, shape, tile, (*aux, *target))
     sizes = (i32("inner", match.integer("inner")), i32("m", shape.m), i32("n", shape.n), i64("k", shape.k),
              i64("terms", terms_of(shape, tile)), i64("count", shape.count))
     steps = tuple(i64(name, match.integer(name)) for name in STEPS)
     return (operand_pointer(match, "a"), operand_pointer(match, "b"), *aux, *target, *sizes, *steps, *_periods(match))
+
+
+def _warpgroup_arguments(match: Match, shape: Shape, tile: Tile, results: tuple[KernelArgument, ...]) -> tuple[KernelArgument, ...]:
+    sizes = (i32("inner", match.integer("inner")), i32("m", shape.m), i32("n", shape.n), i64("k", shape.k),
+             i64("terms", terms_of(shape, tile)), i64("count", shape.count), i64("tiles", blocks_of(shape, tile) // tile.cluster))
+    moves = tuple(i32(f"{factor}_{axis}", value) for factor, reading in (("a", shape.a), ("b", shape.b))
+                  for axis, value in zip(("outer", "inner"), reading.moves, strict=True))
+    factors = (_tiles(match.need("a"), shape.a, tile.rows), _tiles(match.need("b"), shape.b, tile.columns // tile.cluster))
+    return (*factors, *results, *sizes, *moves, *_periods(match))
+
+
+def _tiles(factor: Operand, reading: Reading, lines: int) -> KernelArgument:
+    """Tiles of 64 neighbours by so many lines where these are terms, by 64 terms where they are lines."""
+    assert reading.view is not None
+    box = (SPAN, lines if reading.along == ALONG_TERMS else SPAN, 1, 1)
+    return tiles(factor.name, factor.role, factor.spec.dtype, evolve(reading.view, tile=box, swizzle=SPAN * factor.spec.dtype.bytes))
 
 
 def _finish_arguments(match: Match, shape: Shape, splits: int) -> tuple[KernelArgument, ...]:

@@ -4,8 +4,9 @@
 // Plan::depth terms of both factors lie in shared memory as they do in global memory (terms side by side, or lines side by side), in
 // a ring of Plan::stages that cp.async fills while earlier slices are multiplied; ldmatrix turns what lies the other way. The
 // 16-byte chunks of a line are permuted by the line's number, so that eight neighbouring lines meet all banks. Fragments of the
-// next 16 terms are read while the last ones are multiplied; Plan::ahead reads the first ones of the next slice at the end of one. Factors that allow no whole vectors go through registers, element by
-// element, into the same places.
+// next 16 terms are read while the last ones are multiplied; Plan::ahead reads the first ones of the next slice at the end of one.
+// Copies are issued a part at a time beneath the products of a slice. Factors that allow no whole vectors go through registers, element
+// by element, into the same places.
 // Wins wherever two matrices of 16-bit elements are larger than a few tiles.
 #include "gemm.cuh"
 
@@ -19,6 +20,8 @@ constexpr int steps = depth / step;  // of a slice
 constexpr int warps_n = Plan::columns / Plan::warp_columns;
 constexpr int row_fragments = Plan::warp_rows / 16;
 constexpr int column_fragments = Plan::warp_columns / 8;
+// Portions of a copy, one per step: many copies at once keep reads waiting. In one piece where other blocks fill the pauses.
+constexpr int portions = Plan::ahead && Plan::a_size > 1 && Plan::b_size > 1 ? steps - 1 : 1;
 static_assert(threads == Plan::rows / Plan::warp_rows * warps_n * 32, "the tile is what its warps hold");
 static_assert(Plan::warp_columns % 16 == 0 && steps % 2 == 0, "fragments of b come in pairs, steps by turns");
 
@@ -49,25 +52,27 @@ template <int Lines, int Along, int Size> struct Slices {
     return (span * chunks + (chunk ^ ((span >> shift) & mask))) * 8;
   }
 
-  // The next slice, of which `left` terms exist.
-  __device__ __forceinline__ void copy(Element* slice, int left) {
+  // A part of the next slice, of which `left` terms exist; the last part of `count` comes last.
+  __device__ __forceinline__ void copy(Element* slice, int left, int part, int count) {
     const int span = threadIdx.x / chunks;
     const int chunk = threadIdx.x % chunks;
     const long long across = by_terms ? line_step : term_step;
     const long long along = by_terms ? term_step : line_step;
-    const Element* from = next + span * across + chunk * 8 * along;
+    const int first = loads * part / count;
+    const int end = loads * (part + 1) / count;
+    const Element* from = next + (span + first * hop) * across + chunk * 8 * along;
     const int length = by_terms ? left : lines;  // of a span
     const int height = by_terms ? lines : left;
     if constexpr (Size > 1) {  // a vector exists as a whole or not at all
 #pragma unroll
-      for (int i = 0; i < loads; ++i) {
+      for (int i = first; i < end; ++i) {
         const bool exists = span + i * hop < height && chunk * 8 < length;
         ac::cp_async16_zero_fill(slice + place(span + i * hop, chunk), from, exists);
         from += hop * across;
       }
     } else {
 #pragma unroll 1  // what several chunks hold at a time has no room beside the sums
-      for (int i = 0; i < loads; ++i) {
+      for (int i = first; i < end; ++i) {
         alignas(16) Element held[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -78,7 +83,7 @@ template <int Lines, int Along, int Size> struct Slices {
         from += hop * across;
       }
     }
-    next += depth * term_step;
+    if (part + 1 == count) next += depth * term_step;
   }
 };
 
@@ -160,14 +165,14 @@ gemm_kernel(const Plan::Element* a, const Plan::Element* b, const Plan::Aux0* au
   const int lane_number = threadIdx.x % 32;
   const Lane lane{lane_number / 8, lane_number % 8};
 
-  const auto copy = [&](int stage, long long term) {
+  const auto copy = [&](int stage, long long term, int part, int count) {
     const int left = static_cast<int>(min(tile.end_term - term, static_cast<long long>(depth)));  // none behind the last slice
-    from_a.copy(ring + stage * stage_elements, left);
-    from_b.copy(ring + stage * stage_elements + SlicesA::elements, left);
-    ac::cp_async_commit();
+    from_a.copy(ring + stage * stage_elements, left, part, count);
+    from_b.copy(ring + stage * stage_elements + SlicesA::elements, left, part, count);
+    if (part + 1 == count) ac::cp_async_commit();
   };
 #pragma unroll
-  for (int stage = 0; stage < stages - 1; ++stage) copy(stage, tile.first_term + stage * depth);
+  for (int stage = 0; stage < stages - 1; ++stage) copy(stage, tile.first_term + stage * depth, 0, 1);
 
   // The slice that is multiplied next is here, and everybody has read the last one, whose place the next copy takes.
   const auto turn = [&]() {
@@ -197,7 +202,7 @@ gemm_kernel(const Plan::Element* a, const Plan::Element* b, const Plan::Aux0* au
         turn();
         fragments[0].read(ring + stage * stage_elements, warp_row, warp_column, 0, lane);
       }
-      if (t == 0) copy(before, term + (stages - 1) * depth);
+      if (t < portions) copy(before, term + (stages - 1) * depth, t, portions);
       fragments[t % 2].multiply(sums);
     }
   }
@@ -208,10 +213,20 @@ gemm_kernel(const Plan::Element* a, const Plan::Element* b, const Plan::Aux0* au
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = tile.row + warp_row + i * 16 + half * 8 + lane_number / 4;
+      if constexpr (Plan::wide_stores) {
 #pragma unroll
-      for (int j = 0; j < column_fragments; ++j) {
-        const float values[2] = {sums[i][j][half * 2], sums[i][j][half * 2 + 1]};
-        results.put(values, row, tile.column + warp_column + j * 8 + lane_number % 4 * 2);
+        for (int j = 0; j < column_fragments; j += 4) {
+          float values[4][2];
+#pragma unroll
+          for (int e = 0; e < 8; ++e) values[e / 2][e % 2] = sums[i][j + e / 2][half * 2 + e % 2];
+          results.put_wide(values, row, tile.column + warp_column + j * 8, lane_number);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < column_fragments; ++j) {
+          const float values[2] = {sums[i][j][half * 2], sums[i][j][half * 2 + 1]};
+          results.put(values, row, tile.column + warp_column + j * 8 + lane_number % 4 * 2);
+        }
       }
     }
   }

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from agentcompile_core.plugin_api import DType, Match, Operand, Role
+from agentcompile_core.plugin_api import DType, Match, Operand, Role, Tiling
 
 VECTOR_BYTES = 16
 ALONG_TERMS, ALONG_LINES = 1, 2  # as in gemm.cuh
@@ -14,6 +14,8 @@ class Reading:
 
     along: int
     size: int
+    view: Tiling | None = None  # of axes along, across, inner, outer, for tiles of one element; None where no copy engine fetches it
+    moves: tuple[int, int] = (0, 0)  # 1 where products that are neighbours along outer, inner read other elements
 
     def held_by(self, lines: int) -> int:
         """Elements at a time where a tile has so many lines."""
@@ -57,7 +59,25 @@ def _reading(match: Match, factor: Operand, lines: tuple[int, str], terms: tuple
     size = VECTOR_BYTES // factor.spec.dtype.bytes
     rest = [other, extent, *(match.integer(f"{factor.name}_{name}") for name in ("offset", "outer", "inner"))]
     vectors = step == 1 and _is_aligned(factor) and not any(value % size for value in rest)
-    return Reading(along=ALONG_TERMS if by_terms else ALONG_LINES, size=size if vectors else 1)
+    along = ALONG_TERMS if by_terms else ALONG_LINES
+    if not vectors:
+        return Reading(along=along, size=1)
+    axes = [(match.integer(name), match.integer(f"{factor.name}_{name}")) for name in ("inner", "outer")]
+    return Reading(along=along, size=size, view=_view(match, factor, [(extent, 1), (term_count + line_count - extent, other), *axes], size),
+                   moves=(int(axes[1][1] > 0), int(axes[0][1] > 0)))
+
+
+def _view(match: Match, factor: Operand, axes: list[tuple[int, int]], size: int) -> Tiling | None:
+    """Extents and steps of the axes, all positive: an axis that is not moved along has one element, and steps over the axis before it."""
+    (_, (lines, across), *batch) = axes
+    if across < 0 or (across == 0 and lines > 1) or any(step < 0 for _, step in batch):
+        return None
+    moved = [axes[0]]
+    for extent, step in axes[1:]:
+        moved.append((extent, step) if step and extent > 1 else (1, -(-moved[-1][0] * moved[-1][1] // size) * size))
+    return Tiling(offset=match.integer(f"{factor.name}_offset"), extents=tuple(extent for extent, _ in moved),
+                  steps=tuple(step for _, step in moved), tile=(1,) * len(moved))
+
 
 
 def _is_aligned(operand: Operand) -> bool:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, zip_longest
 
-from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
+from agentcompile_cuda_kit.needs import MOST_REGISTERS, REGISTERS, SHARED, most_registers
 from attrs import evolve, frozen
 
 from agentcompile_core.plugin_api import DType, Feature, Parameter, Schedule, ScheduleSpace, Target
@@ -21,9 +21,11 @@ SM_TENSOR_FMA_PER_US = {"tensor": 1740e3, "wgmma": 3480e3}  # of fp16: 1,024 by 
 MOST_PARTS_BYTES = 256 << 20
 LARGEST_GRID = 2**31 - 1
 LAUNCH_US = 3.0  # of a second launch
+RESULTS_US, FILL_US = 1.5, 1.0  # of a tile of warpgroups: its results leave, and the ring fills unless the block did another tile before
 SM_FMA_PER_US = 217e3  # of fp32: 128 lanes at 1.7 GHz
 SLICES_PER_SPLIT = 4  # fewer do not pay for filling the pipeline
 REGISTERS_BESIDE = 44  # addresses, bounds, loop counters
+SM_REGISTERS, COPIER_REGISTERS = 65536, 40  # of an SM that has warpgroups; of a thread of the one that copies
 # Rows and columns of a tile, sums of a thread along each, terms of a slice.
 SIMT = ((128, 128, 8, 8, 8), (128, 128, 8, 8, 16), (128, 64, 8, 4, 16), (64, 128, 4, 8, 16), (64, 64, 4, 4, 16), (32, 128, 4, 4, 16),
         (128, 32, 4, 4, 16), (32, 64, 4, 4, 16), (64, 32, 4, 4, 16), (32, 32, 4, 4, 32), (16, 64, 2, 4, 32), (64, 16, 4, 2, 32),
@@ -32,9 +34,11 @@ SIMT = ((128, 128, 8, 8, 8), (128, 128, 8, 8, 16), (128, 64, 8, 4, 16), (64, 128
 TENSOR = ((128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 32), (128, 128, 32, 64), (128, 128, 64, 64), (64, 256, 32, 64),
           (256, 64, 64, 32), (128, 64, 32, 32), (64, 128, 32, 32), (64, 64, 32, 32), (32, 128, 16, 64), (32, 64, 16, 32), (64, 32, 32, 16),
           (16, 128, 16, 32), (16, 64, 16, 16), (32, 32, 16, 16))
-# Rows and columns of a tile, and rows of a warpgroup's part of it.
-WARPGROUP = ((128, 256, 64), (256, 128, 128), (128, 128, 64), (256, 128, 64), (64, 256, 64), (64, 128, 64))
-WARPGROUP_DEPTH, WARPGROUP_STAGES = 64, (4, 3, 5, 6)
+# Rows and columns of a tile, rows of a warpgroup's part of it, slices in the ring: as many as have room.
+WARPGROUP = ((128, 256, 64, 4), (256, 128, 128, 4), (128, 128, 64, 6), (256, 128, 64, 4), (64, 256, 64, 5), (64, 128, 64, 8))
+WARPGROUP_DEPTH = 64
+CLUSTERS = (1, 2)  # blocks that share columns of b
+BARRIER_BYTES = 2 * 8  # of a place in the ring
 SLICES = ((64, 3), (32, 4), (64, 4), (32, 3), (64, 2), (32, 5))  # terms of a slice, and how many of them are in the ring
 
 
@@ -51,7 +55,9 @@ class Tile:
     warp_rows: int = 0  # path tensor: results of a warp; path wgmma: of a warpgroup
     warp_columns: int = 0
     stages: int = 0  # slices in shared memory
-    ahead: bool = False  # fragments of the next slice are read at the end of one: more registers
+    ahead: bool = False  # path tensor: fragments of the next slice are read at the end of one: more registers
+    cluster: int = 1  # path wgmma: blocks below each other that fetch columns of b for each other
+    resident: bool = False  # path wgmma: as many blocks as there is room for take tile after tile
     splits: int = 1
 
     @property
@@ -68,13 +74,15 @@ class Tile:
     def threads(self) -> int:
         """Of a block."""
         if self.tensor:
-            return (4 if self.by_warpgroups else 1) * WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+            warps = self.rows // self.warp_rows * (self.columns // self.warp_columns)
+            return WARP * 4 * (warps + 1) if self.by_warpgroups else WARP * warps  # one more warpgroup copies
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
     @property
     def schedule(self) -> Schedule:
         """The tile as a point of the space."""
-        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages, "ahead": self.ahead}
+        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages}
+        own |= {"cluster": self.cluster, "resident": self.resident} if self.by_warpgroups else {"ahead": self.ahead}
         own = own if self.tensor else {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
         return Schedule({"path": self.path, "rows": self.rows, "columns": self.columns, "depth": self.depth, "splits": self.splits, **own})
 
@@ -111,16 +119,31 @@ def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
 
 def registers_of(tile: Tile) -> int:
     """Registers per thread: sums, fragments of two slices (values of one step without tensor cores), and what is beside them."""
-    if tile.by_warpgroups:
-        return tile.warp_rows * tile.columns // (4 * WARP) + REGISTERS_BESIDE
+    if tile.by_warpgroups:  # the compiler gives each thread its share; warpgroups that multiply take some of the one that copies
+        return min(MOST_REGISTERS, SM_REGISTERS // tile.threads // 8 * 8)
     if tile.tensor:
         return tile.warp_rows * tile.warp_columns // WARP + 2 * (tile.warp_rows // 4 + tile.warp_columns // 4) + REGISTERS_BESIDE
     return tile.thread_rows * tile.thread_columns + 4 * (tile.thread_rows + tile.thread_columns) + REGISTERS_BESIDE
 
 
+def warpgroup_registers(tile: Tile) -> tuple[int, int]:
+    """Registers of a thread of the warpgroup that copies and of the others, once they have shared them out anew; 0: nobody does."""
+    others = tile.rows // tile.warp_rows
+    each = registers_of(tile)
+    if others == 1:
+        return 0, 0
+    return COPIER_REGISTERS, min(MOST_REGISTERS // 8 * 8, (each * (others + 1) - COPIER_REGISTERS) // others // 8 * 8)
+
+
 def blocks_of(shape: Shape, tile: Tile) -> int:
     """Blocks that make the tiles of all products, for one split."""
-    return -(-shape.m // tile.rows) * -(-shape.n // tile.columns) * shape.batch
+    return -(-shape.m // (tile.rows * tile.cluster)) * tile.cluster * -(-shape.n // tile.columns) * shape.batch
+
+
+def grid_of(shape: Shape, tile: Tile, target: Target) -> int:
+    """Blocks of one split that are launched: fewer than there are tiles where each takes one after the other."""
+    room = max(1, target.sm_count // (tile.splits * tile.cluster)) * tile.cluster
+    return min(blocks_of(shape, tile), room) if tile.resident else blocks_of(shape, tile)
 
 
 def terms_of(shape: Shape, tile: Tile) -> int:
@@ -136,7 +159,7 @@ def splits_of(shape: Shape, tile: Tile) -> int:
 def shared_bytes(tile: Tile) -> int:
     """Shared memory of a block: static without tensor cores, dynamic with them."""
     if tile.tensor:
-        return tile.stages * tile.depth * (tile.rows + tile.columns) * 2
+        return tile.stages * (tile.depth * (tile.rows + tile.columns) * 2 + (BARRIER_BYTES if tile.by_warpgroups else 0))
     return 2 * tile.depth * (tile.rows + tile.columns + 2 * PAD) * 4
 
 
@@ -172,25 +195,27 @@ def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
 
 
 def _has_warpgroups(shape: Shape, target: Target) -> bool:
-    return shape.dtype is not DType.F32 and target.has(Feature.WGMMA) and min(shape.a.size, shape.b.size) > 1
+    return shape.dtype is not DType.F32 and target.has(Feature.WGMMA) and shape.a.view is not None and shape.b.view is not None
 
 
 def _warpgroup_tiles() -> Iterator[Tile]:
-    for rows, columns, warp_rows in WARPGROUP:
-        for stages in WARPGROUP_STAGES:
+    for rows, columns, warp_rows, stages in WARPGROUP:
+        for cluster in CLUSTERS:
             yield Tile(path="wgmma", rows=rows, columns=columns, depth=WARPGROUP_DEPTH, warp_rows=warp_rows, warp_columns=columns,
-                       stages=stages)
+                       stages=stages, cluster=cluster)
 
 
 def _warpgroups(shape: Shape, target: Target) -> Iterator[Tile]:
     for tile in _warpgroup_tiles() if _has_warpgroups(shape, target) else ():
-        if _fits_tensor(tile, target) and _fits_extents(shape, tile):
+        if _fits_tensor(tile, target) and _fits_extents(shape, tile) and tile.rows * (tile.cluster - 1) < shape.m:
             yield from _with_splits(shape, tile, target)
+            if blocks_of(shape, tile) > target.sm_count:
+                yield evolve(tile, resident=True)
 
 
 def _fits_tensor(tile: Tile, target: Target) -> bool:
     """Whether ring, sums and two sets of fragments have room, and every thread copies as many chunks of both factors."""
-    even = min(tile.rows, tile.columns) * tile.depth // CHUNK % tile.threads == 0
+    even = tile.by_warpgroups or min(tile.rows, tile.columns) * tile.depth // CHUNK % tile.threads == 0
     return even and shared_bytes(tile) <= target.shared_bytes_per_block and registers_of(tile) <= most_registers(tile.threads, target)
 
 
@@ -218,7 +243,7 @@ def _best(tiles: Iterator[Tile], shape: Shape, target: Target, most: int) -> lis
     found: list[Tile] = []
     sizes: Counter[tuple[int, ...]] = Counter()
     for tile in sorted(dict.fromkeys(tiles), key=lambda tile: predicted_us(shape, tile, target)):
-        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns)
+        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns, tile.ahead, tile.cluster, tile.resident)
         if sizes[size] < MOST_ALIKE:
             sizes[size] += 1
             found.append(tile)
@@ -231,6 +256,8 @@ def predicted_us(shape: Shape, tile: Tile, target: Target) -> float:
     rounds = float(-(-rounds // 1)) if rounds < 4 else rounds
     pace = SM_TENSOR_FMA_PER_US[tile.path] * _tensor_efficiency(tile) if tile.tensor else SM_FMA_PER_US * _efficiency(tile)
     each = tile.rows * tile.columns * terms_of(shape, tile) / pace
+    if tile.by_warpgroups:
+        each += RESULTS_US if tile.resident else RESULTS_US + FILL_US
     parts = LAUNCH_US + target.floor_us(8 * shape.count * tile.splits) if tile.splits > 1 else 0.0
     return max(1.0, rounds) * each + parts
 
@@ -245,5 +272,8 @@ def _tensor_efficiency(tile: Tile) -> float:
     """Of the tensor cores: results per value read from shared memory and from L2, and slices that are on their way."""
     warp = tile.warp_rows * tile.warp_columns / (tile.warp_rows + tile.warp_columns) / 32.0
     block = tile.rows * tile.columns / (tile.rows + tile.columns) / 80.0
+    if tile.by_warpgroups:
+        shared = tile.rows * tile.columns / (tile.rows + tile.columns / tile.cluster) / 80.0  # others of the cluster fetch columns, too
+        return min(1.0, 0.6 + 0.4 * warp) * min(1.0, 0.5 + 0.3 * shared) * min(1.0, 0.6 + tile.threads / 960)
     on_the_way = min(1.0, 0.7 + (tile.stages - 1) * tile.depth / 400)
     return min(1.0, 0.5 + 0.5 * warp) * min(1.0, 0.3 + 0.7 * block) * on_the_way * min(1.0, 0.4 + tile.threads / 400)

@@ -1,10 +1,11 @@
-// Warpgroup products (wgmma, sm_90a): four warps multiply 64 rows by Columns columns, both factors read from shared memory. There is no
-// emulation of these: a kernel that uses them runs on a device only.
+// Warpgroup products (wgmma, sm_90a): four warps multiply 64 rows by Columns columns, both factors read from shared memory; and the copy
+// engine that brings them there (cp.async.bulk.tensor). There is no emulation of these: a kernel that uses them runs on a device only.
 //
 // A factor's slice lies in panels of spans of 128 bytes (64 elements); the 16-byte chunks of a span are permuted by the span's number
 // modulo 8, as the 128-byte swizzle of the hardware expects, and a panel begins at a multiple of 1,024 bytes. Where neighbours in memory
 // are terms, a span is a line and one panel holds all lines; where they are lines, a span is a term, and a panel has 64 lines.
-// Source of descriptors and layouts: the PTX ISA, "Asynchronous warpgroup level matrix multiply-accumulate instructions".
+// The copy engine writes panels so by itself: a tile of 64 elements by any number of spans, swizzled by 128 bytes.
+// Source of descriptors and layouts: the PTX ISA, "Asynchronous warpgroup level matrix multiply-accumulate instructions" and "Tensors".
 #pragma once
 #include <agentcompile/ptx.cuh>
 
@@ -13,9 +14,6 @@ namespace wg {
 constexpr int span = 64;              // elements
 constexpr int eight_spans = 8 * 128;  // bytes
 constexpr int panel_spans = 64;       // of a panel whose spans are terms
-
-// Where a chunk of eight elements lies in its slice, in elements.
-__device__ __forceinline__ int place(int number, int chunk) { return (number * 8 + (chunk ^ (number & 7))) * 8; }
 
 // What the hardware is told of a slice: its address, how far apart panels and groups of eight spans are, the swizzle.
 __device__ __forceinline__ unsigned long long descriptor(const void* shared) {
@@ -28,11 +26,54 @@ __device__ __forceinline__ unsigned long long descriptor(const void* shared) {
 // How far a descriptor moves from 16 terms to the next 16.
 template <bool ByTerms> constexpr unsigned long long next_terms = (ByTerms ? 16 * 2 : 16 * 128) / 16;
 
-// What cp.async wrote becomes visible to the tensor cores; before the barrier behind which they are told to read.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Pending> __device__ __forceinline__ void wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory"); }
+
+// Sums that were waited for; nothing that reads them moves in front of the wait.
+template <int Count> __device__ __forceinline__ void settle(float (&sums)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Registers of each thread of the warpgroup from here on; those that it gives back are for the others to take.
+template <int Count> __device__ __forceinline__ void shrink_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count)); }
+template <int Count> __device__ __forceinline__ void grow_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count)); }
+
+// What the copy engine needs to fetch tiles of a factor by itself: a CUtensorMap of four axes.
+struct alignas(64) Tiles {
+  unsigned char bytes[128];
+};
+
+__device__ __forceinline__ void prefetch(const Tiles& tiles) { asm volatile("prefetch.tensormap [%0];" ::"l"(&tiles) : "memory"); }
+
+// One thread fetches the tile at these places of the four axes; the barrier, that of every block of the cluster in `blocks`, receives its
+// bytes. Every such block gets it at the same place in its shared memory.
+template <int Cluster>
+__device__ __forceinline__ void fetch(void* shared, const Tiles& tiles, int along, int across, int inner, int outer, ac::Mbarrier* barrier,
+                                      unsigned short blocks) {
+  if constexpr (Cluster == 1) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+            ac::shared_address(shared)),
+        "l"(&tiles), "r"(along), "r"(across), "r"(inner), "r"(outer), "r"(ac::shared_address(barrier))
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, %5}], "
+        "[%6], %7;" ::"r"(ac::shared_address(shared)),
+        "l"(&tiles), "r"(along), "r"(across), "r"(inner), "r"(outer), "r"(ac::shared_address(barrier)), "h"(blocks)
+        : "memory");
+  }
+}
+
+// Arrives at the barrier of block `rank` of the cluster that lies where `barrier` lies in this block. What this thread stored before is
+// not published by it: it says that products have read a place.
+__device__ __forceinline__ void arrive_in_cluster(ac::Mbarrier* barrier, unsigned rank) {
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(ac::shared_address(barrier)), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
 
 #define WG_SUMS4(s, i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3])
 #define WG_SUMS16(s, i) WG_SUMS4(s, i), WG_SUMS4(s, i + 4), WG_SUMS4(s, i + 8), WG_SUMS4(s, i + 12)

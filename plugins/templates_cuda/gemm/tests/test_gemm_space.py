@@ -8,6 +8,8 @@ from agentcompile_rules_transformers.testing import matmul_case, rows_case
 from agentcompile_templates_cuda_gemm import GemmFamily
 from agentcompile_templates_cuda_gemm.shape import ALONG_LINES, ALONG_TERMS, shape_of
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentcompile_core.plugin_api import DType, Expression, Feature, Match, Role, Target, check_source
 
@@ -45,7 +47,7 @@ def test_space_is_bounded_distinct_and_legal(shape: str) -> None:
 
 def test_first_choices_fill_the_gpu() -> None:
     first = {name: FAMILY.space(match, H200).points[0] for name, match in SHAPES.items()}
-    assert (first["square"]["path"], first["square"]["splits"]) == ("tensor", 1)
+    assert (first["square"]["path"], first["square"]["splits"]) == ("wgmma", 1)
     assert first["square"].integer("rows") * first["square"].integer("columns") == 128 * 256
     assert {FAMILY.space(SHAPES[name], H200).points[0]["path"] for name in ("square_f32", "deep", "one_row")} == {"simt"}
     for name in ("deep", "few_rows"):
@@ -72,7 +74,8 @@ def test_one_build_serves_many_shapes() -> None:
 
 def test_steps_beyond_32_bits_are_passed_as_such() -> None:
     match = matmul_case(shapes=((3, 50000, 50000), (3, 50000, 64)))[0]
-    arguments = {a.name: a for a in FAMILY.lower(match, FAMILY.space(match, H200).points[0], H200).launches[0].arguments}
+    point = next(point for point in FAMILY.space(match, H200).points if point["path"] == "tensor")
+    arguments = {a.name: a for a in FAMILY.lower(match, point, H200).launches[0].arguments}
     assert arguments["a_inner"].value == 50000 * 50000 and arguments["a_inner"].kind.value == "i64"
 
 
@@ -115,7 +118,7 @@ def test_warpgroups_multiply_where_the_architecture_and_whole_vectors_allow_it()
     def paths(match: Match, target: Target) -> set[object]:
         return {point["path"] for point in FAMILY.space(match, target).points}
 
-    assert all("wgmma" not in paths(SQUARE, target) for target in PRESETS.values())
+    assert {name for name, target in PRESETS.items() if "wgmma" in paths(SQUARE, target)} == {"h200", "h100"}
     assert paths(SQUARE, H200A) == {"simt", "tensor", "wgmma"} and FAMILY.space(SQUARE, H200A).points[0]["path"] == "wgmma"
     for name in ("square_f32", "ragged", "deep"):
         assert "wgmma" not in paths(SHAPES[name], H200A)
@@ -125,10 +128,71 @@ def test_warpgroups_multiply_where_the_architecture_and_whole_vectors_allow_it()
         assert (Feature.WGMMA in source.features) is (point["path"] == "wgmma") and len(FAMILY.space(SQUARE, H200A).points) <= 56
 
 
+def test_the_space_of_warpgroups_has_clusters_and_blocks_that_stay() -> None:
+    points = [point for point in FAMILY.space(SQUARE, H200A).points if point["path"] == "wgmma"]
+    assert {(point["cluster"], point["resident"]) for point in points} == {(1, False), (1, True), (2, False), (2, True)}
+    for point in points:
+        launch = FAMILY.lower(SQUARE, point, H200A).launches[0]
+        tiles = 4096 // point["rows"] * (4096 // point["columns"])
+        assert launch.grid[0] == (132 if point["resident"] else tiles) and launch.cluster == point["cluster"]
+        assert [argument.tiling is not None for argument in launch.arguments[:3]] == [True, True, False]
+    few = [point for point in FAMILY.space(rows_case(rows=(64,), n=4096, k=4096)[0], H200A).points if point["path"] == "wgmma"]
+    assert few and not any(point["resident"] for point in few) and all(point["cluster"] == 1 or point["rows"] < 64 for point in few)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@given(data=st.data())
+def test_views_reach_every_element_that_the_product_reads(data: st.DataObject) -> None:
+    """The steps of a factor's view, axis by axis, against the addresses that the match says."""
+    m, n, k = (8 * data.draw(st.integers(1, 4), name) for name in "mnk")
+    turned, batch = data.draw(st.sampled_from(("", "a", "b", "ab"))), data.draw(st.sampled_from(((), (3,), (2, 3))))
+    weight = data.draw(st.booleans())
+    a, b = ((k, m) if "a" in turned else (m, k)), ((n, k) if "b" in turned else (k, n))
+    match, _ = matmul_case(shapes=((*batch, *a), (*(() if weight else batch), *b)), turned=turned, weight=weight)
+    shape = shape_of(match)
+    for name, reading, (line, term) in (("a", shape.a, ("row", "column")), ("b", shape.b, ("column", "row"))):
+        assert reading.view is not None
+        outer, inner = (data.draw(st.integers(0, match.integer(axis) - 1)) for axis in ("outer", "inner"))
+        at_line, at_term = (data.draw(st.integers(0, extent - 1)) for extent in ((m if name == "a" else n), k))
+        wanted = match.integer(f"{name}_offset") + sum(match.integer(f"{name}_{axis}") * at for axis, at in (
+            ("outer", outer), ("inner", inner), (line, at_line), (term, at_term)))
+        places = (at_term, at_line) if reading.along == ALONG_TERMS else (at_line, at_term)
+        coordinates = (*places, inner * reading.moves[1], outer * reading.moves[0])
+        assert all(at < extent for at, extent in zip(coordinates, reading.view.extents, strict=True))
+        assert reading.view.offset + sum(at * step for at, step in zip(coordinates, reading.view.steps, strict=True)) == wanted
+        assert reading.view.end <= match.need(name).spec.numel and not any(step % 8 for step in reading.view.steps[1:])
+
+
+@pytest.mark.parametrize("step,lines", [(0, 16), (-8, 16)])
+def test_lines_that_do_not_step_forward_are_not_fetched_by_warpgroups(step: int, lines: int) -> None:
+    match = matmul_case(shapes=((lines, 64), (64, 128)))[0]
+    match = evolve(match, attributes=tuple({**dict(match.attributes), "a_row": step}.items()))
+    assert all(point["path"] != "wgmma" for point in FAMILY.space(match, H200A).points)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("cluster,turned", [(1, ""), (2, ""), (1, "ab"), (2, "ab")])
+def test_products_of_warpgroups_follow_each_other_and_copies_are_found(cluster: int, turned: str) -> None:
+    """Neither spills nor products that wait for each other, of which the compiler would warn; every fetch is known to the sanitizer."""
+    backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
+    machine_code = pytest.importorskip("agentcompile_runtime_cuda.machine_code")
+    compilers = pytest.importorskip("agentcompile_runtime_cuda.compilers")
+    if not backend.can_build(H200A):
+        pytest.skip(backend.can_build(H200A).reason)
+    match = matmul_case(shapes=((2048, 2048),) * 2, turned=turned)[0]
+    point = next(p for p in FAMILY.space(match, H200A).points if p["path"] == "wgmma" and p["cluster"] == cluster and p["columns"] == 256)
+    source = FAMILY.lower(match, point, H200A)
+    binary, log = compilers.choose().compile(source, H200A.arch, 120.0)
+    assert "C75" not in log and "warning" not in log.lower() and backend.build(source, H200A).resources.spill_bytes == 0
+    boxes = 1 if "a" not in turned else point["rows"] // 64
+    boxes += 1 if "b" in turned else 256 // cluster // 64
+    assert len(machine_code.bulk_copies(binary)) == boxes
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("name,shape,path", [
     ("a100", "square", "tensor"), ("rtx3090", "ragged", "tensor"), ("rtx4090", "square_f32", "simt"), ("h200", "square", "tensor"),
-    ("b200", "heads", "tensor"), ("rtx5090", "few_rows", "tensor"), ("h200a", "square", "wgmma"), ("h200a", "turned", "wgmma")])
+    ("b200", "heads", "tensor"), ("rtx5090", "few_rows", "tensor"), ("h200", "square", "wgmma"), ("h200a", "turned", "wgmma")])
 def test_builds_without_spills(name: str, shape: str, path: str) -> None:
     backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()
     target = H200A if name == "h200a" else preset(name)

@@ -3,7 +3,7 @@
 import pytest
 from agentcompile_cuda_kit import check_launches
 
-from agentcompile_core.plugin_api import ContractError, Launch, StepSource
+from agentcompile_core.plugin_api import ContractError, DType, Launch, Role, StepSource, Tiling, tiles
 
 
 def source(**changes: object) -> StepSource:
@@ -11,7 +11,13 @@ def source(**changes: object) -> StepSource:
     return StepSource(digest="0", code="", launches=(launch,))
 
 
-@pytest.mark.parametrize("changes", [{}, {"block": (1024, 1, 1)}, {"grid": (2**31 - 1, 65535, 65535)}, {"cluster": 4}])
+def tiled(**changes: object) -> dict:
+    view = {"offset": 8, "extents": (72, 9), "steps": (1, 80), "tile": (64, 256), "swizzle": 128, **changes}
+    return {"arguments": (tiles("a", Role.INPUT, DType.BF16, Tiling(**view)),)}
+
+
+@pytest.mark.parametrize("changes", [tiled(), tiled(swizzle=0, tile=(128, 1)), {},
+                                     {"block": (1024, 1, 1)}, {"grid": (2**31 - 1, 65535, 65535)}, {"cluster": 4}])
 def test_what_fits_is_taken(changes: dict) -> None:
     check_launches(source(**changes))
 
@@ -19,6 +25,10 @@ def test_what_fits_is_taken(changes: dict) -> None:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"block": (2048, 1, 1)}, "1024 threads"), ({"block": (32, 32, 2)}, "1024 threads"), ({"block": (1, 1, 65)}, "at most"),
     ({"grid": (1, 70000, 1)}, "grid"), ({"cluster": 16, "grid": (16, 1, 1)}, "cluster of 16"),
+    (tiled(extents=(8,) * 6, steps=(1, *(8,) * 5), tile=(8,) * 6), "at most 5 axes"), (tiled(tile=(64, 257)), "tiles of 256"),
+    (tiled(steps=(1, 81)), "multiples of 16 bytes"), (tiled(offset=4), "multiples of 16 bytes"),
+    (tiled(tile=(60, 8)), "multiples of 16 bytes"),
+    (tiled(tile=(72, 8)), "no longer than a swizzle"), (tiled(steps=(1, 2**39)), "steps"),
 ])
 def test_what_does_not_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(ContractError, match=message):

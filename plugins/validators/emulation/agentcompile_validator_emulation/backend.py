@@ -174,6 +174,8 @@ def check_emulated(source: StepSource) -> None:
     missing = [feature for feature in source.features if feature not in FEATURES]
     if missing:
         raise BuildError(f"the emulator has no {', '.join(missing)}; such a source is validated on a GPU only")
+    if any(argument.kind is ArgumentKind.TILES for launch in source.launches for argument in launch.arguments):
+        raise BuildError("the emulator fetches no tiles; such a source is validated on a GPU only")
 
 
 def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = None, deadline_s: float = 120.0,

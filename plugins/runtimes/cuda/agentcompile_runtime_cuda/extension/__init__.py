@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from agentcompile_core.plugin_api import Kernel, KernelArgument, ProgramParts, Role, Segment, StepSource, Target
+from agentcompile_core.plugin_api import DType, Kernel, KernelArgument, ProgramParts, Role, Segment, StepSource, Target, Tiling
+
+from ..driver import TENSOR_MAP_SWIZZLES, TENSOR_MAP_TYPES
 
 PACKAGE = "agentcompile_kernels"
 
@@ -58,13 +60,21 @@ def _calls(programs: Mapping[str, ProgramParts]) -> str:
             "They run where AgentCompile and those plugins are installed.\n")
 
 
+def tiles_of(dtype: DType, tiling: Tiling) -> dict[str, Any]:
+    """What the launcher's ``encode_tiles`` takes beside an address: numbers of the driver, bytes and elements."""
+    return {"type": TENSOR_MAP_TYPES[dtype], "offset": tiling.offset * dtype.bytes, "extents": tiling.extents, "tile": tiling.tile,
+            "strides": [step * dtype.bytes for step in tiling.steps[1:]], "swizzle": TENSOR_MAP_SWIZZLES[tiling.swizzle]}
+
+
 def _argument(argument: KernelArgument, source: StepSource, segment: Segment) -> dict[str, Any]:
     found: dict[str, Any] = {"name": argument.name, "kind": argument.kind.value}
-    if argument.kind.value != "pointer":
+    if not argument.addressed:
         return {**found, "value": argument.value}
     if argument.role is None:
         return {**found, "null": True}
     found |= {"role": argument.role.value, "access": argument.access.value}
+    if argument.tiling is not None and argument.dtype is not None:
+        found["tiles"] = tiles_of(argument.dtype, argument.tiling)
     if argument.role is Role.WORKSPACE:
         workspace = next(w for w in source.workspaces if w.name == argument.operand)
         return {**found, "nbytes": workspace.nbytes, "zeroed": workspace.zeroed}

@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
             contents = None if file is None else (folder / file).read_bytes() if file else bytes(nbytes)
             addresses[name] = memory.buffer(nbytes, contents)
         for launch in launches:
-            values = [addresses.get(a.operand, 0) if a.kind.value == "pointer" else a.value for a in launch.arguments]
+            values = [addresses.get(a.operand, 0) if a.addressed else a.value for a in launch.arguments]
             launching.prepare(kernel, launch, values, pdl=False)(0)
             memory.synchronize()
     sys.stdout.write(f"{DONE}\n")

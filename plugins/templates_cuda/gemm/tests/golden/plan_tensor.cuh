@@ -20,6 +20,7 @@ struct Plan_DIGEST {
   static constexpr int warp_columns = 16;
   static constexpr int stages = 4;
   static constexpr bool ahead = false;
+  static constexpr bool wide_stores = false;
   static constexpr int group = 8;
   static constexpr bool split = false;
   static constexpr int a_along = 1;
