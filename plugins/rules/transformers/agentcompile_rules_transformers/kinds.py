@@ -172,7 +172,7 @@ class Argmax(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, version=2, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=3, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(
@@ -226,7 +226,7 @@ ROPE_TABLE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=6,
+    name=kind_names.ATTENTION, families=FAMILIES, version=7,
     doc="append K, V at position; softmax(q K^T * scale + slope * (j - position)) V over positions j in 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*Dv]"),

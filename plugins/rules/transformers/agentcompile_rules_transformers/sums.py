@@ -31,6 +31,7 @@ LIGHT = 0.67  # share of light positions
 BEYOND = 0.22  # steps by which means of V lie beyond a number of 16 bits, or short of it: there an error shows first
 VECTOR = 8  # elements that a lane loads at once: every second key has one large term in each, first
 TURNED_AWAY = 0.3  # elements of q below that carry nothing
+SPREAD = 0.05  # by how much elements of a row differ from their size
 WEIGHED = 2.0**-4  # size of the products of a linear layer
 
 
@@ -71,12 +72,17 @@ def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | 
     return WEIGHED * products / row
 
 
+def spread(x: Operand, generator: torch.Generator, device: str) -> Tensor:
+    """Factors around 1: equal elements of a normed row would all be rounded to one side, which no budget of many roundings covers."""
+    return 1.0 + SPREAD * (2.0 * torch.rand(x.spec.shape, generator=generator, device=device) - 1.0)
+
+
 def _row(x: Operand, case: Case, device: str) -> Tensor:
     generator, small = seeded(case, 1, device), SMALL * half_step(x)
     if case.family == SWAMPED_MEAN:
-        return large_and_small(x.spec.shape, SHARES[1], small, generator, device)
+        return large_and_small(x.spec.shape, SHARES[1], small, generator, device) * spread(x, generator, device)
     signs = torch.where(torch.rand(x.spec.shape, generator=generator, device=device) < 0.5, -1.0, 1.0)
-    return large_and_small(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs
+    return large_and_small(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs * spread(x, generator, device)
 
 
 # ---- attention
