@@ -180,7 +180,8 @@ def _linear(match, t):
 def _norm(match, t):
     x = t["x"].reshape(match.integer("rows"), match.integer("columns"))
     x = x + t["residual"].reshape(x.shape) if "residual" in t else x
-    arguments = {"acc0": _normed(match, x, t.get("weight"), t.get("bias")), **{n: t[n].reshape(x.shape) for n in ("aux0", "aux1") if n in t}}
+    arguments = {name: t[name].reshape(x.shape) for name in ("aux0", "aux1") if name in t}
+    arguments["acc0"] = _normed(match, x, t.get("weight"), t.get("bias"))
     found = {"out": evaluate(match.epilogue, arguments), "residual_out": x}
     if "x_beside" in t:
         beside = t["x_beside"].reshape(match.integer("rows_beside"), match.integer("columns_beside"))

@@ -79,8 +79,9 @@ def _rms_once(view: View, node: Node) -> _Found | None:
         if core is None or product is None or not _is_row(view, weight, core[0]) or view.dtype(weight) not in _FLOATS:
             continue
         x, eps, interior = core
-        wide = view.dtype(gain) == "float32" or cast is None
-        if wide and view.dtype(Ref(node.outputs[0])) == view.dtype(x) and view.private([*interior, product, *([cast] if cast else [])], node):
+        exact = cast is None or view.dtype(gain) == "float32"
+        taken = [*interior, product, *([cast] if cast else [])]
+        if exact and view.dtype(Ref(node.outputs[0])) == view.dtype(x) and view.private(taken, node):
             return "rms_norm", (x, weight, eps, False, True)
     return None
 

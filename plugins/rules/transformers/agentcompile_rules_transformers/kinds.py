@@ -188,7 +188,8 @@ LINEAR = Normed(
 NORM = Normed(
     name=kind_names.NORM, version=4, labels=(L.NORM, L.RESIDUAL_NORM),
     doc="out = epilogue(norm(x [+ residual]), aux) of each row; element (row, column) has weight (row % groups) * (columns / span)"
-        " + column / span; epilogue over acc0, the norm in the type of x, aux0, aux1; none: acc0. Where there is x_beside: of its rows as well",
+        " + column / span; epilogue over acc0, the norm in the type of x, aux0, aux1; none: acc0. Where there is x_beside: of its rows"
+        " as well",
     operands=(
         OperandKind("x", READS, doc="[.., columns]"), OperandKind("residual", READS, optional=True, doc="[.., columns]"),
         OperandKind("weight", WEIGHTS, optional=True, doc="[groups * columns / span], of any type where nothing is rounded before it"),

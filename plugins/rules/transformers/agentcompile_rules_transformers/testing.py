@@ -43,8 +43,8 @@ BINARY = ("add", "sub", "mul", "div")
 __all__ = [
     "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "cross_entropy_case",
     "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case",
-    "norm_case", "norms_beside_case", "part_case", "pool_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case", "router_case",
-    "rows_case", "scan_case", "scored_router_case", "softmax_case",
+    "norm_case", "norms_beside_case", "part_case", "pool_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case",
+    "router_case", "rows_case", "scan_case", "scored_router_case", "softmax_case",
 ]
 
 

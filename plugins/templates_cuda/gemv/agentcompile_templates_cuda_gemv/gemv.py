@@ -54,7 +54,7 @@ class GemvFamily(TemplateFamily):
     """
 
     name = "gemv"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory."""

@@ -42,7 +42,7 @@ class NormFamily(TemplateFamily):
     version = 3
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """True where rows share one floating point type and parameters one, and what is held of a row fits into the registers of a block."""
+        """True where rows have one floating point type, parameters one, and what is held of a row fits into the registers of a block."""
         if match.kind != NORM:
             return Reject(f"norm serves {NORM} matches, not {match.kind}")
         if match.text("norm") not in NORMS:
@@ -129,7 +129,8 @@ def _looped(match: Match, threads: int, target: Target) -> StepSource:
 
 def _plan(match: Match, threads: int, pdl: bool) -> dict[str, bool | int | float | str]:
     weight = match.operand("weight") or match.operand("bias") or match.need("x")
-    return {"T": c_type(match.need("x").spec.dtype), "W": c_type(weight.spec.dtype), "threads": threads, "norm": NORMS[match.text("norm")], "pdl": pdl,
+    return {"T": c_type(match.need("x").spec.dtype), "W": c_type(weight.spec.dtype), "threads": threads,
+            "norm": NORMS[match.text("norm")], "pdl": pdl,
             "channels": match.integer("groups", 1) > 1 or match.integer("span", 1) > 1,
             "has_weight": match.operand("weight") is not None, "has_bias": match.operand("bias") is not None}
 
@@ -146,4 +147,5 @@ def _ordered(match: Match) -> list[tuple[int, int]]:
 
 
 def _vectors(match: Match, warps_per_row: int) -> int:
-    return -(-max(match.integer("columns"), match.integer("columns_beside", 0)) * match.need("x").spec.dtype.bytes // (16 * WARP * warps_per_row))
+    columns = max(match.integer("columns"), match.integer("columns_beside", 0))
+    return -(-columns * match.need("x").spec.dtype.bytes // (16 * WARP * warps_per_row))

@@ -204,7 +204,8 @@ def test_space_and_rejects() -> None:
     assert "registers" in FAMILY.accepts(norm_match(1, 1 << 20, "rms", residual=True), H200).reason
     assert "unknown norm" in FAMILY.accepts(norm_match(1, 64, "batch"), H200).reason
     assert "same type" in FAMILY.accepts(norm_match(1, 64, "rms", weights=DType.F32), H200).reason
-    beside = evolve(norm_match(1, 64, "rms"), operands=(*norm_match(1, 64, "rms").operands, operand("x_beside", Role.INPUT, (1, 64), DType.F16)))
+    plain = norm_match(1, 64, "rms")
+    beside = evolve(plain, operands=(*plain.operands, operand("x_beside", Role.INPUT, (1, 64), DType.F16)))
     assert "beside" in FAMILY.accepts(beside, H200).reason
 
 
