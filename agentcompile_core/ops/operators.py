@@ -23,7 +23,7 @@ SCHEMAS: dict[str, str] = {
     "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype, bool interleaved=False)"
     " -> (Tensor, Tensor)",
     "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False, bool once=False) -> Tensor",
-    "layer_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
+    "layer_norm": "(Tensor x, Tensor? weight, float eps) -> Tensor",
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "expert_linear": experts.SCHEMA,
     "argmax": "(Tensor logits) -> Tensor",
@@ -58,9 +58,14 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, one_plus: bool = Fals
     return weight * wide.to(x.dtype)
 
 
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``(x - mean) / std * weight`` over the last axis, in float32 and rounded once, as HuggingFace writes it out (Cohere)."""
+def layer_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """``(x - mean) / std * weight`` over the last axis, in float32 and rounded once.
+
+    As HuggingFace writes it out (Cohere); without a weight as torch computes it in float32 (OLMo).
+    """
     wide = _wide(x)
+    if weight is None:
+        return F.layer_norm(wide, wide.shape[-1:], None, None, eps).to(x.dtype)
     centred = wide - wide.mean(-1, keepdim=True)
     return (_wide(weight) * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
 

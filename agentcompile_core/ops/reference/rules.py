@@ -206,7 +206,7 @@ def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
 
 def _our_layer_norm(call: Call) -> tuple[Bounded, ...]:
     x = call.bounded("x")
-    return (reductions.layer_norm(x, call.bounded("weight"), None, float(call["eps"]), call.length(x.value.shape[-1])),)
+    return (reductions.layer_norm(x, call["weight"], None, float(call["eps"]), call.length(x.value.shape[-1])),)
 
 
 def _softmax(rule: Callable[[Bounded, int, int, DType], Bounded]) -> Rule:

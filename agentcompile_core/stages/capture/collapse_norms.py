@@ -13,11 +13,12 @@ def collapse_norms(graph: Graph) -> Graph:
     Before: ``h = to(x, float32); r = rsqrt(mean(pow(h, 2), [-1], True) + eps); n = h * r`` and then
     ``w * to(n, dtype of x)`` (Llama), ``to(n * (1 + to(w, float32)), dtype of x)`` (Gemma), ``to(w * n, dtype of x)`` with a weight of
     any type (OLMo 2), or ``to(n, dtype of x)`` (nanochat); ``h`` is squared by ``pow``, ``square`` or a product with itself, and may be
-    x where its type widens (T5); ``c = h - mean(h); to(w * (c * rsqrt(mean(pow(c, 2)) + eps)), dtype of x)`` (Cohere).
+    x where its type widens (T5); ``c = h - mean(h); to(w * (c * rsqrt(mean(pow(c, 2)) + eps)), dtype of x)`` (Cohere);
+    ``to(aten.layer_norm(h, [n], None, None, eps), dtype of x)`` (OLMo).
     After: ``rms_norm(x, w, eps, one_plus, once)``, ``layer_norm(x, w, eps)``.
     """
     # In float32 a weight of 1 + w is a weight as well, and every norm holds one without a weight: the most specific first.
-    for find in (_rms_one_plus, _rms_plain, _rms_once, _layer, _rms_bare):
+    for find in (_rms_one_plus, _rms_plain, _rms_once, _layer, _layer_bare, _rms_bare):
         graph = _collapse(graph, find)
     return graph
 
@@ -114,6 +115,18 @@ def _layer(view: View, node: Node) -> _Found | None:
         if view.dtype(weight) == view.dtype(x) and view.private([*interior, *last, *([cast] if cast else [])], node):
             return "layer_norm", (x, weight, eps)
     return None
+
+
+def _layer_bare(view: View, node: Node) -> _Found | None:
+    norm = view.node(node.args[0], "aten.layer_norm.default") if node.kind == "cast" and node.args else None
+    if norm is None or argument_of(norm, "weight") is not None or argument_of(norm, "bias") is not None:
+        return None
+    x, cast = view.through_cast(norm.args[0])
+    eps, shape = argument_of(norm, "eps"), argument_of(norm, "normalized_shape")
+    if cast is None or view.dtype(norm.args[0]) != "float32" or not isinstance(eps, float) or shape != view.shape(x)[-1:]:
+        return None
+    same = view.dtype(Ref(node.outputs[0])) == view.dtype(x)
+    return ("layer_norm", (x, None, eps)) if same and view.private([norm], node) else None
 
 
 def _layer_core(view: View, argument: Argument) -> tuple[Argument, float, list[Node]] | None:
