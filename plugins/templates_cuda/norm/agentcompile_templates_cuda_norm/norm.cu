@@ -81,8 +81,8 @@ norm_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, const 
   const int thread = threadIdx.x % threads_per_row;
   const int row = blockIdx.x * rows_per_block + (warps_per_row == 1 ? warp : 0);
   const bool whole = columns % Vector::size == 0 && vector_access(x) && vector_access(out) && vector_access(weight) &&
-                     vector_access(bias) && vector_access(residual) && vector_access(residual_out) && vector_access(aux0) &&
-                     vector_access(aux1);
+                     vector_access(bias) && vector_access(residual) && vector_access(residual_out) &&
+                     (!Plan::has_aux0 || vector_access(aux0)) && (!Plan::has_aux1 || vector_access(aux1));
   auto first_of = [&](int i) { return (i * threads_per_row + thread) * Vector::size; };
 
   Chunk scales[vectors], shifts[vectors];

@@ -216,6 +216,7 @@ def test_builds_without_spills(name: str) -> None:
     target = preset(name)
     if not backend.can_build(target):
         pytest.skip(backend.can_build(target).reason)
-    for match in (norm_match(1, 2048, "rms", residual=True), norm_match(1, 4096, "layer", DType.BF16, bias=True)):
+    for match in (norm_match(1, 2048, "rms", residual=True), norm_match(1, 4096, "layer", DType.BF16, bias=True),
+                  norm_match(1, 2304, "rms_once", DType.BF16, weights=DType.F32, tail=GATED)):
         source = FAMILY.lower(match, FAMILY.space(match, target).points[0], target)
         assert backend.build(source, target).resources.spill_bytes == 0
