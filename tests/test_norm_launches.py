@@ -93,7 +93,8 @@ class Around(nn.Module):
                 "gated": lambda: F.silu(normal) * y}[self.behind]()
 
 
-@settings(max_examples=24, derandomize=True, database=None, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@settings(max_examples=24, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
+          suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from([form for form in FORMS if form != "bare"]), way=WAYS, dtype=st.sampled_from([torch.bfloat16, torch.float16]),
        behind=st.sampled_from(["", "added", "scaled", "gated", "before", "beside"]), rows=st.integers(1, 3),
        width=st.sampled_from([24, 40, 333]), wide_weight=st.booleans(), seed=st.integers(0, 99))
