@@ -221,6 +221,7 @@ def _partly_rotated(match: Any, rotary_dim: int) -> Any:
 
 
 def _norm() -> Iterator[tuple[str, Any]]:
+    from agentcompile_rules_transformers import testing
     from agentcompile_rules_transformers.testing import norm_case
 
     from agentcompile_core.plugin_api import DType
@@ -228,6 +229,9 @@ def _norm() -> Iterator[tuple[str, Any]]:
     yield "row", norm_case(columns=2048)[0]
     yield "residual", norm_case(columns=1000, residual=True)[0]
     yield "layer_f32", norm_case(columns=96, rows=3, norm="layer", dtype=DType.F32)[0]
+    if hasattr(testing, "norms_beside_case"):  # not in checkouts from before there were any
+        yield "tail_bf16", norm_case(columns=2304, norm="rms_one_plus", tail=("add",), dtype=DType.BF16)[0]
+        yield "beside_bf16", testing.norms_beside_case(columns=(2048, 2048), norm="rms_once", dtype=DType.BF16)[0]
     yield "heads_bf16", norm_case(columns=128, rows=16, norm="rms_one_plus", dtype=DType.BF16)[0]
 
 

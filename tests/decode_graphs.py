@@ -166,7 +166,7 @@ def _normed(match, x, weight, bias=None):
         return x
     if kind == "layer":
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return ops.rms_norm(x, weight, eps, kind == "rms_one_plus")
+    return ops.rms_norm(x, weight, eps, kind == "rms_one_plus", kind == "rms_once")
 
 
 def _linear(match, t):
@@ -180,7 +180,13 @@ def _linear(match, t):
 def _norm(match, t):
     x = t["x"].reshape(match.integer("rows"), match.integer("columns"))
     x = x + t["residual"].reshape(x.shape) if "residual" in t else x
-    return {"out": _normed(match, x, t["weight"], t.get("bias")), "residual_out": x}
+    arguments = {name: t[name].reshape(x.shape) for name in ("aux0", "aux1") if name in t}
+    arguments["acc0"] = _normed(match, x, t.get("weight"), t.get("bias"))
+    found = {"out": evaluate(match.epilogue, arguments), "residual_out": x}
+    if "x_beside" in t:
+        beside = t["x_beside"].reshape(match.integer("rows_beside"), match.integer("columns_beside"))
+        found["out_beside"] = _normed(match, beside, t.get("weight_beside"))
+    return found
 
 
 def _elementwise(match, t):

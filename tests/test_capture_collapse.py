@@ -25,42 +25,63 @@ FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, p
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 
 
+SQUARES = {"pow": lambda x: x.pow(2), "square": torch.square, "product": lambda x: x * x}
+ROOTS = {"rsqrt": torch.rsqrt, "power": lambda x: x.pow(-0.5)}
+
+
 class Norm(nn.Module):
     """A norm in one of the ways that models write it; ``change`` makes it another function."""
 
-    def __init__(self, form: str, width: int, change: str = "") -> None:
+    def __init__(self, form: str, width: int, change: str = "", square: str = "pow", root: str = "rsqrt", widened: bool = True,
+                 cast: bool = True) -> None:
         super().__init__()
-        self.form, self.change = form, change
+        self.form, self.change, self.widened, self.cast = form, change, widened, cast
+        self.square, self.root = SQUARES[square], ROOTS[root]
         self.weight = nn.Parameter(torch.randn(width))
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
+        weight = self.weight.float() if self.cast else self.weight
         if self.form == "layer":
             mean = wide.mean(-2 if self.change == "axis" else -1, keepdim=True)
             variance = (wide - (0 * mean if self.change == "raw" else mean)).pow(2).mean(-1, keepdim=True)
             wide = (wide - mean) * torch.rsqrt(variance + 1e-5)
-            return (self.weight.float() * wide).to(x.dtype)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-2 if self.change == "axis" else -1, keepdim=True) + 1e-5)
+            return (weight * wide).to(x.dtype)
+        factor = self.root(self.square(wide).mean(-2 if self.change == "axis" else -1, keepdim=True) + 1e-5)
+        wide = (wide if self.widened else x) * factor
         if self.form == "one_plus":
-            return (wide * ((2.0 if self.change == "raw" else 1.0) + self.weight.float())).to(x.dtype)
+            return (wide * ((2.0 if self.change == "raw" else 1.0) + weight)).to(x.dtype)
+        if self.form == "plain":
+            return self.weight * (wide.to(x.dtype) if self.change != "raw" else (wide + 1).to(x.dtype))
+        if self.form == "once":
+            return (weight * (wide if self.change != "raw" else wide + 1)).to(x.dtype)
         return wide.to(x.dtype) if self.change != "raw" else (wide + 1).to(x.dtype)
 
 
-FORMS = {"layer": ("layer_norm", None), "one_plus": ("rms_norm", True), "bare": ("rms_norm", False)}
+FORMS = {"layer": "layer_norm", "one_plus": "rms_norm", "bare": "rms_norm", "plain": "rms_norm", "once": "rms_norm"}
+WAYS = st.fixed_dictionaries({"square": st.sampled_from(sorted(SQUARES)), "root": st.sampled_from(sorted(ROOTS)), "widened": st.booleans(),
+                              "cast": st.booleans()})
 
 
 @pytest.mark.parametrize("form", FORMS)
-@FEW
-@given(dtype=DTYPES, rows=st.integers(1, 4), width=st.integers(2, 9), seed=st.integers(0, 99))
-def test_a_norm_written_out_is_one_operator_with_the_same_bits(form: str, dtype: torch.dtype, rows: int, width: int, seed: int) -> None:
+@settings(FEW, max_examples=16)
+@given(dtype=DTYPES, rows=st.integers(1, 4), width=st.integers(2, 9), seed=st.integers(0, 99), way=WAYS, wide_weight=st.booleans())
+def test_a_norm_written_out_is_one_operator_with_the_same_bits(form: str, dtype: torch.dtype, rows: int, width: int, seed: int,
+                                                               way: dict[str, Any], wide_weight: bool) -> None:
+    """In every order of casts, however it is squared; a weight of another type where nothing is rounded before it."""
     torch.manual_seed(seed)
-    module, x = Norm(form, width).to(dtype), (torch.randn(rows, width) * 3).to(dtype)
+    module, x = Norm(form, width, **way).to(dtype), (torch.randn(rows, width) * 3).to(dtype)
+    if wide_weight and form in ("once", "one_plus"):
+        module = module.float()
     raw = forward_graph(module, x)
     graph = normalize(raw)
-    kind, one_plus = FORMS[form]
-    assert kinds(graph) == {kind: 1} and argument(graph.nodes[0], "eps") == 1e-5
-    assert one_plus is None or argument(graph.nodes[0], "one_plus") is one_plus
     assert torch.equal(run(graph, module, x), run(raw, module, x))
+    if form == "one_plus" and module.weight.dtype is not torch.float32 and not way["cast"]:
+        return  # 1 + w is rounded there
+    assert kinds(graph) == {FORMS[form]: 1} and argument(graph.nodes[0], "eps") == 1e-5
+    if form != "layer":
+        assert argument(graph.nodes[0], "one_plus") is (form == "one_plus")
+        assert argument(graph.nodes[0], "once") is (form == "once" and dtype is not torch.float32)
 
 
 @pytest.mark.parametrize("form", FORMS)

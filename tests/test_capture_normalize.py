@@ -99,7 +99,7 @@ class Norm(nn.Module):
         unit = wide * torch.rsqrt(mean + 1e-5)
         out = self.weight * (unit if self.change == "late rounding" else unit.to(x.dtype))
         if self.change == "late rounding":
-            out = out.to(x.dtype)
+            out = (out + unit).to(x.dtype)
         return (out, unit) if self.change == "unit is read" else out
 
 

@@ -22,8 +22,8 @@ SCHEMAS: dict[str, str] = {
     " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False, float[]? slopes=None) -> Tensor",
     "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype, bool interleaved=False)"
     " -> (Tensor, Tensor)",
-    "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False) -> Tensor",
-    "layer_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
+    "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False, bool once=False) -> Tensor",
+    "layer_norm": "(Tensor x, Tensor? weight, float eps) -> Tensor",
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "expert_linear": experts.SCHEMA,
     "argmax": "(Tensor logits) -> Tensor",
@@ -40,11 +40,12 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, one_plus: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, one_plus: bool = False, once: bool = False) -> Tensor:
     """``x / rms(x) * weight`` over the last axis, with HuggingFace's roundings.
 
     Plain: the normalized row is rounded to the type of ``x`` and then multiplied (Llama, Qwen), or is the result where there is
-    no weight (nanochat). ``one_plus``: times ``1 + weight`` in float32, rounded once at the end (Gemma).
+    no weight (nanochat). ``one_plus``: times ``1 + weight`` in float32, rounded once at the end (Gemma). ``once``: times a weight
+    of any type in float32, rounded once at the end (OLMo 2).
     """
     wide = _wide(x)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -52,12 +53,19 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, one_plus: bool = Fals
         return wide.to(x.dtype)
     if one_plus:
         return (wide * (1.0 + _wide(weight))).to(x.dtype)
+    if once:
+        return (_wide(weight) * wide).to(x.dtype)
     return weight * wide.to(x.dtype)
 
 
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``(x - mean) / std * weight`` over the last axis, in float32 and rounded once, as HuggingFace writes it out (Cohere)."""
+def layer_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """``(x - mean) / std * weight`` over the last axis, in float32 and rounded once.
+
+    As HuggingFace writes it out (Cohere); without a weight as torch computes it in float32 (OLMo).
+    """
     wide = _wide(x)
+    if weight is None:
+        return F.layer_norm(wide, wide.shape[-1:], None, None, eps).to(x.dtype)
     centred = wide - wide.mean(-1, keepdim=True)
     return (_wide(weight) * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
 

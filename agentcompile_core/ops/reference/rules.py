@@ -200,13 +200,13 @@ def _embedding(call: Call) -> tuple[Bounded, ...]:
 
 def _our_rms_norm(call: Call) -> tuple[Bounded, ...]:
     x, one_plus = call.bounded("x"), bool(call["one_plus"])
-    inner = None if one_plus or call["weight"] is None else call.graph.spec(call.node.inputs[0]).dtype
+    inner = None if one_plus or call["once"] or call["weight"] is None else call.graph.spec(call.node.inputs[0]).dtype
     return (reductions.rms_norm(x, call["weight"], float(call["eps"]), one_plus, inner, call.length(x.value.shape[-1])),)
 
 
 def _our_layer_norm(call: Call) -> tuple[Bounded, ...]:
     x = call.bounded("x")
-    return (reductions.layer_norm(x, call.bounded("weight"), None, float(call["eps"]), call.length(x.value.shape[-1])),)
+    return (reductions.layer_norm(x, call["weight"], None, float(call["eps"]), call.length(x.value.shape[-1])),)
 
 
 def _softmax(rule: Callable[[Bounded, int, int, DType], Bounded]) -> Rule:

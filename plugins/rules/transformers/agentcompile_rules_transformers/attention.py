@@ -160,6 +160,8 @@ def _normed(view: RegionView, roped: Source, inside: set[str], head_dim: int) ->
     norm = norm_of(view, node) if node is not None else None
     if norm is None or norm.columns != head_dim or norm.kind == "layer" or not norm.weight:
         return None
+    if view.graph.spec(norm.weight).dtype is not view.graph.spec(norm.x).dtype:
+        return None
     if not view.only_used_by(source.value, inside | set(source.nodes)):
         return None
     taken = (*source.nodes, norm.node.name)

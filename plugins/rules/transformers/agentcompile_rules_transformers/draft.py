@@ -62,14 +62,19 @@ class Draft:
         """Give a value another element type: that of indices beside what they index."""
         self.values = [evolve(v, spec=evolve(v.spec, dtype=dtype)) if v.name == value.value else v for v in self.values]
 
-    def norm(self, name: str, x: Ref, norm: str, shape: tuple[int, ...], dtype: DType) -> Ref:
-        """A norm over the last axis: ``rms``, ``rms_one_plus``, ``rms_once`` or ``layer``, or ``rms_bare``, which has no weight."""
+    def norm(self, name: str, x: Ref, norm: str, shape: tuple[int, ...], dtype: DType, weights: DType | None = None) -> Ref:
+        """A norm over the last axis: ``rms``, ``rms_one_plus``, ``rms_once`` or ``layer``, or ``rms_bare``, which has no weight.
+
+        ``weights``: the type of its weight, if not ``dtype``.
+        """
         if norm == "rms_bare":
             return self.one("agentcompile.rms_norm.default", (x, None, EPS), shape, dtype)
-        weight = self.weight(f"{name}.weight", shape[-1], dtype=dtype)
+        weight = self.weight(f"{name}.weight", shape[-1], dtype=weights or dtype)
         if norm == "layer":
             bias = self.weight(f"{name}.bias", shape[-1], dtype=dtype)
             return self.one("aten.layer_norm.default", (x, (shape[-1],), weight, bias, EPS), shape, dtype)
+        if norm == "rms_once" and weights is not None:
+            return self.one("agentcompile.rms_norm.default", (x, weight, EPS, False, True), shape, dtype)
         if norm == "rms_once":
             return self.one("aten.rms_norm.default", (x, (shape[-1],), weight, EPS), shape, dtype)
         if norm not in ("rms", "rms_one_plus"):

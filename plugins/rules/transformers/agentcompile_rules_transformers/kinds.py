@@ -63,7 +63,7 @@ class Normed(MatchKind):
 
     def weight_scale(self, match: Match, operand: Operand) -> tuple[float, float]:
         """Of norm weights as trained ones have it."""
-        norm_weights = ("weight",) if self.name == kind_names.NORM else ("norm_weight", "q_norm", "k_norm")
+        norm_weights = ("weight", "weight_beside") if self.name == kind_names.NORM else ("norm_weight", "q_norm", "k_norm")
         if operand.name not in norm_weights:
             return super().weight_scale(match, operand)
         return (0.0 if match.text("norm", "none") == "rms_one_plus" else 1.0), 0.1
@@ -172,7 +172,7 @@ class Argmax(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, version=2, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=3, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(
@@ -186,15 +186,22 @@ LINEAR = Normed(
     attributes=(AttributeKind("n"), AttributeKind("k"), AttributeKind("pair", int, 1, doc="2: gate rows, then up rows"), *NORM_ATTRIBUTES),
 )
 NORM = Normed(
-    name=kind_names.NORM, version=3, labels=(L.NORM, L.RESIDUAL_NORM),
-    doc="out = norm(x [+ residual]) of each row; element (row, column) has weight (row % groups) * (columns / span) + column / span",
+    name=kind_names.NORM, version=4, labels=(L.NORM, L.RESIDUAL_NORM),
+    doc="out = epilogue(norm(x [+ residual]), aux) of each row; element (row, column) has weight (row % groups) * (columns / span)"
+        " + column / span; epilogue over acc0, the norm in the type of x, aux0, aux1; none: acc0. Where there is x_beside: of its rows"
+        " as well",
     operands=(
         OperandKind("x", READS, doc="[.., columns]"), OperandKind("residual", READS, optional=True, doc="[.., columns]"),
-        OperandKind("weight", WEIGHTS, optional=True, doc="[groups * columns / span]"),
+        OperandKind("weight", WEIGHTS, optional=True, doc="[groups * columns / span], of any type where nothing is rounded before it"),
         OperandKind("bias", WEIGHTS, optional=True, doc="[groups * columns / span]"),
+        OperandKind("aux", READS, repeated=True, doc="[.., columns]"),
+        OperandKind("x_beside", READS, optional=True, doc="[.., columns_beside]: rows of another value, of the same norm"),
+        OperandKind("weight_beside", WEIGHTS, optional=True, doc="[columns_beside]"),
+        OperandKind("out_beside", OUT, optional=True),
         OperandKind("out", OUT), OperandKind("residual_out", OUT, optional=True, doc="x + residual, where others read it"),
     ),
     attributes=(AttributeKind("rows"), AttributeKind("columns"), *NORM_ATTRIBUTES,
+                AttributeKind("rows_beside", int, 0), AttributeKind("columns_beside", int, 0),
                 AttributeKind("groups", int, 1, doc="rows with weights of their own"),
                 AttributeKind("span", int, 1, doc="neighbours in a row that share a weight: the places of a channel")),
 )
@@ -220,7 +227,7 @@ ROPE_TABLE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=6,
+    name=kind_names.ATTENTION, families=FAMILIES, version=7,
     doc="append K, V at position; softmax(q K^T * scale + slope * (j - position)) V over positions j in 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*Dv]"),

@@ -73,7 +73,7 @@ class LinearRule(RegionRule):
     """``linear`` matches: every linear node of one token, alone and with what can be fused before and behind it."""
 
     name = "linear"
-    version = 2
+    version = 3
     kinds = (kinds.LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -219,9 +219,9 @@ def _with_norm(view: RegionView, product: Product) -> Iterator[Match]:
     source, views = view.back(first.x, set(product.nodes))
     producer = view.producer(source)
     norm = norm_of(view, producer) if producer is not None else None
-    if norm is None or not norm.weight or norm.rows != 1 or not view.only_used_by(source, {*product.nodes, *views}):
+    if norm is None or norm.rows != 1 or not view.only_used_by(source, {*product.nodes, *views}):
         return
-    if view.graph.spec(norm.weight).dtype is not view.graph.spec(first.weight).dtype:
+    if view.graph.spec(norm.weight or norm.x).dtype is not view.graph.spec(first.weight).dtype:
         return
     fused = SemanticLabel.NORM_GEMV if product.label == SemanticLabel.GEMV else product.label
     yield _match(view, evolve(product, nodes=(norm.node.name, *views, *product.nodes), label=fused), view.read("x", norm.x), norm)
@@ -231,7 +231,7 @@ def _match(view: RegionView, product: Product, x: Operand, norm: NormNode | None
     weight = view.read("weight", *(linear.weight for linear in product.group))
     parameters = []
     if norm is not None:
-        parameters = [view.read("norm_weight", norm.weight)] + ([view.read("norm_bias", norm.bias)] if norm.bias else [])
+        parameters = [view.read(f"norm_{name}", value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
     attributes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", product.group[0].k), ("pair", product.pair),
                   ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0))
     return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),

@@ -1,4 +1,4 @@
-"""RMS and layer norms, alone and with the residual addition before them."""
+"""RMS and layer norms: alone, with the residual addition before them, with what is computed behind them, and two beside each other."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,19 @@ from agentcompile_core.plugin_api import (
     NORM,
     Argument,
     DType,
+    Expression,
     Graph,
     Match,
     Node,
     Operand,
     RegionRule,
     RegionView,
+    Scalar,
     SemanticLabel,
     Target,
     argument,
+    grow,
+    has_one_rounding,
     is_contiguous,
     packed,
     ref,
@@ -28,6 +32,7 @@ from . import kinds
 from .channel_norm import channel_norms
 
 ATEN = ("aten.layer_norm.default", "aten.rms_norm.default")
+MOST_AUX = 2
 
 
 @frozen(kw_only=True)
@@ -50,7 +55,10 @@ class NormNode:
 
 
 def norm_of(view: RegionView, node: Node, *, several: bool = False) -> NormNode | None:
-    """The norm of a node over its last axis (``several``: or axes), if its operands are contiguous and of one kernel type."""
+    """The norm of a node over its last axis (``several``: or axes), if its operands are contiguous and its rows of one kernel type.
+
+    Its weight and bias have one type, which differs from that of the rows only where nothing is rounded between the two.
+    """
     called = _called(view, node)
     if called is None:
         return None
@@ -65,7 +73,10 @@ def norm_of(view: RegionView, node: Node, *, several: bool = False) -> NormNode 
         return None
     if any(given is not None and not view.is_weight(given, columns) for given in (weight, bias)):
         return None
-    if any(view.graph.spec(value).dtype is not spec.dtype for value in (*node.inputs, *node.outputs)):
+    given = {view.graph.spec(value).dtype for value in (ref(weight), ref(bias)) if value is not None}
+    if view.graph.spec(node.outputs[0]).dtype is not spec.dtype or len(given) > 1 or not given <= set(KERNEL_TYPES):
+        return None
+    if given - {spec.dtype} and (kind == "rms" or node.op in ATEN):
         return None
     return NormNode(node=node, x=x, weight=ref(weight) or "", bias=ref(bias) or "", kind=kind, eps=float(eps),
                     rows=spec.numel // columns, columns=columns)
@@ -84,7 +95,7 @@ _Called = tuple[str, str | None, Argument, Argument, Argument]
 def _called(view: RegionView, node: Node) -> _Called | None:
     """Kind, operand, weight, bias and eps of a call of an operator that is a norm."""
     if node.op == "agentcompile.rms_norm.default":
-        kind = "rms_one_plus" if argument(node, "one_plus") else "rms"
+        kind = "rms_one_plus" if argument(node, "one_plus") else "rms_once" if argument(node, "once") else "rms"
         return kind, ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
     if node.op == "agentcompile.layer_norm.default":
         return "layer", ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
@@ -99,25 +110,35 @@ def _called(view: RegionView, node: Node) -> _Called | None:
 
 
 class NormRule(RegionRule):
-    """``norm`` matches: every norm, those over the last axes also with the addition of two full tensors before them."""
+    """``norm`` matches: every norm, those over the last axes also with what is around them, and with another one beside them."""
 
     name = "norm"
-    version = 4
+    version = 5
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
-        """Norms alone, then with their residual."""
+        """Norms alone, with their residual, with growing tails, then two of a kind."""
         view = RegionView(graph=graph)
         found: list[Match] = []
-        for node in graph.nodes:
-            norm = norm_of(view, node, several=True)
-            if norm is not None:
-                found.append(_match(view, norm, (), (view.read("x", norm.x),), (), SemanticLabel.NORM))
-                found += _residual(view, norm)
-        return [*found, *channel_norms(view)]
+        norms = [norm for node in graph.nodes if (norm := norm_of(view, node, several=True)) is not None]
+        for norm in norms:
+            before = [_Before(reads=(view.read("x", norm.x),)), *_residual(view, norm)]
+            found += [_match(view, norm, one, (), norm.out, (), None) for one in before]
+            found += [_match(view, norm, one, *tail) for one in before for tail in _tails(view, norm)]
+        return [*found, *_beside(view, norms), *channel_norms(view)]
 
 
-def _residual(view: RegionView, norm: NormNode) -> Iterator[Match]:
+@frozen(kw_only=True)
+class _Before:
+    """What a norm reads, and what is taken in before it."""
+
+    nodes: tuple[str, ...] = ()
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...] = ()
+    label: SemanticLabel = SemanticLabel.NORM
+
+
+def _residual(view: RegionView, norm: NormNode) -> Iterator[_Before]:
     add = view.producer(norm.x)
     if add is None or add.op != "aten.add.Tensor" or argument(add, "alpha") != 1 or len(add.inputs) != 2:
         return
@@ -126,15 +147,66 @@ def _residual(view: RegionView, norm: NormNode) -> Iterator[Match]:
         return
     x, residual = add.inputs
     shared = not view.only_used_by(norm.x, {norm.node.name})
-    yield _match(view, norm, (add.name,), (view.read("x", x), view.read("residual", residual)),
-                 (view.write("residual_out", norm.x),) if shared else (), SemanticLabel.RESIDUAL_NORM)
+    yield _Before(nodes=(add.name,), reads=(view.read("x", x), view.read("residual", residual)),
+                  writes=(view.write("residual_out", norm.x),) if shared else (), label=SemanticLabel.RESIDUAL_NORM)
 
 
-def _match(view: RegionView, norm: NormNode, before: tuple[str, ...], reads: tuple[Operand, ...], writes: tuple[Operand, ...],
-           label: SemanticLabel) -> Match:
-    parameters = [view.read(name, value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
+_Tail = tuple[tuple[str, ...], str, tuple[str, ...], Expression | None]
+
+
+def _tails(view: RegionView, norm: NormNode) -> Iterator[_Tail]:
+    """Nodes, result, other operands and expression of what is computed of the norm element by element, in its type."""
+    dtype, count = view.graph.spec(norm.x).dtype, norm.rows * norm.columns
+
+    def fits(value: str) -> bool:
+        spec = view.graph.spec(value)
+        return spec.numel == count and spec.dtype is dtype and is_contiguous(spec)
+
+    for growth in grow(view, {norm.out: "acc0"}, frozenset({norm.node.name}), prefix="aux", limit=MOST_AUX, fits=fits):
+        if growth.expression.operations and fits(growth.output) and has_one_rounding(view, growth.nodes, growth.output):
+            yield growth.nodes, growth.output, growth.external, growth.expression
+
+
+def _match(view: RegionView, norm: NormNode, before: _Before, behind: tuple[str, ...], out: str, aux: tuple[str, ...],
+           expression: Expression | None) -> Match:
+    others = [view.read(f"aux{i}", value) for i, value in enumerate(aux)]
+    nodes = (*before.nodes, norm.node.name, *behind)
     return Match(
-        kind=NORM, label=label, nodes=(*before, norm.node.name),
-        operands=(*reads, *parameters, view.write("out", norm.out), *writes),
-        attributes=(("rows", norm.rows), ("columns", norm.columns), ("norm", norm.kind), ("norm_eps", norm.eps)),
+        kind=NORM, label=before.label, nodes=view.deps.members(view.deps.mask(nodes)),
+        operands=(*before.reads, *_parameters(view, norm), *others, view.write("out", out), *before.writes),
+        attributes=_attributes(norm), epilogue=expression,
     )
+
+
+def _parameters(view: RegionView, norm: NormNode) -> list[Operand]:
+    return [view.read(name, value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
+
+
+def _attributes(norm: NormNode) -> tuple[tuple[str, Scalar], ...]:
+    return ("rows", norm.rows), ("columns", norm.columns), ("norm", norm.kind), ("norm_eps", norm.eps)
+
+
+def _beside(view: RegionView, norms: list[NormNode]) -> Iterator[Match]:
+    """Each norm without a bias with the next one of its kind and types that depends on it in nothing, nor it on that."""
+    for index, one in enumerate(norms):
+        other = next((other for other in norms[index + 1:] if _alike(view, one, other) and _apart(view, one, other)), None)
+        if other is None:
+            continue
+        weights = [view.read(f"weight{where}", norm.weight) for where, norm in (("", one), ("_beside", other)) if norm.weight]
+        yield Match(
+            kind=NORM, label=SemanticLabel.NORM, nodes=view.deps.members(view.deps.mask((one.node.name, other.node.name))),
+            operands=(view.read("x", one.x), view.read("x_beside", other.x), *weights, view.write("out", one.out),
+                      view.write("out_beside", other.out)),
+            attributes=(*_attributes(one), ("rows_beside", other.rows), ("columns_beside", other.columns)),
+        )
+
+
+def _alike(view: RegionView, one: NormNode, other: NormNode) -> bool:
+    dtypes = {tuple(view.graph.spec(value).dtype for value in (norm.x, norm.weight or norm.x)) for norm in (one, other)}
+    return (one.kind, one.eps) == (other.kind, other.eps) and not (one.bias or other.bias) and len(dtypes) == 1 and one.x != other.x \
+        and bool(one.weight) == bool(other.weight)
+
+
+def _apart(view: RegionView, one: NormNode, other: NormNode) -> bool:
+    """Whether neither depends on the other; ``one`` comes first."""
+    return not view.deps.descendants_of(view.deps.mask((one.node.name,))) & view.deps.mask((other.node.name,))

@@ -56,8 +56,10 @@ def large_and_small(shape: tuple[int, ...], share: float, small: float, generato
 def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
     """An operand of a norm, or of a linear layer with or without one; None: as the core draws it."""
     unlike = UNLIKE if match.kind == LINEAR else 0.0
-    if operand.name in ("x", "residual"):
-        return _row(operand, case, device, unlike) if operand.name == "x" else torch.zeros(operand.spec.shape, device=device)
+    if operand.name in ("x", "x_beside"):
+        return _row(operand, case, device, unlike)
+    if operand.name == "residual":
+        return torch.zeros(operand.spec.shape, device=device)
     if operand.name in ("norm_weight", "norm_bias"):
         neutral = 0.0 if operand.name == "norm_bias" or match.text("norm", "none") == "rms_one_plus" else 1.0
         return torch.full(operand.spec.shape, neutral, device=device)

@@ -30,7 +30,7 @@ from .linear import LinearRule
 from .lookup import ArgmaxRule, GatherRule
 from .masked_attention_cases import masked_attention_case
 from .matmul import MatmulRule
-from .norm import NormRule
+from .norm_cases import channel_norm_case, norm_case, norms_beside_case
 from .pool_cases import pool_case
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
@@ -43,8 +43,8 @@ BINARY = ("add", "sub", "mul", "div")
 __all__ = [
     "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "cross_entropy_case",
     "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case",
-    "norm_case", "part_case", "pool_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case", "router_case",
-    "rows_case", "scan_case", "scored_router_case", "softmax_case",
+    "norm_case", "norms_beside_case", "part_case", "pool_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case",
+    "router_case", "rows_case", "scan_case", "scored_router_case", "softmax_case",
 ]
 
 
@@ -54,28 +54,6 @@ def gather_case(*, columns: int, vocabulary: int, rows: int = 1, dtype: DType = 
     table = draft.weight("table", vocabulary, columns, dtype=dtype)
     ids = draft.given("ids", (1, rows), DType.I64)
     return matched(GatherRule(), draft.graph(draft.one("aten.embedding.default", (table, ids), (1, rows, columns), dtype)))
-
-
-def norm_case(*, columns: int, rows: int = 1, norm: str = "rms", residual: bool = False, dtype: DType = DType.F16) -> Pair:
-    """A norm of [1, rows, columns]; with ``residual``, of a sum that others read as well."""
-    draft, shape = Draft(), (1, rows, columns)
-    x = draft.given("x", shape, dtype)
-    outputs: tuple[Ref, ...] = ()
-    if residual:
-        x = draft.one("aten.add.Tensor", (x, draft.given("residual", shape, dtype)), shape, dtype)
-        outputs = (x,)
-    return matched(NormRule(), draft.graph(draft.norm("norm", x, norm, shape, dtype), *outputs))
-
-
-def channel_norm_case(*, shape: Sequence[int], groups: int = 0, weight: bool = True, dtype: DType = DType.F16) -> Pair:
-    """A group norm of ``shape`` [N, C, ..], with or without a weight and a bias per channel; ``groups`` 0: an instance norm."""
-    draft, whole = Draft(), tuple(shape)
-    x = draft.given("x", whole, dtype)
-    parameters = tuple(draft.weight(name, whole[1], dtype=dtype) if weight else None for name in ("weight", "bias"))
-    if groups:
-        return matched(NormRule(), draft.graph(draft.one("aten.group_norm.default", (x, groups, *parameters, 1e-6), whole, dtype)))
-    arguments = (x, *parameters, None, None, True, 0.1, 1e-6, True)
-    return matched(NormRule(), draft.graph(draft.one("aten.instance_norm.default", arguments, whole, dtype)))
 
 
 def batch_norm_case(*, shape: Sequence[int], activation: str = "", dtype: DType = DType.F16) -> Pair:

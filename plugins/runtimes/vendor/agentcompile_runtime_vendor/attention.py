@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Literal
 
 from agentcompile_core.plugin_api import ATTENTION, Implementation, Match, Origin, Reject, Schedule, ScheduleSpace, Target
 
+from .types import mixed
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -13,19 +15,20 @@ class VendorAttention(Implementation):
     """One query row per head. The query heads of one KV head are rows of one query, so that K and V are never repeated."""
 
     name = "attention"
-    version = 1
+    version = 2
     origin = Origin.THIRD_PARTY
     capturable = True
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """Attention alone, causal or with a window."""
+        """Attention alone, causal or with a window, all of one type."""
         if match.kind != ATTENTION:
             return Reject("serves attention matches only")
         if match.flag("qk_norm") or match.flag("rope"):
             return Reject("scaled_dot_product_attention holds no norm and no RoPE")
         if match.number("softcap", 0.0) != 0.0 or match.operand("sinks") is not None or match.flag("alibi"):
             return Reject("scaled_dot_product_attention has no soft cap, no sinks and no slopes")
-        return True
+        why_not = mixed(match)
+        return Reject(why_not) if why_not else True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """No choices."""

@@ -17,6 +17,8 @@ from agentcompile_core.plugin_api import (
     Target,
 )
 
+from .types import mixed
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,12 +29,12 @@ class VendorLinear(Implementation):
     """``out = weight @ x`` or ``out = weight @ x + aux0``, one rounding at the end."""
 
     name = "linear"
-    version = 1
+    version = 2
     origin = Origin.THIRD_PARTY
     capturable = True
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """Plain products of one matrix, and those with one vector added."""
+        """Plain products of one matrix, and those with one vector added, all of one type."""
         if match.kind != LINEAR:
             return Reject("serves linear matches only")
         if match.integer("pair") != 1 or match.text("norm") != "none":
@@ -41,7 +43,8 @@ class VendorLinear(Implementation):
             return Reject("a BLAS call adds one vector at the most")
         if match.operand("aux0") is not None and match.need("aux0").spec.numel != match.integer("n"):
             return Reject("the vector that is added must be as long as the result")
-        return True
+        why_not = mixed(match)
+        return Reject(why_not) if why_not else True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """As a product of matrices, or of a matrix and a vector: libraries choose other kernels for the two."""

@@ -83,6 +83,29 @@ def test_attention_refuses_what_sdpa_does_not_hold(match: Match) -> None:
     assert isinstance(answer, Reject) and answer.reason
 
 
+TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}
+
+
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@given(data=st.data(), attends=st.booleans(), add=st.booleans())
+def test_what_is_accepted_runs_in_every_combination_of_types(data: st.DataObject, attends: bool, add: bool) -> None:
+    """A product of two bfloat16 factors that was to be written in float32 was accepted, and raised."""
+    match = attention() if attends else linear(epilogue=ADD if add else None)
+    served = VendorAttention() if attends else VendorLinear()
+    types = st.one_of(st.sampled_from([*TORCH]).map(lambda one: [one] * 9), st.lists(st.sampled_from([*TORCH]), min_size=9, max_size=9))
+    drawn = data.draw(types)
+    operands = tuple(o if o.role is Role.LENGTH else evolve(o, spec=evolve(o.spec, dtype=dtype))
+                     for o, dtype in zip(match.operands, drawn, strict=False))
+    match = evolve(match, operands=operands)
+    answer = served.accepts(match, H200)
+    one_type = len({o.spec.dtype for o in operands if o.role is not Role.LENGTH}) == 1
+    assert answer is True if one_type else isinstance(answer, Reject) and "float" in answer.reason
+    for schedule in served.space(match, H200).points if one_type else ():
+        given_ = {o.name: torch.ones(o.spec.shape, dtype=TORCH.get(o.spec.dtype, torch.int64)) for o in operands}
+        served.bind(match, schedule, H200)(**given_)
+        assert bool(given_["out"].isfinite().all())
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.device)]
 
 

@@ -54,7 +54,7 @@ class GemvFamily(TemplateFamily):
     """
 
     name = "gemv"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory."""
@@ -182,7 +182,7 @@ def _attribute_problem(match: Match) -> str:
         return f"pair is {pair}; gemv combines at most two rows"
     if norm not in NORMS:
         return f"norm {norm!r} is unknown; gemv knows {', '.join(NORMS)}"
-    if norm in ("rms", "rms_one_plus", "rms_once") and match.operand("norm_weight") is None:
+    if norm == "rms_one_plus" and match.operand("norm_weight") is None:
         return f"norm {norm!r} needs an operand norm_weight"
     if min(n, k) < 1 or max(n * pair, k) >= 1 << 31:
         return f"n={n}, k={k}: both must be positive 32-bit integers"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 
 from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED
 
@@ -15,6 +16,8 @@ from .shape import SHARED_RESERVED_PER_BLOCK, WARP_SIZE, Shape, ceil_div
 LARGEST_RING_BYTES = 96 << 10
 USUAL_RING_BYTES = 64 << 10
 SMALLEST_STAGE_BYTES = 4 << 10
+WARPS, OTHER_WARPS = 8, (6, 7, 9, 10, 11, 12)  # consumers of a block, and those that may deal rows out more evenly
+EVENER = 0.05  # by how much less of a round they must waste: 2304 rows are 9 for each of 256 blocks
 IN_FLIGHT_BYTES = (16 << 10, 64 << 10)  # least and most per block; deeper requests only delay the next kernel's input
 STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, rounded up
 
@@ -23,15 +26,19 @@ def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     """All legal ring schedules, best guess first; empty where the target or the row length rules the ring out."""
     if not target.has(Feature.BULK_COPY) or not shape.vectorized:
         return ()
-    found = [schedule for schedule in _enumerate(shape) if not problem(shape, schedule, target)]
-    return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))
+    found = [schedule for schedule in _enumerate(shape, target) if not problem(shape, schedule, target)]
+    ranked = sorted(found, key=lambda schedule: _badness(shape, schedule, target))
+    # The best guess, then the best ones with another number of warps: how much an uneven last round costs differs.
+    firsts = {schedule.integer("warps"): schedule for schedule in reversed(ranked)}
+    leading = [schedule for schedule in ranked if firsts[schedule.integer("warps")] is schedule]
+    return (*leading, *(schedule for schedule in ranked if schedule not in leading))
 
 
 def ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many schedules are not legal, by the reason; none where there is no ring at all."""
     if not target.has(Feature.BULK_COPY) or not shape.vectorized:
         return Counter()
-    return Counter(why for schedule in _enumerate(shape) if (why := problem(shape, schedule, target)))
+    return Counter(why for schedule in _enumerate(shape, target) if (why := problem(shape, schedule, target)))
 
 
 def stage_bytes(shape: Shape, schedule: Schedule) -> int:
@@ -69,17 +76,26 @@ def _column_choices(shape: Shape) -> tuple[int, ...]:
     return (*slices, whole) if whole <= 16 * step else tuple(slices)
 
 
-def _enumerate(shape: Shape) -> Iterator[Schedule]:
-    for columns in _column_choices(shape):
+def _warp_choices(shape: Shape, target: Target) -> tuple[int, ...]:
+    """Eight, and the number that wastes least of a round with two blocks on an SM, if that is clearly less."""
+    def waste(warps: int) -> float:
+        return shape.sm_waste(target, shape.blocks(target, 2, warps), warps)
+
+    best = min(OTHER_WARPS, key=lambda warps: (waste(warps), abs(warps - WARPS)))
+    return (WARPS, best) if waste(best) <= waste(WARPS) - EVENER else (WARPS,)
+
+
+def _enumerate(shape: Shape, target: Target) -> Iterator[Schedule]:
+    for warps, columns in product(_warp_choices(shape, target), _column_choices(shape)):
         for rows in (1, 2):
             for stages in (2, 3, 4, 6):
                 for in_flight in sorted({1, 2, stages // 2, stages}):
                     for blocks_per_sm in (2, 1):
                         yield ring_schedule(rows=rows, columns=columns, stages=stages, in_flight=in_flight,
-                                            blocks_per_sm=blocks_per_sm)
+                                            blocks_per_sm=blocks_per_sm, warps=warps)
 
 
-def ring_schedule(*, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, warps: int = 8,
+def ring_schedule(*, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, warps: int = WARPS,
                   specialize_k: bool = True) -> Schedule:
     """One ring schedule; the parameters of the direct path are 0."""
     return Schedule({"path": "ring", "warps": warps, "rows": rows, "columns": columns, "stages": stages,
@@ -99,7 +115,7 @@ def _badness(shape: Shape, schedule: Schedule, target: Target) -> float:
     ideal_ring = min(share, room, USUAL_RING_BYTES if share < 2 * USUAL_RING_BYTES else LARGEST_RING_BYTES)
     ideal_flight = min(max(ideal_ring / 2, IN_FLIGHT_BYTES[0]), IN_FLIGHT_BYTES[1])
     badness = abs(math.log2(ring / ideal_ring)) + abs(math.log2(flight / ideal_flight))
-    badness += 3.0 * shape.row_waste(blocks, schedule.integer("warps") * schedule.integer("rows"))
+    badness += 3.0 * shape.sm_waste(target, blocks, schedule.integer("warps") * schedule.integer("rows"))
     badness += 0.0 if resident == 2 else 1.0
     badness += 0.0 if shape.k % schedule.integer("columns") == 0 else 0.5
     copy_bytes = min(schedule.integer("columns"), shape.k) * shape.element_bytes

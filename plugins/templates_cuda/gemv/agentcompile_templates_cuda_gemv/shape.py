@@ -51,6 +51,11 @@ class Shape:
         slots = ceil_div(rows, rows_per_round) * rows_per_round
         return 1.0 - self.n / (blocks * slots)
 
+    def sm_waste(self, target: Target, blocks: int, rows_per_round: int) -> float:
+        """As ``row_waste``, of the SM that has most blocks: what the others wait for."""
+        slots = ceil_div(ceil_div(self.n, blocks), rows_per_round) * rows_per_round
+        return 1.0 - self.n / (target.sm_count * ceil_div(blocks, target.sm_count) * slots)
+
 
 def shape_of(match: Match) -> Shape:
     """The shape of a ``linear`` match."""

@@ -61,6 +61,10 @@ CONFIGS = {
     "ring_gate": Config(match={"pair": 2, "norm": "rms", "epilogue": GELU_GATE}, schedule=_ring(512, rows=1), lengths=(496, 760)),
     "ring_layer_bf16": Config(match={"dtype": DType.BF16, "norm": "layer", "norm_bias": True},
                               schedule=_ring(512, in_flight=3), lengths=(504, 520)),
+    "ring_nine_warps": Config(match={"norm": "rms_one_plus", "dtype": DType.BF16}, schedule=_ring(512, rows=1, warps=9),
+                               lengths=(496, 760)),
+    "ring_seven_warps_gate": Config(match={"pair": 2, "norm": "layer", "norm_bias": True, "epilogue": SILU_GATE},
+                                    schedule=_ring(512, rows=1, warps=7), lengths=(504, 1024)),
     "ring_f32_out": Config(match={"out_dtype": DType.F32}, schedule=_ring(512, stages=2, in_flight=1), lengths=(512, 1024)),
 }
 EXACT = ("direct_block_per_row", "ring_full_slices", "ring_ragged_slices")

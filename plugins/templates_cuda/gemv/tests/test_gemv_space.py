@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -58,6 +59,25 @@ def test_first_choices_on_the_h200_are_rings_then_registers(shape: str) -> None:
         launch = FAMILY.lower(SHAPES[shape], schedule, preset("h200")).launches[0]
         assert 256 <= launch.grid[0] <= 264  # two blocks on every SM, or as near as whole rounds of rows come
         assert launch.pdl
+
+
+@pytest.mark.parametrize(("n", "k"), [(2304, 9216), (2304, 2048), (2560, 9728), (3072, 12288), (1536, 8960), (9216, 2304), (3584, 3072)])
+def test_rows_that_eight_warps_leave_a_round_half_empty_are_dealt_to_another_number(n: int, k: int) -> None:
+    """2304 rows are 9 for each of 256 blocks: two rounds of 8 warps, one of 9. The best with 8 warps is beside it: both are measured."""
+    device = preset("h200")
+    rings = [point for point in FAMILY.space(linear_match(n, k, dtype=DType.BF16), device).points if point["path"] == "ring"]
+    other = next(ring for ring in rings[:2] if ring["warps"] != 8)
+    assert 8 in [ring["warps"] for ring in rings[:2]]
+    blocks = FAMILY.lower(linear_match(n, k, dtype=DType.BF16), other, device).launches[0].grid[0]
+    round_rows = other.integer("warps") * other.integer("rows")
+    rounds, per_sm = math.ceil(math.ceil(n / blocks) / round_rows), math.ceil(blocks / device.sm_count)
+    assert n >= 0.94 * per_sm * device.sm_count * rounds * round_rows
+
+
+@pytest.mark.parametrize("n", [2048, 4096, 6144, 8192, 151936])
+def test_rows_that_eight_warps_share_evenly_have_no_other_number(n: int) -> None:
+    points = FAMILY.space(linear_match(n, 2048, dtype=DType.BF16), preset("h200")).points
+    assert {point["warps"] for point in points if point["path"] == "ring"} == {8}
 
 
 def test_no_ring_before_sm_90_and_none_for_rows_without_vectors() -> None:

@@ -1,6 +1,6 @@
 // RMS or layer norm of rows that no block can hold in registers, a block per row, in the framework's roundings (row.cuh).
 //
-// x, out [rows, columns] contiguous; weight, bias [columns], or where Plan::channels one element for `span` neighbours of a row
+// x, out [rows, columns] contiguous; weight, bias [columns] of a type of their own (Plan::W), or where Plan::channels one element for `span` neighbours of a row
 // and other ones for each of `groups` rows. The row is read again for each pass, from L2 where it mostly still is.
 // Wins where rows are long and few: groups of channels of an image.
 #include <agentcompile/dtype.cuh>
@@ -16,7 +16,7 @@ constexpr int warps = Plan::threads / ac::warp_size;
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-norm_looped_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, Plan::T* out, int columns, float eps, int groups,
+norm_looped_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, Plan::T* out, int columns, float eps, int groups,
                    int span) {
   __shared__ float scratch[warps];
   if (Plan::pdl) ac::launch_dependents();

@@ -6,10 +6,11 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_norm import NormFamily
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import NORM, Access, DType, Match, Role, Schedule, SemanticLabel
+from agentcompile_core.plugin_api import NORM, Access, DType, Expression, Match, Operation, PointwiseKind, Role, Schedule, SemanticLabel
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES
@@ -21,18 +22,24 @@ FEW = settings(max_examples=8, derandomize=True, database=None, deadline=None, s
 EPS = 1e-6
 
 
+ADDED = Expression(arguments=("acc0", "aux0"), operations=(Operation(PointwiseKind.ADD, ("aux0", "acc0")),))
+GATED = Expression(arguments=("acc0", "aux0", "aux1"), operations=(Operation(PointwiseKind.MUL, ("acc0", "aux0")),
+                                                                   Operation(PointwiseKind.SUB, (0, "aux1"))))
+
+
 def norm_match(rows: int, columns: int, kind: str, dtype: DType = DType.F16, weight: bool = True, bias: bool = False,
-               residual: bool = False) -> Match:
+               residual: bool = False, weights: DType | None = None, tail: Expression | None = None) -> Match:
     operands = [operand("x", Role.INPUT, (rows, columns), dtype), operand("out", Role.OUTPUT, (rows, columns), dtype, Access.WRITE)]
     if weight:
-        operands.append(operand("weight", Role.WEIGHT, (columns,), dtype))
+        operands.append(operand("weight", Role.WEIGHT, (columns,), weights or dtype))
     if bias:
-        operands.append(operand("bias", Role.WEIGHT, (columns,), dtype))
+        operands.append(operand("bias", Role.WEIGHT, (columns,), weights or dtype))
+    operands += [operand(name, Role.INPUT, (rows, columns), dtype) for name in (tail.arguments[1:] if tail else ())]
     if residual:
         operands += [operand("residual", Role.INPUT, (rows, columns), dtype),
                      operand("residual_out", Role.OUTPUT, (rows, columns), dtype, Access.WRITE)]
     return Match(kind=NORM, label=SemanticLabel.NORM, nodes=("norm",), operands=tuple(operands),
-                 attributes=(("rows", rows), ("columns", columns), ("norm", kind), ("norm_eps", EPS)))
+                 attributes=(("rows", rows), ("columns", columns), ("norm", kind), ("norm_eps", EPS)), epilogue=tail)
 
 
 def draw(match: Match, seed: int, scale: float, offset: int = 0) -> dict[str, torch.Tensor]:
@@ -97,6 +104,59 @@ def test_residual_sum_is_rounded_written_and_normalized(dtype: DType) -> None:
     assert budget_use(match, tensors, kernel.source.reduction_depth) <= 1.0
 
 
+@pytest.mark.parametrize("weights", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
+@FEW
+@given(kind=st.sampled_from(("rms_once", "rms_one_plus", "layer")), columns=st.sampled_from((7, 64, 520, 1000)), seed=st.integers(0, 99))
+def test_weights_of_another_type_than_the_rows(dtype: DType, weights: DType, kind: str, columns: int, seed: int) -> None:
+    match = norm_match(2, columns, kind, dtype, weights=weights, bias=kind == "layer")
+    tensors = draw(match, seed, 1.0)
+    kernel = emulated(match, 128, 4)
+    kernel.run(tensors)
+    assert budget_use(match, tensors, kernel.source.reduction_depth) <= 1.0
+
+
+@pytest.mark.parametrize("tail", [ADDED, GATED], ids=["added", "gated"])
+@FEW
+@given(dtype=st.sampled_from((DType.F16, DType.BF16, DType.F32)), columns=st.sampled_from((1, 31, 256, 1003)),
+       residual=st.booleans(), offset=st.sampled_from((0, 1)), seed=st.integers(0, 99))
+def test_a_tail_is_what_the_framework_computes_of_the_rounded_norm(
+    tail: Expression, dtype: DType, columns: int, residual: bool, offset: int, seed: int
+) -> None:
+    """Bit for bit: of the norm that the same kernel writes without it, in float32 and rounded once."""
+    plain, match = (norm_match(3, columns, "rms_one_plus", dtype, residual=residual, tail=each) for each in (None, tail))
+    tensors = draw(match, seed, 1.0, offset)
+    emulated(plain, 64, 2).run({name: tensors[name] for name in (o.name for o in plain.operands)})
+    normal = tensors["out"].float()
+    if tail is GATED:
+        wanted = (normal * tensors["aux0"].float() - tensors["aux1"].float()).to(tensors["out"].dtype)
+    else:
+        wanted = (tensors["aux0"].float() + normal).to(tensors["out"].dtype)
+    emulated(match, 64, 2).run(tensors)
+    assert torch.equal(tensors["out"], wanted)
+
+
+@FEW
+@given(dtype=st.sampled_from((DType.F16, DType.BF16, DType.F32)), rows=st.sampled_from(((1, 1), (5, 2), (1, 4))), one_warp=st.booleans(),
+       columns=st.sampled_from(((128, 128), (96, 8), (31, 100), (8, 120))), weight=st.booleans(), schedule=st.sampled_from(SCHEDULES))
+def test_rows_beside_others_are_those_of_a_norm_of_their_own(
+    dtype: DType, rows: tuple[int, int], columns: tuple[int, int], one_warp: bool, weight: bool, schedule: object
+) -> None:
+    """Bit for bit, whichever of the two has more rows or longer ones; nothing is written outside of either."""
+    singles = [norm_match(*each, "rms", dtype, weight=weight) for each in zip(rows, columns, strict=True)]
+    drawn = [draw(match, seed, 1.0) for seed, match in enumerate(singles)]
+    beside = [evolve(o, name=f"{o.name}_beside") for o in singles[1].operands]
+    match = evolve(singles[0], operands=(*singles[0].operands, *beside),
+                   attributes=(*singles[0].attributes, ("rows_beside", rows[1]), ("columns_beside", columns[1])))
+    tensors = {**drawn[0], **{f"{name}_beside": tensor.clone() for name, tensor in drawn[1].items()}}
+    tensors["out"] = tensors["out"].clone()
+    kernel = emulated(match, 64, 1 if one_warp else 2)
+    kernel.run(tensors, schedule)
+    for single, own in zip(singles, drawn, strict=True):
+        emulated(single, 64, 1 if one_warp else 2).run(own)
+    assert torch.equal(tensors["out"], drawn[0]["out"]) and torch.equal(tensors["out_beside"], drawn[1]["out"])
+
+
 def test_half_precision_rounds_like_the_framework() -> None:
     """x is a power of two everywhere, so r is exact: the result must be the framework's, bit for bit."""
     match = norm_match(1, 256, "rms")
@@ -143,6 +203,10 @@ def test_space_and_rejects() -> None:
     assert FAMILY.space(norm_match(1, 2048, "rms"), H200).points[0]["warps_per_row"] > 1
     assert "registers" in FAMILY.accepts(norm_match(1, 1 << 20, "rms", residual=True), H200).reason
     assert "unknown norm" in FAMILY.accepts(norm_match(1, 64, "batch"), H200).reason
+    assert "same type" in FAMILY.accepts(norm_match(1, 64, "rms", weights=DType.F32), H200).reason
+    plain = norm_match(1, 64, "rms")
+    beside = evolve(plain, operands=(*plain.operands, operand("x_beside", Role.INPUT, (1, 64), DType.F16)))
+    assert "beside" in FAMILY.accepts(beside, H200).reason
 
 
 @pytest.mark.compile
@@ -152,6 +216,7 @@ def test_builds_without_spills(name: str) -> None:
     target = preset(name)
     if not backend.can_build(target):
         pytest.skip(backend.can_build(target).reason)
-    for match in (norm_match(1, 2048, "rms", residual=True), norm_match(1, 4096, "layer", DType.BF16, bias=True)):
+    for match in (norm_match(1, 2048, "rms", residual=True), norm_match(1, 4096, "layer", DType.BF16, bias=True),
+                  norm_match(1, 2304, "rms_once", DType.BF16, weights=DType.F32, tail=GATED)):
         source = FAMILY.lower(match, FAMILY.space(match, target).points[0], target)
         assert backend.build(source, target).resources.spill_bytes == 0

@@ -1,7 +1,7 @@
 """The kit of the core, applied to this family."""
 
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_rules_transformers.testing import gather_case, norm_case
+from agentcompile_rules_transformers.testing import gather_case, norm_case, norms_beside_case
 from agentcompile_templates_cuda_norm import NormFamily
 
 from agentcompile_core.plugin_api import DType
@@ -12,6 +12,9 @@ class TestNorm(TemplateFamilyConformance):
     family = NormFamily()
     cases = (norm_case(columns=2048), norm_case(columns=128, rows=16, norm="rms_one_plus", dtype=DType.BF16),
              norm_case(columns=768, norm="layer"), norm_case(columns=40, rows=2, norm="rms_bare", dtype=DType.BF16),
-             norm_case(columns=1000, residual=True), norm_case(columns=96, rows=3, dtype=DType.F32))
+             norm_case(columns=1000, residual=True), norm_case(columns=96, rows=3, dtype=DType.F32),
+             norm_case(columns=264, norm="rms_once", tail=("add", "mul"), weights=DType.F32, dtype=DType.BF16),
+             norm_case(columns=72, norm="rms_one_plus", residual=True, tail=("silu", "add")),
+             norms_beside_case(columns=(640, 128), norm="rms_once", dtype=DType.BF16))
     rejected = (gather_case(columns=64, vocabulary=9), norm_case(columns=1 << 18, residual=True))
     targets = (preset("h200"), preset("a100"))
