@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from agentcompile_cuda_kit import check_launches, control, include_dir
-from agentcompile_cuda_kit.targets import nearest_preset, sm_number
+from agentcompile_cuda_kit.targets import built_arch, nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
     Backend,
@@ -158,7 +158,7 @@ class CudaBackend(Backend):
         return (include_dir(),)
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
-        """Compile ``source`` to a cubin for ``target.arch``, in a guarded child process.
+        """Compile ``source`` to a cubin for ``target.arch``, or the variant of it that the source needs, in a guarded child process.
 
         Raises:
             BuildError: no compiler, an error in the source (its first line; the whole log is a note), the deadline
@@ -170,7 +170,7 @@ class CudaBackend(Backend):
         if isinstance(compiler, Reject):
             raise BuildError(compiler.reason)
         start = time.monotonic()
-        binary, log = compiler.compile(source, target.arch, deadline_s)
+        binary, log = compiler.compile(source, built_arch(source, target), deadline_s)
         resources = _resources(source, target, ptxas.parse(log))
         machine_code.check_waits(source, target, binary)
         return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit import include_dir
-from agentcompile_cuda_kit.targets import PRESETS, capabilities, preset
+from agentcompile_cuda_kit.targets import PRESETS, built_arch, capabilities, preset
 from agentcompile_runtime_cuda import compilers, headers
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.ceiling import ceiling_source, read_ceiling_gbps
@@ -144,8 +144,8 @@ def test_features_that_the_target_lacks_are_refused_before_compiling(backend: Cu
     wanted = source(features=(Feature.BULK_COPY, Feature.MBARRIER))
     with pytest.raises(BuildError, match=r"sm_80 has no bulk_copy, mbarrier"):
         backend.build(wanted, preset("a100"))
-    with pytest.raises(BuildError, match=r"sm_90 has no wgmma"):
-        backend.build(source(features=(Feature.WGMMA,)), preset("h100"))
+    with pytest.raises(BuildError, match=r"sm_100 has no wgmma"):
+        backend.build(source(features=(Feature.WGMMA,)), preset("b200"))
     with pytest.raises(BuildError, match=r"language 'metal'"):
         backend.build(source(language="metal"), preset("h100"))
 
@@ -162,6 +162,21 @@ def test_architecture_specific_variants_build(backend: CudaBackend) -> None:
     variant: Target = evolve(preset("h100"), arch="sm_90a", capabilities=capabilities("sm_90a"))
     assert backend.can_build(variant) is True
     assert backend.build(source(features=(Feature.WGMMA,)), variant).arch == "sm_90a"
+
+
+FENCED = CODE.replace("{", '{ asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', 1)
+
+
+def test_a_source_that_needs_a_variant_is_built_for_it_and_no_other_is(backend: CudaBackend) -> None:
+    fenced = source(FENCED, features=(Feature.WGMMA,))
+    kernel = backend.build(fenced, preset("h100"))
+    assert kernel.arch == "sm_90" and kernel.binary
+    with pytest.raises(BuildError, match="wgmma"):
+        backend.build(evolve(fenced, features=()), preset("h100"))
+    for target in PRESETS.values():
+        assert built_arch(evolve(fenced, features=()), target) == target.arch
+        assert built_arch(fenced, target) == ("sm_90a" if target.arch == "sm_90" else target.arch)
+        assert target.has(Feature.WGMMA) is (target.arch == "sm_90")
 
 
 def test_a_header_may_not_leave_its_folder() -> None:

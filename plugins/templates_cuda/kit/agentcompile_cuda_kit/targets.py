@@ -2,11 +2,12 @@
 
 import re
 
-from agentcompile_core.plugin_api import Feature, Target, UsageError
+from agentcompile_core.plugin_api import Feature, StepSource, Target, UsageError
 
 WARP = 32
 _SM_80 = (Feature.ATOMICS, Feature.MMA_SYNC, Feature.BF16)
 _SM_90 = (*_SM_80, Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.CLUSTER)
+_VARIANTS = {("sm_90", Feature.WGMMA): "sm_90a"}  # what is built for instead where a source uses the feature
 _DEFAULT = "h200"  # compiled for where there is no GPU
 
 
@@ -17,10 +18,18 @@ def sm_number(arch: str) -> int:
 
 
 def capabilities(arch: str) -> tuple[str, ...]:
-    """What sources for ``arch`` may use. WGMMA needs the architecture-specific variant sm_90a."""
+    """What sources for ``arch`` may use. WGMMA is of compute capability 9.0 alone; see ``built_arch``."""
     number = sm_number(arch)
     found = _SM_90 if number >= 90 else _SM_80 if number >= 80 else ()
-    return (*found, Feature.WGMMA) if arch == "sm_90a" else tuple(found)
+    return (*found, Feature.WGMMA) if number == 90 else tuple(found)
+
+
+def built_arch(source: StepSource, target: Target) -> str:
+    """What ``source`` is compiled for: the target's architecture, or its variant that has what the source uses (sm_90a for WGMMA).
+
+    A binary of the variant runs on the devices of the architecture, and on none of later ones; other sources stay as they were.
+    """
+    return next((_VARIANTS[target.arch, feature] for feature in source.features if (target.arch, feature) in _VARIANTS), target.arch)
 
 
 def _preset(name: str, arch: str, sms: int, l2_mb: int, shared_kb: tuple[int, int], memory: tuple[int, float],
