@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--match", default="", help="only schedules whose text has one of these parts, separated by |")
     made.add_argument("--all", action="store_true", help="print a line per schedule as well")
     made.add_argument("--arch", default="", help="build for this variant of the device's architecture")
+    made.add_argument("--without", default="", help="capabilities that the device is taken to lack, by commas (wgmma: more of mma.sync)")
     made.add_argument("--out", type=Path, help="results as JSON")
     return made
 
@@ -147,6 +148,8 @@ def main() -> int:
         raise SystemExit("no CUDA device that a preset describes; run this on a GPU machine")
     if options.arch:
         target = evolve(target, arch=options.arch, capabilities=capabilities(options.arch))
+    lacks = options.without.split(",")
+    target = evolve(target, capabilities=tuple(word for word in target.capabilities if word not in lacks))
     found = []
     for text in options.shapes.split(","):
         found.append(measured(product(text), options, backend, target))
