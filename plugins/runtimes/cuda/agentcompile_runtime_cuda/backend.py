@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentcompile_cuda_kit import check_launches, control, include_dir
 from agentcompile_cuda_kit.targets import nearest_preset, sm_number
@@ -26,9 +26,13 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import extension, headers, launching, machine_code, ptxas
+from .attending import Attending
 from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
+
+if TYPE_CHECKING:
+    import torch
 
 OLDEST = 80
 REGISTER_STEP = 8  # of a thread: so many are given out at once
@@ -57,6 +61,7 @@ class CudaBackend(Backend):
         self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
         self._lock = threading.Lock()
         self._captures = Captures()
+        self._attending = Attending()
 
     def available(self) -> Literal[True] | Reject:
         """True where torch sees a CUDA device and the driver can be called."""
@@ -213,6 +218,11 @@ class CudaBackend(Backend):
         """A CUDA graph; see ``capturing``."""
         usable = self.available()
         return usable if isinstance(usable, Reject) else self._captures(run, warm_ups=warm_ups, runs=runs, owner=owner)
+
+    def attend(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool,
+               scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """By cuDNN or flash attention; see ``attending``."""
+        return self._attending(q, k, v, causal=causal, scale=scale)
 
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""
