@@ -33,7 +33,8 @@ def append_rows(call: AttentionCall) -> None:
 def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None) -> Tensor:
     """What the operator returns, [1, T, H, Dv]: row t of ``call.q`` attends to the cached rows 0 .. start + t.
 
-    It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read: ``start`` is the same number on the host.
+    It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read:
+    ``start`` is the same number on the host.
 
     Raises:
         ValueError: the chunk ends behind the cache.
