@@ -85,7 +85,8 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes))
     if executables.prefill != "live":
-        notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask (prefill = {executables.prefill!r})")
+        notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
+                     f"{executables.prefill!r} asks")
     session.prepare(ctx.emit)
     return session
 
@@ -105,7 +106,8 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
         kernels = _built_by(backend, what, ctx) if backend is not None and run_on != "auto" else what.kernels
     missing = [p for p in what.programs.values() if any(s.digest not in kernels for s in p.sources)]
     if backend is not None and not missing:
-        return with_calls(what.programs, Executables(device=device, backend=backend, kernels=kernels, prefill=ctx.config.prefill), ctx, notes)
+        executables = Executables(device=device, backend=backend, kernels=kernels, prefill=ctx.config.prefill)
+        return with_calls(what.programs, executables, ctx, notes)
     if _has_steps(what.programs):
         why = _why_framework(device, run_on, bool(missing), ctx)
         notes.append(f"every step runs on the framework's operators: {why}")

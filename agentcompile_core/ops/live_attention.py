@@ -92,8 +92,7 @@ def merge(parts: "list[tuple[Tensor, Tensor]]", out: Tensor) -> None:
     if len(parts) == 1:
         out.copy_(parts[0][0])
         return
-    sums = torch.stack([lse.reshape(out.shape[:3]) for _, lse in parts])
-    weights = (sums - sums.logsumexp(0)).exp().unsqueeze(-1)
+    weights = torch.stack([lse.reshape(out.shape[:3]) for _, lse in parts]).softmax(0).unsqueeze(-1)
     total = parts[0][0] * weights[0]
     for (rows, _), weight in zip(parts[1:-1], weights[1:-1], strict=True):
         total.addcmul_(rows, weight)

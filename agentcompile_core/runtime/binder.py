@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
 from ..ir.candidate import Launch, StepSource
-from ..ir.graph import ValueKind
+from ..ir.graph import TensorSpec, ValueKind
 from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ops.aliasing import alias_roots, is_alias
-from ..ops.dtypes import torch_dtype
+from ..ops.dtypes import torch_dtype, zeros
 from ..ops.interpreter import compile_nodes
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
@@ -130,8 +130,12 @@ class _Binder:
         """A call of attention over what is cached, whose first half a graph may hold."""
         (node,), backend = (self.graph.node_by_name[name] for name in segment.nodes), self.executables.backend
         assert self.live is not None
-        call = LiveAttention(node, self.environment, self.planned.get(node.outputs[0]), self.live,
-                             backend.attend if backend is not None else None, staging)
+        part = backend.attend if backend is not None else None
+        out, spec = self.planned.get(node.outputs[0]), self.graph.spec(node.inputs[0])
+        if out is not None and (spec.shape, spec.dtype) not in staging:
+            staging[spec.shape, spec.dtype] = zeros(TensorSpec(shape=spec.shape, dtype=spec.dtype), self.device)
+        queries = staging[spec.shape, spec.dtype] if out is not None else None
+        call = LiveAttention(node, self.environment, self.live, part, out=out, queries=queries)
         return call.pieces(lambda: self._forget(index))
 
     def _forget(self, index: int) -> None:

@@ -50,22 +50,22 @@ class LiveAttention:
     Args:
         environment: tensors of the program by value name.
         out: where the result goes [1, T, H, Dv]; None: a new tensor at every run, which a graph that holds it keeps.
-        staging: buffers for queries by shape and type, shared by all calls of one program.
+        queries: where queries wait between the two parts, shared by all calls of one program; None beside no ``out``.
     """
 
-    def __init__(self, node: Node, environment: "Tensors", out: "torch.Tensor | None", position: HostPosition,
-                 part: "Part | None", staging: "dict[Any, torch.Tensor]") -> None:
+    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, part: "Part | None", *,
+                 out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None) -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
-        self._part, self._staging = part, staging
-        self._queries: torch.Tensor | None = None
+        self._part, self._queries = part, queries
 
     def _call(self, **others: Any) -> "AttentionCall":
         from ..ops.operators import AttentionCall
 
         environment = self._environment
-        found = {name: environment[given.value] if isinstance(given, Ref) else given
-                 for name, given in self._arguments.items() if name not in others}
+        found: dict[str, Any] = {
+            name: environment[given.value] if isinstance(given, Ref) else given
+            for name, given in self._arguments.items() if name not in others}
         return AttentionCall(**found, **others)
 
     def append(self) -> None:
@@ -77,10 +77,7 @@ class LiveAttention:
         with torch.no_grad():
             call = self._call()
             append_rows(call)
-            key = (call.q.shape, call.q.dtype)
-            if key not in self._staging:
-                self._staging[key] = torch.empty_like(call.q, memory_format=torch.contiguous_format)
-            self._queries = self._staging[key]
+            assert self._queries is not None
             self._queries.copy_(call.q)
 
     def attend(self) -> None:
