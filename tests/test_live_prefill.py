@@ -1,5 +1,6 @@
 """Prompts of any length through chunks that attend over what is cached: the module's logits and tokens, and pieces of the right kind."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.testing.doubles import ReplayingBackend
 
+RMS, GATED = "agentcompile.rms_norm.default", ("aten.silu.default", "aten.mul.Tensor")
 CONTEXT, SMALL, LARGE = 30, 4, 8
 LENGTHS = (1, SMALL - 1, SMALL, SMALL + 1, LARGE, LARGE + 1, 2 * LARGE, 3 * LARGE + 2, CONTEXT - 1)
 WORKLOAD = Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(SMALL, LARGE))
@@ -64,7 +66,21 @@ def library(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> t
 
 
 class WithLibrary(ReplayingBackend):
-    """A device that captures, and has a library of attention."""
+    """A device that captures, and has a library of attention and bodies of its own; ``calls`` counts those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, ...]] = Counter()
+
+    def body(self, *ops: str) -> Callable[..., Tensor | None] | None:
+        known = {(RMS,): operators.rms_norm, GATED: lambda gate, up: torch.nn.functional.silu(gate) * up, ("aten.mul.Tensor",): None,
+                 ("agentcompile.rope.default",): lambda *_: None}
+
+        def counted(*args: Any) -> Tensor | None:
+            self.calls[ops] += 1
+            return known[ops](*args)  # type: ignore[no-any-return]
+
+        return counted if known.get(ops) is not None else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
         return library(q, k, v, causal=causal, scale=scale)
@@ -193,6 +209,17 @@ def test_what_nothing_reads_any_more_is_dropped() -> None:
         kept = {name for name in made & mine.bound(graph.name).environment.keys() if name not in attended}
         views = {n.outputs[0] for n in graph.nodes if n.kind == "view"}
         assert kept <= views, "an intermediate stays alive behind its last reader"
+
+
+def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
+    backend = WithLibrary()
+    model, graphs = captured("qwen3")
+    assert graphs.kv is not None
+    mine = Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"),
+                   Executables(device="cpu", backend=backend), kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
+    mine.generate(prompt_of(LARGE), 4)
+    layers = graphs.kv.layers
+    assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, ("agentcompile.rope.default",): 2 * layers}
 
 
 def test_warm_ups_leave_no_trace() -> None:

@@ -116,6 +116,15 @@ class Backend(Offer):
         """
         return None
 
+    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
+        """What computes an operator of prompt chunks in one launch, in the framework's roundings, or None: nothing does.
+
+        ``ops``: one operator (``agentcompile.rms_norm.default``), whose arguments it takes; or two, of which the second takes two
+        tensors in any order and is the first one's only reader: then the first one's argument, and the second one's other. It
+        returns a new tensor, or None where it does not serve these arguments, and may be captured behind calls of the same shapes.
+        """
+        return None
+
     def time_from_host(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
         """Microseconds per run as the host sees them, launches included: for what ``time`` cannot capture."""
         times = []

@@ -148,7 +148,8 @@ class _Binder:
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned)
         wanted = tuple(name for name in made if name in later or name in copies)
-        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted)
+        bodies = self.executables.backend.body if self.apart and self.executables.backend is not None else None
+        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies)
         environment, planned, forget = self.environment, self.planned, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
         fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}

@@ -30,6 +30,7 @@ from .attending import Attending
 from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
+from .rows import RowKernels
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,7 @@ class CudaBackend(Backend):
         self._lock = threading.Lock()
         self._captures = Captures()
         self._attending = Attending()
+        self._rows = RowKernels(self, self.live_target, _capturing)
 
     def available(self) -> Literal[True] | Reject:
         """True where torch sees a CUDA device and the driver can be called."""
@@ -224,6 +226,10 @@ class CudaBackend(Backend):
         """By cuDNN or flash attention; see ``attending``."""
         return self._attending(q, k, v, causal=causal, scale=scale)
 
+    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
+        """Norms, rotations and gates of rows in one launch each; see ``rows``."""
+        return self._rows.body(*ops)
+
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""
         return extension.files(programs, {d: k for d, k in kernels.items() if k.backend == self.name}, target)
@@ -238,6 +244,12 @@ class CudaBackend(Backend):
         missing = [feature for feature in source.features if not target.has(feature)]
         if missing:
             raise BuildError(f"{target.arch} has no {', '.join(missing)}, which the source declares to use")
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _resources(source: StepSource, target: Target, entries: dict[str, ptxas.EntryResources]) -> Resources:
