@@ -71,6 +71,14 @@ class WithLibrary(ReplayingBackend):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[tuple[str, ...]] = Counter()
+        self.merged = 0
+
+    def merge(self, parts: list[tuple[Tensor, Tensor]], out: Tensor) -> bool:
+        self.merged += len(parts)
+        if len(parts) > 2:
+            return False
+        live_attention.merge(parts, out)
+        return True
 
     def body(self, *ops: str) -> Callable[..., Tensor | None] | None:
         known = {(RMS,): operators.rms_norm, GATED: lambda gate, up: torch.nn.functional.silu(gate) * up, ("aten.mul.Tensor",): None,
@@ -218,8 +226,12 @@ def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
     mine = Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"),
                    Executables(device="cpu", backend=backend), kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
     mine.generate(prompt_of(LARGE), 4)
+    assert backend.merged == 0
     layers = graphs.kv.layers
     assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, ("agentcompile.rope.default",): 2 * layers}
+    with torch.inference_mode():
+        mine.prefill(prompt_of(3 * LARGE))  # a history of one chunk, then of two
+    assert backend.merged == layers * (2 + 2)
 
 
 def test_warm_ups_leave_no_trace() -> None:

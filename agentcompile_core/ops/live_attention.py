@@ -16,6 +16,9 @@ from .operators import AttentionCall, capped, grouped_sdpa
 # exponentials, fp32 of T * H elements; causal: of T rows over as many keys. None: not served.
 Part = Callable[..., "tuple[Tensor, Tensor] | None"]
 
+# ``merged(parts, out)``: writes what ``merge`` writes, or says False.
+Merged = Callable[["list[tuple[Tensor, Tensor]]", Tensor], bool]
+
 SCORES = 1 << 23  # elements of scores at a time where they lie in memory: 32 MiB in fp32
 LARGE = 1024  # rows of a chunk from which on its history is cut into few lengths: libraries prepare themselves for each one
 
@@ -30,7 +33,7 @@ def append_rows(call: AttentionCall) -> None:
             cache.index_copy_(1, call.position + torch.arange(count, device=cache.device), rows.transpose(1, 2))
 
 
-def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None) -> Tensor:
+def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None, merged: Merged | None = None) -> Tensor:
     """What the operator returns, [1, T, H, Dv]: row t of ``call.q`` attends to the cached rows 0 .. start + t.
 
     It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read:
@@ -49,7 +52,8 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
     if out is None:
         out = call.q.new_empty(1, call.q.shape[2], call.q.shape[1], call.v_cache.shape[3])
     if parts is not None:
-        merge(parts, out.transpose(1, 2))
+        if len(parts) == 1 or merged is None or not merged(parts, out.transpose(1, 2)):
+            merge(parts, out.transpose(1, 2))
     else:
         _by_blocks(call, start, out)
     return out

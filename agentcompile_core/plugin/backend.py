@@ -116,6 +116,13 @@ class Backend(Offer):
         """
         return None
 
+    def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
+        """Write what ``attend`` returned for several ranges of keys, as attention over all of them, to ``out`` [1, H, T, Dv], rounded once.
+
+        False: not served, and the framework merges.
+        """
+        return False
+
     def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
         """What computes an operator of prompt chunks in one launch, in the framework's roundings, or None: nothing does.
 

@@ -130,12 +130,11 @@ class _Binder:
         """A call of attention over what is cached, whose first half a graph may hold."""
         (node,), backend = (self.graph.node_by_name[name] for name in segment.nodes), self.executables.backend
         assert self.live is not None
-        part = backend.attend if backend is not None else None
         out, spec = self.planned.get(node.outputs[0]), self.graph.spec(node.inputs[0])
         if out is not None and (spec.shape, spec.dtype) not in staging:
             staging[spec.shape, spec.dtype] = zeros(TensorSpec(shape=spec.shape, dtype=spec.dtype), self.device)
         queries = staging[spec.shape, spec.dtype] if out is not None else None
-        call = LiveAttention(node, self.environment, self.live, part, out=out, queries=queries)
+        call = LiveAttention(node, self.environment, self.live, backend, out=out, queries=queries)
         return call.pieces(lambda: self._forget(index))
 
     def _forget(self, index: int) -> None:

@@ -18,8 +18,8 @@ from .program import Segment
 if TYPE_CHECKING:
     import torch
 
-    from ..ops.live_attention import Part
     from ..ops.operators import AttentionCall
+    from ..plugin.interfaces import Backend
 
     Tensors = MutableMapping[str, "torch.Tensor"]
 
@@ -49,15 +49,18 @@ class LiveAttention:
 
     Args:
         environment: tensors of the program by value name.
+        library: the backend of the device, which may attend and merge; None: the operator's own formula.
         out: where the result goes [1, T, H, Dv]; None: a new tensor at every run, which a graph that holds it keeps.
         queries: where queries wait between the two parts, shared by all calls of one program; None beside no ``out``.
     """
 
-    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, part: "Part | None", *,
+    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, library: "Backend | None", *,
                  out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None) -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
-        self._part, self._queries = part, queries
+        self._queries = queries
+        self._part = library.attend if library is not None else None
+        self._merged = library.merge if library is not None else None
 
     def _call(self, **others: Any) -> "AttentionCall":
         from ..ops.operators import AttentionCall
@@ -89,7 +92,7 @@ class LiveAttention:
         assert self._queries is not None and self._out is not None
         with torch.no_grad():
             q = self._queries
-            attend(self._call(q=q, k=q, v=q), self._position.start, out=self._out, part=self._part)
+            attend(self._call(q=q, k=q, v=q), self._position.start, self._out, self._part, self._merged)
 
     def inside(self) -> None:
         """All of it for a chunk at position 0; a graph may hold it."""

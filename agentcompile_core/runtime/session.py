@@ -47,7 +47,7 @@ class Chunk:
 
 
 def _size(fits: Sequence[int], left: int) -> int:
-    """Of the sizes that fit, ascending, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least.
+    """Of the sizes that fit, smallest first, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least.
 
     A chunk costs its rows and ``EACH``; the other way is as many whole ones as there are, and the smallest one for the rest.
     """

@@ -226,6 +226,10 @@ class CudaBackend(Backend):
         """By cuDNN or flash attention; see ``attending``."""
         return self._attending(q, k, v, causal=causal, scale=scale)
 
+    def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
+        """In one launch; see ``rows``."""
+        return self._rows.merge(parts, out)
+
     def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
         """Norms, rotations and gates of rows in one launch each; see ``rows``."""
         return self._rows.body(*ops)

@@ -5,6 +5,8 @@
 //                                   second time from L1. Blocks win from about a thousand columns on.
 //   rope_rows                       x [T, H, D] with strides, out [T, H, D] dense, cos and sin [T, R]; the first R channels turn
 //   silu_product                    out = silu(gate) * up, `count` elements
+//   merge_rows                      attention over several ranges of keys, each [T, H, D] dense with its logsumexp [H, T] in fp32,
+//                                   as attention over all of them; absent parts are null
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/reduce.cuh>
@@ -115,4 +117,39 @@ silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, long long cou
 #pragma unroll
   for (int e = 0; e < size; ++e) values[e] = ac::round_to<T>(ac::silu(values[e])) * factors[e];
   Vector::pack(values).store(out + first);
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+merge_rows(const Plan::T* part0, const Plan::T* part1, const Plan::T* part2, const Plan::T* part3, const Plan::T* part4,
+           const float* sum0, const float* sum1, const float* sum2, const float* sum3, const float* sum4, Plan::T* out,
+           int tokens, int heads, int dim) {
+  constexpr int most = 5;
+  const int vectors = dim / size;
+  const long long item = static_cast<long long>(blockIdx.x) * Plan::threads + threadIdx.x;
+  const long long row = item / vectors;
+  if (row >= static_cast<long long>(tokens) * heads) return;
+  const long long place = row * dim + item % vectors * size;
+  const long long of_sum = row % heads * tokens + row / heads;
+  const T* parts[most] = {part0, part1, part2, part3, part4};
+  const float* sums[most] = {sum0, sum1, sum2, sum3, sum4};
+  float logs[most], highest = -3.4e38f, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < most; ++i) {
+    logs[i] = parts[i] != nullptr ? sums[i][of_sum] : -3.4e38f;
+    highest = fmaxf(highest, logs[i]);
+  }
+  float merged[size] = {};
+#pragma unroll
+  for (int i = 0; i < most; ++i) {
+    if (parts[i] == nullptr) continue;
+    const float weight = expf(logs[i] - highest);
+    float values[size];
+    Vector::load(parts[i] + place).unpack(values);
+    total += weight;
+#pragma unroll
+    for (int e = 0; e < size; ++e) merged[e] = fmaf(weight, values[e], merged[e]);
+  }
+#pragma unroll
+  for (int e = 0; e < size; ++e) merged[e] /= total;
+  Vector::pack(merged).store(out + place);
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentcompile_cuda_kit import c_type, make_source
+from attrs import evolve
 
 from agentcompile_core.plugin_api import Access, Backend, BuildError, DType, Launch, Role, StepSource, Target, f32, i32, i64, pointer
 
@@ -22,10 +23,12 @@ TEMPLATE = Path(__file__).with_name("rows.cu")
 THREADS = 256
 WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
+MOST_PARTS = 5  # of one merge
 CLOSE = 2.0  # units in the last place of the largest element beside which a kernel may differ from the framework
 NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("one_plus", 0))
+_MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
 
 
@@ -35,8 +38,12 @@ def source(dtype: DType) -> StepSource:
         pointers = (*(pointer(name, Role.INPUT, dtype) for name in inputs), pointer("out", Role.OUTPUT, dtype, Access.WRITE))
         return Launch(entry=entry, grid=(1, 1, 1), block=(THREADS, 1, 1), arguments=(*pointers, *scalars))
 
+    sums = tuple(pointer(f"sum{i}", Role.INPUT, DType.F32) for i in range(MOST_PARTS))
+    merge = launch("merge_rows", tuple(f"part{i}" for i in range(MOST_PARTS)), _MERGE_SCALARS)
+    places = (*merge.arguments[:MOST_PARTS], *sums, *merge.arguments[MOST_PARTS:])
     launches = (launch("rms_rows_warp", ("x", "weight"), _NORM_SCALARS), launch("rms_rows_block", ("x", "weight"), _NORM_SCALARS),
-                launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("silu_product", ("gate", "up"), (i64("count", 0),)))
+                launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("silu_product", ("gate", "up"), (i64("count", 0),)),
+                evolve(merge, arguments=places))
     return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": THREADS}, launches=launches)
 
 
@@ -95,6 +102,27 @@ class RowKernels:
         return self._checked(("silu_product", gate.dtype), out, (gate, up), ("silu_product", -(-vectors // THREADS), (gate.numel(),)),
                              lambda: torch.nn.functional.silu(gate) * up)
 
+    def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
+        """See ``Backend.merge``."""
+        import torch
+
+        (_, heads, tokens, dim), rows = out.shape, [part for part, _ in parts]
+        dense = all(one.shape == out.shape and one.transpose(1, 2).is_contiguous() for one in (*rows, out))
+        if len(parts) > MOST_PARTS or not dense or not all(_even(dim, one) and one.dtype is out.dtype for one in (*rows, out)):
+            return False
+        sums = [lse.reshape(heads, tokens) for _, lse in parts]
+        if any(one.dtype is not torch.float32 for one in sums):
+            return False
+        absent = [None] * (MOST_PARTS - len(parts))
+        how = ("merge_rows", -(-out.numel() * out.element_size() // (VECTOR_BYTES * THREADS)), (tokens, heads, dim))
+
+        def framework() -> torch.Tensor:
+            weights = torch.stack(sums).softmax(0)[:, None, :, :, None]
+            return (torch.stack(rows).float() * weights).sum(0)
+
+        return self._checked(("merge_rows", out.dtype), out, (*rows, *absent, *(one.contiguous() for one in sums), *absent), how,
+                             framework) is not None
+
     def _checked(self, key: Any, out: "torch.Tensor", inputs: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]],
                  framework: "Callable[[], torch.Tensor]") -> "torch.Tensor | None":
         """``out`` after its launch ``how`` (entry, blocks, scalars); None where the kernel is not to be used."""
@@ -125,8 +153,6 @@ class RowKernels:
         return apart <= limit
 
     def _launch(self, out: "torch.Tensor", inputs: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
-        from attrs import evolve
-
         entry, blocks, scalars = how
         made, handle = self._built(out.dtype)
         launch = next(one for one in made.launches if one.entry.startswith(f"{entry}_"))

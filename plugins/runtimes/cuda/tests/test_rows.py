@@ -72,6 +72,26 @@ def test_gates_are_the_operators(rows: RowKernels, dtype: torch.dtype, count: in
     near(body(gate, up), torch.nn.functional.silu(gate) * up)
 
 
+@SETTINGS
+@given(st.data())
+def test_merged_parts_are_rounded_once(rows: RowKernels, data: st.DataObject) -> None:
+    """Parts of any share, down to none at all: what fp64 says, rounded."""
+    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
+    heads, tokens, dim = draw(st.integers(1, 4)), draw(st.integers(1, 20)), 8 * draw(st.integers(1, 5))
+    parts = []
+    for i in range(draw(st.integers(2, 5))):
+        values = normal(i, 1, tokens, heads, dim, dtype=dtype).transpose(1, 2)
+        sums = normal(i + 9, 1, heads, tokens, dtype=torch.float32) * draw(st.sampled_from([0.1, 3.0, 60.0]))
+        parts.append((values, sums if draw(st.booleans()) else sums.unsqueeze(-1)))
+    out = torch.full((1, tokens, heads, dim), float("nan"), dtype=dtype).transpose(1, 2)
+    assert rows.merge(parts, out)
+    weights = torch.stack([lse.reshape(1, heads, tokens) for _, lse in parts]).double().softmax(0).unsqueeze(-1)
+    wanted = (torch.stack([part for part, _ in parts]).double() * weights).sum(0)
+    torch.testing.assert_close(out.double(), wanted, rtol=0.52 * torch.finfo(dtype).eps, atol=2e-6)
+    other = torch.empty(1, heads, tokens, dim, dtype=dtype)
+    assert not rows.merge(parts * 3, out) and (heads == 1 or tokens == 1 or not rows.merge(parts, other))
+
+
 def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
     x, weight = normal(0, 1, 4, 64, dtype=torch.float16), normal(1, 64, dtype=torch.float16)
     norm, rope, gated = (rows.body(*ops) for ops in ((NORM,), (ROPE,), GATED))
