@@ -68,6 +68,14 @@ def eager(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
     return run
 
 
+def served(backend: Any) -> dict[str, list[str]]:
+    """What the backend's libraries and kernels of rows serve, and what was refused."""
+    tried = {**{("flash", *key): used for key, used in backend._attending._flash.items()},
+             **{("cudnn", *key): used for key, used in backend._attending._cudnn.items()}, **backend._rows._served}
+    return {word: [" ".join(map(str, key)) for key, used in tried.items() if used is wanted]
+            for word, wanted in (("used", True), ("refused", False))}
+
+
 def timed(run: Callable[[], Any]) -> float:
     """Milliseconds of one call, until the device is done."""
     torch.cuda.synchronize()
@@ -157,6 +165,7 @@ def main() -> int:
         torch.cuda.empty_cache()
         uncaptured = {name: step.reason for name, step in model.session._steps.items() if getattr(step, "reason", "")}
         print(f"compiled in {time.monotonic() - began:.1f} s; graphs that were not captured: {uncaptured or 'none'}", flush=True)
+        print(f"libraries and kernels: {served(model.session._executables.backend)}", flush=True)
         if options.profile:
             print_profile(model, options.profile)
             return 0

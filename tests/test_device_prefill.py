@@ -86,19 +86,23 @@ def test_half_precision_is_as_near_to_fp32_as_the_whole_cache_under_a_mask(dtype
             wanted = wide(prompt_of(length).cuda(), use_cache=False).logits[0, -1].cpu()
         ours, theirs = ((first_logits(mine, prompt_of(length)) - wanted).square().mean().sqrt() for mine in (live, masked))
         assert float(ours) <= 1.5 * float(theirs) + 1e-3 * float(wanted.std()), length
+    kernels = {key[0]: used for key, used in backend._rows._served.items() if dtype in key}  # type: ignore[attr-defined]
+    assert kernels == dict.fromkeys(("rms_rows_warp", "rope_rows", "silu_product", "merge_rows"), True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("count, start", [(128, 1000), (2048, 0), (2048, 2048 * 3), (2048, 777), (1024, 5120)])
 def test_libraries_give_the_formula(dtype: torch.dtype, count: int, start: int, backend: Backend) -> None:
     generator = torch.Generator("cuda").manual_seed(count + start)
-    q = torch.randn(1, 16, count, 128, generator=generator, device="cuda", dtype=dtype)
+    q = torch.randn(1, count, 16, 128, generator=generator, device="cuda", dtype=dtype).transpose(1, 2)
     caches = [torch.randn(1, start + count + 64, 8, 128, generator=generator, device="cuda", dtype=dtype) for _ in range(2)]
     call = AttentionCall(q, q, q, *caches, torch.tensor([start], device="cuda"), 0.09)
     assert backend.attend(q, *(c[:, :count].transpose(1, 2) for c in caches), causal=True, scale=0.09) is not None
     wanted = live_attention.attend(
         AttentionCall(q.float(), q, q, *(c.float() for c in caches), call.position, 0.09), start)
     found, masked = live_attention.attend(call, start, part=backend.attend), live_attention.attend(call, start)
+    merged = live_attention.attend(call, start, part=backend.attend, merged=backend.merge)
+    torch.testing.assert_close(merged, found, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
     errors = [(x.float() - wanted).square().mean().sqrt() for x in (found, masked)]
     assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-5
 

@@ -22,6 +22,7 @@ from agentcompile_core.runtime.live import NAME
 from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session
 from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages.capture import language_model
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.testing.doubles import ReplayingBackend
 
@@ -62,7 +63,8 @@ def library(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> t
     if causal:
         assert scores.shape[-1] == scores.shape[-2]
         scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), float("-inf"))
-    return (scores.softmax(-1) @ v.double().repeat_interleave(group, 1)).to(q.dtype), scores.logsumexp(-1).float()
+    out = torch.empty_like(q).copy_(scores.softmax(-1) @ v.double().repeat_interleave(group, 1))
+    return out, scores.logsumexp(-1).float()
 
 
 class WithLibrary(ReplayingBackend):
@@ -74,6 +76,7 @@ class WithLibrary(ReplayingBackend):
         self.merged = 0
 
     def merge(self, parts: list[tuple[Tensor, Tensor]], out: Tensor) -> bool:
+        assert all(one.transpose(1, 2).is_contiguous() for one in (out, *(rows for rows, _ in parts))), "as queries lie in memory"
         self.merged += len(parts)
         if len(parts) > 2:
             return False
@@ -232,6 +235,14 @@ def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
     with torch.inference_mode():
         mine.prefill(prompt_of(3 * LARGE))  # a history of one chunk, then of two
     assert backend.merged == layers * (2 + 2)
+
+
+def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework's products of all experts with all rows would take gigabytes."""
+    monkeypatch.setattr(language_model, "MOST_WITH_EXPERTS", SMALL)
+    for name, sizes in (("gpt_oss", {SMALL}), ("qwen3", {SMALL, LARGE})):
+        graphs = capture_language_model(tiny(name, MODELS[name]), name, WORKLOAD)
+        assert {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == sizes
 
 
 def test_warm_ups_leave_no_trace() -> None:

@@ -132,7 +132,9 @@ class _Binder:
         assert self.live is not None
         out, spec = self.planned.get(node.outputs[0]), self.graph.spec(node.inputs[0])
         if out is not None and (spec.shape, spec.dtype) not in staging:
-            staging[spec.shape, spec.dtype] = zeros(TensorSpec(shape=spec.shape, dtype=spec.dtype), self.device)
+            batch, heads, count, width = spec.shape  # in memory as the result: libraries write as they read
+            rows = zeros(TensorSpec(shape=(batch, count, heads, width), dtype=spec.dtype), self.device)
+            staging[spec.shape, spec.dtype] = rows.transpose(1, 2)
         queries = staging[spec.shape, spec.dtype] if out is not None else None
         call = LiveAttention(node, self.environment, self.live, backend, out=out, queries=queries)
         return call.pieces(lambda: self._forget(index))
