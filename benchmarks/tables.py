@@ -34,6 +34,8 @@ COLUMNS = {
                  "selected_us_min", "selected_us_max", "max_abs", "max_rel", "files", "signatures"),
     "accuracy": ("model", "positions", "rms_ratio", "p999_ratio"),
     "memory": ("model", "extra_memory_bytes", "weight_bytes", "kv_bytes"),
+    "prefill": ("model", "dtype", "context", "length", "workload", "prefill", "ms", "spread_ms", "eager_ms", "repetitions",
+                "extra_memory_bytes"),
     "compile_time": ("model", "cold_s", "warm_s"),
     "kernels": ("family", "op", "shape", "dtype", "bytes", "flops", "us", "floor_us", "share", "why"),
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
@@ -146,6 +148,17 @@ def memory_table(document: dict[str, Any]) -> str:
     return table(("model", "weights GiB", "KV cache GiB", "beyond both GiB"), rows)
 
 
+def prefill_table(document: dict[str, Any]) -> str:
+    """First tokens by length of the prompt."""
+    rows = []
+    for r in sorted(document["rows"], key=lambda r: (*_order(r)[:2], r["prefill"] != "live", r["context"], r["length"])):
+        eager = (f"{r['eager_ms']:.1f}", f"{r['eager_ms'] / r['ms']:.2f}x") if r["eager_ms"] is not None else ("-", "-")
+        rows.append((r["model"], r["dtype"], f"{r['context']}", f"{r['length']}", r["prefill"], f"{r['ms']:.2f}", f"{r['spread_ms']:.2f}",
+                     *eager, f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"])))
+    return table(("model", "type", "context", "prompt", "attends over", "ms to the first token", "spread ms", "eager ms", "over eager",
+                  "GiB beyond weights and KV", "runs"), rows)
+
+
 def pipeline_table(document: dict[str, Any]) -> str:
     """The pipeline's counts per model."""
     keys = COLUMNS["pipeline"][1:10]
@@ -190,6 +203,7 @@ def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
+    "prefill": ("prefill", prefill_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table),
     "kernels_held": ("kernels", kernel_tables.held), "kernels_gemv": ("kernels", kernel_tables.gemv),

@@ -90,6 +90,16 @@ def test_figures_come_from_the_file(tables: Any) -> None:
     assert "| qwen3-1.7b | 128/128 | 10.00 | 3.00 | 1.00 | 1000 | 9.34x | 2.85x | 50% |" in summary
 
 
+def test_first_tokens_are_sorted_by_length_and_say_what_was_not_measured(tables: Any) -> None:
+    row = {"model": "qwen3-1.7b", "dtype": "float16", "context": 24576, "prefill": "live", "spread_ms": 0.1, "repetitions": 10,
+           "extra_memory_bytes": 2**29}
+    rows = [{**row, "length": n, "workload": f"{n} of 24576", "ms": ms, "eager_ms": eager}
+            for n, ms, eager in ((20480, 180.0, None), (128, 4.0, 20.0))]
+    text = tables.section("prefill", {"x": {"prefill": document(rows)}})
+    assert "| qwen3-1.7b | float16 | 24576 | 128 | live | 4.00 | 0.10 | 20.0 | 5.00x | 0.50 | 10 |" in text
+    assert text.index("| 128 |") < text.index("| 20480 | live | 180.00 | 0.10 | - | - |")
+
+
 def test_rows_that_were_measured_at_different_commits_say_so(tables: Any) -> None:
     rows = [decode_row("agentcompile", 137.0, commit="a" * 40), decode_row("eager", 1280.0, commit="b" * 40, date="2030-01-05")]
     assert f"commit {'a' * 10}, {'b' * 10}, 2030-01-02 to 2030-01-05" in tables.conditions(document(rows))

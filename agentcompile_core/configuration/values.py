@@ -18,6 +18,7 @@ Sections = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]  # plugin or offe
 
 
 FRAMEWORK = "framework"
+PREFILLS = ("live", "capacity")
 ORIGINS = ("generated", "handwritten", "third_party", FRAMEWORK)
 
 
@@ -67,6 +68,8 @@ class Config:
     backend: str = _of("", "what builds and launches kernels; empty: the one that serves the target, else an emulator of its language")
     kv_cache: str = _of("", "runtime that allocates the KV cache; empty: the best one installed")
     decode: str = _of("", "runtime of decode steps; empty: the best one installed that works on the device")
+    prefill: str = _of(defaults.PREFILL, choices=PREFILLS, doc="what prompt chunks attend over: live, what is cached, from Python between "
+                       "captured graphs; capacity, the whole cache under a mask, all of it in one graph")
     origins: tuple[str, ...] = _of(ORIGINS, choices=ORIGINS, doc="where steps may come from; without framework, it takes only "
                                    "what nothing else can, whatever the times")
     budget_s: float = _of(150.0, "seconds of the whole search: advice, building, checking, timing, chain", positive=True)

@@ -84,6 +84,9 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
         return ModuleSession(graphs, programs["forward"], weights, executables)
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes))
+    if executables.prefill != "live":
+        notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
+                     f"{executables.prefill!r} asks")
     session.prepare(ctx.emit)
     return session
 
@@ -103,12 +106,13 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
         kernels = _built_by(backend, what, ctx) if backend is not None and run_on != "auto" else what.kernels
     missing = [p for p in what.programs.values() if any(s.digest not in kernels for s in p.sources)]
     if backend is not None and not missing:
-        return with_calls(what.programs, Executables(device=device, backend=backend, kernels=kernels), ctx, notes)
+        executables = Executables(device=device, backend=backend, kernels=kernels, prefill=ctx.config.prefill)
+        return with_calls(what.programs, executables, ctx, notes)
     if _has_steps(what.programs):
         why = _why_framework(device, run_on, bool(missing), ctx)
         notes.append(f"every step runs on the framework's operators: {why}")
     programs = {name: framework_program(p.graph) for name, p in what.programs.items()}
-    return programs, Executables(device=device, backend=capturing(device, ctx))
+    return programs, Executables(device=device, backend=capturing(device, ctx), prefill=ctx.config.prefill)
 
 
 def _backend(what: Runnable, device: str, run_on: str, ctx: Context) -> Backend | None:

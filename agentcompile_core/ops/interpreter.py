@@ -6,6 +6,7 @@ between runs; a ``Prepared`` may be captured in a graph of the device.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
 from .allowed import refusal
+from .bodies import Bodies, with_bodies
 
 NAMESPACES = ("aten", "prims", "agentcompile")
 _operators: dict[str, Callable[..., Any]] = {}
@@ -75,7 +77,8 @@ class _Call:
 
     __slots__ = ("args", "frees", "keywords", "kwargs", "lists", "operator", "outputs", "single", "slots")
 
-    def __init__(self, node: Node, slots: Mapping[str, int], resolve: Callable[[Symbol], Any]) -> None:
+    def __init__(self, node: Node, slots: Mapping[str, int], resolve: Callable[[Symbol], Any],
+                 operator: Callable[..., Any] | None = None) -> None:
         self.operator = operator_of(node.op)
         self.args: list[Any] = []
         self.slots: list[tuple[int, int]] = []
@@ -97,6 +100,7 @@ class _Call:
                 self.kwargs[name] = _constant(argument, resolve)
         self.outputs = [slots[name] for name in node.outputs]
         self.single = len(node.outputs) == 1 and not _returns_list(self.operator)
+        self.operator = operator or self.operator
         self.frees: list[int] = []
 
     def run(self, values: list[Any]) -> None:
@@ -123,8 +127,11 @@ class Prepared:
 
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], device: str | torch.device,
-        dtype_override: torch.dtype | None,
+        dtype_override: torch.dtype | None, bodies: Bodies | None = None,
     ) -> None:
+        operators: dict[str, Callable[..., Any]] = {}
+        if bodies is not None:
+            nodes, operators = with_bodies(graph, nodes, outputs, bodies, operator_of)
         inside = {name for node in nodes for name in node.outputs}
         reads = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.mutates) if name not in inside)
         passed = [name for name in outputs if name not in inside]
@@ -132,7 +139,8 @@ class Prepared:
         self.outputs: tuple[str, ...] = tuple(outputs)
         self.mutates: tuple[str, ...] = tuple(dict.fromkeys(n for node in nodes for n in node.mutates if n not in inside))
         slots = {name: i for i, name in enumerate((*self.inputs, *(o for node in nodes for o in node.outputs)))}
-        self._calls = [_Call(node, slots, lambda s: resolve_symbol(s, device, dtype_override)) for node in nodes]
+        resolve = partial(resolve_symbol, device=device, dtype_override=dtype_override)
+        self._calls = [_Call(node, slots, resolve, operators.get(node.name)) for node in nodes]
         self._slots = slots
         self._results = [slots[name] for name in outputs]
         self._override = dtype_override
@@ -192,11 +200,13 @@ def compile_nodes(
     device: str | torch.device,
     outputs: Sequence[str] | None = None,
     dtype_override: torch.dtype | None = None,
+    bodies: Bodies | None = None,
 ) -> Prepared:
     """Resolve ``nodes`` of ``graph`` (default: all) for repeated runs on ``device``.
 
     ``outputs`` defaults to the graph's outputs for all nodes, else to every value that is read outside the nodes or
-    is an output of the graph. ``dtype_override`` computes every floating point tensor in that type.
+    is an output of the graph. ``dtype_override`` computes every floating point tensor in that type. ``bodies``: what computes some
+    operators in their place, see ``with_bodies``.
 
     Raises:
         UsageError: an operator or argument is unknown.
@@ -204,7 +214,7 @@ def compile_nodes(
     chosen = _nodes_of(graph, nodes)
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
-    return Prepared(graph, chosen, outputs, device, dtype_override)
+    return Prepared(graph, chosen, outputs, device, dtype_override, bodies)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

@@ -186,8 +186,8 @@ def attention(*arguments: Any, **keywords: Any) -> Tensor:
     if window > 0:
         mask &= columns[None, :] > rows[:, None] - window
     if plain:
-        return _grouped_sdpa(q, keys, values, mask, call.scale).transpose(1, 2).contiguous()
-    return _capped(call, keys, values, mask, columns[None, :] - rows[:, None]).transpose(1, 2).contiguous()
+        return grouped_sdpa(q, keys, values, mask, call.scale).transpose(1, 2).contiguous()
+    return capped(call, keys, values, mask, columns[None, :] - rows[:, None]).transpose(1, 2).contiguous()
 
 
 def _attended(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,7 +201,7 @@ def _attended(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
     return call.k_cache[:, :live].transpose(1, 2), call.v_cache[:, :live].transpose(1, 2), rows + call.position
 
 
-def _grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Masked SDPA where the query heads of one KV head are rows of one query, so that K and V are never repeated."""
     heads, count, dim = q.shape[1:]
     kv_heads = keys.shape[1]
@@ -211,7 +211,7 @@ def _grouped_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: 
     return out.reshape(1, heads, count, values.shape[-1])
 
 
-def _capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor, ahead: Tensor) -> Tensor:
+def capped(call: AttentionCall, keys: Tensor, values: Tensor, mask: Tensor, ahead: Tensor) -> Tensor:
     """Attention with a soft cap and slopes on the scores and sinks in the softmax, scores and softmax in float32 or float64.
 
     ``ahead`` [T, L]: by how many positions a key lies ahead of the query, at most 0 where ``mask`` holds.

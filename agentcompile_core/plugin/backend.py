@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..configuration import defaults
 from ..errors import Cause, Reject
@@ -14,6 +14,9 @@ from ..ir.target import Target
 from .include_folders import folders_digest
 from .offer import Offer
 from .running import ProgramParts
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Backend(Offer):
@@ -105,6 +108,32 @@ class Backend(Offer):
         recording shares nothing: one that is measured and dropped. After a Reject the device is usable. By default there is no way.
         """
         return Reject(f"the backend {self.name} records no graphs")
+
+    def attend(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool,
+               scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """Attention of rows ``q`` [1, H, T, D] over ``k`` and ``v`` [1, KV, L, ..] in a library of the device, or None: not served.
+
+        Returns [1, H, T, Dv] and fp32 of H * T elements in that order: the logarithm of the sum of the exponentials of the scaled
+        scores, by which parts over several ranges of keys are merged. ``causal``: T equals L, and row t sees keys 0 .. t. It is
+        called while a graph is captured too, behind calls of the same shapes.
+        """
+        return None
+
+    def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
+        """Write what ``attend`` returned for several ranges of keys, as attention over all of them, to ``out`` [1, H, T, Dv], rounded once.
+
+        False: not served, and the framework merges.
+        """
+        return False
+
+    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
+        """What computes an operator of prompt chunks in one launch, in the framework's roundings, or None: nothing does.
+
+        ``ops``: one operator (``agentcompile.rms_norm.default``), whose arguments it takes; or two, of which the second takes two
+        tensors in any order and is the first one's only reader: then the first one's argument, and the second one's other. It
+        returns a new tensor, or None where it does not serve these arguments, and may be captured behind calls of the same shapes.
+        """
+        return None
 
     def time_from_host(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...]:
         """Microseconds per run as the host sees them, launches included: for what ``time`` cannot capture."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import Failure
 from ..ir.bundle import Manifest
-from ..ir.graph import GraphSet
+from ..ir.graph import GraphKind, GraphSet
 from ..ir.plan import Origin
 from ..ir.record import TuningRecord
 from ..ir.search_log import Tried
@@ -99,6 +99,13 @@ def states_text(graphs: GraphSet) -> str:
     return f"states: {len(graphs.states)} of fixed size, {size} bytes in all, written in place by every step, zero before a prompt{prompts}"
 
 
+def prompts_text(graphs: GraphSet, attends: str = "") -> str:
+    """How prompts run; ``attends``: what later chunks attend over, where that is known. Empty: nothing was captured for them."""
+    sizes = sorted({g.tokens for g in graphs.of_kind(GraphKind.PREFILL)})
+    over = {"live": ", later ones over what is cached", "capacity": ", later ones over the whole cache under a mask"}
+    return f"prompts: chunks of {', '.join(map(str, sizes))} tokens{over.get(attends, '')}" if sizes else ""
+
+
 def explain_text(
     manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord], found: Evidence, graphs: GraphSet | None = None
 ) -> str:
@@ -110,7 +117,7 @@ def explain_text(
     if manifest.provisional:
         parts.append("validated without their hardware, not measured: these kernels are provisional and are not launched on it before they "
                      "are measured there")
-    parts += [text for text in [states_text(graphs) if graphs is not None else ""] if text]
+    parts += [text for text in ([states_text(graphs), prompts_text(graphs)] if graphs is not None else []) if text]
     parts += [selection_text(s) for s in selections]
     parts.append("candidates evaluated\n" + candidates_text(records))
     parts.append("not tried\n" + untried_text(found.tried))
@@ -159,7 +166,7 @@ def compilation_text(compiled: Any, out: str | None) -> str:
              statistics_text(compiled.statistics)]
     if graphs.eager_reason:
         parts.append(f"everything runs on the framework: {graphs.eager_reason}")
-    parts += [text for text in [states_text(graphs)] if text]
+    parts += [text for text in [states_text(graphs), prompts_text(graphs, context.config.prefill)] if text]
     parts += [selection_text(s) for s in compiled.compilation.selections]
     parts += [f"note: {note}" for note in compiled.notes]
     if compiled.compilation.failures:

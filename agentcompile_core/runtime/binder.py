@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
 from ..ir.candidate import Launch, StepSource
-from ..ir.graph import ValueKind
+from ..ir.graph import TensorSpec, ValueKind
 from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ops.aliasing import alias_roots, is_alias
-from ..ops.dtypes import torch_dtype
+from ..ops.dtypes import torch_dtype, zeros
 from ..ops.interpreter import compile_nodes
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
+from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
 
@@ -27,11 +28,13 @@ class _Binder:
     """Works on one program once; everything it makes goes into the BoundProgram."""
 
     def __init__(self, program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]",
-                 inputs: "Mapping[str, torch.Tensor]", executables: Executables) -> None:
-        self.program, self.graph = program, program.graph
+                 inputs: "Mapping[str, torch.Tensor]", executables: Executables, live: HostPosition | None = None) -> None:
+        self.program, self.graph, self.live = program, program.graph, live
         self.weights, self.executables, self.device = weights, executables, executables.device
         self.sources: dict[str, StepSource] = {s.key: s for s in program.sources}
-        self.segments = cut(program.graph, without_views(program.graph, program.segments))
+        self.apart = frozenset(live_nodes(program.graph) if live is not None else ())
+        self.segments = cut(program.graph, without_views(program.graph, program.segments), tuple(self.apart))
+        self.last_reads = last_reads(self.graph, self.segments, self._outside) if self.apart else ((),) * len(self.segments)
         self.roots = alias_roots(program.graph)
         self.keep: list[Any] = []
         self.environment: dict[str, torch.Tensor] = {}
@@ -64,7 +67,7 @@ class _Binder:
     def _place_planned(self) -> None:
         import torch
 
-        offsets, nbytes = buffer_plan(self.program, self.segments, fixed_values(self.graph, self.segments))
+        offsets, nbytes = buffer_plan(self.program, self.segments, fixed_values(self.graph, self.segments, self._outside))
         arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
         self.arena = arena
         for name, offset in offsets.items():
@@ -72,7 +75,8 @@ class _Binder:
             flat = arena[offset:offset + spec.nbytes].view(torch_dtype(spec.dtype))
             self.planned[name] = flat.view(spec.shape)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
-        for name in made_by_step:
+        made_by_call = {n.outputs[0] for n in self.graph.nodes if n.name in self.apart and not begins(n)}
+        for name in (*made_by_step, *made_by_call):
             root = self.roots[name]
             self.environment[root] = self.planned[root]
 
@@ -82,6 +86,12 @@ class _Binder:
                 root, name = self.roots[node.outputs[0]], node.outputs[0]
                 if root in self.environment:
                     self.environment[name] = self.environment[root].view(self.graph.spec(name).shape)
+
+    def _outside(self, segment: Segment) -> bool:
+        """Whether a framework segment, or the second half of a call of attention, stays outside of captured graphs."""
+        if self.apart.isdisjoint(segment.nodes):
+            return runs_outside(self.graph, segment)
+        return not begins(self.graph.node_by_name[segment.nodes[0]])
 
     def address(self, names: tuple[str, ...]) -> int:
         """Address of an operand's first value; the others lie behind it."""
@@ -100,7 +110,12 @@ class _Binder:
         """One per segment, in order."""
         found: list[Piece] = []
         chained = False  # whether the node captured just before is a kernel of ours
+        staging: dict[Any, torch.Tensor] = {}
         for index, segment in enumerate(self.segments):
+            if not self.apart.isdisjoint(segment.nodes):
+                found += self._attention(segment, index, staging)
+                chained = False
+                continue
             if segment.step is None:
                 run, capturable = self._framework(segment, index), not runs_outside(self.graph, segment)
             elif segment.source:
@@ -111,13 +126,32 @@ class _Binder:
             chained = segment.step is not None and bool(segment.source)
         return found
 
+    def _attention(self, segment: Segment, index: int, staging: "dict[Any, torch.Tensor]") -> tuple[Piece, ...]:
+        """A call of attention over what is cached, whose first half a graph may hold."""
+        (node,), backend = (self.graph.node_by_name[name] for name in segment.nodes), self.executables.backend
+        assert self.live is not None
+        out, spec = self.planned.get(node.outputs[0]), self.graph.spec(node.inputs[0])
+        if out is not None and (spec.shape, spec.dtype) not in staging:
+            batch, heads, count, width = spec.shape  # in memory as the result: libraries write as they read
+            rows = zeros(TensorSpec(shape=(batch, count, heads, width), dtype=spec.dtype), self.device)
+            staging[spec.shape, spec.dtype] = rows.transpose(1, 2)
+        queries = staging[spec.shape, spec.dtype] if out is not None else None
+        call = LiveAttention(node, self.environment, self.live, backend, out=out, queries=queries)
+        return call.pieces(lambda: self._forget(index))
+
+    def _forget(self, index: int) -> None:
+        """Drop what nothing reads behind a segment; a graph that holds it has its address."""
+        for name in self.last_reads[index]:
+            self.environment.pop(name, None)
+
     def _framework(self, segment: Segment, index: int) -> Callable[[], None]:
         later = {v for s in self.segments[index + 1:] for v in self._reads(s)} | set(self.graph.outputs)
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned)
         wanted = tuple(name for name in made if name in later or name in copies)
-        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted)
-        environment, planned = self.environment, self.planned
+        bodies = self.executables.backend.body if self.apart and self.executables.backend is not None else None
+        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies)
+        environment, planned, forget = self.environment, self.planned, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
         fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}
 
@@ -126,6 +160,7 @@ class _Binder:
             for name in copies:
                 planned[name].copy_(environment[name])
             environment.update(fixed)
+            forget(index)
 
         return run
 
@@ -215,14 +250,15 @@ def _given(tensors: "Mapping[str, torch.Tensor]", name: str, what: str) -> "torc
 
 
 def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
-         executables: Executables) -> BoundProgram:
+         executables: Executables, live: HostPosition | None = None) -> BoundProgram:
     """Give every value an address on the device, every launch its arguments and every callable its tensors.
 
-    ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors.
+    ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors. With ``live``
+    the attention of prompt chunks runs over what is cached, up to where that says; without, over the capacity.
 
     Raises:
         ContractError: a kernel, callable, tensor or address is missing.
     """
-    binder = _Binder(program, weights, states, inputs, executables)
+    binder = _Binder(program, weights, states, inputs, executables, live)
     parts = binder.parts()
     return BoundProgram(program, parts, binder.environment, [binder.keep, binder.planned, binder.workspaces], binder.arena)

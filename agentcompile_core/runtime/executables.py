@@ -30,13 +30,15 @@ class Executables:
     """Everything that runs, as one value: handed from installing (or the chain's judge) through sessions to the binder.
 
     ``device`` is a torch device type; ``backend`` launches kernels on it (None: the programs hold no kernels); ``kernels``
-    are by digest of their source, ``calls`` by ``call_key``.
+    are by digest of their source, ``calls`` by ``call_key``. ``prefill``: what prompt chunks attend over,
+    ``live`` or ``capacity``.
     """
 
     device: str
     backend: "Backend | None" = None
     kernels: Mapping[str, Kernel] = field(factory=dict, repr=False)
     calls: Mapping[str, BoundCall] = field(factory=dict, repr=False)
+    prefill: str = "live"
 
 
 def call_key(step: Step, version: int, match: Match) -> str:

@@ -1,6 +1,6 @@
 """Where a program is cut because a captured graph cannot hold a part of it, and what must then keep its address."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..ir.graph import Graph, Node, ValueKind
 from ..ops.aliasing import alias_roots
@@ -13,8 +13,9 @@ def is_capturable(node: Node) -> bool:
     return operator(node)[0] not in DATA_DEPENDENT
 
 
-def cut(graph: Graph, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same segments, where framework nodes that cannot be captured are segments of their own."""
+def cut(graph: Graph, segments: Sequence[Segment], apart: Sequence[str] = ()) -> tuple[Segment, ...]:
+    """The same segments, where framework nodes that cannot be captured, and those called ``apart``, are segments of their own."""
+    alone = frozenset(apart)
     found: list[Segment] = []
     for segment in segments:
         if segment.step is not None:
@@ -22,7 +23,7 @@ def cut(graph: Graph, segments: Sequence[Segment]) -> tuple[Segment, ...]:
             continue
         run: list[str] = []
         for name in segment.nodes:
-            if is_capturable(graph.node_by_name[name]):
+            if name not in alone and is_capturable(graph.node_by_name[name]):
                 run.append(name)
                 continue
             found += [Segment(nodes=tuple(run))] if run else []
@@ -37,12 +38,12 @@ def runs_outside(graph: Graph, segment: Segment) -> bool:
     return segment.step is None and not all(is_capturable(graph.node_by_name[name]) for name in segment.nodes)
 
 
-def fixed_values(graph: Graph, segments: Sequence[Segment]) -> tuple[str, ...]:
-    """Values that framework segments outside of captured graphs make for others: a captured reader knows one address only."""
+def fixed_values(graph: Graph, segments: Sequence[Segment], outside: Callable[[Segment], bool]) -> tuple[str, ...]:
+    """Values that framework segments ``outside`` of captured graphs make for others: a captured reader knows one address only."""
     roots = alias_roots(graph)
     found = []
     for segment in segments:
-        if runs_outside(graph, segment):
+        if outside(segment):
             made = [o for name in segment.nodes for o in graph.node_by_name[name].outputs]
             found += [o for o in made if roots[o] == o and graph.kind_of(o) is ValueKind.INTERMEDIATE]
     return tuple(found)

@@ -18,6 +18,7 @@ from .bound_program import BoundProgram
 from .device import release_cache
 from .executables import Executables
 from .generation import check_length, prompt_of
+from .live import HostPosition
 from .program import Program
 from .sampling import Pick
 from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, token_stream
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     import torch
 
     from .weights import WeightStore
+
+
+EACH = 384  # tokens: a chunk costs as much beside its rows, since it reads all weights
 
 
 @frozen(kw_only=True)
@@ -42,8 +46,25 @@ class Chunk:
         return self.start == 0
 
 
+def _size(fits: Sequence[int], left: int) -> int:
+    """Of the sizes that fit, smallest first, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least.
+
+    A chunk costs its rows and ``EACH``; the other way is as many whole ones as there are, and the smallest one for the rest.
+    """
+    holds = next((size for size in fits if size >= left), None)
+    whole = [size for size in fits if size <= left]
+    if holds is None or not whole:
+        return fits[-1] if holds is None else holds
+    apart, rest = 0, left
+    for size in reversed(whole):
+        count, rest = divmod(rest, size)
+        apart += count * (size + EACH)
+    apart += fits[0] + EACH if rest else 0
+    return whole[-1] if apart < holds + EACH else holds
+
+
 def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: bool = True, again: bool = True) -> tuple[Chunk, ...]:
-    """Cut a prompt of ``prompt`` tokens into prefill chunks; the last one is padded to the smallest size that holds it.
+    """Cut a prompt of ``prompt`` tokens into prefill chunks, largest first; the last one is padded to a size that holds it.
 
     Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``: near the end a
     chunk starts earlier instead and computes a few positions again. Where that may not be, since positions change a state
@@ -61,7 +82,7 @@ def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: boo
         if not fits and padded and again:
             start = capacity - min(sizes)
             fits, left = [min(sizes)], prompt - start
-        tokens = next((s for s in fits if s >= left), fits[-1]) if fits else 1
+        tokens = _size(fits, left) if fits else 1
         chunks.append(Chunk(tokens=tokens, start=start, length=min(left, tokens)))
         start += chunks[-1].length
     return tuple(chunks)
@@ -99,6 +120,7 @@ class Session:
         self._steps: dict[str, Callable[[], None]] = {}
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, dict[str, torch.Tensor]] = {}
+        self._live = HostPosition() if executables.prefill == "live" else None
 
     @property
     def max_context(self) -> int:
@@ -124,7 +146,7 @@ class Session:
             self.bound("decode")
         if name not in self._bound:
             graph = self._programs[name].graph
-            self._bound[name] = bind(self._programs[name], self._weights, self.states, self._inputs(graph), self._executables)
+            self._bound[name] = bind(self._programs[name], self._weights, self.states, self._inputs(graph), self._executables, self._live)
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
@@ -136,6 +158,8 @@ class Session:
 
     def _step(self, name: str) -> Callable[[], None]:
         if name not in self._steps:
+            if self._live is not None:  # warm-ups attend as far as any request will
+                self._live.start = max(0, self.kv.capacity - self._programs[name].graph.tokens)
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
@@ -149,7 +173,8 @@ class Session:
     def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""
         with self._lock:
-            for name in sorted(self._programs):
+            # The largest first: what their captures have left is large enough for those that follow.
+            for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
                 observer(Preparing(graph=name))
                 self._step(name)
             release_cache()  # what warm-ups used and no request needs
@@ -252,6 +277,8 @@ class Session:
         rows[:, : chunk.length].copy_(part)
         start.fill_(chunk.start)
         length.fill_(chunk.length)
+        if self._live is not None:
+            self._live.start = chunk.start
         step()
         return name
 

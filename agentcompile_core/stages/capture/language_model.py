@@ -22,6 +22,9 @@ from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
 from .states import Held, check_states, held_by
 
+# Rows of a chunk where there are experts: the framework computes all of them for every row, and keeps what that gives.
+MOST_WITH_EXPERTS, EXPERT_LINEAR = 512, "agentcompile.expert_linear.default"
+
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:
     """Export the decode step and the prompt chunks of ``model``; nothing is computed, meta parameters are enough.
@@ -110,8 +113,10 @@ def _grows(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> bool:
 def _capture_prefill(
     model: nn.Module, workload: Workload, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
 ) -> list[Graph]:
-    graphs = []
+    graphs: list[Graph] = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
+        if tokens > MOST_WITH_EXPERTS and any(node.op == EXPERT_LINEAR for graph in graphs for node in graph.nodes):
+            break
         exported = export_prefill(model, kv, tokens, tracing, held)
         graph = import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens)
         graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing, held)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentcompile_cuda_kit import check_launches, control, include_dir
 from agentcompile_cuda_kit.targets import built_arch, nearest_preset, sm_number
@@ -26,9 +26,14 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import extension, headers, launching, machine_code, ptxas
+from .attending import Attending
 from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .driver import driver
+from .rows import RowKernels
+
+if TYPE_CHECKING:
+    import torch
 
 OLDEST = 80
 REGISTER_STEP = 8  # of a thread: so many are given out at once
@@ -57,6 +62,8 @@ class CudaBackend(Backend):
         self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
         self._lock = threading.Lock()
         self._captures = Captures()
+        self._attending = Attending()
+        self._rows = RowKernels(self, self.live_target, _capturing)
 
     def available(self) -> Literal[True] | Reject:
         """True where torch sees a CUDA device and the driver can be called."""
@@ -214,6 +221,19 @@ class CudaBackend(Backend):
         usable = self.available()
         return usable if isinstance(usable, Reject) else self._captures(run, warm_ups=warm_ups, runs=runs, owner=owner)
 
+    def attend(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool,
+               scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """By cuDNN or flash attention; see ``attending``."""
+        return self._attending(q, k, v, causal=causal, scale=scale)
+
+    def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
+        """In one launch; see ``rows``."""
+        return self._rows.merge(parts, out)
+
+    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
+        """Norms, rotations and gates of rows in one launch each; see ``rows``."""
+        return self._rows.body(*ops)
+
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""
         return extension.files(programs, {d: k for d, k in kernels.items() if k.backend == self.name}, target)
@@ -228,6 +248,12 @@ class CudaBackend(Backend):
         missing = [feature for feature in source.features if not target.has(feature)]
         if missing:
             raise BuildError(f"{target.arch} has no {', '.join(missing)}, which the source declares to use")
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _resources(source: StepSource, target: Target, entries: dict[str, ptxas.EntryResources]) -> Resources:

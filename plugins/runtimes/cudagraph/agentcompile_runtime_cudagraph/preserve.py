@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def preserved(bound: RunnableProgram, session: SessionState, runs: int) -> Iterator[None]:
     """Make ``runs`` runs of ``bound`` safe, and put everything they change back at the end.
 
-    A run writes KV rows from its position on (from ``start`` on for a prompt chunk), ids, position, history and states of fixed size. The
-    position is moved back where those rows would lie beyond the cache; the rows are saved, and nothing else of the KV
-    cache, which may be larger than what is free.
+    A run writes KV rows from its position on, ids, position, history and states of fixed size. The position is moved back where
+    those rows would lie beyond the cache; the rows are saved, and nothing else of the KV cache, which may be larger than what is
+    free. A prompt chunk runs at position 0, where a first one writes whatever it is told.
     """
     graph = bound.graph
     decode = graph.kind is GraphKind.DECODE
@@ -26,7 +26,7 @@ def preserved(bound: RunnableProgram, session: SessionState, runs: int) -> Itera
     small = [session.ids, session.position, session.history, *inputs, *kept]
     saved = [tensor.clone() for tensor in small]
     count = min(session.kv.capacity, runs if decode else graph.tokens)
-    start = min(int(session.position), session.kv.capacity - count)
+    start = min(int(session.position), session.kv.capacity - count) if decode else 0
     rows = [tensor[:, start:start + count] for tensor in (*session.kv.keys, *session.kv.values)]
     overwritten = [row.clone() for row in rows]
     session.position.fill_(start)

@@ -69,9 +69,9 @@ class CudaGraphRuntime(DecodeRuntime):
         if steps < 1:
             raise UsageError(f"{steps} steps in one graph; at least 1")
         if not any(piece.capturable for piece in bound.pieces()):
-            return self._from_python(bound, session, steps, f"{', '.join(bound.uncapturable)} cannot be captured")
+            return self._from_python(bound, session, steps, f"{', '.join(dict.fromkeys(bound.uncapturable))} cannot be captured")
         if bound.uncapturable:
-            log.info("graph %s is cut at %s", bound.graph.name, ", ".join(bound.uncapturable))
+            log.info("graph %s is cut at %s", bound.graph.name, ", ".join(dict.fromkeys(bound.uncapturable)))
         with preserved(bound, session, WARM_UPS):
             replay = record_program(bound, session.capture, warm_ups=WARM_UPS, runs=steps)
         if isinstance(replay, Reject):

@@ -1,0 +1,128 @@
+"""Attention of a prompt chunk over the rows that are cached, whose number the host knows.
+
+``agentcompile::attention`` on an accelerator attends over the whole capacity under a mask, since a captured graph has fixed shapes.
+Where the host knows the chunk's first position, K and V are cut to what is there, and cost grows with the prompt alone.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from .operators import AttentionCall, capped, grouped_sdpa
+
+# ``part(q, k, v, causal=..., scale=...)``: rows [1, H, T, D] over k and v [1, KV, L, ..], and the logarithm of the sum of their
+# exponentials, fp32 of T * H elements; causal: of T rows over as many keys. None: not served.
+Part = Callable[..., "tuple[Tensor, Tensor] | None"]
+
+# ``merged(parts, out)``: writes what ``merge`` writes, or says False.
+Merged = Callable[["list[tuple[Tensor, Tensor]]", Tensor], bool]
+
+SCORES = 1 << 23  # elements of scores at a time where they lie in memory: 32 MiB in fp32
+LARGE = 1024  # rows of a chunk from which on its history is cut into few lengths: libraries prepare themselves for each one
+
+
+def append_rows(call: AttentionCall) -> None:
+    """Write the K and V of the chunk into the caches, as the operator does, where all rows fit."""
+    count = call.k.shape[2]
+    for cache, rows in ((call.k_cache, call.k), (call.v_cache, call.v)):
+        if call.fresh:
+            cache[:, :count].copy_(rows.transpose(1, 2))
+        else:
+            cache.index_copy_(1, call.position + torch.arange(count, device=cache.device), rows.transpose(1, 2))
+
+
+def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None, merged: Merged | None = None) -> Tensor:
+    """What the operator returns, [1, T, H, Dv]: row t of ``call.q`` attends to the cached rows 0 .. start + t.
+
+    It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read:
+    ``start`` is the same number on the host.
+
+    Raises:
+        ValueError: the chunk ends behind the cache.
+    """
+    live, capacity = start + call.q.shape[2], call.k_cache.shape[1]
+    if start < 0 or live > capacity:
+        raise ValueError(f"a chunk of rows {start} to {live - 1} attends over a cache of {capacity}")
+    whole = call.window <= 0 or call.window >= live
+    parts = _parts(call, start, part) if part is not None and whole and _is_plain(call) else None
+    if parts is not None and out is None and len(parts) == 1:
+        return parts[0][0].transpose(1, 2).contiguous()
+    if out is None:
+        out = call.q.new_empty(1, call.q.shape[2], call.q.shape[1], call.v_cache.shape[3])
+    if parts is not None:
+        if len(parts) == 1 or merged is None or not merged(parts, out.transpose(1, 2)):
+            merge(parts, out.transpose(1, 2))
+    else:
+        _by_blocks(call, start, out)
+    return out
+
+
+def _is_plain(call: AttentionCall) -> bool:
+    return call.softcap == 0.0 and call.sinks is None and call.slopes is None
+
+
+def _parts(call: AttentionCall, start: int, part: Part) -> "list[tuple[Tensor, Tensor]] | None":
+    """The chunk over itself, causal, and over its history, without a mask; None where ``part`` does not serve one of them."""
+    count = call.q.shape[2]
+    found = []
+    for first, last in ((start, start + count), *_history(start, count)):
+        one = part(call.q, *_cached(call, first, last), causal=first == start, scale=call.scale)
+        if one is None:
+            return None
+        found.append(one)
+    return found
+
+
+def _history(start: int, count: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover 0 .. start: one, or for large chunks behind whole ones as many of them as a power of two, largest first."""
+    if count < LARGE or start % count:
+        if start:
+            yield 0, start
+        return
+    first = 0
+    while left := (start - first) // count:
+        length = count << (left.bit_length() - 1)
+        yield first, first + length
+        first += length
+
+
+def merge(parts: "list[tuple[Tensor, Tensor]]", out: Tensor) -> None:
+    """Write attention over several ranges of keys, each [1, H, T, D] with its logsumexp, as attention over all of them to ``out``.
+
+    Weights and sums are fp32, rounded once at the end.
+    """
+    if len(parts) == 1:
+        out.copy_(parts[0][0])
+        return
+    weights = torch.stack([lse.reshape(out.shape[:3]) for _, lse in parts]).softmax(0).unsqueeze(-1)
+    total = parts[0][0] * weights[0]
+    for (rows, _), weight in zip(parts[1:-1], weights[1:-1], strict=True):
+        total.addcmul_(rows, weight)
+    torch.addcmul(total, parts[-1][0], weights[-1], out=out)
+
+
+def _cached(call: AttentionCall, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Cached K and V [1, KV, last - first, ..] of some positions."""
+    return call.k_cache[:, first:last].transpose(1, 2), call.v_cache[:, first:last].transpose(1, 2)
+
+
+def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
+    """Under a mask, some rows at a time, each over the positions that one of them sees: whatever the operator's arguments say."""
+    heads, count = call.q.shape[1:3]
+    step = max(16, SCORES // (heads * (start + count)))
+    for at in range(0, count, step):
+        q = call.q[:, :, at : at + step]
+        begin, end = start + at, start + at + q.shape[2]
+        first = max(0, begin - call.window + 1) if call.window > 0 else 0
+        keys, values = _cached(call, first, end)
+        ahead = torch.arange(first, end, device=q.device)[None, :] - torch.arange(begin, end, device=q.device)[:, None]
+        mask = ahead <= 0
+        if call.window > 0:
+            mask &= ahead > -call.window
+        if _is_plain(call):
+            found = grouped_sdpa(q, keys, values, mask, call.scale)
+        else:
+            found = capped(evolve(call, q=q), keys, values, mask, ahead)
+        out[:, at : at + step].copy_(found.transpose(1, 2))

@@ -1,0 +1,152 @@
+"""Attention of prompt chunks over the live length of the cache: outside of captured graphs, since a graph has fixed shapes.
+
+Of each call the rows are appended inside the graph before it; what attends runs from Python, with the position that the host
+knows (docs/decisions/0022). A chunk that begins at position 0 has one length only and stays inside.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, evolve
+
+from ..ir.graph import Graph, GraphKind, Node, Ref
+from ..ops.names import ATTENTION
+from ..ops.schema import named
+from .bound_program import Piece
+from .program import Segment
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..ops.operators import AttentionCall
+    from ..plugin.interfaces import Backend
+
+    Tensors = MutableMapping[str, "torch.Tensor"]
+
+NAME = "attention over what is cached"
+APPENDED = ("q", "k", "v")  # arguments that nothing reads behind the append
+
+
+@define
+class HostPosition:
+    """The first position of the chunk that runs now, as the host knows it."""
+
+    start: int = 0
+
+
+def live_nodes(graph: Graph) -> tuple[str, ...]:
+    """The calls of attention of a prompt chunk."""
+    return tuple(node.name for node in graph.nodes if graph.kind is GraphKind.PREFILL and node.op == ATTENTION)
+
+
+def begins(node: Node) -> bool:
+    """Whether a call of attention is one of a chunk at position 0, so that its length never changes."""
+    return named(node.op, node.args, dict(node.kwargs)).get("fresh") is True
+
+
+class LiveAttention:
+    """One call of attention of a bound program, in two parts: rows into the cache, and attention over what is cached.
+
+    Args:
+        environment: tensors of the program by value name.
+        library: the backend of the device, which may attend and merge; None: the operator's own formula.
+        out: where the result goes [1, T, H, Dv]; None: a new tensor at every run, which a graph that holds it keeps.
+        queries: where queries wait between the two parts, shared by all calls of one program; None beside no ``out``.
+    """
+
+    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, library: "Backend | None", *,
+                 out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None) -> None:
+        self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
+        self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
+        self._queries = queries
+        self._part = library.attend if library is not None else None
+        self._merged = library.merge if library is not None else None
+
+    def _call(self, **others: Any) -> "AttentionCall":
+        from ..ops.operators import AttentionCall
+
+        environment = self._environment
+        found: dict[str, Any] = {
+            name: environment[given.value] if isinstance(given, Ref) else given
+            for name, given in self._arguments.items() if name not in others}
+        return AttentionCall(**found, **others)
+
+    def append(self) -> None:
+        """Write K and V to the caches, and the queries to where ``attend`` finds them; a graph may hold it."""
+        import torch
+
+        from ..ops.live_attention import append_rows
+
+        with torch.no_grad():
+            call = self._call()
+            append_rows(call)
+            assert self._queries is not None
+            self._queries.copy_(call.q)
+
+    def attend(self) -> None:
+        """Attend from Python, at the host's position."""
+        import torch
+
+        from ..ops.live_attention import attend
+
+        assert self._queries is not None and self._out is not None
+        with torch.no_grad():
+            q = self._queries
+            attend(self._call(q=q, k=q, v=q), self._position.start, self._out, self._part, self._merged)
+
+    def inside(self) -> None:
+        """All of it for a chunk at position 0; a graph may hold it."""
+        import torch
+
+        from ..ops.live_attention import append_rows, attend
+
+        with torch.no_grad():
+            call = self._call()
+            append_rows(call)
+            self._environment[self._name] = attend(call, 0, part=self._part)
+
+    def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, ...]:
+        """What runs, in order; ``dropped`` forgets what nothing reads any more."""
+        if self._out is None:
+            return (Piece(run=_then(self.inside, dropped), names=(NAME,)),)
+        return (Piece(run=_then(self.append, dropped), names=(NAME,)), Piece(run=self.attend, capturable=False, names=(NAME,)))
+
+
+def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        first()
+        second()
+
+    return run
+
+
+def last_reads(graph: Graph, segments: Sequence[Segment], outside: Callable[[Segment], bool]) -> tuple[tuple[str, ...], ...]:
+    """Per segment the values of framework segments that nothing reads behind it, so that their memory may be used again.
+
+    Not among them: what a segment reads that runs outside of graphs, at every replay, and what the graph returns.
+    """
+    made = {o for s in segments if s.step is None for n in s.nodes for o in graph.node_by_name[n].outputs}
+    last: dict[str, int] = {}
+    held = set(graph.outputs)
+    for index, segment in enumerate(segments):
+        for name in segment.nodes:
+            node = graph.node_by_name[name]
+            last.update(dict.fromkeys((*node.inputs, *node.outputs), index))
+            if outside(segment):
+                held.update(_read_later(node))
+        for _, values in segment.operands:
+            held.update(values)
+    found: list[list[str]] = [[] for _ in segments]
+    for value, index in last.items():
+        if value in made and value not in held:
+            found[index].append(value)
+    return tuple(map(tuple, found))
+
+
+def _read_later(node: Node) -> tuple[str, ...]:
+    """What of a node that is cut out is read, or written, from Python."""
+    if node.op != ATTENTION:
+        return (*node.inputs, *node.outputs)
+    given = evolve(node, args=(), kwargs=tuple((k, v) for k, v in named(node.op, node.args, dict(node.kwargs)).items()
+                                               if k not in APPENDED))
+    return (*given.inputs, *node.outputs)

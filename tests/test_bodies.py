@@ -1,0 +1,70 @@
+"""Two operators become one call only where nobody can tell."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.ops.interpreter import compile_nodes
+
+SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
+SILU, MUL, FILL = "aten.silu.default", "aten.mul.Tensor", "aten.fill_.Scalar"
+
+
+def graph_of(steps: list[tuple[str, tuple[Any, ...]]], outputs: tuple[str, ...]) -> Graph:
+    nodes, values = [], [Value(name=n, spec=SPEC, kind=ValueKind.INPUT) for n in ("a", "b")]
+    for i, (op, args) in enumerate(steps):
+        mutates = (args[0],) if op == FILL else ()
+        values.append(Value(name=f"v{i}", spec=SPEC))
+        nodes.append(Node(name=f"n{i}", op=op, kind=op.split(".")[1], args=tuple(Ref(a) if isinstance(a, str) else a for a in args),
+                          outputs=(f"v{i}",), mutates=mutates))
+    return Graph(name="g", kind=GraphKind.PREFILL, tokens=4, values=tuple(values), nodes=tuple(nodes), inputs=("a", "b"), outputs=outputs)
+
+
+def run(graph: Graph, serves: bool = True) -> tuple[list[tuple[torch.Tensor, ...]], dict[str, torch.Tensor]]:
+    """The pairs that the merged body was called with, and what the graph returned."""
+    calls: list[tuple[torch.Tensor, ...]] = []
+
+    def both(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+        calls.append((x, other))
+        return torch.nn.functional.silu(x) * other if serves else None
+
+    def bodies(*ops: str) -> Any:
+        return both if ops == (SILU, MUL) else None
+
+    given_ = {"a": torch.arange(4.0), "b": torch.arange(4.0) - 2}
+    found = compile_nodes(graph, device="cpu", bodies=bodies).run({k: v.clone() for k, v in given_.items()})
+    plain = compile_nodes(graph, device="cpu").run({k: v.clone() for k, v in given_.items()})
+    assert all(torch.equal(found[name], plain[name]) for name in graph.outputs)
+    return calls, found
+
+
+@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize("order", [("v0", "b"), ("b", "v0")])
+def test_a_pair_is_one_call_in_either_order(order: tuple[str, str], serves: bool) -> None:
+    calls, _ = run(graph_of([(SILU, ("a",)), (MUL, order)], ("v1",)), serves)
+    assert len(calls) == 1 and torch.equal(calls[0][0], torch.arange(4.0))
+
+
+@pytest.mark.parametrize("steps, outputs", [
+    ([(SILU, ("a",)), (MUL, ("v0", "b"))], ("v1", "v0")),  # returned too
+    ([(SILU, ("a",)), (MUL, ("v0", "b")), (MUL, ("v0", "v1"))], ("v2",)),  # read again
+    ([(SILU, ("a",)), (MUL, ("v0", "v0"))], ("v1",)),  # by itself
+    ([(SILU, ("a",)), (MUL, ("v0", 2.0))], ("v1",)),  # no tensor
+    ([(SILU, ("a",)), (FILL, ("a", 3.0)), (MUL, ("v0", "b"))], ("v2",)),  # its argument changes in between
+])
+def test_what_somebody_would_notice_stays_apart(steps: list[tuple[str, tuple[Any, ...]]], outputs: tuple[str, ...]) -> None:
+    assert run(graph_of(steps, outputs))[0] == []
+
+
+@given(st.lists(st.tuples(st.sampled_from([SILU, MUL]), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8), st.integers(0, 9))
+def test_any_graph_computes_what_it_did(choices: list[tuple[str, int, int]], extra: int) -> None:
+    steps: list[tuple[str, tuple[Any, ...]]] = []
+    for i, (op, x, y) in enumerate(choices):
+        names = ["a", "b", *(f"v{j}" for j in range(i))]
+        steps.append((op, tuple(names[n % len(names)] for n in ((x,) if op == SILU else (x, y)))))
+    last = len(steps) - 1
+    run(graph_of(steps, tuple(dict.fromkeys((f"v{last}", f"v{extra % len(steps)}")))))

@@ -1,0 +1,126 @@
+"""On a GPU: prompts of many lengths through captured pieces, in half precision by libraries, and their time over capacity."""
+
+import statistics
+import time
+from typing import Any
+
+import pytest
+import torch
+from capture_models import TOKENS, tiny
+from test_live_prefill import MODELS
+from torch import Tensor, nn
+
+from agentcompile_core.ir.graph import DType, GraphSet, Workload
+from agentcompile_core.ops import live_attention
+from agentcompile_core.ops.operators import AttentionCall
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.interfaces import Backend
+from agentcompile_core.runtime.built_in import PlainKVCache
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.program import framework_program
+from agentcompile_core.runtime.session import Session
+from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages.capture.language_model import capture_language_model
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CHUNKS = (32, 64, 128)
+HALF: dict[str, Any] = {"vocab_size": 128, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+                        "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 32768, **TOKENS}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return load_catalog(only=("cuda",)).find("agentcompile_backends", "cuda")  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def exact() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def session(model: nn.Module, backend: Backend, context: int, chunks: tuple[int, ...] = CHUNKS, prefill: str = "live") -> Session:
+    from agentcompile_runtime_cudagraph import CudaGraphRuntime
+
+    dtype = DType(str(next(model.parameters()).dtype).removeprefix("torch."))
+    graphs: GraphSet = capture_language_model(model, "tiny", Workload(dtype=dtype, max_context=context, prefill_chunks=chunks))
+    assert graphs.graphs and graphs.kv is not None, graphs.eager_reason
+    mine = Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model.cuda(), "cuda"),
+                   Executables(device="cuda", backend=backend, prefill=prefill), kv_state=PlainKVCache().allocate(graphs.kv, "cuda"),
+                   decode=CudaGraphRuntime())
+    mine.prepare()
+    assert {name: step.reason for name, step in mine._steps.items()} == dict.fromkeys(mine._steps, "")  # type: ignore[attr-defined]
+    return mine
+
+
+def first_logits(mine: Session, prompt: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return mine.prefill(prompt).output(0)[0, -1].float().cpu()
+
+
+def prompt_of(length: int) -> Tensor:
+    return torch.randint(3, 128, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_of_any_length_give_the_modules_logits(name: str, backend: Backend) -> None:
+    model = tiny(name, MODELS[name])
+    mine = session(model, backend, 60, (4, 8))
+    for length in (1, 3, 4, 5, 8, 9, 16, 26, 59, 27, 2):
+        with torch.inference_mode():
+            wanted = model(prompt_of(length).cuda(), use_cache=False).logits[0, -1].cpu()
+        torch.testing.assert_close(first_logits(mine, prompt_of(length)), wanted, rtol=1e-3, atol=1e-3 * float(wanted.std()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_near_to_fp32_as_the_whole_cache_under_a_mask(dtype: torch.dtype, backend: Backend,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the libraries, histories in several parts: errors against the module in fp32 beside those of the other form."""
+    monkeypatch.setattr(live_attention, "LARGE", CHUNKS[-1])
+    model = tiny("llama", HALF, dtype)
+    wide = tiny("llama", HALF).cuda()
+    wide.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    live, masked = (session(model, backend, 1024, prefill=form) for form in ("live", "capacity"))
+    for length in (5, 127, 129, 300, 384, 7 * 128, 1000):
+        with torch.inference_mode():
+            wanted = wide(prompt_of(length).cuda(), use_cache=False).logits[0, -1].cpu()
+        ours, theirs = ((first_logits(mine, prompt_of(length)) - wanted).square().mean().sqrt() for mine in (live, masked))
+        assert float(ours) <= 1.5 * float(theirs) + 1e-3 * float(wanted.std()), length
+    kernels = {key[0]: used for key, used in backend._rows._served.items() if dtype in key}  # type: ignore[attr-defined]
+    assert kernels == dict.fromkeys(("rms_rows_warp", "rope_rows", "silu_product", "merge_rows"), True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count, start", [(128, 1000), (2048, 0), (2048, 2048 * 3), (2048, 777), (1024, 5120)])
+def test_libraries_give_the_formula(dtype: torch.dtype, count: int, start: int, backend: Backend) -> None:
+    generator = torch.Generator("cuda").manual_seed(count + start)
+    q = torch.randn(1, count, 16, 128, generator=generator, device="cuda", dtype=dtype).transpose(1, 2)
+    caches = [torch.randn(1, start + count + 64, 8, 128, generator=generator, device="cuda", dtype=dtype) for _ in range(2)]
+    call = AttentionCall(q, q, q, *caches, torch.tensor([start], device="cuda"), 0.09)
+    assert backend.attend(q, *(c[:, :count].transpose(1, 2) for c in caches), causal=True, scale=0.09) is not None
+    wanted = live_attention.attend(
+        AttentionCall(q.float(), q, q, *(c.float() for c in caches), call.position, 0.09), start)
+    found, masked = live_attention.attend(call, start, part=backend.attend), live_attention.attend(call, start)
+    merged = live_attention.attend(call, start, part=backend.attend, merged=backend.merge)
+    torch.testing.assert_close(merged, found, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+    errors = [(x.float() - wanted).square().mean().sqrt() for x in (found, masked)]
+    assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-5
+
+
+def test_time_does_not_grow_with_capacity(backend: Backend) -> None:
+    """The same prompts at capacities of 4,096 and 16,384, alternating; captured pieces of every size run."""
+    model = tiny("llama", HALF, torch.float16)
+    sessions = [session(model, backend, context, (128, 512, 2048)) for context in (4096, 16384)]
+    for length in (128, 513, 3000, 4000):
+        times: list[list[float]] = [[], []]
+        for turn in range(34):
+            for mine, found in zip(sessions, times, strict=True):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                with torch.inference_mode():
+                    mine.prefill(prompt_of(length))
+                torch.cuda.synchronize()
+                if turn >= 4:
+                    found.append(time.perf_counter() - began)
+        small, large = map(statistics.median, times)
+        assert large <= 1.1 * small, f"{length} tokens: {small * 1e3:.2f} ms at 4,096, {large * 1e3:.2f} ms at 16,384"

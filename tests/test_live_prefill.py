@@ -1,0 +1,317 @@
+"""Prompts of any length through chunks that attend over what is cached: the module's logits and tokens, and pieces of the right kind."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agentcompile_runtime_cudagraph import CudaGraphRuntime
+from attrs import evolve
+from capture_models import GPT, SIZES, TOKENS, WINDOWED, greedy, tiny, without
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
+from agentcompile_core.ops import live_attention, operators
+from agentcompile_core.ops.operators import AttentionCall
+from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.live import NAME
+from agentcompile_core.runtime.program import framework_program
+from agentcompile_core.runtime.session import Session
+from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages.capture import language_model
+from agentcompile_core.stages.capture.language_model import capture_language_model
+from agentcompile_core.testing.doubles import ReplayingBackend
+
+RMS, GATED = "agentcompile.rms_norm.default", ("aten.silu.default", "aten.mul.Tensor")
+CONTEXT, SMALL, LARGE = 30, 4, 8
+LENGTHS = (1, SMALL - 1, SMALL, SMALL + 1, LARGE, LARGE + 1, 2 * LARGE, 3 * LARGE + 2, CONTEXT - 1)
+WORKLOAD = Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(SMALL, LARGE))
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": SIZES,  # groups of heads
+    "llama": {**SIZES, "num_key_value_heads": 1},
+    "mistral": WINDOWED,
+    "gemma2": {**WINDOWED, "attn_logit_softcapping": 3.0},
+    "gpt_oss": {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},  # sinks
+    "gpt2": GPT,
+    "bloom": {"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS},  # slopes
+    "deepseek_v3": {**without("num_key_value_heads", "head_dim"), "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                    "v_head_dim": 12, "kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": 2},  # V of another width
+}
+_made: dict[str, tuple[nn.Module, GraphSet]] = {}
+
+
+def captured(name: str) -> tuple[nn.Module, GraphSet]:
+    if name not in _made:
+        model = tiny(name, MODELS[name])
+        graphs = capture_language_model(model, name, WORKLOAD)
+        assert graphs.graphs, graphs.eager_reason
+        _made[name] = model, graphs
+    return _made[name]
+
+
+def library(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
+    """What a library of a device serves: equal widths, groups of heads; written out."""
+    if q.shape[3] != v.shape[3]:
+        return None
+    group = q.shape[1] // k.shape[1]
+    scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(2, 3) * scale
+    if causal:
+        assert scores.shape[-1] == scores.shape[-2]
+        scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), float("-inf"))
+    out = torch.empty_like(q).copy_(scores.softmax(-1) @ v.double().repeat_interleave(group, 1))
+    return out, scores.logsumexp(-1).float()
+
+
+class WithLibrary(ReplayingBackend):
+    """A device that captures, and has a library of attention and bodies of its own; ``calls`` counts those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, ...]] = Counter()
+        self.merged = 0
+
+    def merge(self, parts: list[tuple[Tensor, Tensor]], out: Tensor) -> bool:
+        assert all(one.transpose(1, 2).is_contiguous() for one in (out, *(rows for rows, _ in parts))), "as queries lie in memory"
+        self.merged += len(parts)
+        if len(parts) > 2:
+            return False
+        live_attention.merge(parts, out)
+        return True
+
+    def body(self, *ops: str) -> Callable[..., Tensor | None] | None:
+        known = {(RMS,): operators.rms_norm, GATED: lambda gate, up: torch.nn.functional.silu(gate) * up, ("aten.mul.Tensor",): None,
+                 ("agentcompile.rope.default",): lambda *_: None}
+
+        def counted(*args: Any) -> Tensor | None:
+            self.calls[ops] += 1
+            return known[ops](*args)  # type: ignore[no-any-return]
+
+        return counted if known.get(ops) is not None else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
+        return library(q, k, v, causal=causal, scale=scale)
+
+
+WAYS: dict[str, Callable[[], Executables]] = {
+    "loop": lambda: Executables(device="cpu"),
+    "captured": lambda: Executables(device="cpu", backend=ReplayingBackend()),
+    "library": lambda: Executables(device="cpu", backend=WithLibrary()),
+    "capacity": lambda: Executables(device="cpu", backend=ReplayingBackend(), prefill="capacity"),
+}
+
+
+def session(name: str, way: str) -> Session:
+    model, graphs = captured(name)
+    assert graphs.kv is not None
+    return Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"), WAYS[way](),
+                   kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop() if way == "loop" else CudaGraphRuntime())
+
+
+def prompt_of(length: int) -> Tensor:
+    return torch.randint(3, 128, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+def check(name: str, mine: Session, length: int) -> None:
+    """The logits behind a prompt are the module's, and so is the token that they say."""
+    model, _ = captured(name)
+    prompt = prompt_of(length)
+    with torch.inference_mode():
+        wanted = model(prompt, use_cache=False).logits[0, -1]
+        found = mine.prefill(prompt).output(0)[0, -1]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.std()))
+    assert int(mine.ids) == int(wanted.argmax()) and int(mine.position) == length
+
+
+@pytest.fixture(autouse=True)
+def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories in several parts, and rows in several blocks, at these sizes too."""
+    monkeypatch.setattr(live_attention, "LARGE", LARGE)
+    monkeypatch.setattr(live_attention, "SCORES", 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_of_any_length_give_the_modules_logits(name: str, way: str) -> None:
+    mine = session(name, way)
+    if way != "loop":
+        mine.prepare()
+    for length in (*LENGTHS, *reversed(LENGTHS)):  # each behind a longer one too: nothing of that is seen
+        check(name, mine, length)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_tokens_behind_long_prompts_are_huggingfaces(name: str) -> None:
+    model, _ = captured(name)
+    for way in WAYS:
+        mine = session(name, way)
+        for length in (LARGE + 1, 3 * LARGE):
+            assert mine.generate(prompt_of(length), 4)[0, length:].tolist() == greedy(model, prompt_of(length), 4)[0]
+
+
+@pytest.mark.parametrize("off", [-1, 1], ids=["one-row-too-few", "one-row-too-many"])
+@pytest.mark.parametrize("way", ["captured", "library"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "bloom"])
+def test_a_length_that_is_one_row_off_is_found(name: str, way: str, off: int) -> None:
+    mine = session(name, way)
+    mine.prepare()
+    live = mine._live
+    assert live is not None
+
+    class Off:
+        """What the session tells reaches the programs off by a row."""
+
+        start = property(fset=lambda _, start: setattr(live, "start", max(0, start + off)))
+
+    mine._live = Off()  # type: ignore[assignment]
+    with pytest.raises(AssertionError):
+        for length in LENGTHS[:-2]:
+            check(name, mine, length)
+
+
+@pytest.mark.parametrize("way", ["captured", "library"])
+@pytest.mark.parametrize("fault", ["first", "last", "behind"])
+def test_a_history_that_lacks_a_row_or_has_one_more_is_found(way: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = live_attention._cached
+
+    def wrong(call: AttentionCall, first: int, last: int) -> tuple[Tensor, Tensor]:
+        keys, values = right(call, first, last)
+        if fault == "behind":
+            keys, values = right(call, min(first + 1, last - 1), last)
+        elif keys.shape[2] > LARGE or way == "captured":
+            kept = slice(1, None) if fault == "first" else slice(0, -1)
+            keys, values = keys.clone(), values.clone()
+            gone = 0 if kept.start else -1
+            keys[:, :, gone], values[:, :, gone] = 0.0, 0.0
+        return keys, values
+
+    mine = session("qwen3", way)
+    monkeypatch.setattr(live_attention, "_cached", wrong)
+    with pytest.raises((AssertionError, RuntimeError)):
+        for length in LENGTHS:
+            check("qwen3", mine, length)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_attention_of_later_chunks_is_outside_of_graphs(name: str) -> None:
+    mine, whole = session(name, "captured"), session(name, "capacity")
+    layers = captured(name)[1].kv.layers  # type: ignore[union-attr]
+    for graph in captured(name)[1].graphs:
+        later = graph.kind is GraphKind.PREFILL and not graph.name.endswith("_fresh")
+        bound = mine.bound(graph.name)
+        wanted = [True, *[False, True] * layers] if later else [True]
+        assert [piece.capturable for piece in bound.pieces()] == wanted
+        assert bound.uncapturable == ((NAME,) * layers if later else ())
+        assert [piece.capturable for piece in whole.bound(graph.name).pieces()] == [True]
+
+
+def test_what_nothing_reads_any_more_is_dropped() -> None:
+    """Between pieces memory is used again, as within one: of a program that ran only results and what runs from Python stay."""
+    mine = session("qwen3", "library")
+    for length in LENGTHS:
+        check("qwen3", mine, length)
+    for graph in captured("qwen3")[1].of_kind(GraphKind.PREFILL):
+        attended = {n.outputs[0] for n in graph.nodes if n.kind == "attention"}
+        made = {o for n in graph.nodes for o in n.outputs} - set(graph.outputs)
+        kept = {name for name in made & mine.bound(graph.name).environment.keys() if name not in attended}
+        views = {n.outputs[0] for n in graph.nodes if n.kind == "view"}
+        assert kept <= views, "an intermediate stays alive behind its last reader"
+
+
+def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
+    backend = WithLibrary()
+    model, graphs = captured("qwen3")
+    assert graphs.kv is not None
+    mine = Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"),
+                   Executables(device="cpu", backend=backend), kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
+    mine.generate(prompt_of(LARGE), 4)
+    assert backend.merged == 0
+    layers = graphs.kv.layers
+    assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, ("agentcompile.rope.default",): 2 * layers}
+    with torch.inference_mode():
+        mine.prefill(prompt_of(3 * LARGE))  # a history of one chunk, then of two
+    assert backend.merged == layers * (2 + 2)
+
+
+def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework's products of all experts with all rows would take gigabytes."""
+    monkeypatch.setattr(language_model, "MOST_WITH_EXPERTS", SMALL)
+    for name, sizes in (("gpt_oss", {SMALL}), ("qwen3", {SMALL, LARGE})):
+        graphs = capture_language_model(tiny(name, MODELS[name]), name, WORKLOAD)
+        assert {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == sizes
+
+
+def test_warm_ups_leave_no_trace() -> None:
+    mine = session("qwen3", "library")
+    generator = torch.Generator().manual_seed(0)
+    for tensor in mine.states.values():
+        tensor.copy_(torch.rand(tensor.shape, generator=generator) * 7)
+    before = {name: tensor.clone() for name, tensor in mine.states.items()}
+    mine.prepare()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in mine.states.items())
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@given(st.data())
+def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> None:
+    """Whatever the call says, over rows that NaN lies behind, and in place of those that a window hides."""
+    draw = data.draw
+    kv_heads, group, dim = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    wide = draw(st.sampled_from([dim, dim + 3]))
+    count, start = draw(st.integers(1, 20)), draw(st.integers(0, 40))
+    window = draw(st.sampled_from([0, 1, 2, 7, start + count, 100]))
+    heads, capacity = kv_heads * group, start + count + draw(st.integers(0, 5))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    caches = normal(1, capacity, kv_heads, dim), normal(1, capacity, kv_heads, wide)
+    for cache in caches:
+        cache[:, start:] = float("nan")
+        if 0 < window <= start:
+            cache[:, : start - window + 1] = float("nan")
+    call = AttentionCall(
+        normal(1, heads, count, dim), normal(1, kv_heads, count, dim), normal(1, kv_heads, count, wide), *caches, torch.tensor([start]),
+        0.4, window, draw(st.sampled_from([0.0, 2.0])), draw(st.sampled_from([None, normal(heads)])), start == 0 and draw(st.booleans()),
+        draw(st.sampled_from([None, normal(heads).tolist()])))
+    clean = evolve(call, k_cache=caches[0].nan_to_num(), v_cache=caches[1].nan_to_num())
+    wanted = operators.attention(*(getattr(clean, a) for a in ("q", "k", "v", "k_cache", "v_cache", "position", "scale", "window",
+                                                              "softcap", "sinks", "fresh", "slopes")))
+    live_attention.append_rows(call)
+    for part in (None, library):
+        torch.testing.assert_close(live_attention.attend(call, start, part=part), wanted)
+        out = torch.full_like(wanted, float("nan"))
+        live_attention.attend(call, start, out=out, part=part)
+        torch.testing.assert_close(out, wanted)
+    with pytest.raises(ValueError, match="attends over a cache"):
+        live_attention.attend(call, capacity - count + 1)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=200)
+@given(st.integers(0, 300), st.integers(1, 40))
+def test_parts_of_a_history_cover_it_and_have_few_lengths(start: int, count: int) -> None:
+    ranges = list(live_attention._history(start, count))
+    assert [n for first, last in ranges for n in range(first, last)] == list(range(start))
+    if count >= LARGE and start % count == 0:
+        assert all((last - first) // count & ((last - first) // count - 1) == 0 for first, last in ranges)
+        assert len(ranges) == (start // count).bit_count()
+    else:
+        assert len(ranges) <= 1
+
+
+@pytest.mark.parametrize("dtype, off", [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)])
+def test_merged_parts_are_rounded_once(dtype: torch.dtype, off: float) -> None:
+    """A long history beside a chunk of one row: whose share is far below what a half resolves beside 1."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, n, 16, generator=generator, dtype=torch.float64) for n in (3, 4000, 4000))
+    v[:, :, -1] *= 40
+    wanted = torch.softmax(q @ k.transpose(2, 3) * 0.02, -1) @ v
+    parts = [library(q, k[:, :, a:b], v[:, :, a:b], causal=False, scale=0.02) for a, b in ((3999, 4000), (0, 3000), (3000, 3999))]
+    out = torch.empty(1, 2, 3, 16, dtype=dtype)
+    live_attention.merge([(rows.to(dtype), lse) for rows, lse in parts if rows is not None], out)  # type: ignore[misc]
+    assert float(((out.double() - wanted) / (wanted.abs() + 0.05)).abs().max()) < off
