@@ -123,3 +123,14 @@ def test_a_source_may_use_what_its_target_has_and_nothing_else() -> None:
         check_source(match, source, evolve(FAKE, capabilities=(feature,)))
         with pytest.raises(ContractError, match=f"uses {feature}, which fake"):
             check_source(match, source, evolve(FAKE, capabilities=()))
+
+
+def test_what_is_emulated_is_planned_without_what_the_emulator_lacks() -> None:
+    """Products by warpgroups would else take the first tries of every search on a machine without a GPU, and fail."""
+    catalog = load_catalog()
+    emulator = catalog.find("agentcompile_backends", "emulation")
+    whole = catalog.find("agentcompile_targets", "h200")
+    found = hardware.choose(Config(target="h200", device="cpu"), catalog)
+    assert found.backend is emulator and set(found.target.capabilities) == set(whole.capabilities) & set(emulator.features)
+    assert Feature.WGMMA in whole.capabilities and Feature.WGMMA not in found.target.capabilities
+    assert found.target.has(Feature.BF16) and found.target.arch == whole.arch

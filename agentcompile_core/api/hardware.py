@@ -1,6 +1,6 @@
 """Which hardware a compilation is for: target, backend and torch device, from what is asked for, installed and here."""
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..configuration import Config
 from ..errors import StageName, UsageError
@@ -25,7 +25,8 @@ def choose(config: Config, catalog: Catalog, made_for: Target | None = None, run
     """Target, backend and device that the configuration names, or the best of what is installed and here.
 
     ``made_for`` is the target of a bundle. Without one, and without a name, the hardware here is the target; without that,
-    the installed target of the highest preference. ``run_on`` is where steps are to run: where that is a backend's name, the
+    the installed target of the highest preference. What is emulated lacks the capabilities that the emulator lacks, so that nothing is
+    planned that nobody here can run. ``run_on`` is where steps are to run: where that is a backend's name, the
     device is that backend's, and it is the backend unless another one for the same device is named.
 
     Raises:
@@ -38,6 +39,8 @@ def choose(config: Config, catalog: Catalog, made_for: Target | None = None, run
     target = asked or _live(backend, device, catalog) or _preferred(backend, catalog)
     if backend is None:
         backend = _serving(target, device, catalog)
+    if backend is not None and backend.emulated:
+        target = evolve(target, capabilities=tuple(one for one in target.capabilities if one in backend.features))
     return Hardware(target=target, backend=backend, device=device)
 
 

@@ -13,6 +13,7 @@ STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel
 MOST_POINTS = 64
 MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment holds
 PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
+LEAST_DEALT = 4  # query heads of a group that a block could hold: fewer are not worth reading K and V again
 PARTS = "parts"
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
@@ -105,8 +106,9 @@ def _in_order(ways: list[list[Schedule]], mixed: bool) -> list[Schedule]:
 def _ways(shape: Shape, target: Target) -> list[tuple[Shape, list[Schedule]]]:
     """The ways to deal the query heads, with the schedules of each: none to parts, then to the fewest parts first."""
     found = [(shape, _by_turns(shape, target))]
-    if shape.group <= MOST_TENSOR_GROUP and found[0][1] and shape.kv_heads * CLUSTERS[0] * 2 > target.sm_count:
-        return found  # whole groups in clusters keep more than half of the SMs busy
+    busy = shape.kv_heads * CLUSTERS[0] * 2 > target.sm_count  # whole groups in clusters keep more than half of the SMs so
+    if shape.group <= MOST_TENSOR_GROUP and found[0][1] and (busy or shape.group < LEAST_DEALT):
+        return found
     for sizes in (PART_HEADS, (1,)):
         counts = dict.fromkeys(_even(shape.group, most) for most in sizes if most < shape.group)
         found += [(dealt, _by_turns(dealt, target)) for dealt in (evolve(shape, parts=count) for count in counts)]

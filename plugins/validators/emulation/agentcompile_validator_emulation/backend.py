@@ -32,7 +32,7 @@ from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, Scalar
 from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
-            Feature.CLUSTER)
+            Feature.CLUSTER, Feature.BF16)
 LAUNCH_DEADLINE_S = 120.0
 
 
