@@ -1,8 +1,8 @@
 // Pointwise work of prompt chunks in one pass each, in the framework's roundings: what it does in 4 to 8 launches.
 //
 // All tensors are of type T, their rows begin at multiples of 16 bytes and have a multiple of Vector::size elements.
-//   rms_rows_warp, rms_rows_block   x, out [rows, columns]; one warp or the whole block per row. The row is read twice, the
-//                                   second time from L1. Blocks win from about a thousand columns on.
+//   rms_rows_warp, rms_rows_block   x, out [rows, columns]; one warp or the whole block per row; `kind` as in row.cuh. The row is
+//                                   read twice, the second time from L1. Blocks win from about a thousand columns on.
 //   rope_rows                       x [T, H, D] with strides, out [T, H, D] dense, cos and sin [T, R]; the first R channels turn
 //   silu_product                    out = silu(gate) * up, `count` elements
 //   merge_rows                      attention over several ranges of keys, each [T, H, D] dense with its logsumexp [H, T] in fp32,
@@ -34,7 +34,7 @@ __device__ __forceinline__ void write_row(const T* x, const T* weight, T* out, i
 }
 
 template <int Warps>
-__device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int columns, float eps, int one_plus, int thread,
+__device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int columns, float eps, int kind, int thread,
                                         float* scratch) {
   const int first = thread * size;
   constexpr int step = Warps * ac::warp_size * size;
@@ -48,8 +48,10 @@ __device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int
   };
   const int warp = thread / ac::warp_size, lane = thread % ac::warp_size;
   const float inverse = ac::row_statistics<ac::norm_rms, Warps>(each, columns, eps, scratch, warp, lane).inverse;
-  if (one_plus != 0) {
+  if (kind == ac::norm_rms_one_plus) {
     write_row<ac::norm_rms_one_plus>(x, weight, out, columns, inverse, first, step);
+  } else if (kind == ac::norm_rms_once) {
+    write_row<ac::norm_rms_once>(x, weight, out, columns, inverse, first, step);
   } else {
     write_row<ac::norm_rms>(x, weight, out, columns, inverse, first, step);
   }
@@ -58,18 +60,18 @@ __device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-rms_rows_warp(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int one_plus) {
+rms_rows_warp(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int kind) {
   const long long row = static_cast<long long>(blockIdx.x) * warps + threadIdx.x / ac::warp_size;
   if (row >= rows) return;
   const long long offset = row * columns;
-  rms_row<1>(x + offset, weight, out + offset, columns, eps, one_plus, threadIdx.x % ac::warp_size, nullptr);
+  rms_row<1>(x + offset, weight, out + offset, columns, eps, kind, threadIdx.x % ac::warp_size, nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-rms_rows_block(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int one_plus) {
+rms_rows_block(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int kind) {
   __shared__ float scratch[warps];
   const long long offset = static_cast<long long>(blockIdx.x) * columns;
-  rms_row<warps>(x + offset, weight, out + offset, columns, eps, one_plus, threadIdx.x, scratch);
+  rms_row<warps>(x + offset, weight, out + offset, columns, eps, kind, threadIdx.x, scratch);
 }
 
 // A thread turns one vector of channels and that half of the rotary part away from it, or copies one vector of the rest.

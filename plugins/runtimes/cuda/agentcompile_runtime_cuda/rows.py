@@ -23,11 +23,12 @@ TEMPLATE = Path(__file__).with_name("rows.cu")
 THREADS = 256
 WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
+RMS, RMS_ONE_PLUS, RMS_ONCE = 1, 2, 4  # ac::Norm of row.cuh
 MOST_PARTS = 5  # of one merge
 CLOSE = 2.0  # units in the last place of the largest element beside which a kernel may differ from the framework
 NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
 
-_NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("one_plus", 0))
+_NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
 
@@ -60,20 +61,22 @@ class RowKernels:
         known: dict[tuple[str, ...], Callable[..., Any]] = {(NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated}
         return known.get(ops)
 
-    def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False) -> "torch.Tensor | None":
+    def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
+              once: bool = False) -> "torch.Tensor | None":
         import torch
 
         columns = x.shape[-1]
-        if not _even(columns, x) or not x.is_contiguous() or (weight is None and one_plus):
+        if not _even(columns, x) or not x.is_contiguous() or (weight is None and (one_plus or once)):
             return None
         if weight is not None and (weight.dtype is not x.dtype or not _aligned(weight) or not weight.is_contiguous()):
             return None
         rows = x.numel() // columns
         entry, blocks = ("rms_rows_block", rows) if columns >= WIDE else ("rms_rows_warp", -(-rows // (THREADS // 32)))
         out = torch.empty_like(x)
-        scalars = (rows, columns, eps, int(one_plus))
-        return self._checked((entry, x.dtype, columns, weight is None, one_plus), out, (x, weight), (entry, blocks, scalars),
-                             lambda: torch.ops.agentcompile.rms_norm.default(x, weight, eps, one_plus))
+        kind = RMS_ONE_PLUS if one_plus else RMS_ONCE if once else RMS
+        scalars = (rows, columns, eps, kind)
+        return self._checked((entry, x.dtype, columns, weight is None, kind), out, (x, weight), (entry, blocks, scalars),
+                             lambda: torch.ops.agentcompile.rms_norm.default(x, weight, eps, one_plus, once))
 
     def _rope(self, x: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor", interleaved: bool = False) -> "torch.Tensor | None":
         import torch

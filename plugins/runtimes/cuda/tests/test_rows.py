@@ -1,5 +1,6 @@
 """Pointwise kernels of prompt chunks, emulated: the framework's numbers, or a refusal."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ def near(found: torch.Tensor | None, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1.01 * torch.finfo(wanted.dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("name, operator", [(NORM, operators.rms_norm), (ROPE, operators.rope)])
+def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, operator: Any) -> None:
+    taken, given_ = (inspect.signature(one).parameters for one in (rows.body(name), operator))  # type: ignore[arg-type]
+    assert [(p.name, p.default) for p in taken.values()] == [(p.name, p.default) for p in given_.values()]
+
+
 @SETTINGS
 @given(st.data())
 def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
@@ -41,10 +48,10 @@ def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
     columns, count = 8 * draw(st.sampled_from([1, 3, 16, 31, 33, 128, 130, 256])), draw(st.integers(1, 21))
     x = normal(columns, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-3, 1.0, 50.0]))
     weight = draw(st.sampled_from([None, normal(1, columns, dtype=dtype)]))
-    one_plus = weight is not None and draw(st.booleans())
+    one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)])) if weight is not None else (False, False)
     body = rows.body(NORM)
     assert body is not None
-    near(body(x, weight, 1e-6, one_plus), operators.rms_norm(x, weight, 1e-6, one_plus))
+    near(body(x, weight, 1e-6, one_plus, once), operators.rms_norm(x, weight, 1e-6, one_plus, once))
 
 
 @SETTINGS
