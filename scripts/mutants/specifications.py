@@ -200,6 +200,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "strided", "splits": 1}),
     ("reduction_parts_sum", "reduction", lambda: made.reduction_case(shape=(1, 35901), before=("mul",), dtype=DType.BF16),
      {"path": "rows", "splits": 35}),
+    ("reduction_strided_ragged", "reduction", lambda: made.reduction_case(shape=(2, 12, 100), dim=1), {"path": "strided", "step": 8}),
     ("reduction_first_maximum", "reduction", lambda: made.reduction_case(shape=(3, 300), op="aten.max.dim"), {"path": "rows"}),
     ("reduction_strided_std", "reduction", lambda: made.reduction_case(shape=(2, 150, 40), op="aten.std.dim", dim=1, dtype=DType.F32),
      {"path": "strided", "splits": 2}),
