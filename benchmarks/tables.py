@@ -24,6 +24,7 @@ ROOT = RESULTS.parent.parent
 DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "kernels", "coverage", "mutants", "budgets")), ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
+DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
 
 # Columns of evaluation.md, section 5: what a row of each file must have.
@@ -130,7 +131,8 @@ def _speedup(document: dict[str, Any], row: dict[str, Any], over: str) -> str:
 
 def summary_table(document: dict[str, Any]) -> str:
     """One row per model and workload: ours beside the baselines."""
-    head = ("model, fp16, batch 1", "prompt/new", "eager ms/token", "torch.compile", "agentcompile", "tokens/s", "over eager",
+    types = ", ".join(sorted({DTYPES.get(r["dtype"], r["dtype"]) for r in document["rows"]}))
+    head = (f"model, {types}, batch 1", "prompt/new", "eager ms/token", "torch.compile", "agentcompile", "tokens/s", "over eager",
             "over torch.compile", "share of memory bandwidth")
     rows = []
     for r in sorted((r for r in document["rows"] if r["system"] == "agentcompile"), key=_order):
@@ -192,6 +194,15 @@ def compile_table(document: dict[str, Any]) -> str:
     return table(("model", "cold s", "warm s"), rows)
 
 
+def attention_table(document: dict[str, Any]) -> str:
+    """Attention of one step by itself."""
+    rows = [(r["shape"], r["dtype"], str(r["length"]), f"{r['us']:.2f}", f"{r['us_ordinary_edges']:.2f}", f"{r['gbps']:.0f}",
+             f"{r['framework_us']:.1f}" if r["framework_us"] is not None else "-",
+             ", ".join(f"{name} {value}" for name, value in sorted(r["schedule"].items()))) for r in document["rows"]]
+    return table(("heads of Q x K, V x channels", "type", "positions", "us", "us with ordinary edges", "GB/s of K and V", "framework us",
+                  "schedule"), rows)
+
+
 def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
     """The columns of a file as they are."""
     def make(document: dict[str, Any]) -> str:
@@ -209,7 +220,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kernels_held": ("kernels", kernel_tables.held), "kernels_gemv": ("kernels", kernel_tables.gemv),
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
-    "attention": ("attention", plain_table("attention")), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
+    "attention": ("attention", attention_table), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
     "planned": ("planned", coverage_tables.planned),
