@@ -176,8 +176,9 @@ def main() -> int:
         rows.append(measured(options, length, backend, target))
         torch.cuda.empty_cache()
         row = rows[-1]
-        print(f"{options.shape} {options.dtype} at {length}: {row['us']:.2f} us ({row['us_ordinary_edges']:.2f}), {row['gbps']:.0f} GB/s of "
-              f"K and V, framework {row['framework_us'] or math.nan:.1f} us; {row['schedule']}", flush=True)
+        times = f"{row['us']:.2f} us ({row['us_ordinary_edges']:.2f}), {row['gbps']:.0f} GB/s of K and V"
+        print(f"{options.shape} {options.dtype} at {length}: {times}, framework {row['framework_us'] or math.nan:.1f} us; {row['schedule']}",
+              flush=True)
     harness.write_results("attention", rows, ceiling, options.out, options.commit)
     return 0
 
