@@ -177,8 +177,8 @@ def main() -> int:
         torch.cuda.empty_cache()
         row = rows[-1]
         times = f"{row['us']:.2f} us ({row['us_ordinary_edges']:.2f}), {row['gbps']:.0f} GB/s of K and V"
-        print(f"{options.shape} {options.dtype} at {length}: {times}, framework {row['framework_us'] or math.nan:.1f} us; {row['schedule']}",
-              flush=True)
+        theirs = row["framework_us"] or math.nan
+        print(f"{options.shape} {options.dtype} at {length}: {times}, framework {theirs:.1f} us; {row['schedule']}", flush=True)
     harness.write_results("attention", rows, ceiling, options.out, options.commit)
     return 0
 
