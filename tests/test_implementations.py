@@ -136,7 +136,7 @@ def decode_calls(model: Any) -> list[Any]:
 
 def test_what_plugins_bind_is_selected_and_generates_the_same_tokens(vendor: Any, expected: list[int]) -> None:
     assert {s.step.implementation for s in steps(vendor)} == {"vendor/linear", "vendor/attention"}
-    assert all((s.source, s.version, s.basis) == (None, 1, Basis.PROVISIONAL) for s in steps(vendor))
+    assert all((s.source, s.version, s.basis) == (None, 2, Basis.PROVISIONAL) for s in steps(vendor))
     assert len(decode_calls(vendor)) == 5 * 6 + 1, "five layers of QKV, attention, O, gate, up, down, and the head"
     assert tokens(vendor) == expected
 
@@ -167,7 +167,7 @@ def test_a_bundle_names_the_steps_and_holds_no_code_of_them(vendor: Any, tmp_pat
     assert not (folder / "kernels").exists()
     (decode,) = (p for p in json.loads((folder / PROGRAMS).read_text()) if p["graph"] == "decode")
     named = {(s["step"]["implementation"], s["version"], str(s["step"]["schedule"]["items"])) for s in decode["segments"] if s["step"]}
-    assert ("vendor/linear", 1, "[['call', 'matrix']]") in named and ("vendor/attention", 1, "[]") in named
+    assert ("vendor/linear", 2, "[['call', 'matrix']]") in named and ("vendor/attention", 2, "[]") in named
     assert not (folder / "extension").exists(), "a backend that built nothing adds nothing"
 
 
@@ -282,7 +282,7 @@ def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, mon
             records.append(evolve(record, step=step, source_digest=source.digest, verdict=passed, measurement=measurement(5.0)))
     found = Evaluated(candidates=tuple(candidates), records=tuple(records))
     alternatives = chain.alternatives_of(compilation.regions, compilation.selections, found, ctx)
-    assert {a.selected.version for a in alternatives if a.selected} == {1}
+    assert {a.selected.version for a in alternatives if a.selected} == {2}
     graph = next(g for g in compilation.graphs.graphs if g.kind is GraphKind.DECODE)
     question = judge.ChainQuestion(graph=graph, regions=compilation.regions, selections=compilation.selections, alternatives=alternatives,
                               target=ctx.target, backend="emulation", position=8, margin=0.005, budget_s=60.0)
@@ -292,7 +292,7 @@ def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, mon
     assert chosen == {"call=vector"}, "every product is taken as the chain says"
     assert 0 < answer.us < answer.first_us == answer.framework_us == 100.0
     session.catalog = acme.catalog()  # the plugin is gone: the question cannot be answered, and nothing is made up
-    with pytest.raises(ContractError, match="vendor/linear version 1 is not installed"):
+    with pytest.raises(ContractError, match="vendor/linear version 2 is not installed"):
         judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)
 
 

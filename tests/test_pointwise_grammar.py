@@ -46,6 +46,7 @@ TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scores": lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
     "divergence": lambda x, y: F.kl_div(x, y, reduction="none"), "margin": lambda x, y: F.soft_margin_loss(x, y, reduction="none"),
 }
+FINITE = ("gelu",)  # some processors' vectors of it give NaN for infinity, where one element by itself gives infinity
 IN_STEPS = ("erf",)  # outside of whole vectors processors compute it in the element type itself, which no device does
 CHAINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squares": lambda x, y: (x * y) * (1 - x), "signs": lambda x, y: torch.where(x > y, x * 2, y - 1),
@@ -92,6 +93,7 @@ def apart(x: Tensor) -> Tensor:
 def test_an_operator_is_what_the_grammar_says(name: str, dtype: torch.dtype, seed: int) -> None:
     function: Callable[..., Tensor] = {**ONE, **TWO}[name]
     inputs = _drawn(1 + (name in TWO), dtype, seed)
+    inputs = [x.where(~x.isinf(), 4.0) for x in inputs] if name in FINITE else inputs
     graph = normalize(forward_graph(Module(function), *inputs))
     view = RegionView(graph=graph)
     (node,) = graph.nodes

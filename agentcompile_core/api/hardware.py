@@ -25,8 +25,8 @@ def choose(config: Config, catalog: Catalog, made_for: Target | None = None, run
     """Target, backend and device that the configuration names, or the best of what is installed and here.
 
     ``made_for`` is the target of a bundle. Without one, and without a name, the hardware here is the target; without that,
-    the installed target of the highest preference. What is emulated lacks the capabilities that the emulator lacks, so that nothing is
-    planned that nobody here can run. ``run_on`` is where steps are to run: where that is a backend's name, the
+    the installed target of the highest preference. What is compiled with an emulator lacks the capabilities that the emulator lacks, so
+    that nothing is planned that nobody here can run. ``run_on`` is where steps are to run: where that is a backend's name, the
     device is that backend's, and it is the backend unless another one for the same device is named.
 
     Raises:
@@ -39,7 +39,7 @@ def choose(config: Config, catalog: Catalog, made_for: Target | None = None, run
     target = asked or _live(backend, device, catalog) or _preferred(backend, catalog)
     if backend is None:
         backend = _serving(target, device, catalog)
-    if backend is not None and backend.emulated:
+    if made_for is None and backend is not None and backend.emulated:
         target = evolve(target, capabilities=tuple(one for one in target.capabilities if one in backend.features))
     return Hardware(target=target, backend=backend, device=device)
 

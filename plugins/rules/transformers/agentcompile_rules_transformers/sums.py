@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from agentcompile_core.plugin_api import LINEAR, Case, DType, Match, Operand
+from agentcompile_core.plugin_api import Case, DType, Match, Operand
 
 SWAMPED, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF = "swamped", "swamped_mean", "uneven", "uneven_half"
 FAMILIES = (SWAMPED, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF)
@@ -24,7 +24,6 @@ FEW = 1 / 16  # share of large weights where each small one says little
 NARROW = (DType.F16, DType.BF16)  # a kernel in float32 that adds in 16 bits shows everywhere; its own sums err to one side as well
 LARGE, SMALL = 1.15, 0.8  # a large term, and a small one in half steps of it: errors of some steps leave both where they are
 SHARES = (1 / 3, 1 / 8)  # of large terms
-UNLIKE = 0.1  # by which squares of a linear layer's row differ: elements that are alike are rounded alike, and honest sums err to one side
 TOWER = 3.0e4  # to twice that; fp16 ends at 65,504
 HIGH, CAPPED = 12.0, 0.6  # the score of heavy positions; of the soft cap, where that is less
 APART = 0.05  # by how much scores of one class differ, so that kernels that round the weights themselves do not err to one side
@@ -32,6 +31,7 @@ LIGHT = 0.67  # share of light positions
 BEYOND = 0.22  # steps by which means of V lie beyond a number of 16 bits, or short of it: there an error shows first
 VECTOR = 8  # elements that a lane loads at once: every second key has one large term in each, first
 TURNED_AWAY = 0.3  # elements of q below that carry nothing
+SPREAD = 0.05  # by how much elements of a row differ from their size
 WEIGHED = 2.0**-4  # size of the products of a linear layer
 
 
@@ -55,9 +55,8 @@ def large_and_small(shape: tuple[int, ...], share: float, small: float, generato
 
 def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
     """An operand of a norm, or of a linear layer with or without one; None: as the core draws it."""
-    unlike = UNLIKE if match.kind == LINEAR else 0.0
     if operand.name in ("x", "x_beside"):
-        return _row(operand, case, device, unlike)
+        return _row(operand, case, device)
     if operand.name == "residual":
         return torch.zeros(operand.spec.shape, device=device)
     if operand.name in ("norm_weight", "norm_bias"):
@@ -65,7 +64,7 @@ def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | 
         return torch.full(operand.spec.shape, neutral, device=device)
     if operand.name != "weight" or match.operand("residual_out") is not None or len(operand.spec.shape) < 2:
         return None
-    row = _row(match.need("x"), case, device, unlike).reshape(-1)
+    row = _row(match.need("x"), case, device).reshape(-1)
     if match.text("norm", "none") != "none":
         mean = row.mean() if match.text("norm") == "layer" else 0.0
         row = (row - mean) * torch.rsqrt((row - mean).square().mean() + match.number("norm_eps"))
@@ -73,14 +72,17 @@ def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | 
     return WEIGHED * products / row
 
 
-def _row(x: Operand, case: Case, device: str, unlike: float = 0.0) -> Tensor:
+def spread(x: Operand, generator: torch.Generator, device: str) -> Tensor:
+    """Factors around 1: equal elements of a normed row would all be rounded to one side, which no budget of many roundings covers."""
+    return 1.0 + SPREAD * (2.0 * torch.rand(x.spec.shape, generator=generator, device=device) - 1.0)
+
+
+def _row(x: Operand, case: Case, device: str) -> Tensor:
     generator, small = seeded(case, 1, device), SMALL * half_step(x)
     if case.family == SWAMPED_MEAN:
-        return large_and_small(x.spec.shape, SHARES[1], small, generator, device)
+        return large_and_small(x.spec.shape, SHARES[1], small, generator, device) * spread(x, generator, device)
     signs = torch.where(torch.rand(x.spec.shape, generator=generator, device=device) < 0.5, -1.0, 1.0)
-    squares = large_and_small(x.spec.shape, SHARES[1], small, generator, device)
-    apart = 1.0 - unlike + 2.0 * unlike * torch.rand(x.spec.shape, generator=generator, device=device)
-    return (squares * apart).sqrt() * signs
+    return large_and_small(x.spec.shape, SHARES[1], small, generator, device).sqrt() * signs * spread(x, generator, device)
 
 
 # ---- attention
