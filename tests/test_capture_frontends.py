@@ -10,6 +10,7 @@ import torch
 from agentcompile_cuda_kit.targets import preset
 from safetensors.torch import load_file, save_file
 
+from agentcompile_core import api
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.errors import UsageError
@@ -305,3 +306,12 @@ def test_soft_caps_of_scores_are_computed_whatever_attention_transformers_prefer
     calls = [node for node in graphs.of_kind(GraphKind.DECODE)[0].nodes if node.op.startswith("agentcompile.attention")]
     assert len(calls) == 2 and all(cap is None or cap in (*node.args, *dict(node.kwargs).values()) for node in calls)
     assert loaded.module.config._attn_implementation == "eager" or cap is None  # against which the graphs were compared
+
+
+def test_large_chunks_of_prompts_are_for_accelerators(folder: Path) -> None:
+    """Each size of chunk is a capture of seconds, and a processor gets nothing back for the largest."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 131072}))
+    loaded = load(folder, meta=True)
+    chunks = {device: api._default_workload(loaded, None, None, device).prefill_chunks for device in ("cpu", "npu")}
+    assert chunks == {"cpu": (128, 512), "npu": (128, 512, 2048)}
+    assert api._default_workload(loaded, None, 300, "npu").prefill_chunks == (128, 300)

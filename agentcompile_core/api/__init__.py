@@ -29,6 +29,7 @@ from .setting_up import context
 __all__ = ["CompiledModel", "compile", "load"]
 
 DEFAULT_CONTEXT = 8192
+LARGE_CHUNK = 2048  # tokens of a prompt
 RUN_ON = ("auto", "framework")
 
 
@@ -94,7 +95,7 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     ctx.emit(StageStarted(stage="load"))
     loaded, clock["load"] = _timed(lambda: frontend.load(what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}))
     ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
-    workload = workload or _default_workload(loaded, dtype, max_context)
+    workload = workload or _default_workload(loaded, dtype, max_context, wanted.get("device", hardware.CPU))
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
     ctx.emit(StageStarted(stage="capture"))
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
@@ -160,10 +161,13 @@ def _check_run_on(given: str, *allowed: str) -> None:
         raise UsageError(f"cannot run on {given!r}; allowed: {', '.join(allowed)}")
 
 
-def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int | None) -> Workload:
+def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int | None, device: str) -> Workload:
+    """The model's own, as asked for; large chunks of prompts only where they run on an accelerator, since each costs a capture."""
     from ..stages.capture.describe import default_workload
 
     workload = default_workload(loaded.module)
+    if device != hardware.CPU:
+        workload = evolve(workload, prefill_chunks=(*workload.prefill_chunks, LARGE_CHUNK))
     if dtype is not None:
         workload = evolve(workload, dtype=DType(dtype))
     if max_context is not None:

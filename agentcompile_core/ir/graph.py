@@ -252,7 +252,7 @@ class Workload:
 
     dtype: DType  # of weights and activations
     max_context: int  # positions, prompt included
-    prefill_chunks: tuple[int, ...] = (128, 512, 2048)
+    prefill_chunks: tuple[int, ...] = (128, 512)
     batch: int = 1
 
 
