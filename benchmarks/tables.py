@@ -203,14 +203,6 @@ def attention_table(document: dict[str, Any]) -> str:
                   "schedule"), rows)
 
 
-def plain_table(name: str) -> Callable[[dict[str, Any]], str]:
-    """The columns of a file as they are."""
-    def make(document: dict[str, Any]) -> str:
-        return table([c.replace("_", " ") for c in COLUMNS[name]],
-                     [tuple(f"{r[c]:.2f}" if isinstance(r[c], float) else str(r[c]) for c in COLUMNS[name]) for r in document["rows"]])
-    return make
-
-
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
