@@ -104,7 +104,8 @@ class CompiledModel:
         """
         if not isinstance(self.session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
-        args, keywords = calls.canonical(self.loaded.module, args, keywords)
+        if isinstance(self.session, EagerModule) or not self.session.takes(args, keywords):
+            args, keywords = calls.canonical(self.loaded.module, args, keywords)
         return self.session(*args, **keywords)
 
     def save(self, folder: str | Path) -> Path:

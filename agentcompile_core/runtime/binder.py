@@ -15,6 +15,7 @@ from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
 from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
+from .moving import Launches, Moving, MovingLaunches, own_results
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
 
@@ -28,7 +29,8 @@ class _Binder:
     """Works on one program once; everything it makes goes into the BoundProgram."""
 
     def __init__(self, program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]",
-                 inputs: "Mapping[str, torch.Tensor]", executables: Executables, live: HostPosition | None = None) -> None:
+                 inputs: "Mapping[str, torch.Tensor]", executables: Executables, live: HostPosition | None = None,
+                 moves: bool = False) -> None:
         self.program, self.graph, self.live = program, program.graph, live
         self.weights, self.executables, self.device = weights, executables, executables.device
         self.sources: dict[str, StepSource] = {s.key: s for s in program.sources}
@@ -40,9 +42,12 @@ class _Binder:
         self.environment: dict[str, torch.Tensor] = {}
         self.planned: dict[str, torch.Tensor] = {}
         self.workspaces: dict[tuple[str, str], torch.Tensor] = {}
+        fixed = fixed_values(self.graph, self.segments, self._outside)
+        results = own_results(self.graph, self.segments, fixed) if moves else ()
+        self.moving = Moving(self.graph, results, self.environment, self.planned) if moves else None
         self._place_weights()
         self._place_values(states, inputs)
-        self._place_planned()
+        self._place_planned(fixed, results)
         self._place_aliases()
 
     def _place_weights(self) -> None:
@@ -64,16 +69,18 @@ class _Binder:
             elif value.kind is ValueKind.INPUT:
                 self.environment[value.name] = _given(inputs, value.name, "input")
 
-    def _place_planned(self) -> None:
+    def _place_planned(self, fixed: tuple[str, ...], results: tuple[str, ...]) -> None:
         import torch
 
-        offsets, nbytes = buffer_plan(self.program, self.segments, fixed_values(self.graph, self.segments, self._outside))
+        offsets, nbytes = buffer_plan(self.program, self.segments, fixed, elsewhere=results)
         arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
         self.arena = arena
         for name, offset in offsets.items():
             spec = self.graph.spec(name)
             flat = arena[offset:offset + spec.nbytes].view(torch_dtype(spec.dtype))
             self.planned[name] = flat.view(spec.shape)
+        for name in results:  # until the first call brings its own
+            self.planned[name] = zeros(self.graph.spec(name), self.device)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
         made_by_call = {n.outputs[0] for n in self.graph.nodes if n.name in self.apart and not begins(n)}
         for name in (*made_by_step, *made_by_call):
@@ -177,11 +184,23 @@ class _Binder:
         handle = backend.load(kernels[source.digest])
         addresses = {name: self.address(values) for name, values in segment.operands}
         addresses.update(self._workspaces(source))
-        launches: list[Callable[[int], None]] = []
-        for launch in source.launches:
-            launches.append(self._launch(handle, launch, addresses, chained))
-            chained = True
         current = backend.stream
+
+        def prepare(addresses: Mapping[str, int]) -> Launches:
+            return tuple(self._launch(handle, launch, addresses, chained or index > 0) for index, launch in enumerate(source.launches))
+
+        moved = self._moved(segment)
+        if self.moving is not None and moved:
+            moving = MovingLaunches(prepare, addresses, moved)
+            self.moving.follow(moving.move)
+
+            def run_moved() -> None:
+                stream = current()
+                for launch in moving.current:
+                    launch(stream)
+
+            return run_moved
+        launches = prepare(addresses)
 
         def run() -> None:
             stream = current()
@@ -189,6 +208,12 @@ class _Binder:
                 launch(stream)
 
         return run
+
+    def _moved(self, segment: Segment) -> dict[str, str]:
+        """Operands whose memory is another one at every call, and whose it is."""
+        if self.moving is None:
+            return {}
+        return {name: self.roots[values[0]] for name, values in segment.operands if self.roots[values[0]] in self.moving}
 
     def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
         assert self.executables.backend is not None
@@ -214,6 +239,17 @@ class _Binder:
         if bound is None:
             raise ContractError(f"program {self.graph.name}: nothing is bound for step {segment.step}")
         call, operands = bound.run, {name: self._operand(segment, name, values) for name, values in segment.operands}
+        moved = self._moved(segment)
+        if self.moving is not None and moved:
+            shapes = {name: self.graph.spec(values[0]).shape for name, values in segment.operands}
+
+            def move(tensors: "Mapping[str, torch.Tensor] | None") -> None:
+                for name, value in moved.items():
+                    operands.pop(name, None)
+                    if tensors is not None:
+                        operands[name] = tensors[value].view(shapes[name])
+
+            self.moving.follow(move)
 
         def run() -> None:
             with torch.no_grad():
@@ -250,15 +286,17 @@ def _given(tensors: "Mapping[str, torch.Tensor]", name: str, what: str) -> "torc
 
 
 def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.Tensor]", inputs: "Mapping[str, torch.Tensor]",
-         executables: Executables, live: HostPosition | None = None) -> BoundProgram:
+         executables: Executables, live: HostPosition | None = None, moves: bool = False) -> BoundProgram:
     """Give every value an address on the device, every launch its arguments and every callable its tensors.
 
     ``states`` maps state sources (``kv.key.0``, ``session.position``) and ``inputs`` graph input names to tensors. With ``live``
-    the attention of prompt chunks runs over what is cached, up to where that says; without, over the capacity.
+    the attention of prompt chunks runs over what is cached, up to where that says; without, over the capacity. With ``moves`` inputs
+    and results can lie elsewhere at every call, see ``BoundProgram.moving``.
 
     Raises:
         ContractError: a kernel, callable, tensor or address is missing.
     """
-    binder = _Binder(program, weights, states, inputs, executables, live)
+    binder = _Binder(program, weights, states, inputs, executables, live, moves)
     parts = binder.parts()
-    return BoundProgram(program, parts, binder.environment, [binder.keep, binder.planned, binder.workspaces], binder.arena)
+    keep = [binder.keep, binder.planned, binder.workspaces]
+    return BoundProgram(program, parts, binder.environment, keep, binder.arena, binder.moving)

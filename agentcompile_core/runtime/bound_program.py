@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ..ir.graph import Graph
+from .moving import Moving
 from .program import Program
 
 if TYPE_CHECKING:
@@ -25,11 +26,14 @@ class Piece:
 
 
 class BoundProgram:
-    """A program with addresses. ``run`` enqueues all of it on the current stream."""
+    """A program with addresses. ``run`` enqueues all of it on the current stream.
+
+    ``moving``: puts inputs and results where a call has them; None where they stay where they were bound.
+    """
 
     def __init__(self, program: Program, parts: Sequence[Piece], environment: "dict[str, torch.Tensor]", keep: list[Any],
-                 arena: "torch.Tensor | None" = None) -> None:
-        self.program = program
+                 arena: "torch.Tensor | None" = None, moving: Moving | None = None) -> None:
+        self.program, self.moving = program, moving
         self._arena = arena
         self.environment = environment
         self._parts = tuple(parts)
@@ -49,6 +53,11 @@ class BoundProgram:
         """Fill every planned buffer with bytes of ones, NaN to every float type: what a run does not write is seen behind it."""
         if self._arena is not None:
             self._arena.fill_(0xFF)
+
+    @property
+    def arena_address(self) -> int:
+        """Where the memory begins that all planned buffers share."""
+        return self._arena.untyped_storage().data_ptr() if self._arena is not None else 0
 
     @property
     def uncapturable(self) -> tuple[str, ...]:

@@ -25,10 +25,11 @@ def without_views(graph: Graph, segments: tuple[Segment, ...]) -> tuple[Segment,
     return tuple(s for s in segments if s.step is not None or not all(foldable(n) for n in s.nodes))
 
 
-def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[str, ...] = ()) -> tuple[dict[str, int], int]:
+def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[str, ...] = (),
+                elsewhere: tuple[str, ...] = ()) -> tuple[dict[str, int], int]:
     """Arena offsets of every value that a step writes or reads and that no one else owns, and the arena's size in bytes.
 
-    ``fixed`` are further values that need a place of their own.
+    ``fixed`` are further values that need a place of their own; those ``elsewhere`` get none.
 
     Lifetimes are in segments; whatever may share its memory (an alias, a slice) keeps a value alive. Values that a framework
     segment produces for a step get a place too: they are copied there.
@@ -53,7 +54,7 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[st
                     groups[value] = own
     for name in graph.outputs:
         last[memory[name]] = len(segments)
-    needed = tuple(dict.fromkeys((*_step_values(graph, segments, roots), *fixed)))
+    needed = tuple(v for v in dict.fromkeys((*_step_values(graph, segments, roots), *fixed)) if v not in elsewhere)
     blocks: list[Block] = []
     done: set[str] = set()
     for value in needed:

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -156,7 +157,7 @@ def _imported(name: str) -> type | None:
     return None
 
 
-@frozen
+@frozen(slots=False)
 class Call:
     """The shape of a call: the arguments by position and by name, what is returned, and the names of the positional parameters."""
 
@@ -164,6 +165,16 @@ class Call:
     keywords: dict[str, Any]
     outputs: dict[str, Any]
     names: tuple[str, ...] = ()
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether nothing is given by name."""
+        return not self.keywords["dict"]
+
+    @cached_property
+    def takes_tensors(self) -> bool:
+        """Whether tensors by position are all that is given."""
+        return self.is_positional and all("tensor" in tree for tree in self.args["tuple"])
 
     def tensors(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "list[torch.Tensor]":
         """The tensors among canonical arguments, in the order of the graph's inputs.
@@ -174,6 +185,8 @@ class Call:
         import torch
 
         expected = self.args["tuple"]
+        if self.takes_tensors and not keywords and len(args) == len(expected) and all(isinstance(a, torch.Tensor) for a in args):
+            return list(args)
         if len(args) != len(expected):
             raise UsageError(f"{len(args)} inputs were given; the module was compiled for {len(expected)}")
         found: list[torch.Tensor] = []

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..ir.graph import GraphSet
-from ..ops.dtypes import zeros
+from ..ops.aliasing import alias_roots, memory_roots
+from ..ops.dtypes import torch_dtype, zeros
 from . import calls
 from .binder import bind
 from .executables import Executables
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
 
     from .weights import WeightStore
 
+ALIGNMENT_BYTES = 16  # kernels read and write that much at a time
+
 
 class ModuleSession:
-    """The owner of one module's bound program and its input buffers; one call at a time."""
+    """The owner of one module's bound program; one call at a time.
+
+    Kernels read the caller's tensors where they are and write results into new ones. What they cannot read so (strides,
+    another device, an odd address) is copied first.
+    """
 
     def __init__(
         self,
@@ -31,11 +38,19 @@ class ModuleSession:
         self.graphs, self.device = graphs, executables.device
         self._lock = threading.Lock()
         graph = program.graph
-        self._inputs: dict[str, torch.Tensor] = {
-            name: zeros(graph.spec(name), self.device) for name in graph.inputs
-        }
-        self._bound = bind(program, weights, {}, self._inputs, executables)
-        self._outputs = len(graph.outputs)
+        self._inputs = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in graph.inputs)
+        places = {name: zeros(graph.spec(name), self.device) for name in graph.inputs}
+        self._place = next(iter(places.values())).device if places else None  # with its number, as tensors have it
+        self._bound = bind(program, weights, {}, places, executables, moves=True)
+        assert self._bound.moving is not None
+        self._bound.moving.begin()
+        self._results = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in self._bound.moving.results)
+        self._owned, roots = _owned(program), alias_roots(graph)
+        self._fresh = tuple(own and roots[o] in self._bound.moving.results for o, own in zip(graph.outputs, self._owned, strict=True))
+        self._arena = self._bound.arena_address
+        self._copied = _written(program)
+        self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
+        self._last_stream: int | None = None
         self._call = calls.read(graphs.call)
 
     def prepare(self, report: Any = None) -> None:
@@ -45,7 +60,7 @@ class ModuleSession:
         """Run on arguments as at capture (calls.canonical): tensors of the same shapes and types, the rest equal.
 
         Returns:
-            What the module returns, with copies of its tensors.
+            What the module returns, in tensors of its own.
 
         Raises:
             UsageError: the arguments differ from what was compiled for; the message says where.
@@ -53,12 +68,16 @@ class ModuleSession:
         found = self.run(self.flat(args, keywords))
         return found if self._call is None else calls.rebuilt(self._call.outputs, found)
 
+    def takes(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether a call by position alone has as many arguments as the captured one, so that it is canonical as it is."""
+        return not keywords and self._call is not None and self._call.is_positional and len(args) == len(self._call.args["tuple"])
+
     def flat(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Sequence[torch.Tensor]":
         """The tensors among canonical arguments in the order of the graph's inputs; raises UsageError as a call does."""
         return args if self._call is None else self._call.tensors(args, keywords)
 
     def run(self, inputs: "Sequence[torch.Tensor]") -> "tuple[torch.Tensor, ...]":
-        """The graph's outputs for its inputs, in their order; the results are copies.
+        """The graph's outputs for its inputs, in their order, in memory that is nobody else's.
 
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for.
@@ -67,14 +86,61 @@ class ModuleSession:
 
         if len(inputs) != len(self._inputs):
             raise UsageError(f"{len(inputs)} inputs were given; the module was compiled for {len(self._inputs)}")
-        for (name, place), tensor in zip(self._inputs.items(), inputs, strict=True):
-            if tensor.shape != place.shape or tensor.dtype != place.dtype:
+        for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
+            if tensor.shape != shape or tensor.dtype != dtype:
                 raise UsageError(
-                    f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {tuple(place.shape)} "
-                    f"{place.dtype}; compile again for other shapes"
+                    f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {shape} "
+                    f"{dtype}; compile again for other shapes"
                 )
+        bound, moving = self._bound, self._bound.moving
+        assert moving is not None
         with self._lock, torch.inference_mode():
-            for place, tensor in zip(self._inputs.values(), inputs, strict=True):
-                place.copy_(tensor)
-            self._bound.run()
-            return tuple(self._bound.output(i).clone() for i in range(self._outputs))
+            self._order_streams()
+            tensors = {name: self._readable(name, tensor) for (name, _, _), tensor in zip(self._inputs, inputs, strict=True)}
+            for name, shape, dtype in self._results:
+                tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
+            moving.to(tensors)
+            try:
+                bound.run()
+                found = [bound.output(i) for i in range(len(self._owned))]
+            finally:
+                moving.forget()
+            if all(self._fresh):
+                return tuple(found)
+            foreign = {self._arena, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs)}
+            return tuple(tensor if fresh or owned and tensor.untyped_storage().data_ptr() not in foreign else tensor.clone()
+                         for tensor, fresh, owned in zip(found, self._fresh, self._owned, strict=True))
+
+    def _readable(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        """The tensor itself where kernels can read it, else a copy that they can."""
+        import torch
+
+        if (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device == self._place and tensor.is_contiguous()
+                and not (tensor.is_neg() or tensor.is_conj()) and tensor.data_ptr() % ALIGNMENT_BYTES == 0 and name not in self._copied):
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
+
+    def _order_streams(self) -> None:
+        """Wait for what an earlier call enqueued on another stream: both use the program's own buffers."""
+        import torch
+
+        stream = self._stream()
+        if self._last_stream not in (None, stream):
+            torch.accelerator.synchronize()
+        self._last_stream = stream
+
+
+def _owned(program: Program) -> tuple[bool, ...]:
+    """Of every output of a program whether it is alone in its memory; whatever else lies there is not to be given away."""
+    graph = program.graph
+    memory = memory_roots(graph)
+    roots = [memory[output] for output in graph.outputs]
+    others = {memory[name] for name in (*graph.inputs, *(v.name for v in graph.values if v.source))}
+    return tuple(root not in others and roots.index(root) == index for index, root in enumerate(roots))
+
+
+def _written(program: Program) -> frozenset[str]:
+    """Inputs that the program writes into: it works on a copy of those."""
+    memory = memory_roots(program.graph)
+    written = {memory[name] for node in program.graph.nodes for name in node.mutates}
+    return frozenset(name for name in program.graph.inputs if memory[name] in written)

@@ -1,0 +1,112 @@
+"""What lies in its caller's memory: inputs and results of a bound program that have other addresses at every call."""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..ir.graph import Graph, ValueKind
+from ..ir.region import Role
+from ..ops.aliasing import alias_roots, memory_roots
+from .program import Segment
+
+if TYPE_CHECKING:
+    import torch
+
+KEPT = 8  # sets of addresses whose launches a step keeps ready: allocators give the same blocks again
+Launches = tuple[Callable[[int], None], ...]
+
+
+def own_results(graph: Graph, segments: Sequence[Segment], fixed: Sequence[str]) -> tuple[str, ...]:
+    """Memory of the graph's outputs that steps write and that nobody else has a part in: a call can give each a tensor of its own.
+
+    ``fixed`` values, and those that lie side by side with others, keep the place that was planned for them.
+    """
+    roots, memory = alias_roots(graph), memory_roots(graph)
+    beside = {roots[v] for s in segments for _, values in s.operands if len(values) > 1 for v in values}
+    made = {roots[v] for s in segments for v in s.values((Role.OUTPUT,))}
+    wanted = dict.fromkeys(roots[output] for output in graph.outputs)
+    return tuple(root for root in wanted if root in made and root not in beside and root not in fixed and memory[root] == root
+                 and graph.kind_of(root) is ValueKind.INTERMEDIATE)
+
+
+class Moving:
+    """Puts a call's tensors in their places before a run, and forgets them behind it.
+
+    Args:
+        graph: what the program computes.
+        results: see ``own_results``.
+        environment: tensors by value, as the program's segments read them.
+        planned: tensors of values that steps read or write.
+    """
+
+    def __init__(self, graph: Graph, results: tuple[str, ...], environment: "MutableMapping[str, torch.Tensor]",
+                 planned: "MutableMapping[str, torch.Tensor]") -> None:
+        self.results, self._graph = results, graph
+        self._passing: tuple[str, ...] = ()
+        self._names = (*graph.inputs, *results)
+        self._environment, self._planned = environment, planned
+        self._followers: list[Callable[[Mapping[str, torch.Tensor] | None], None]] = []
+        roots = alias_roots(graph)
+        self._views = {name: tuple((v.name, v.spec.shape) for v in graph.values if roots[v.name] == name and v.name != name)
+                       for name in self._names}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._views
+
+    def follow(self, follower: "Callable[[Mapping[str, torch.Tensor] | None], None]") -> None:
+        """Have ``follower`` hear of the tensors at every move, and None when they are forgotten."""
+        self._followers.append(follower)
+
+    def to(self, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """Put one contiguous tensor for every input and for each of ``results`` in its place."""
+        for name in self._names:
+            tensor = self._environment[name] = tensors[name]
+            for view, shape in self._views[name]:
+                self._environment[view] = tensor.view(shape)
+        for name in self.results:
+            self._planned[name] = tensors[name]
+        for follower in self._followers:
+            follower(tensors)
+
+    def begin(self) -> None:
+        """What the environment holds now, besides inputs and results, stays in it; whatever a run adds is forgotten behind it."""
+        made = (output for node in self._graph.nodes for output in node.outputs)
+        passing = (*self._names, *(view for views in self._views.values() for view, _ in views))
+        self._passing = tuple(dict.fromkeys((*passing, *(name for name in made if name not in self._environment))))
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold no tensor of a call any longer."""
+        for name in self._passing:
+            self._environment.pop(name, None)
+        for name in self.results:
+            self._planned.pop(name, None)
+        for follower in self._followers:
+            follower(None)
+
+
+class MovingLaunches:
+    """The launches of one step, some of whose operands move: prepared for the addresses of a call, and kept for the next like it.
+
+    Args:
+        prepare: launches for the addresses of all operands.
+        addresses: of those that stay.
+        moved: operand names with the values whose memory they are.
+    """
+
+    def __init__(self, prepare: Callable[[Mapping[str, int]], Launches], addresses: Mapping[str, int],
+                 moved: Mapping[str, str]) -> None:
+        self._prepare, self._addresses, self._moved = prepare, addresses, tuple(moved.items())
+        self._known: dict[tuple[int, ...], Launches] = {}
+        self.current: Launches = ()
+
+    def move(self, tensors: "Mapping[str, torch.Tensor] | None") -> None:
+        """Choose the launches for these tensors."""
+        if tensors is None:
+            return
+        key = tuple(tensors[value].data_ptr() for _, value in self._moved)
+        found = self._known.pop(key, None)
+        if found is None:
+            found = self._prepare({**self._addresses, **{name: at for (name, _), at in zip(self._moved, key, strict=True)}})
+            while len(self._known) >= KEPT:
+                del self._known[next(iter(self._known))]
+        self._known[key] = self.current = found
