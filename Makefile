@@ -44,6 +44,7 @@ random-plans: setup
 lint: setup
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+	cd benchmarks && $(abspath $(BIN))/python -m mypy --config-file mypy.ini
 	$(BIN)/lint-imports
 
 wheels:

@@ -27,6 +27,12 @@ class Budget:
         if self._end is None:
             self._end = self._clock() + self.total_s
 
+    def delay(self, seconds: float) -> None:
+        """Move the deadline by the seconds for which the search could not begin: its worker was still starting."""
+        self.start()
+        assert self._end is not None
+        self._end += seconds
+
     def reserve(self, purpose: str, share: float) -> None:
         """Keep ``share`` of the total for ``purpose``, which comes later."""
         self._reserved[purpose] = share * self.total_s

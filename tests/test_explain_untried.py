@@ -1,6 +1,7 @@
 """What was not tried, and why, is data and text; counts agree with the records; a new plugin is tried on a warm cache."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +150,17 @@ def test_a_family_with_another_version_is_tried_again_where_it_was_settled(worke
     assert len(warm.records) == len(first.records), "nothing changed, so nothing is done"
     changed = ordered("doubles/fake_family", "late/late", behaviours=("honest",) * 6, version=2)
     assert len(evaluate(context(worker, store, "no_time"), changed).records) >= len(first.records)
+
+
+def test_a_worker_that_starts_slowly_costs_none_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Worker(catalog=DOUBLES, builders=1) as slow:
+        prepare = slow.prepare
+        monkeypatch.setattr(slow, "prepare", lambda *args: (time.sleep(2.0), prepare(*args)))
+        ctx = context(slow, Store(None))
+        ctx.budget.start()
+        end = ctx.budget.stop_at()
+        assert who(evaluate(ctx, ordered("doubles/fake_family"), 1.0)) == {"doubles/fake_family"}
+        assert ctx.budget.stop_at() >= end + 1.9
 
 
 def test_time_and_settled_rivals_are_the_reasons(worker: Worker) -> None:

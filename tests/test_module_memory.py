@@ -76,7 +76,8 @@ def _inferred(x: Tensor) -> Tensor:
 
 @given(first=st.sampled_from(sorted(LAYOUTS)), second=st.sampled_from(sorted(LAYOUTS)), same=st.booleans(), seed=st.integers(0, 2**16))
 @settings(max_examples=30, deadline=None)
-def test_any_layout_gives_what_the_module_gives(module: Mixed, compiled: CompiledModel, first: str, second: str, same: bool, seed: int) -> None:
+def test_any_layout_gives_what_the_module_gives(module: Mixed, compiled: CompiledModel, first: str, second: str, same: bool,
+                                                seed: int) -> None:
     torch.manual_seed(seed)
     x = LAYOUTS[first](torch.randn(ROWS, WIDTH))
     y = x if same else LAYOUTS[second](torch.randn(ROWS, WIDTH))

@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+from agentcompile_cuda_kit.targets import PRESETS
 
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Origin, Schedule, Step
@@ -50,6 +51,16 @@ def test_a_worker_that_was_started_ahead_serves(backend: str):
         made.start(backend)
         (found,) = evaluate(made, job("honest"))
     assert found.failure is None and made.restarts == 0
+
+
+def test_preparing_hides_nothing_and_ends_nothing():
+    """A validator that raises over its controls, and one that nobody knows, are named by the candidates that need them."""
+    with Worker(catalog="agentcompile_core.testing.bad_validators:catalog", builders=1) as made:
+        made.prepare("fake", PRESETS["h200"], ("uncontrolled", "no such validator"))
+        made.prepare("no such backend", PRESETS["h200"], ("simple",))
+        broken, good = evaluate(made, job("honest", validators=("uncontrolled",)), job("honest"))
+    assert "uncontrolled" in broken.message and broken.failure is Cause.UNAVAILABLE
+    assert good.failure is None and made.restarts == 0
 
 
 def test_a_caller_who_stops_at_a_crash_leaves_no_dead_child_to_the_next(worker: Worker):

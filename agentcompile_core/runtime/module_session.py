@@ -108,7 +108,7 @@ class ModuleSession:
             if all(self._fresh):
                 return tuple(found)
             foreign = {self._arena, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs)}
-            return tuple(tensor if fresh or owned and tensor.untyped_storage().data_ptr() not in foreign else tensor.clone()
+            return tuple(tensor if fresh or (owned and tensor.untyped_storage().data_ptr() not in foreign) else tensor.clone()
                          for tensor, fresh, owned in zip(found, self._fresh, self._owned, strict=True))
 
     def _readable(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":

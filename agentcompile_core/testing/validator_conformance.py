@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import Cause
 from ..ir.candidate import Kernel
+from ..ir.target import Target
 from ..ir.verdict import Trial, Verdict
 from ..ops.bits import same_bits
 from ..plugin.interfaces import Backend, Validator
@@ -118,7 +119,7 @@ class ValidatorConformance:
 class _Uncontrolled(Validating):
     """Takes the validator's word: its controls are a test of their own."""
 
-    def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
+    def _broken(self, name: str, validator: Validator, backend: Backend, target: Target) -> str:
         return ""
 
 

@@ -1,5 +1,6 @@
 """The parent's side of the worker: jobs go out ahead of time, results come back in order, a lost child costs one job."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from attrs import define, evolve
 from ..errors import AgentCompileError, Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
+from ..ir.target import Target
 from ..processes.child import Child, ChildEnded
 from ..processes.environment import child_environment
 from ..processes.fork_server import ForkServer, hold, release
@@ -253,6 +255,15 @@ class Worker:
         if phase.startswith(("check by ", "controls of ")) and job.check_s:
             return job.check_s
         return self._deadlines_s.get(phase.split(" ")[0], CONTROLS_S)  # a phase of a validator names it behind the word
+
+    def prepare(self, backend: str, target: Target, validators: Iterable[str]) -> None:
+        """Wait until the child runs, ``backend`` is ready in it and ``validators`` have judged their controls; no wait where they have.
+
+        A child that is lost over it is replaced at the next job, which then says why.
+        """
+        asked = {"backend": backend, "target": serial.unstructure(target), "validators": list(validators)}
+        with contextlib.suppress(WorkerLost):
+            self.call("agentcompile_core.worker.evaluate:prepare", asked, deadline_s=min(CONTROLS_S, self._deadlines_s["check"]))
 
     def call(self, function: str, argument: Any, *, deadline_s: float, progress: Callable[[str], None] = lambda phase: None) -> Any:
         """Run ``module:function`` of the core in the child with a JSON ``argument``; return its JSON result.

@@ -1,7 +1,9 @@
 """What the child does with one job: build, validate, time, look again at what was timed."""
 
+import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 from attrs import evolve
 
@@ -9,6 +11,7 @@ from ..errors import AgentCompileError, BuildError, Cause, Reject
 from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
 from ..ir.record import Measurement
+from ..ir.target import Target
 from ..ir.verdict import Outcome, Verdict
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import Backend
@@ -32,6 +35,11 @@ class WorkerState:
         self._baselines: dict[str, Measurement | Reject] = {}
         self.used: Backend | None = None  # the backend that served last
         self._clocks: dict[str, tuple[float, ...] | Reject] = {}
+
+    @property
+    def validating(self) -> Validating:
+        """Its validators."""
+        return self._validating
 
     def backend(self, name: str) -> Backend:
         """The backend called ``name``."""
@@ -134,6 +142,17 @@ class WorkerState:
             self._baselines[key] = timing.time_framework(job.trial, backend, turn)
         found = self._baselines[key]
         return None if isinstance(found, Reject) else found
+
+
+def prepare(argument: dict[str, Any], state: WorkerState, phase: Callable[[str], None]) -> None:
+    """Have a backend ready and validators proven before the first job. What is wrong with any of them is said of the jobs that need it."""
+    target = serial.structure(argument["target"], Target)
+    with contextlib.suppress(Exception):
+        backend = state.backend(str(argument["backend"]))
+        backend.prepare()
+        for name in argument["validators"]:
+            phase(f"controls of {name}")
+            state.validating.prove(str(name), backend, target)
 
 
 def _provisional(done: Evaluation, why: str) -> Evaluation:

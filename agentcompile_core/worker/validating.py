@@ -8,6 +8,7 @@ from attrs import evolve
 from ..errors import BuildError, Cause, UsageError
 from ..ir import serial
 from ..ir.candidate import Kernel
+from ..ir.target import Target
 from ..ir.verdict import Outcome, Trial, Verdict
 from ..plugin.catalog import Catalog
 from ..plugin.interfaces import Backend, Validator
@@ -34,7 +35,7 @@ class Validating:
         validator = self._catalog.find("agentcompile_validators", name)
         assert isinstance(validator, Validator)
         phase(f"controls of {name}")
-        broken = self._broken(name, validator, execution)
+        broken = self._broken(name, validator, execution.backend, execution.trial.target)
         if broken:
             return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.UNAVAILABLE, message=broken)
         phase(f"check by {name}")
@@ -50,34 +51,38 @@ class Validating:
         why = wrong_with(found) if applies is True else f"answered {applies!r} to whether it applies, not True or False"
         return _refusal(validator, why) if why else found
 
-    def _broken(self, name: str, validator: Validator, execution: Execution) -> str:
+    def prove(self, name: str, backend: Backend, target: Target) -> None:
+        """Try the validator called ``name`` on its controls now, so that the first candidate need not wait for it."""
+        validator = self._catalog.find("agentcompile_validators", name)
+        assert isinstance(validator, Validator)
+        self._broken(name, validator, backend, target)
+
+    def _broken(self, name: str, validator: Validator, backend: Backend, target: Target) -> str:
         """Why a validator may not judge: it misjudges one of its own controls. Empty: it may. Tried once per child and backend."""
-        key = (name, execution.backend.name)
+        key = (name, backend.name)
         if key not in self._controls:
-            why = self._misjudged(validator, execution)
+            why = self._misjudged(validator, backend, target)
             self._controls[key] = f"validator {name} fails its own controls: {why}" if why else ""
         return self._controls[key]
 
-    def _misjudged(self, validator: Validator, execution: Execution) -> str:
+    def _misjudged(self, validator: Validator, backend: Backend, target: Target) -> str:
         try:
-            good, bad = validator.controls(execution.backend)
+            good, bad = validator.controls(backend)
             trials = [*((t, True) for t in good), *((t, False) for t in bad)]
         except BaseException as exc:
             return f"they raised {type(exc).__name__}: {exc}"[:500]
         kernels: dict[str, Kernel | None] = {}  # trials often differ in an argument only
-        return next((why for trial, expected in trials if (why := self._control(validator, trial, execution, expected, kernels))), "")
+        here = ((evolve(trial, target=target), expected) for trial, expected in trials)
+        return next((why for trial, expected in here if (why := self._control(validator, trial, backend, expected, kernels))), "")
 
-    def _control(self, validator: Validator, trial: Trial, execution: Execution, expected: bool,
-                 kernels: dict[str, Kernel | None]) -> str:
-        backend: Backend = execution.backend
-        here = evolve(trial, target=execution.trial.target)
+    def _control(self, validator: Validator, trial: Trial, backend: Backend, expected: bool, kernels: dict[str, Kernel | None]) -> str:
         code = trial.source.code
         try:
             if code not in kernels:
-                kernels[code] = _built(here, backend, expected)
-            kind = self._catalog.kinds.get(here.match.kind)  # a control need not be of a kind that is installed
+                kernels[code] = _built(trial, backend, expected)
+            kind = self._catalog.kinds.get(trial.match.kind)  # a control need not be of a kind that is installed
             kernel = kernels[code]
-            verdict = validator.check(here, Execution(here, backend, None if kernel is None else backend.load(kernel), kind=kind))
+            verdict = validator.check(trial, Execution(trial, backend, None if kernel is None else backend.load(kernel), kind=kind))
         except BaseException as exc:
             return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
         wrong = wrong_with(verdict)

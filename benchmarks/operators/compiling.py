@@ -26,6 +26,7 @@ from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import Program
 from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages.capture.describe import default_workload
 from agentcompile_core.store import Store
 
 from .cases import Case
@@ -99,7 +100,7 @@ class Bench:
         ctx.budget = Budget(budget_s)
         frontend = pipeline.frontend_for(module, ctx)
         loaded = frontend.load(module, {"device": self.device, "dtype": None, "meta": False, "example_inputs": tuple(inputs)})
-        graphs = pipeline.captured(loaded, frontend, api._default_workload(loaded, None, None), ctx, api._versions())
+        graphs = pipeline.captured(loaded, frontend, default_workload(loaded.module), ctx, api._versions())
         return pipeline.compile_graphs(graphs, ctx)
 
     def _other_paths(self, chosen: Chosen, mine: SelectedStep, tried: Sequence[TuningRecord]) -> dict[str, Chosen]:

@@ -98,6 +98,7 @@ class _Stage:
         ledger = self._ledger
         sent: list[Entry] = []
         if fresh:
+            self._await_worker()
             for index, evaluation in self._evaluations(fresh, sent):
                 ledger.take(sent[index], evaluation)
                 if ledger.hopeless:
@@ -106,6 +107,14 @@ class _Stage:
             tried = frozenset((r.signature, r.step.implementation) for r in ledger.records)
             search.end(out_of_time=time.monotonic() >= self._stop_at, tried=tried)
         ledger.leave(fresh, Reason.NO_JUDGE if ledger.hopeless else Reason.TIME)
+
+    def _await_worker(self) -> None:
+        """The clock stands still until candidates can be judged: a small budget is spent on them, not on a process that starts."""
+        began, ctx = time.monotonic(), self._ctx
+        ctx.running_worker().prepare(self._backend.name, ctx.target, ctx.config.validators)
+        waited_s = time.monotonic() - began
+        ctx.budget.delay(waited_s)
+        self._stop_at += waited_s
 
     def _evaluations(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[tuple[int, Evaluation]]:
         worker = self._ctx.running_worker()
