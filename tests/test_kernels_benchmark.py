@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("harness", "markdown_table", "operator_claims", "kernel_tables", "operators", "operators.cases", "operators.clock",
-           "operators.contenders", "operators.compiling", "operators.results", "kernels")
+           "operators.contenders", "operators.compiling", "operators.results", "single_operators")
 HEAD = {"gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2", "read_ceiling_gbps": 4000.0, "copy_ceiling_gbps": 3800.0}
 
 
@@ -83,12 +84,12 @@ def test_the_best_peer_is_the_fastest_of_all_and_cublas_the_fastest_of_its_calls
 
     times = {"ours": timing(8.0), "eager": timing(12.0), "torch_compile": "cannot be captured", "cublas_mm_cublas": timing(11.0),
              "cublas_mm_cublaslt": timing(10.0), "cublas_mv": timing(13.0), "path_simt": timing(20.0)}
-    found = tools.kernels.columns(times, {"simt": SimpleNamespace(facts={"schedule": {"path": "simt"}})})
+    found = tools.single_operators.columns(times, {"simt": SimpleNamespace(facts={"schedule": {"path": "simt"}})})
     assert (found["baseline"], found["baseline_us"], found["ratio"], found["cublas_call"]) == ("cublas", 10.0, 1.25, "cublas_mm_cublaslt")
     assert found["not_timed"] == {"torch_compile": "cannot be captured"} and "torch_compile_us" not in found
     assert found["paths"]["simt"]["us"] == 20.0
     with pytest.raises(ValueError, match="cannot be timed: no graph"):
-        tools.kernels.columns({**times, "ours": "no graph"}, {})
+        tools.single_operators.columns({**times, "ours": "no graph"}, {})
 
 
 @pytest.mark.parametrize(("changed", "text"), [
@@ -134,10 +135,20 @@ def test_every_table_shows_its_rows_also_those_without_a_time(tools: Any) -> Non
 
 def test_a_shard_takes_its_part_and_all_shards_take_everything(tools: Any) -> None:
     def wanted(*given: str) -> list[Any]:
-        return [case.key for case in tools.kernels.wanted(tools.kernels.parser().parse_args(given))]
+        return [case.key for case in tools.single_operators.wanted(tools.single_operators.parser().parse_args(given))]
 
     parts = [wanted("--shard", f"{n}/3") for n in (1, 2, 3)]
     assert sorted(key for part in parts for key in part) == sorted(wanted())
     assert {key[1] for key in wanted("--only", "rms_norm,softmax")} == {"rms_norm", "softmax"}
     with pytest.raises(SystemExit, match="4/3"):
         wanted("--shard", "4/3")
+
+
+def test_no_script_hides_a_package_that_others_look_for() -> None:
+    """The folder of a script comes first where Python looks, so that ``kernels.py`` would be taken for the package of that name."""
+    from transformers.utils import import_utils
+
+    wanted = set(re.findall(r'_is_package_available\("(\w+)"', Path(import_utils.__file__).read_text()))
+    assert "kernels" in wanted
+    folders = (ROOT / "benchmarks", ROOT / "scripts", ROOT / "examples")
+    assert not {path.stem for folder in folders for path in folder.iterdir()} & (wanted | sys.stdlib_module_names)

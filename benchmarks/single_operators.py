@@ -5,9 +5,9 @@ matrices. Each operator is a module of its own that goes through the compiler (v
 are timed by one clock (operators/clock.py). Rows are written as they come, those of this commit are not measured again, and
 several GPUs take a part each:
 
-    python benchmarks/kernels.py                                                     # writes benchmarks/results/h200/kernels.json
-    CUDA_VISIBLE_DEVICES=1 python benchmarks/kernels.py --shard 2/2 --seconds 460    # beside --shard 1/2 on GPU 0
-    python benchmarks/kernels.py --device cpu                                        # a few elements on the emulator; writes nothing
+    python benchmarks/single_operators.py                                                     # writes benchmarks/results/h200/kernels.json
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/single_operators.py --shard 2/2 --seconds 460    # beside --shard 1/2 on GPU 0
+    python benchmarks/single_operators.py --device cpu                                        # a few elements on the emulator; writes nothing
 """
 
 import argparse

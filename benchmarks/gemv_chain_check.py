@@ -4,7 +4,7 @@ Checks every phase against torch, then times the chain with the first schedule o
 one phase after the other inside the chain (isolated timings over-promise). All layers have weights of their own, so
 nothing is read from L2 that a real step would read from memory. Attention is left out: O reads the QKV result.
 
-    python benchmarks/kernels/gemv_chain_check.py --model qwen3-1.7b --sweep 40
+    python benchmarks/gemv_chain_check.py --model qwen3-1.7b --sweep 40
 """
 
 from __future__ import annotations
