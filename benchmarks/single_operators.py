@@ -7,7 +7,7 @@ several GPUs take a part each:
 
     python benchmarks/single_operators.py                                                     # writes benchmarks/results/h200/kernels.json
     CUDA_VISIBLE_DEVICES=1 python benchmarks/single_operators.py --shard 2/2 --seconds 460    # beside --shard 1/2 on GPU 0
-    python benchmarks/single_operators.py --device cpu                                        # a few elements on the emulator; writes nothing
+    python benchmarks/single_operators.py --device cpu                 # a few elements on the emulator; writes nothing
 """
 
 import argparse
