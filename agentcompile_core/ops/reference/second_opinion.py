@@ -17,6 +17,7 @@ from ..schema import argument
 from .bounded import Bounded
 from .comparison import chosen_well, same
 
+HOST = "cpu"
 RELATIVE = 1e-9  # of the element and of the largest one: far above float64's roundoff, far below every budget
 OF_BUDGET = 1e-4  # a sum that cancels may differ by this share of its budget, which grows with the magnitudes summed
 
@@ -68,7 +69,18 @@ def _hide_unattended(graph: Graph, env: dict[str, Tensor]) -> dict[str, tuple[tu
 
 
 def disagreement(graph: Graph, values: Mapping[str, Tensor], expected: Mapping[str, Bounded]) -> str:
-    """Where the framework in float64 differs from the reference ``expected`` of the same graph and values; empty: nowhere."""
+    """Where the framework in float64 differs from the reference ``expected`` of the same graph and values; empty: nowhere.
+
+    A device's libraries may treat infinities in ways of their own, so where they differ the processor's operators are asked.
+    """
+    seen = _differing(graph, values, expected)
+    if not seen or all(tensor.device.type == HOST for tensor in values.values()):
+        return seen
+    return _differing(graph, {name: tensor.to(HOST) for name, tensor in values.items()},
+                      {name: _moved(bound, HOST) for name, bound in expected.items()})
+
+
+def _differing(graph: Graph, values: Mapping[str, Tensor], expected: Mapping[str, Bounded]) -> str:
     found = in_float64(graph, values)
     for name, bound in expected.items():
         seen = _difference(bound, found[name])
@@ -105,3 +117,8 @@ def _wrong(bound: Bounded, value: Tensor, other: Tensor) -> Tensor:
     allowed = RELATIVE * (value.abs().nan_to_num(nan=0.0, posinf=0.0) + largest) + OF_BUDGET * error.nan_to_num(nan=0.0, posinf=0.0)
     unknown = value.isfinite() & ~error.isfinite()  # nothing is demanded of it, so nothing can be wrong with it
     return rest[~(unknown | ((value - other).abs() <= allowed))]
+
+
+def _moved(bound: Bounded, device: str) -> Bounded:
+    choices, rest = (None if tensor is None else tensor.to(device) for tensor in (bound.choices, bound.rest))
+    return Bounded(bound.value.to(device), bound.error.to(device), choices, bound.read_from, rest)
