@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available
 
 
 @given(norm=st.sampled_from(["rms", "rms_bare", "rms_once", "rms_one_plus", "layer"]),
-       rows=st.sampled_from([1, 256, 8192]), columns=st.sampled_from([512, 8192]), dtype=st.sampled_from([DType.F32, DType.F16, DType.BF16]),
+       rows=st.sampled_from([1, 256, 8192]), columns=st.sampled_from([512, 8192]),
+       dtype=st.sampled_from([DType.F32, DType.F16, DType.BF16]),
        family=st.sampled_from(list(InputFamily)), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
 def test_of_norms_of_any_size(norm: str, rows: int, columns: int, dtype: DType, family: InputFamily, seed: int) -> None:
