@@ -121,12 +121,17 @@ class ModuleSession:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
 
     def _order_streams(self) -> None:
-        """Wait for what an earlier call enqueued on another stream: both use the program's own buffers."""
+        """Wait for what an earlier call enqueued on another stream: both use the program's own buffers.
+
+        Whoever records this call in a graph has waited before, and must not be made to wait while recording.
+        """
         import torch
 
         stream = self._stream()
         if self._last_stream not in (None, stream):
-            torch.accelerator.synchronize()
+            is_recording = getattr(torch.get_device_module(self.device), "is_current_stream_capturing", lambda: False)
+            if not is_recording():
+                torch.accelerator.synchronize()
         self._last_stream = stream
 
 
