@@ -30,20 +30,27 @@ class Chunk:
 
 
 def _size(fits: Sequence[int], left: int) -> int:
-    """Of the sizes that fit, smallest first, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least.
-
-    A chunk costs its rows and ``EACH``; the other way is as many whole ones as there are, and the smallest one for the rest.
-    """
+    """Of the sizes that fit, smallest first, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least."""
     holds = next((size for size in fits if size >= left), None)
     whole = [size for size in fits if size <= left]
     if holds is None or not whole:
         return fits[-1] if holds is None else holds
-    apart, rest = 0, left
+    return whole[-1] if _cost(whole, fits, left) < holds + EACH else holds
+
+
+def _cost(whole: Sequence[int], fits: Sequence[int], left: int) -> int:
+    """Of ``left`` tokens in as many of the largest ``whole`` chunk as there are, the rest in the next smaller ones or one that holds it.
+
+    A chunk costs its rows and ``EACH``.
+    """
+    spent, best = 0, None
     for size in reversed(whole):
-        count, rest = divmod(rest, size)
-        apart += count * (size + EACH)
-    apart += fits[0] + EACH if rest else 0
-    return whole[-1] if apart < holds + EACH else holds
+        count, left = divmod(left, size)
+        spent += count * (size + EACH)
+        holds = next(size for size in fits if size >= left) + EACH if left else 0
+        best = spent + holds if best is None else min(best, spent + holds)
+    assert best is not None
+    return best
 
 
 def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: bool = True, again: bool = True) -> tuple[Chunk, ...]:
