@@ -6,7 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref
-from .heads import RMS_NORM
+from .names import RMS_NORM
 
 ADD = "aten.add.Tensor"
 

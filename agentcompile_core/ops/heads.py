@@ -5,10 +5,9 @@ from collections.abc import Container
 from attrs import field, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .names import ATTENTION
+from .names import ATTENTION, RMS_NORM, ROPE
 from .schema import named
 
-RMS_NORM, ROPE = "agentcompile.rms_norm.default", "agentcompile.rope.default"
 OPERANDS = ("q", "k", "v")
 
 
