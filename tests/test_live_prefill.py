@@ -314,6 +314,17 @@ def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> No
         assert {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == sizes
 
 
+def test_the_largest_chunks_are_for_attention_by_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere all scores of a chunk may lie in memory: under soft caps, windows, sinks, slopes, widths that differ, in fp32."""
+    monkeypatch.setattr(language_model, "MOST_WITH_SCORES", SMALL)
+    half = {name: evolve(WORKLOAD, dtype=DType.F16) for name in MODELS}
+    for name, workload in (*half.items(), ("qwen3", WORKLOAD)):
+        dtype = torch.float16 if workload.dtype is DType.F16 else torch.float32
+        graphs = capture_language_model(tiny(name, MODELS[name], dtype), name, workload)
+        large = name in ("qwen3", "llama", "gpt2") and dtype is torch.float16
+        assert {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == ({SMALL, LARGE} if large else {SMALL}), name
+
+
 def test_warm_ups_leave_no_trace() -> None:
     mine = session("qwen3", "placing")
     generator = torch.Generator().manual_seed(0)
