@@ -95,8 +95,8 @@ if TYPE_CHECKING:
         WEIGHTS as WEIGHTS, position_edges as position_edges,
     )
     from .plugin.running import (
-        KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece, RunnableProgram as RunnableProgram,
-        SessionState as SessionState,
+        Heads as Heads, KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece,
+        RunnableProgram as RunnableProgram, SessionState as SessionState,
     )
     from .plugin.secrets import holds_secret as holds_secret, scrubbed as scrubbed
     from .private_folders import PrivateFolder as PrivateFolder, sweep as sweep
@@ -149,7 +149,7 @@ _NAMES = {
         "TemplateFamily TrialResult TrialRun Validator"
     ),
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
-    "plugin.running": "KVState ProgramParts RunnablePiece RunnableProgram SessionState",
+    "plugin.running": "Heads KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "plugin.secrets": "holds_secret scrubbed",
     "private_folders": "PrivateFolder sweep",
     "processes.environment": "child_environment",

@@ -23,6 +23,7 @@ import harness
 from agentcompile_core import api
 from agentcompile_core.cli.progress import Progress
 from agentcompile_core.configuration import Config
+from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.report import bench
 from agentcompile_core.store import Store
 
@@ -42,8 +43,11 @@ def lengths_of(text: str, context: int) -> tuple[int, ...]:
 def compiled_model(name: str, options: argparse.Namespace, store: Store) -> Any:
     """Compiled with little search: the decode step has no part in what is timed."""
     config = Config(budget_s=options.budget_s, budget_plans=options.budget_plans, rounds=1, prefill=options.prefill)
-    return api.compile(str(harness.CONFIGS / name), dtype=options.dtype, max_context=options.context, config=config, store=store,
-                       report=Progress(log=options.log), random_weights=True)
+    chunks = tuple(int(size) for size in (getattr(options, "chunks", None) or "").split(",") if size)
+    workload = Workload(dtype=DType(options.dtype), max_context=options.context, prefill_chunks=chunks) if chunks else None
+    asked = {} if workload else {"dtype": options.dtype, "max_context": options.context}
+    return api.compile(str(harness.CONFIGS / name), workload, config=config, store=store, report=Progress(log=options.log),
+                       random_weights=True, **asked)
 
 
 def ours(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
@@ -143,6 +147,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=24576)
     parser.add_argument("--lengths", default="128,512,2048,8192,20480")
     parser.add_argument("--prefill", default="live", choices=("live", "capacity"))
+    parser.add_argument("--chunks", help="sizes of chunks by commas, for comparison; default: those that compile chooses")
     parser.add_argument("--eager", action="store_true", help="time the module's own forward too")
     parser.add_argument("--profile", type=int, metavar="LENGTH", help="print the kernels of one prompt of that length; write nothing")
     parser.add_argument("--repetitions", type=int, default=10)

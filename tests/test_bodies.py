@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.ops import operators
 from agentcompile_core.ops.interpreter import compile_nodes
 
 SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
 SILU, MUL, FILL = "aten.silu.default", "aten.mul.Tensor", "aten.fill_.Scalar"
+ADD, NORM = "aten.add.Tensor", "agentcompile.rms_norm.default"
 
 
 def graph_of(steps: list[tuple[str, tuple[Any, ...]]], outputs: tuple[str, ...]) -> Graph:
@@ -32,8 +34,12 @@ def run(graph: Graph, serves: bool = True) -> tuple[list[tuple[torch.Tensor, ...
         calls.append((x, other))
         return torch.nn.functional.silu(x) * other if serves else None
 
+    def normed(left: torch.Tensor, right: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor] | None:
+        calls.append((left, right, weight))
+        return (left + right, operators.rms_norm(left + right, weight, eps)) if serves else None
+
     def bodies(*ops: str) -> Any:
-        return both if ops == (SILU, MUL) else None
+        return {(SILU, MUL): both, (ADD, NORM): normed}.get(ops)
 
     given_ = {"a": torch.arange(4.0), "b": torch.arange(4.0) - 2}
     found = compile_nodes(graph, device="cpu", bodies=bodies).run({k: v.clone() for k, v in given_.items()})
@@ -55,16 +61,31 @@ def test_a_pair_is_one_call_in_either_order(order: tuple[str, str], serves: bool
     ([(SILU, ("a",)), (MUL, ("v0", "v0"))], ("v1",)),  # by itself
     ([(SILU, ("a",)), (MUL, ("v0", 2.0))], ("v1",)),  # no tensor
     ([(SILU, ("a",)), (FILL, ("a", 3.0)), (MUL, ("v0", "b"))], ("v2",)),  # its argument changes in between
+    ([(ADD, ("a", "b")), (FILL, ("b", 3.0)), (NORM, ("v0", "b", 1e-6))], ("v0", "v2")),  # so does the weight
+    ([(ADD, ("a", "b")), (FILL, ("v0", 3.0)), (NORM, ("v0", "b", 1e-6))], ("v2",)),  # so does the sum
+    ([(ADD, ("a", "b")), (SILU, ("v0",)), (NORM, ("v0", "v1", 1e-6))], ("v2",)),  # the weight is made behind the sum
+    ([(ADD, ("a", 2.0)), (NORM, ("v0", "b", 1e-6))], ("v1",)),  # no tensor
 ])
 def test_what_somebody_would_notice_stays_apart(steps: list[tuple[str, tuple[Any, ...]]], outputs: tuple[str, ...]) -> None:
     assert run(graph_of(steps, outputs))[0] == []
 
 
-@given(st.lists(st.tuples(st.sampled_from([SILU, MUL]), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8), st.integers(0, 9))
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_sum_and_its_norm_are_one_call_whoever_else_reads_the_sum(serves: bool) -> None:
+    """Before the norm, behind it, as its own second norm, and as what is returned."""
+    steps = [(ADD, ("a", "b")), (SILU, ("v0",)), (NORM, ("v0", "b", 1e-6)), (MUL, ("v0", "v2")), (NORM, ("v0", "a", 1e-6)),
+             (ADD, ("v3", "v4"))]
+    calls, _ = run(graph_of(steps, ("v0", "v1", "v2", "v5")), serves)
+    assert len(calls) == 1 and torch.equal(calls[0][2], torch.arange(4.0) - 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from([SILU, MUL, ADD, NORM]), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
+       st.integers(0, 9))
 def test_any_graph_computes_what_it_did(choices: list[tuple[str, int, int]], extra: int) -> None:
     steps: list[tuple[str, tuple[Any, ...]]] = []
     for i, (op, x, y) in enumerate(choices):
         names = ["a", "b", *(f"v{j}" for j in range(i))]
-        steps.append((op, tuple(names[n % len(names)] for n in ((x,) if op == SILU else (x, y)))))
+        given_ = tuple(names[n % len(names)] for n in ((x,) if op == SILU else (x, y)))
+        steps.append((op, (*given_, 1e-6) if op == NORM else given_))
     last = len(steps) - 1
     run(graph_of(steps, tuple(dict.fromkeys((f"v{last}", f"v{extra % len(steps)}")))))

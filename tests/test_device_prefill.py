@@ -11,10 +11,12 @@ from test_live_prefill import MODELS
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphSet, Workload
-from agentcompile_core.ops import live_attention
+from agentcompile_core.ops import live_attention, operators
+from agentcompile_core.ops.names import RMS_NORM as RMS
 from agentcompile_core.ops.operators import AttentionCall
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import Backend
+from agentcompile_core.plugin_api import Heads
 from agentcompile_core.runtime.built_in import PlainKVCache
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
@@ -87,7 +89,65 @@ def test_half_precision_is_as_near_to_fp32_as_the_whole_cache_under_a_mask(dtype
         ours, theirs = ((first_logits(mine, prompt_of(length)) - wanted).square().mean().sqrt() for mine in (live, masked))
         assert float(ours) <= 1.5 * float(theirs) + 1e-3 * float(wanted.std()), length
     kernels = {key[0]: used for key, used in backend._rows._served.items() if dtype in key}  # type: ignore[attr-defined]
-    assert kernels == dict.fromkeys(("rms_rows_warp", "rope_rows", "silu_product", "merge_rows"), True)
+    assert kernels == dict.fromkeys(("rms_rows_warp", "add_rms_rows", "place_heads", "silu_product", "merge_rows"), True)
+
+
+@pytest.mark.filterwarnings("always")
+def test_the_host_waits_once_per_prompt(backend: Backend, recwarn: pytest.WarningsRecorder) -> None:
+    """For the copy of all numbers of its chunks: then it runs ahead of the device, from chunk to chunk."""
+    mine = session(tiny("llama", HALF, torch.float16), backend, 1024)
+    for length in (5, 128, 1000):
+        first_logits(mine, prompt_of(length))  # libraries prepare themselves
+        recwarn.clear()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with torch.inference_mode():
+                mine.prefill(prompt_of(length))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits = [str(one.message) for one in recwarn if "synchronizing" in str(one.message)]
+        assert len(waits) <= 1, waits
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count, start, rotary", [(128, 0, 128), (128, 1000, 64), (2048, 2048, 128), (7, 3, 32)])
+def test_heads_are_placed_as_by_the_operators(dtype: torch.dtype, count: int, start: int, rotary: int, backend: Backend) -> None:
+    """Bit by bit where no norm is; with one, as its kernel alone and the rotation behind it, a unit apart at the most elements."""
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
+
+    generator, numbers = torch.Generator("cuda").manual_seed(count), (16, 8, 8)
+    rows = [one.transpose(1, 2) for one in normal(1, count, 32, 128).split(numbers, 2)]
+    at, (cos, sin) = torch.tensor([start], device="cuda"), (normal(1, count, rotary) for _ in range(2))
+    for norms in (False, True):
+        norm = [(normal(128), 1e-6, False, False) if norms and i < 2 else () for i in range(3)]
+        outs = [torch.full((1, n, start + count + 5 if i else count, 128), 7.0, dtype=dtype, device="cuda") for i, n in enumerate(numbers)]
+        heads = [Heads(rows=x, out=out, at=at if i else None, norm=norm[i], turn=(cos, sin, False) if i < 2 else ())
+                 for i, (x, out) in enumerate(zip(rows, outs, strict=True))]
+        assert backend.place(heads)
+        for one in heads:
+            first, wanted = 0 if one.at is None else start, torch.full_like(one.out, 7.0)
+            made = operators.rms_norm(one.rows, *one.norm) if one.norm else one.rows
+            wanted[:, :, first : first + count] = operators.rope(made, *one.turn) if one.turn else made
+            if not one.norm:
+                assert torch.equal(one.out, wanted)
+                continue
+            torch.testing.assert_close(one.out, wanted, rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+            assert float((one.out == wanted).float().mean()) > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count, columns", [(128, 2048), (2048, 2048), (33, 256), (5, 12288)])
+def test_sums_with_norms_are_the_operators(dtype: torch.dtype, count: int, columns: int, backend: Backend) -> None:
+    generator = torch.Generator("cuda").manual_seed(count)
+    left, right = (torch.randn(1, count, columns, generator=generator, device="cuda", dtype=dtype) * 3 for _ in range(2))
+    weight, body = torch.randn(columns, generator=generator, device="cuda", dtype=dtype), backend.body("aten.add.Tensor", RMS)
+    assert body is not None
+    total, out = body(left, right, weight, 1e-6)
+    wanted = operators.rms_norm(left + right, weight, 1e-6)
+    assert torch.equal(total, left + right)
+    torch.testing.assert_close(out, wanted, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-6)
+    assert float((out == wanted).float().mean()) > 0.99
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

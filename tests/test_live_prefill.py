@@ -1,7 +1,7 @@
 """Prompts of any length through chunks that attend over what is cached: the module's logits and tokens, and pieces of the right kind."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
 from agentcompile_core.ops import live_attention, operators
 from agentcompile_core.ops.operators import AttentionCall
+from agentcompile_core.plugin_api import Heads
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
+from agentcompile_core.runtime.chunks import ChunkInputs, plan_chunks, rows_of
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.live import NAME
 from agentcompile_core.runtime.program import framework_program
@@ -26,7 +28,8 @@ from agentcompile_core.stages.capture import language_model
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.testing.doubles import ReplayingBackend
 
-RMS, GATED = "agentcompile.rms_norm.default", ("aten.silu.default", "aten.mul.Tensor")
+RMS, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
+SUM = ("aten.add.Tensor", RMS)
 CONTEXT, SMALL, LARGE = 30, 4, 8
 LENGTHS = (1, SMALL - 1, SMALL, SMALL + 1, LARGE, LARGE + 1, 2 * LARGE, 3 * LARGE + 2, CONTEXT - 1)
 WORKLOAD = Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(SMALL, LARGE))
@@ -85,7 +88,7 @@ class WithLibrary(ReplayingBackend):
 
     def body(self, *ops: str) -> Callable[..., Tensor | None] | None:
         known = {(RMS,): operators.rms_norm, GATED: lambda gate, up: torch.nn.functional.silu(gate) * up, ("aten.mul.Tensor",): None,
-                 ("agentcompile.rope.default",): lambda *_: None}
+                 (ROPE,): lambda *_: None}
 
         def counted(*args: Any) -> Tensor | None:
             self.calls[ops] += 1
@@ -97,10 +100,39 @@ class WithLibrary(ReplayingBackend):
         return library(q, k, v, causal=causal, scale=scale)
 
 
+class Placing(WithLibrary):
+    """One that writes heads where they belong and computes sums with their norms too; ``placed`` says of which heads it did how much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placed: Counter[tuple[tuple[bool, bool], ...]] = Counter()
+
+    def place(self, heads: Sequence[Heads]) -> bool:
+        assert [one.at is not None for one in heads] in ([False, True, True], [False] * 3)
+        self.placed[tuple((bool(one.norm), bool(one.turn)) for one in heads)] += 1
+        for one in heads:
+            rows = operators.rms_norm(one.rows, *one.norm) if one.norm else one.rows
+            rows = operators.rope(rows, *one.turn) if one.turn else rows
+            start = 0 if one.at is None else int(one.at)
+            one.out[:, :, start : start + rows.shape[2]].copy_(rows)
+        return True
+
+    def body(self, *ops: str) -> Callable[..., Any] | None:
+        if ops != SUM:
+            return super().body(*ops)
+
+        def both(left: Tensor, right: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
+            self.calls[ops] += 1
+            return (left + right, operators.rms_norm(left + right, *others)) if self.calls[ops] % 5 else None
+
+        return both
+
+
 WAYS: dict[str, Callable[[], Executables]] = {
     "loop": lambda: Executables(device="cpu"),
     "captured": lambda: Executables(device="cpu", backend=ReplayingBackend()),
     "library": lambda: Executables(device="cpu", backend=WithLibrary()),
+    "placing": lambda: Executables(device="cpu", backend=Placing()),
     "capacity": lambda: Executables(device="cpu", backend=ReplayingBackend(), prefill="capacity"),
 }
 
@@ -154,7 +186,7 @@ def test_tokens_behind_long_prompts_are_huggingfaces(name: str) -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 1], ids=["one-row-too-few", "one-row-too-many"])
-@pytest.mark.parametrize("way", ["captured", "library"])
+@pytest.mark.parametrize("way", ["captured", "library", "placing"])
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "bloom"])
 def test_a_length_that_is_one_row_off_is_found(name: str, way: str, off: int) -> None:
     mine = session(name, way)
@@ -231,10 +263,47 @@ def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
     mine.generate(prompt_of(LARGE), 4)
     assert backend.merged == 0
     layers = graphs.kv.layers
-    assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, ("agentcompile.rope.default",): 2 * layers}
+    assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, (ROPE,): 2 * layers}
     with torch.inference_mode():
         mine.prefill(prompt_of(3 * LARGE))  # a history of one chunk, then of two
     assert backend.merged == layers * (2 + 2)
+
+
+HEADS = {  # of queries, keys and values: whether they are normed and turned on their way
+    "qwen3": ((True, True), (True, True), (False, False)), "llama": ((False, True), (False, True), (False, False)),
+    "gemma2": ((False, True), (False, True), (False, False)), "gpt2": ((False, False),) * 3}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_placed_in_one_go_with_what_comes_before(name: str) -> None:
+    backend = Placing()
+    model, graphs = captured(name)
+    assert graphs.kv is not None
+    mine = Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"),
+                   Executables(device="cpu", backend=backend), kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
+    layers = graphs.kv.layers
+    for length, chunks in ((LARGE, 1), (3 * LARGE, 3)):
+        backend.placed.clear()
+        backend.calls.clear()
+        mine.prefill(prompt_of(length))
+        assert backend.placed == {HEADS[name]: layers * chunks}
+        assert (ROPE,) not in backend.calls
+        norms = {"qwen3": 2 * layers, "llama": 2 * layers, "gemma2": 2 * layers, "gpt2": 0}[name]
+        assert backend.calls[SUM] == chunks * norms, "each sum is normed once, by what comes behind it or the last norm"
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@given(st.integers(1, 400), st.lists(st.integers(2, 60), min_size=1, max_size=3, unique=True))
+def test_each_chunk_is_told_its_tokens_and_where_they_are(length: int, sizes: list[int]) -> None:
+    prompt = prompt_of(length)
+    chunks = plan_chunks(length, sizes, length + max(sizes))
+    for chunk, rows in zip(chunks, rows_of(chunks, prompt, "cpu"), strict=True):
+        inputs = ChunkInputs(chunk.tokens, "cpu")
+        inputs.flat.fill_(99).copy_(rows)
+        ids, start, count = inputs.named(("ids", "start", "count")).values()
+        assert ids[0, : chunk.length].tolist() == prompt[0, chunk.start : chunk.start + chunk.length].tolist()
+        assert not ids[0, chunk.length :].any() and ids.shape == (1, chunk.tokens)
+        assert (int(start), int(count)) == (chunk.start, chunk.length)
 
 
 def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +314,19 @@ def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> No
         assert {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == sizes
 
 
+def test_the_largest_chunks_are_for_attention_by_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere all scores of a chunk may lie in memory: under soft caps, windows, sinks, slopes, widths that differ, in fp32."""
+    monkeypatch.setattr(language_model, "MOST_WITH_SCORES", SMALL)
+    half = {name: evolve(WORKLOAD, dtype=DType.F16) for name in MODELS}
+    for name, workload in (*half.items(), ("qwen3", WORKLOAD)):
+        dtype = torch.float16 if workload.dtype is DType.F16 else torch.float32
+        graphs = capture_language_model(tiny(name, MODELS[name], dtype), name, workload)
+        large = name in ("qwen3", "llama", "gpt2") and dtype is torch.float16
+        assert {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == ({SMALL, LARGE} if large else {SMALL}), name
+
+
 def test_warm_ups_leave_no_trace() -> None:
-    mine = session("qwen3", "library")
+    mine = session("qwen3", "placing")
     generator = torch.Generator().manual_seed(0)
     for tensor in mine.states.values():
         tensor.copy_(torch.rand(tensor.shape, generator=generator) * 7)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.errors import UsageError
-from agentcompile_core.runtime.session import plan_chunks
+from agentcompile_core.runtime.chunks import EACH, plan_chunks
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
 
@@ -29,3 +29,17 @@ def test_chunks_cover_the_prompt_inside_the_cache(prompt: int, sizes: list[int],
 def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers() -> None:
     with pytest.raises(UsageError, match=r"300 tokens.*256 positions"):
         plan_chunks(300, (64,), 256)
+
+
+@SETTINGS
+@given(st.integers(1, 24000))
+def test_no_plan_of_whole_chunks_and_one_that_holds_the_rest_costs_less(prompt: int) -> None:
+    """A chunk costs its rows and ``EACH``, whatever it holds."""
+    sizes = (128, 512, 2048, 8192)
+    cost = sum(chunk.tokens + EACH for chunk in plan_chunks(prompt, sizes, 2 * prompt + sizes[-1]))
+    for size in sizes:
+        for most in range(prompt // size + 1):
+            rest = prompt - most * size
+            last = [one for one in sizes if one >= rest][:1] if rest else []
+            if last or not rest:
+                assert cost <= most * (size + EACH) + sum(one + EACH for one in last)

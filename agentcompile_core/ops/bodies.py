@@ -6,6 +6,9 @@ from typing import Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref
+from .names import RMS_NORM
+
+ADD = "aten.add.Tensor"
 
 # ``bodies(op)`` or ``bodies(op, op)``: a callable, which returns None for arguments that it does not serve, or None.
 Bodies = Callable[..., "Callable[..., Any] | None"]
@@ -16,13 +19,17 @@ def with_bodies(
 ) -> tuple[list[Node], dict[str, Callable[..., Any]]]:
     """``nodes`` without those that became a part of another one, and callables by name of the nodes that have one.
 
-    Two neighbours become one node, the second, where nothing else reads the first and the second's other operand is a tensor.
+    Two neighbours become one node, the second, where nothing else reads the first and the second's other operand is a tensor. A sum
+    and a norm of it become one node, the first, with both outputs.
     """
     found: dict[str, Callable[..., Any]] = {}
+    nodes = _sums_with_norms(graph, nodes, bodies, operator_of, found)
     by_output = {node.outputs[0]: node for node in nodes if len(node.outputs) == 1}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     for node in nodes:
+        if node.name in found:
+            continue
         alone = bodies(node.op)
         if alone is not None:
             found[node.name] = _either(alone, operator_of(node.op))
@@ -37,9 +44,34 @@ def with_bodies(
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found
 
 
+def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operator_of: Callable[[str], Callable[..., Any]],
+                     found: dict[str, Callable[..., Any]]) -> list[Node]:
+    """``nodes`` where each sum of two tensors took in the first norm that reads it, and callables of those in ``found``."""
+    both = bodies(ADD, RMS_NORM)
+    if both is None:
+        return list(nodes)
+    made = {name for node in nodes for name in node.outputs}
+    sums = {node.outputs[0]: node for node in nodes if node.op == ADD and not node.kwargs and _tensors(node.args, 2)}
+    merged: dict[str, Node] = {}
+    gone: set[str] = set()
+    for node in nodes:
+        first = sums.get(node.inputs[0]) if node.op == RMS_NORM and node.args[:1] == (Ref(node.inputs[0]),) else None
+        early = all(name not in made for name in node.inputs[1:])  # what the norm reads beside the sum is there before it
+        if first is None or first.name in merged or not early or _written(graph, first, node):
+            continue
+        merged[first.name] = evolve(first, args=(*first.args, *node.args[1:]), kwargs=node.kwargs, outputs=(*first.outputs, *node.outputs))
+        found[first.name] = _either_sum(both, operator_of(ADD), operator_of(RMS_NORM))
+        gone.add(node.name)
+    return [merged.get(node.name, node) for node in nodes if node.name not in gone]
+
+
+def _tensors(arguments: Sequence[Any], count: int) -> bool:
+    return len(arguments) == count and all(isinstance(argument, Ref) for argument in arguments)
+
+
 def _pairs(node: Node, by_output: dict[str, Node]) -> list[tuple[Node, Ref]]:
     """For each of two operands what made it, where that takes one tensor only, and the other operand."""
-    if len(node.args) != 2 or node.kwargs or not all(isinstance(a, Ref) for a in node.args) or node.args[0] == node.args[1]:
+    if not _tensors(node.args, 2) or node.kwargs or node.args[0] == node.args[1]:
         return []
     left, right = node.args
     pairs = [(by_output.get(a.value), b) for a, b in ((left, right), (right, left)) if isinstance(a, Ref) and isinstance(b, Ref)]
@@ -62,6 +94,17 @@ def _either(body: Callable[..., Any], operator: Callable[..., Any]) -> Callable[
     def run(*args: Any, **kwargs: Any) -> Any:
         found = body(*args, **kwargs)
         return operator(*args, **kwargs) if found is None else found
+
+    return run
+
+
+def _either_sum(body: Callable[..., Any], add: Callable[..., Any], norm: Callable[..., Any]) -> Callable[..., Any]:
+    def run(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+        found = body(left, right, *args, **kwargs)
+        if found is None:
+            total = add(left, right)
+            found = total, norm(total, *args, **kwargs)
+        return found
 
     return run
 

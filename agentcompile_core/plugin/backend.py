@@ -13,7 +13,7 @@ from ..ir.candidate import Kernel, Launch, StepSource
 from ..ir.target import Target
 from .include_folders import folders_digest
 from .offer import Offer
-from .running import ProgramParts
+from .running import Heads, ProgramParts
 
 if TYPE_CHECKING:
     import torch
@@ -126,12 +126,22 @@ class Backend(Offer):
         """
         return False
 
-    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
+    def place(self, heads: Sequence[Heads]) -> bool:
+        """Norm and turn the queries, keys and values of a prompt chunk and write them where they belong, in the framework's roundings.
+
+        False: not served, and the framework does it, operator by operator; what was written to their rows by then is written again.
+        It may be captured behind calls of the same shapes.
+        """
+        return False
+
+    def body(self, *ops: str) -> "Callable[..., Any] | None":
         """What computes an operator of prompt chunks in one launch, in the framework's roundings, or None: nothing does.
 
         ``ops``: one operator (``agentcompile.rms_norm.default``), whose arguments it takes; or two, of which the second takes two
         tensors in any order and is the first one's only reader: then the first one's argument, and the second one's other. It
         returns a new tensor, or None where it does not serve these arguments, and may be captured behind calls of the same shapes.
+        Of ``aten.add.Tensor`` and ``agentcompile.rms_norm.default`` others read the sum too: the body takes both addends and what
+        the norm takes behind its first argument, and returns sum and norm.
         """
         return None
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from attrs import frozen
+
 from ..errors import Reject
 from ..ir.candidate import StepSource
 from ..ir.graph import Graph
@@ -23,6 +25,22 @@ class KVState(Protocol):
 
     def reset(self) -> None:
         """Forget everything; lengths become 0. Addresses do not change."""
+
+
+@frozen(kw_only=True)
+class Heads:
+    """Heads of a prompt chunk as a product made them, what happens to them, and where they go; for ``Backend.place``.
+
+    ``rows`` is [1, H, T, D], ``out`` [1, H, S, D] with S >= T, both with any strides. ``norm``: the arguments of
+    ``agentcompile.rms_norm`` behind its first one, in its order; empty: no norm. ``turn``: then those of ``agentcompile.rope``.
+    ``at``: the row of ``out`` that the first token's goes to, i64 [1] on the device; None: row 0.
+    """
+
+    rows: "torch.Tensor"
+    out: "torch.Tensor"
+    norm: tuple[Any, ...] = ()
+    turn: tuple[Any, ...] = ()
+    at: "torch.Tensor | None" = None
 
 
 class RunnablePiece(Protocol):

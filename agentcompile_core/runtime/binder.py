@@ -10,10 +10,12 @@ from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ops.aliasing import alias_roots, is_alias
 from ..ops.dtypes import torch_dtype, zeros
+from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
+from .head_rows import HeadRows
 from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
 from .moving import Launches, Moving, MovingLaunches, own_results
 from .pieces import cut, fixed_values, runs_outside
@@ -34,8 +36,11 @@ class _Binder:
         self.program, self.graph, self.live = program, program.graph, live
         self.weights, self.executables, self.device = weights, executables, executables.device
         self.sources: dict[str, StepSource] = {s.key: s for s in program.sources}
-        self.apart = frozenset(live_nodes(program.graph) if live is not None else ())
-        self.segments = cut(program.graph, without_views(program.graph, program.segments), tuple(self.apart))
+        steps = {name for segment in program.segments if segment.step is not None for name in segment.nodes}
+        self.apart = {name: ways_in(self.graph, self.graph.node_by_name[name], steps)
+                      for name in (live_nodes(program.graph) if live is not None else ())}
+        before = {name: tuple(dict.fromkeys(node for way in ways.values() for node in way.nodes)) for name, ways in self.apart.items()}
+        self.segments = cut(program.graph, without_views(program.graph, program.segments), before)
         self.last_reads = last_reads(self.graph, self.segments, self._outside) if self.apart else ((),) * len(self.segments)
         self.roots = alias_roots(program.graph)
         self.keep: list[Any] = []
@@ -96,9 +101,9 @@ class _Binder:
 
     def _outside(self, segment: Segment) -> bool:
         """Whether a framework segment, or the second half of a call of attention, stays outside of captured graphs."""
-        if self.apart.isdisjoint(segment.nodes):
+        if self.apart.keys().isdisjoint(segment.nodes):
             return runs_outside(self.graph, segment)
-        return not begins(self.graph.node_by_name[segment.nodes[0]])
+        return not begins(self.graph.node_by_name[segment.nodes[-1]])
 
     def address(self, names: tuple[str, ...]) -> int:
         """Address of an operand's first value; the others lie behind it."""
@@ -119,7 +124,7 @@ class _Binder:
         chained = False  # whether the node captured just before is a kernel of ours
         staging: dict[Any, torch.Tensor] = {}
         for index, segment in enumerate(self.segments):
-            if not self.apart.isdisjoint(segment.nodes):
+            if not self.apart.keys().isdisjoint(segment.nodes):
                 found += self._attention(segment, index, staging)
                 chained = False
                 continue
@@ -135,7 +140,7 @@ class _Binder:
 
     def _attention(self, segment: Segment, index: int, staging: "dict[Any, torch.Tensor]") -> tuple[Piece, ...]:
         """A call of attention over what is cached, whose first half a graph may hold."""
-        (node,), backend = (self.graph.node_by_name[name] for name in segment.nodes), self.executables.backend
+        node, backend = self.graph.node_by_name[segment.nodes[-1]], self.executables.backend
         assert self.live is not None
         out, spec = self.planned.get(node.outputs[0]), self.graph.spec(node.inputs[0])
         if out is not None and (spec.shape, spec.dtype) not in staging:
@@ -143,7 +148,11 @@ class _Binder:
             rows = zeros(TensorSpec(shape=(batch, count, heads, width), dtype=spec.dtype), self.device)
             staging[spec.shape, spec.dtype] = rows.transpose(1, 2)
         queries = staging[spec.shape, spec.dtype] if out is not None else None
-        call = LiveAttention(node, self.environment, self.live, backend, out=out, queries=queries)
+        ways = self.apart[node.name]
+        made = tuple(o for name in segment.nodes[:-1] for o in self.graph.node_by_name[name].outputs if o in node.inputs)
+        before = compile_nodes(self.graph, segment.nodes[:-1], device=self.device, outputs=made, bodies=backend.body if backend else None)
+        head_rows = HeadRows(ways, self.environment, before, backend)
+        call = LiveAttention(node, self.environment, self.live, head_rows, backend, out=out, queries=queries)
         return call.pieces(lambda: self._forget(index))
 
     def _forget(self, index: int) -> None:

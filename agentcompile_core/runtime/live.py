@@ -13,6 +13,8 @@ from ..ir.graph import Graph, GraphKind, Node, Ref
 from ..ops.names import ATTENTION
 from ..ops.schema import named
 from .bound_program import Piece
+from .head_rows import HeadRows
+from .pieces import outer
 from .program import Segment
 
 if TYPE_CHECKING:
@@ -49,16 +51,17 @@ class LiveAttention:
 
     Args:
         environment: tensors of the program by value name.
+        heads: what makes its operands.
         library: the backend of the device, which may attend and merge; None: the operator's own formula.
         out: where the result goes [1, T, H, Dv]; None: a new tensor at every run, which a graph that holds it keeps.
         queries: where queries wait between the two parts, shared by all calls of one program; None beside no ``out``.
     """
 
-    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, library: "Backend | None", *,
+    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, heads: HeadRows, library: "Backend | None", *,
                  out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None) -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
-        self._queries = queries
+        self._queries, self._heads = queries, heads
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
 
@@ -71,6 +74,10 @@ class LiveAttention:
             for name, given in self._arguments.items() if name not in others}
         return AttentionCall(**found, **others)
 
+    def _unmade(self) -> "AttentionCall":
+        """The call before its rows are made."""
+        return self._call(**dict.fromkeys(APPENDED))
+
     def append(self) -> None:
         """Write K and V to the caches, and the queries to where ``attend`` finds them; a graph may hold it."""
         import torch
@@ -78,9 +85,12 @@ class LiveAttention:
         from ..ops.live_attention import append_rows
 
         with torch.no_grad():
+            assert self._queries is not None
+            if self._heads.placed(self._unmade(), self._queries):
+                return
+            self._heads.make()
             call = self._call()
             append_rows(call)
-            assert self._queries is not None
             self._queries.copy_(call.q)
 
     def attend(self) -> None:
@@ -101,8 +111,13 @@ class LiveAttention:
         from ..ops.live_attention import append_rows, attend
 
         with torch.no_grad():
-            call = self._call()
-            append_rows(call)
+            queries = self._heads.empty_queries()
+            if self._heads.placed(self._unmade(), queries):
+                call = self._call(q=queries, k=queries, v=queries)
+            else:
+                self._heads.make()
+                call = self._call()
+                append_rows(call)
             self._environment[self._name] = attend(call, 0, part=self._part)
 
     def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, ...]:
@@ -132,8 +147,8 @@ def last_reads(graph: Graph, segments: Sequence[Segment], outside: Callable[[Seg
         for name in segment.nodes:
             node = graph.node_by_name[name]
             last.update(dict.fromkeys((*node.inputs, *node.outputs), index))
-            if outside(segment):
-                held.update(_read_later(node))
+        if outside(segment):
+            held.update(value for node in outer(graph, segment) for value in _read_later(node))
         for _, values in segment.operands:
             held.update(values)
     found: list[list[str]] = [[] for _ in segments]

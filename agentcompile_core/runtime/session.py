@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from ..errors import Reject, UsageError
 from ..ir.graph import Graph, GraphKind, GraphSet
 from ..ops.dtypes import zeros
@@ -15,6 +13,7 @@ from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
 from .binder import bind
 from .bound_program import BoundProgram
+from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
 from .device import release_cache
 from .executables import Executables
 from .generation import check_length, prompt_of
@@ -27,65 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from .weights import WeightStore
-
-
-EACH = 384  # tokens: a chunk costs as much beside its rows, since it reads all weights
-
-
-@frozen(kw_only=True)
-class Chunk:
-    """One run of a prefill program: ``tokens`` rows of which ``length`` are prompt, from position ``start``."""
-
-    tokens: int
-    start: int
-    length: int
-
-    @property
-    def fresh(self) -> bool:
-        """Whether it is the first chunk of its prompt."""
-        return self.start == 0
-
-
-def _size(fits: Sequence[int], left: int) -> int:
-    """Of the sizes that fit, smallest first, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least.
-
-    A chunk costs its rows and ``EACH``; the other way is as many whole ones as there are, and the smallest one for the rest.
-    """
-    holds = next((size for size in fits if size >= left), None)
-    whole = [size for size in fits if size <= left]
-    if holds is None or not whole:
-        return fits[-1] if holds is None else holds
-    apart, rest = 0, left
-    for size in reversed(whole):
-        count, rest = divmod(rest, size)
-        apart += count * (size + EACH)
-    apart += fits[0] + EACH if rest else 0
-    return whole[-1] if apart < holds + EACH else holds
-
-
-def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: bool = True, again: bool = True) -> tuple[Chunk, ...]:
-    """Cut a prompt of ``prompt`` tokens into prefill chunks, largest first; the last one is padded to a size that holds it.
-
-    Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``: near the end a
-    chunk starts earlier instead and computes a few positions again. Where that may not be, since positions change a state
-    (``again``), and where no row may be padding (``padded``), what is left is chunks of one token: decode steps.
-
-    Raises:
-        UsageError: the prompt is longer than the cache.
-    """
-    if prompt > capacity:
-        raise UsageError(f"a prompt of {prompt} tokens needs a cache of more than {capacity} positions; compile with a larger context")
-    chunks, start = [], 0
-    while start < prompt:
-        left = prompt - start
-        fits = [s for s in sorted(sizes) if start + s <= capacity and (padded or s <= left)]
-        if not fits and padded and again:
-            start = capacity - min(sizes)
-            fits, left = [min(sizes)], prompt - start
-        tokens = _size(fits, left) if fits else 1
-        chunks.append(Chunk(tokens=tokens, start=start, length=min(left, tokens)))
-        start += chunks[-1].length
-    return tuple(chunks)
 
 
 class Session:
@@ -119,7 +59,7 @@ class Session:
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
         self._last: BoundProgram | None = None  # the program that ran last
-        self._prefill_inputs: dict[int, dict[str, torch.Tensor]] = {}
+        self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
 
     @property
@@ -150,11 +90,11 @@ class Session:
         return self._bound[name]
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
+        if graph.kind is not GraphKind.PREFILL:
+            return {name: zeros(graph.spec(name), self.device) for name in graph.inputs}
         if graph.tokens not in self._prefill_inputs:
-            self._prefill_inputs[graph.tokens] = {
-                name: zeros(graph.spec(name), self.device) for name in graph.inputs
-            }
-        return self._prefill_inputs[graph.tokens]
+            self._prefill_inputs[graph.tokens] = ChunkInputs(graph.tokens, self.device)
+        return self._prefill_inputs[graph.tokens].named(graph.inputs)
 
     def _step(self, name: str) -> Callable[[], None]:
         if name not in self._steps:
@@ -257,26 +197,22 @@ class Session:
             state.zero_()
         sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
         chunks = plan_chunks(prompt.shape[1], sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
-        for chunk in chunks:
-            name = self._run_chunk(chunk, prompt[:, chunk.start : chunk.start + chunk.length])
+        # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
+        for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
+            name = self._run_chunk(chunk, rows)
         return self.bound(name)
 
-    def _run_chunk(self, chunk: Chunk, part: "torch.Tensor") -> str:
-        """Run the tokens ``part`` [1, length] as ``chunk`` says; the name of the program that ran."""
+    def _run_chunk(self, chunk: Chunk, rows: "torch.Tensor") -> str:
+        """Run one chunk of which ``rows`` say everything, see ``rows_of``; the name of the program that ran."""
         if chunk.tokens == 1:
-            self.ids.copy_(part)
+            self.ids.copy_(rows[:1].view(1, 1))
             self.position.fill_(chunk.start)
             self._step("decode")()
             return "decode"
         fresh = chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
         name = f"prefill_{chunk.tokens}_fresh" if fresh else f"prefill_{chunk.tokens}"
         step = self._step(name)
-        inputs = self._inputs(self._programs[name].graph)
-        rows, start, length = (inputs[k] for k in self._programs[name].graph.inputs)
-        rows.zero_()
-        rows[:, : chunk.length].copy_(part)
-        start.fill_(chunk.start)
-        length.fill_(chunk.length)
+        self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
             self._live.start = chunk.start
         step()

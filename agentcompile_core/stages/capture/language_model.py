@@ -1,12 +1,14 @@
 """A HuggingFace causal language model -> GraphSet, or the one sentence that says why it runs on the framework alone."""
 
+import sys
+
 from attrs import evolve
 from torch import nn
 
 from ...errors import one_line
-from ...ir.graph import Graph, GraphKind, GraphSet, KVSpec, Node, Workload
+from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, Node, Workload
 from ...ops.names import ATTENTION
-from ...ops.schema import with_argument
+from ...ops.schema import named, with_argument
 from ...plugin.interfaces import LoadedModel
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
@@ -24,6 +26,8 @@ from .states import Held, check_states, held_by
 
 # Rows of a chunk where there are experts: the framework computes all of them for every row, and keeps what that gives.
 MOST_WITH_EXPERTS, EXPERT_LINEAR = 512, "agentcompile.expert_linear.default"
+# Where no library computes attention all scores of a chunk may lie in memory, as where graphs are compared with their module.
+MOST_WITH_SCORES = 2048
 
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:
@@ -115,13 +119,24 @@ def _capture_prefill(
 ) -> list[Graph]:
     graphs: list[Graph] = []
     for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
-        if tokens > MOST_WITH_EXPERTS and any(node.op == EXPERT_LINEAR for graph in graphs for node in graph.nodes):
+        if graphs and tokens > _most_rows(graphs[-1], held):
             break
         exported = export_prefill(model, kv, tokens, tracing, held)
         graph = import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens)
         graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing, held)
         graphs += [graph, fresh_variant(graph)]
     return graphs
+
+
+def _most_rows(graph: Graph, held: Held) -> int:
+    """The largest chunk of a model of which ``graph`` is a smaller one."""
+    experts = any(node.op == EXPERT_LINEAR for node in graph.nodes)
+    calls = [(node, named(node.op, node.args, dict(node.kwargs))) for node in graph.nodes if node.op == ATTENTION]
+    plain = all(not any(call.get(name) for name in ("window", "softcap", "sinks", "slopes")) for _, call in calls)
+    halves = all(graph.spec(node.inputs[0]).dtype in (DType.F16, DType.BF16) for node, _ in calls)
+    alike = all(graph.spec(node.inputs[0]).shape[-1] == graph.spec(node.outputs[0]).shape[-1] for node, _ in calls)
+    by_library = calls and plain and halves and alike and not held.states
+    return min(MOST_WITH_EXPERTS if experts else sys.maxsize, sys.maxsize if by_library else MOST_WITH_SCORES)
 
 
 def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held = NOTHING) -> Graph:

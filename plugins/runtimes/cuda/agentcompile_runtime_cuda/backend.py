@@ -16,6 +16,7 @@ from agentcompile_core.plugin_api import (
     Backend,
     BuildError,
     Feature,
+    Heads,
     Kernel,
     Launch,
     ProgramParts,
@@ -230,8 +231,12 @@ class CudaBackend(Backend):
         """In one launch; see ``rows``."""
         return self._rows.merge(parts, out)
 
-    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
-        """Norms, rotations and gates of rows in one launch each; see ``rows``."""
+    def place(self, heads: Sequence[Heads]) -> bool:
+        """In one launch; see ``rows``."""
+        return self._rows.place(heads)
+
+    def body(self, *ops: str) -> "Callable[..., Any] | None":
+        """Norms, sums with norms, rotations and gates of rows in one launch each; see ``rows``."""
         return self._rows.body(*ops)
 
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:

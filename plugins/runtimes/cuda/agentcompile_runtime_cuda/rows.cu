@@ -4,6 +4,12 @@
 //   rms_rows_warp, rms_rows_block   x, out [rows, columns]; one warp or the whole block per row; `kind` as in row.cuh. The row is
 //                                   read twice, the second time from L1. Blocks win from about a thousand columns on.
 //   rope_rows                       x [T, H, D] with strides, out [T, H, D] dense, cos and sin [T, R]; the first R channels turn
+//   add_rms_rows                    total = left + right and out = its norm, [rows, columns]; one block per row, which stays in
+//                                   registers up to 4096 columns: a third less traffic than a sum and a norm behind each other
+//   place_heads                     queries, keys and values of a chunk, each [T, H, D] with strides: normed and turned where their
+//                                   bit is set, and written to other strides, those of moved ones `at[0]` tokens further on. `lanes`
+//                                   (a power of two) threads per head, each with two vectors, which are turned into each other. One
+//                                   launch for two norms, two rotations and three copies, and no row lies in memory in between
 //   silu_product                    out = silu(gate) * up, `count` elements
 //   merge_rows                      attention over several ranges of keys, each [T, H, D] dense with its logsumexp [H, T] in fp32,
 //                                   as attention over all of them; absent parts are null
@@ -20,16 +26,42 @@ using Vector = ac::Vec16<T>;
 constexpr int size = Vector::size;
 constexpr int warps = Plan::threads / ac::warp_size;
 
-template <int Kind>
-__device__ __forceinline__ void write_row(const T* x, const T* weight, T* out, int columns, float inverse, int first, int step) {
+// The number of this block, counted from the end: what a product wrote last is still in L2 and is read first, and what the next
+// product reads first is written last.
+__device__ __forceinline__ int block_from_the_end() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+
+// Eight elements of a row, normed; `weight` is null or points to theirs.
+__device__ __forceinline__ void norm_vector(float (&values)[size], const T* weight, float inverse, int kind) {
   const ac::RowStatistics row{0.0f, inverse};
-  for (; first < columns; first += step) {
-    float values[size], scales[size];
-    Vector::load(x + first).unpack(values);
-    if (weight != nullptr) Vector::load(weight + first).unpack(scales);
+  float scales[size];
 #pragma unroll
-    for (int e = 0; e < size; ++e) values[e] = ac::normalize<Kind, T>(values[e], row, weight != nullptr ? scales[e] : 1.0f, 0.0f);
-    Vector::pack(values).store(out + first);
+  for (int e = 0; e < size; ++e) scales[e] = 1.0f;
+  if (weight != nullptr) Vector::load(weight).unpack(scales);
+#pragma unroll
+  for (int e = 0; e < size; ++e) {
+    if (kind == ac::norm_rms_one_plus) {
+      values[e] = ac::normalize<ac::norm_rms_one_plus, T>(values[e], row, scales[e], 0.0f);
+    } else if (kind == ac::norm_rms_once) {
+      values[e] = ac::normalize<ac::norm_rms_once, T>(values[e], row, scales[e], 0.0f);
+    } else {
+      values[e] = ac::normalize<ac::norm_rms, T>(values[e], row, scales[e], 0.0f);
+    }
+  }
+}
+
+// Turns channels `low` with those half of the rotary part away; `cosines` and `sines` are those of `low`.
+__device__ __forceinline__ void turn_vectors(float (&low)[size], float (&high)[size], const T* cosines, const T* sines, int half) {
+  float c[size], s[size], turned[size];
+  Vector::load(cosines).unpack(c);
+  Vector::load(sines).unpack(s);
+#pragma unroll
+  for (int e = 0; e < size; ++e) turned[e] = ac::round_to<T>(low[e] * c[e]) + ac::round_to<T>(-high[e] * s[e]);
+  Vector::load(cosines + half).unpack(c);
+  Vector::load(sines + half).unpack(s);
+#pragma unroll
+  for (int e = 0; e < size; ++e) {
+    high[e] = ac::round_to<T>(high[e] * c[e]) + ac::round_to<T>(low[e] * s[e]);
+    low[e] = turned[e];
   }
 }
 
@@ -48,12 +80,11 @@ __device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int
   };
   const int warp = thread / ac::warp_size, lane = thread % ac::warp_size;
   const float inverse = ac::row_statistics<ac::norm_rms, Warps>(each, columns, eps, scratch, warp, lane).inverse;
-  if (kind == ac::norm_rms_one_plus) {
-    write_row<ac::norm_rms_one_plus>(x, weight, out, columns, inverse, first, step);
-  } else if (kind == ac::norm_rms_once) {
-    write_row<ac::norm_rms_once>(x, weight, out, columns, inverse, first, step);
-  } else {
-    write_row<ac::norm_rms>(x, weight, out, columns, inverse, first, step);
+  for (int at = first; at < columns; at += step) {
+    float values[size];
+    Vector::load(x + at).unpack(values);
+    norm_vector(values, weight != nullptr ? weight + at : nullptr, inverse, kind);
+    Vector::pack(values).store(out + at);
   }
 }
 
@@ -94,24 +125,118 @@ rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out
   }
   const T* cosines = cos + static_cast<long long>(token) * rotary;
   const T* sines = sin + static_cast<long long>(token) * rotary;
-  float low[size], high[size], c[size], s[size], turned[size];
+  float low[size], high[size];
   Vector::load(from + channel).unpack(low);
   Vector::load(from + channel + half).unpack(high);
-  Vector::load(cosines + channel).unpack(c);
-  Vector::load(sines + channel).unpack(s);
+  turn_vectors(low, high, cosines + channel, sines + channel, half);
+  Vector::pack(low).store(to + channel);
+  Vector::pack(high).store(to + channel + half);
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+add_rms_rows(const Plan::T* left, const Plan::T* right, const Plan::T* weight, Plan::T* total, Plan::T* out, int columns, float eps,
+             int kind) {
+  constexpr int held = 2, step = Plan::threads * size;
+  __shared__ float scratch[warps];
+  const long long offset = static_cast<long long>(block_from_the_end()) * columns;
+  const int first = threadIdx.x * size;
+  Vector kept[held];
+  auto sum = [&](int at) {
+    float values[size], others[size];
+    Vector::load(left + offset + at).unpack(values);
+    Vector::load(right + offset + at).unpack(others);
 #pragma unroll
-  for (int e = 0; e < size; ++e) turned[e] = ac::round_to<T>(low[e] * c[e]) + ac::round_to<T>(-high[e] * s[e]);
-  Vector::pack(turned).store(to + channel);
-  Vector::load(cosines + channel + half).unpack(c);
-  Vector::load(sines + channel + half).unpack(s);
+    for (int e = 0; e < size; ++e) values[e] += others[e];
+    const Vector both = Vector::pack(values);
+    both.store(total + offset + at);
+    return both;
+  };
+  auto visit_all = [&](const Vector& vector, auto visit) {
+    float values[size];
+    vector.unpack(values);
 #pragma unroll
-  for (int e = 0; e < size; ++e) turned[e] = ac::round_to<T>(high[e] * c[e]) + ac::round_to<T>(low[e] * s[e]);
-  Vector::pack(turned).store(to + channel + half);
+    for (int e = 0; e < size; ++e) visit(values[e]);
+  };
+  auto each = [&](auto visit) {
+#pragma unroll
+    for (int i = 0; i < held; ++i) {
+      if (first + i * step >= columns) continue;
+      kept[i] = sum(first + i * step);
+      visit_all(kept[i], visit);
+    }
+#pragma unroll 1
+    for (int at = first + held * step; at < columns; at += step) visit_all(sum(at), visit);
+  };
+  const float inverse = ac::row_statistics<ac::norm_rms, warps>(each, columns, eps, scratch, threadIdx.x / ac::warp_size,
+                                                                threadIdx.x % ac::warp_size).inverse;
+  auto write = [&](const Vector& vector, int at) {
+    float values[size];
+    vector.unpack(values);
+    norm_vector(values, weight != nullptr ? weight + at : nullptr, inverse, kind);
+    Vector::pack(values).store(out + offset + at);
+  };
+#pragma unroll
+  for (int i = 0; i < held; ++i) {
+    if (first + i * step < columns) write(kept[i], first + i * step);
+  }
+#pragma unroll 1
+  for (int at = first + held * step; at < columns; at += step) write(Vector::load(total + offset + at), at);
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_weight, const Plan::T* k_weight,
+            const Plan::T* v_weight, const Plan::T* cos, const Plan::T* sin, const long long* at, Plan::T* q_out, Plan::T* k_out,
+            Plan::T* v_out, int q_heads, int k_heads, int v_heads, int q_token, int k_token, int v_token, int q_head, int k_head,
+            int v_head, int q_out_token, int k_out_token, int v_out_token, int q_out_head, int k_out_head, int v_out_head, int tokens,
+            int capacity, int dim, int rotary, int lanes, int normed, int turned, int moved, float eps, int kind) {
+  const int item = block_from_the_end() * Plan::threads + static_cast<int>(threadIdx.x);
+  const int all = q_heads + k_heads + v_heads;
+  const int lane = item & (lanes - 1), row = item / lanes;
+  const int token = row / all, number = row % all;
+  // 0: a query, 1: a key, 2: a value
+  const int which = number < q_heads ? 0 : number < q_heads + k_heads ? 1 : 2;
+  const int head = number - (which == 0 ? 0 : which == 1 ? q_heads : q_heads + k_heads);
+  const int half = turned >> which & 1 ? rotary / 2 : 0;
+  const int place = lane * size;
+  const bool here = token < tokens && place < dim / 2;
+  const int low_at = place < half ? place : 2 * place;  // behind the rotary part neighbours go together
+  const int high_at = place < half ? place + half : low_at + size;
+
+  float low[size] = {}, high[size] = {};
+  if (here) {
+    const T* from = which == 0 ? q : which == 1 ? k : v;
+    from += static_cast<long long>(token) * (which == 0 ? q_token : which == 1 ? k_token : v_token);
+    from += static_cast<long long>(head) * (which == 0 ? q_head : which == 1 ? k_head : v_head);
+    Vector::load(from + low_at).unpack(low);
+    Vector::load(from + high_at).unpack(high);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int e = 0; e < size; ++e) squares = fmaf(high[e], high[e], fmaf(low[e], low[e], squares));
+  for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(ac::full_warp, squares, offset);
+  if (!here) return;
+  if (normed >> which & 1) {
+    const T* weight = which == 0 ? q_weight : which == 1 ? k_weight : v_weight;
+    const float inverse = rsqrtf(squares * (1.0f / static_cast<float>(dim)) + eps);
+    norm_vector(low, weight != nullptr ? weight + low_at : nullptr, inverse, kind);
+    norm_vector(high, weight != nullptr ? weight + high_at : nullptr, inverse, kind);
+  }
+  if (place < half) {
+    const long long angles = static_cast<long long>(token) * rotary + place;
+    turn_vectors(low, high, cos + angles, sin + angles, half);
+  }
+  const long long to_row = token + (moved >> which & 1 ? at[0] : 0);
+  if (to_row >= (which == 0 ? tokens : capacity)) return;
+  T* to = which == 0 ? q_out : which == 1 ? k_out : v_out;
+  to += to_row * (which == 0 ? q_out_token : which == 1 ? k_out_token : v_out_token);
+  to += static_cast<long long>(head) * (which == 0 ? q_out_head : which == 1 ? k_out_head : v_out_head);
+  Vector::pack(low).store(to + low_at);
+  Vector::pack(high).store(to + high_at);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, long long count) {
-  const long long first = (static_cast<long long>(blockIdx.x) * Plan::threads + threadIdx.x) * size;
+  const long long first = (static_cast<long long>(block_from_the_end()) * Plan::threads + threadIdx.x) * size;
   if (first >= count) return;
   float values[size], factors[size];
   Vector::load(gate + first).unpack(values);

@@ -1,42 +1,66 @@
-"""Pointwise operators of prompt chunks, each in one launch of ``rows.cu``: norms of rows, rotations, activation times product.
+"""Pointwise work of prompt chunks, in one launch of ``rows.cu`` each: norms of rows, sums with norms, heads, activation times product.
 
 A kernel is built on first use and compared there with the framework, on the numbers of that call; one that cannot be built or
 differs is not used again.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentcompile_cuda_kit import c_type, make_source
 from attrs import evolve
 
-from agentcompile_core.plugin_api import Access, Backend, BuildError, DType, Launch, Role, StepSource, Target, f32, i32, i64, pointer
+from agentcompile_core.plugin_api import (
+    Access,
+    Backend,
+    BuildError,
+    DType,
+    Heads,
+    Launch,
+    Role,
+    StepSource,
+    Target,
+    f32,
+    i32,
+    i64,
+    pointer,
+)
+
+from .head_places import THREADS, is_aligned, is_weight, norm_kind, placed, placing
 
 if TYPE_CHECKING:
     import torch
 
+    Tensors = Sequence[torch.Tensor]
+
 log = logging.getLogger("agentcompile.runtime.cuda")
 
 TEMPLATE = Path(__file__).with_name("rows.cu")
-THREADS = 256
 WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
-RMS, RMS_ONE_PLUS, RMS_ONCE = 1, 2, 4  # ac::Norm of row.cuh
 MOST_PARTS = 5  # of one merge
 CLOSE = 2.0  # units in the last place of the largest element beside which a kernel may differ from the framework
 NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
+SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
+_SUM_SCALARS = (i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
+_STRIDES = tuple(f"{name}_{which}" for which in ("heads", "token", "head", "out_token", "out_head") for name in "qkv")
+_PLACE_SCALARS = (*(i32(n, 0) for n in (*_STRIDES, "tokens", "capacity", "dim", "rotary", "lanes", "normed", "turned", "moved")),
+                  f32("eps", 0.0), i32("kind", 0))
+SHAPES_OF = slice(-8, None)  # of those scalars the ones that do not change with a chunk's length: from dim on
 
 
 def source(dtype: DType) -> StepSource:
     """The kernels for one element type; grids and scalars are those of a call."""
-    def launch(entry: str, inputs: tuple[str, ...], scalars: tuple[Any, ...]) -> Launch:
-        pointers = (*(pointer(name, Role.INPUT, dtype) for name in inputs), pointer("out", Role.OUTPUT, dtype, Access.WRITE))
+    def launch(entry: str, inputs: tuple[str, ...], scalars: tuple[Any, ...], outputs: tuple[str, ...] = ("out",)) -> Launch:
+        given = (pointer(name, Role.INPUT, DType.I64 if name == "at" else dtype) for name in inputs)
+        pointers = (*given, *(pointer(name, Role.OUTPUT, dtype, Access.WRITE) for name in outputs))
         return Launch(entry=entry, grid=(1, 1, 1), block=(THREADS, 1, 1), arguments=(*pointers, *scalars))
 
     sums = tuple(pointer(f"sum{i}", Role.INPUT, DType.F32) for i in range(MOST_PARTS))
@@ -44,21 +68,25 @@ def source(dtype: DType) -> StepSource:
     places = (*merge.arguments[:MOST_PARTS], *sums, *merge.arguments[MOST_PARTS:])
     launches = (launch("rms_rows_warp", ("x", "weight"), _NORM_SCALARS), launch("rms_rows_block", ("x", "weight"), _NORM_SCALARS),
                 launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("silu_product", ("gate", "up"), (i64("count", 0),)),
-                evolve(merge, arguments=places))
+                evolve(merge, arguments=places),
+                launch("add_rms_rows", ("left", "right", "weight"), _SUM_SCALARS, ("total", "out")),
+                launch("place_heads", ("q", "k", "v", "q_weight", "k_weight", "v_weight", "cos", "sin", "at"), _PLACE_SCALARS,
+                       ("q_out", "k_out", "v_out")))
     return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": THREADS}, launches=launches)
 
 
 class RowKernels:
-    """Bodies of operators, as ``Backend.body`` hands them out, over kernels that ``backend`` builds and launches."""
+    """What ``Backend.body``, ``Backend.place`` and ``Backend.merge`` offer, over kernels that ``backend`` builds and launches."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool]) -> None:
         self._backend, self._target, self._capturing = backend, target, capturing
         self._handles: dict[Any, Any] = {}
         self._served: dict[Any, bool] = {}
 
-    def body(self, *ops: str) -> "Callable[..., torch.Tensor | None] | None":
+    def body(self, *ops: str) -> "Callable[..., Any] | None":
         """See ``Backend.body``."""
-        known: dict[tuple[str, ...], Callable[..., Any]] = {(NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated}
+        known: dict[tuple[str, ...], Callable[..., Any]] = {
+            (NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated, SUM_AND_NORM: self._sum_and_norm}
         return known.get(ops)
 
     def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
@@ -66,24 +94,58 @@ class RowKernels:
         import torch
 
         columns = x.shape[-1]
-        if not _even(columns, x) or not x.is_contiguous() or (weight is None and (one_plus or once)):
-            return None
-        if weight is not None and (weight.dtype is not x.dtype or not _aligned(weight) or not weight.is_contiguous()):
+        if not _even(columns, x) or not x.is_contiguous() or not is_weight(weight, x, one_plus or once):
             return None
         rows = x.numel() // columns
         entry, blocks = ("rms_rows_block", rows) if columns >= WIDE else ("rms_rows_warp", -(-rows // (THREADS // 32)))
         out = torch.empty_like(x)
-        kind = RMS_ONE_PLUS if one_plus else RMS_ONCE if once else RMS
+        kind = norm_kind(one_plus, once)
         scalars = (rows, columns, eps, kind)
         return self._checked((entry, x.dtype, columns, weight is None, kind), out, (x, weight), (entry, blocks, scalars),
                              lambda: torch.ops.agentcompile.rms_norm.default(x, weight, eps, one_plus, once))
+
+    def _sum_and_norm(self, left: "torch.Tensor", right: "torch.Tensor", weight: "torch.Tensor | None", eps: float,
+                      one_plus: bool = False, once: bool = False) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        import torch
+
+        columns, same = left.shape[-1], left.shape == right.shape and left.dtype is right.dtype
+        if not same or not _even(columns, left) or not is_aligned(right) or not left.is_contiguous() or not right.is_contiguous():
+            return None
+        if not is_weight(weight, left, one_plus or once):
+            return None
+        total, out, kind = torch.empty_like(left), torch.empty_like(left), norm_kind(one_plus, once)
+        launch = partial(self._launch, left.dtype, (left, right, weight, total, out),
+                         ("add_rms_rows", left.numel() // columns, (columns, eps, kind)))
+
+        def framework() -> "Tensors":
+            wanted = left + right
+            return wanted, torch.ops.agentcompile.rms_norm.default(wanted, weight, eps, one_plus, once)
+
+        key = ("add_rms_rows", left.dtype, columns, weight is None, kind)
+        return (total, out) if self._agreed(key, launch, lambda: (total, out), framework) else None
+
+    def place(self, heads: Sequence[Heads]) -> bool:
+        """See ``Backend.place``."""
+        how = placing(heads)
+        if how is None:
+            return False
+        dtype, tensors, blocks, scalars = how
+        launch = partial(self._launch, dtype, tensors, ("place_heads", blocks, scalars))
+        count = heads[0].rows.shape[2]
+
+        def found() -> "Tensors":
+            starts = [0 if one.at is None else int(one.at) for one in heads]
+            return [one.out[:, :, start : start + count] for one, start in zip(heads, starts, strict=True)]
+
+        key = ("place_heads", dtype, *(one.rows.shape[1] for one in heads), *scalars[SHAPES_OF])
+        return self._agreed(key, launch, found, lambda: [placed(one) for one in heads])
 
     def _rope(self, x: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor", interleaved: bool = False) -> "torch.Tensor | None":
         import torch
 
         (batch, heads, tokens, dim), rotary = x.shape, cos.shape[-1]
         tables = cos.dtype is x.dtype and sin.dtype is x.dtype and cos.is_contiguous() and sin.is_contiguous()
-        tables = tables and tuple(cos.shape) == tuple(sin.shape) == (1, tokens, rotary) and _aligned(cos) and _aligned(sin)
+        tables = tables and tuple(cos.shape) == tuple(sin.shape) == (1, tokens, rotary) and is_aligned(cos) and is_aligned(sin)
         strides = x.stride()
         if interleaved or batch != 1 or not tables or strides[3] != 1 or rotary % 2 or rotary > dim:
             return None
@@ -99,7 +161,7 @@ class RowKernels:
         import torch
 
         same = gate.shape == up.shape and gate.dtype is up.dtype and gate.is_contiguous() and up.is_contiguous()
-        if not same or not _even(gate.numel(), gate) or not _aligned(up):
+        if not same or not _even(gate.numel(), gate) or not is_aligned(up):
             return None
         out, vectors = torch.empty_like(gate), gate.numel() * gate.element_size() // VECTOR_BYTES
         return self._checked(("silu_product", gate.dtype), out, (gate, up), ("silu_product", -(-vectors // THREADS), (gate.numel(),)),
@@ -129,37 +191,42 @@ class RowKernels:
     def _checked(self, key: Any, out: "torch.Tensor", inputs: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]],
                  framework: "Callable[[], torch.Tensor]") -> "torch.Tensor | None":
         """``out`` after its launch ``how`` (entry, blocks, scalars); None where the kernel is not to be used."""
+        launch = partial(self._launch, out.dtype, (*inputs, out), how)
+        return out if self._agreed(key, launch, lambda: (out,), lambda: (framework(),)) else None
+
+    def _agreed(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", framework: "Callable[[], Tensors]") -> bool:
+        """Whether ``launch`` ran; False where the kernel is not to be used, since its results were not the framework's."""
         if key not in self._served:
             if self._capturing():
-                return None  # nothing can be built or compared now; who captures warms up first
-            self._served[key] = self._agrees(key, out, inputs, how, framework())
-        if not self._served[key]:
-            return None
-        self._launch(out, inputs, how)
-        return out
+                return False  # nothing can be built or compared now; who captures warms up first
+            self._served[key] = self._agrees(key, launch, results, framework())
+        if self._served[key]:
+            launch()
+        return self._served[key]
 
-    def _agrees(self, key: Any, out: "torch.Tensor", inputs: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]],
-                wanted: "torch.Tensor") -> bool:
+    def _agrees(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", wanted: "Tensors") -> bool:
         import torch
 
         try:
-            self._launch(out, inputs, how)
+            launch()
             self._backend.synchronize()
         except (BuildError, RuntimeError, ValueError) as exc:
             log.info("the kernel of %s is not used: %s", key, exc)
             return False
-        found, wanted = out.float().nan_to_num(), wanted.float().nan_to_num()
-        limit = CLOSE * torch.finfo(out.dtype).eps * float(wanted.abs().max())
-        apart = float((found - wanted).abs().max())
-        if apart > limit:
-            log.warning("the kernel of %s is not used: it differs from the framework by %g", key, apart)
-        return apart <= limit
+        for out, right in zip(results(), wanted, strict=True):
+            one, other = out.float().nan_to_num(), right.float().nan_to_num()
+            apart = float((one - other).abs().max())
+            if apart > CLOSE * torch.finfo(out.dtype).eps * float(other.abs().max()):
+                log.warning("the kernel of %s is not used: it differs from the framework by %g", key, apart)
+                return False
+        return True
 
-    def _launch(self, out: "torch.Tensor", inputs: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
+    def _launch(self, dtype: "torch.dtype", tensors: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
+        """``tensors``: in the kernel's order, outputs last."""
         entry, blocks, scalars = how
-        made, handle = self._built(out.dtype)
+        made, handle = self._built(dtype)
         launch = next(one for one in made.launches if one.entry.startswith(f"{entry}_"))
-        addresses = (*(0 if tensor is None else tensor.data_ptr() for tensor in inputs), out.data_ptr())
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
         run = self._backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), False)
         run(self._backend.stream())
 
@@ -172,10 +239,6 @@ class RowKernels:
         return self._handles[dtype]  # type: ignore[no-any-return]
 
 
-def _aligned(tensor: "torch.Tensor") -> bool:
-    return tensor.data_ptr() % VECTOR_BYTES == 0
-
-
 def _even(count: int, tensor: "torch.Tensor") -> bool:
     """Whether ``count`` elements of a 16-bit tensor at an aligned address are whole vectors."""
-    return tensor.element_size() == 2 and tensor.is_floating_point() and count * 2 % VECTOR_BYTES == 0 and _aligned(tensor)
+    return tensor.element_size() == 2 and tensor.is_floating_point() and count * 2 % VECTOR_BYTES == 0 and is_aligned(tensor)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda.backend import CudaBackend
-from agentcompile_runtime_cuda.rows import GATED, NORM, ROPE, RowKernels, source
+from agentcompile_runtime_cuda.rows import GATED, NORM, ROPE, SUM_AND_NORM, RowKernels, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.ops import operators
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType
+from agentcompile_core.plugin_api import DType, Heads
 
 HALVES = (torch.float16, torch.bfloat16)
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=40)
@@ -99,6 +99,95 @@ def test_merged_parts_are_rounded_once(rows: RowKernels, data: st.DataObject) ->
     assert not rows.merge(parts * 3, out) and (heads == 1 or tokens == 1 or not rows.merge(parts, other))
 
 
+@SETTINGS
+@given(st.data())
+def test_sums_with_their_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
+    """The sum bit by bit, whether a row stays in registers or not."""
+    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
+    columns, count = 8 * draw(st.sampled_from([1, 3, 33, 256, 258, 1100])), draw(st.integers(1, 5))
+    left, right = (normal(columns + i, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-3, 1.0, 50.0])) for i in (0, 1))
+    weight = draw(st.sampled_from([None, normal(1, columns, dtype=dtype)]))
+    one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)])) if weight is not None else (False, False)
+    body = rows.body(*SUM_AND_NORM)
+    assert body is not None
+    total, out = body(left, right, weight, 1e-6, one_plus, once)
+    assert torch.equal(total, left + right)
+    near(out, operators.rms_norm(left + right, weight, 1e-6, one_plus, once))
+    assert body(left, right[..., :8], weight, 1e-6) is None or columns == 8
+
+
+def placed_by_operators(one: Heads) -> torch.Tensor:
+    found = operators.rms_norm(one.rows, *one.norm) if one.norm else one.rows
+    return operators.rope(found, *one.turn) if one.turn else found
+
+
+@SETTINGS
+@given(st.data())
+def test_heads_are_placed_where_they_belong(rows: RowKernels, data: st.DataObject) -> None:
+    """Slices of one product or tensors of their own; some normed, some turned, at any row; nothing else is written."""
+    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
+    count, dim = draw(st.integers(1, 19)), 16 * draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16]))
+    kv_heads, start, behind = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 3))
+    numbers, rotary = (kv_heads * draw(st.integers(1, 3)), kv_heads, kv_heads), 16 * draw(st.integers(1, dim // 16))
+    at = draw(st.sampled_from([None, torch.tensor([start])]))
+    one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
+    whole = normal(dim, 1, count, sum(numbers), dim, dtype=dtype).split(numbers, 2)
+    apart = [normal(i, 1, count, n, dim, dtype=dtype) for i, n in enumerate(numbers)]
+    cos, sin = (normal(seed, 1, count, rotary, dtype=dtype) for seed in (1, 2))
+    heads = []
+    for i, given_ in enumerate(whole if draw(st.booleans()) else apart):
+        norm = draw(st.sampled_from([(), (normal(i, dim, dtype=dtype), 1e-6, one_plus, once)]))
+        room = count if i == 0 else start + count + behind
+        out = torch.full((1, room, numbers[i], dim), float("nan"), dtype=dtype).transpose(1, 2)
+        heads.append(Heads(rows=given_.transpose(1, 2), out=out, at=at if i else None, norm=norm,
+                           turn=draw(st.sampled_from([(), (cos, sin, False)]))))
+    assert rows.place(heads)
+    for one in heads:
+        first = 0 if one.at is None else start
+        wanted = torch.full_like(one.out, float("nan"))
+        wanted[:, :, first : first + count] = placed_by_operators(one)
+        if one.norm and one.turn:  # a norm that is a unit off turns into an element that is that much of the other off
+            torch.testing.assert_close(one.out, wanted, rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps, equal_nan=True)
+        elif one.norm:
+            torch.testing.assert_close(one.out, wanted, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-6, equal_nan=True)
+        else:
+            assert torch.equal(one.out.nan_to_num(), wanted.nan_to_num()) and torch.equal(one.out.isnan(), wanted.isnan())
+
+
+def test_rows_behind_a_cache_are_not_written(rows: RowKernels) -> None:
+    count, memory = 6, torch.zeros(3, 8, 2, 32, dtype=torch.float16)
+    given_ = [normal(i, 1, count, 2, 32, dtype=torch.float16).transpose(1, 2) for i in range(3)]
+    at = torch.tensor([0])
+    heads = [Heads(rows=x, out=memory[i : i + 1, :7].transpose(1, 2), at=at if i else None) for i, x in enumerate(given_)]
+    assert rows.place(heads)
+    memory.zero_()
+    at.fill_(4)
+    assert rows.place(heads)
+    assert torch.equal(memory[1, 4:7].transpose(0, 1), given_[1][0, :, :3]) and not memory[1, :4].any() and not memory[:, 7].any()
+
+
+def test_heads_that_the_kernel_does_not_take_are_refused(rows: RowKernels) -> None:
+    def three(**others: Any) -> list[Heads]:
+        found = []
+        for i in range(3):
+            given_ = {"rows": normal(i, 1, 5, 2, 32, dtype=torch.float16).transpose(1, 2),
+                      "out": torch.zeros(1, 9, 2, 32, dtype=torch.float16).transpose(1, 2), **(others if i == 1 else {})}
+            found.append(Heads(**given_))
+        return found
+
+    table, weight = normal(0, 1, 5, 32, dtype=torch.float16), normal(0, 32, dtype=torch.float16)
+    wide = normal(0, 1, 5, 2, 48, dtype=torch.float16).transpose(1, 2)
+    assert rows.place(three()) and rows.place(three(turn=(table, table, False), norm=(weight, 1e-6, False, False)))
+    refused: list[dict[str, Any]] = [
+        {"turn": (table, table, True)}, {"turn": (table.float(), table, False)}, {"turn": (table[..., :24].contiguous(), table, False)},
+        {"norm": (weight.float(), 1e-6, False, False)}, {"norm": (None, 1e-6, True, False)}, {"rows": wide},
+        {"out": torch.zeros(1, 9, 2, 32).transpose(1, 2)}, {"rows": normal(0, 1, 2, 32, 5, dtype=torch.float16).transpose(2, 3)}]
+    assert [rows.place(three(**one)) for one in refused] == [False] * len(refused)
+    first = three()
+    first[0] = Heads(rows=first[0].rows, out=first[0].out, at=torch.tensor([1]))
+    assert not rows.place(first)
+
+
 def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
     x, weight = normal(0, 1, 4, 64, dtype=torch.float16), normal(1, 64, dtype=torch.float16)
     norm, rope, gated = (rows.body(*ops) for ops in ((NORM,), (ROPE,), GATED))
@@ -117,9 +206,13 @@ def test_a_kernel_that_differs_from_the_framework_is_never_used(monkeypatch: pyt
     emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
     rows = RowKernels(emulation, lambda: preset("h200"), lambda: False)
     launch = rows._launch
-    monkeypatch.setattr(rows, "_launch", lambda out, inputs, how: (launch(out, inputs, how), out.mul_(1.01)))
+    monkeypatch.setattr(rows, "_launch", lambda dtype, tensors, how: (launch(dtype, tensors, how), tensors[-1].mul_(1.01)))
     body, x = rows.body(*GATED), normal(0, 4, 64, dtype=torch.float16)
     assert body is not None and body(x, x) is None and body(x, x) is None
+    both = rows.body(*SUM_AND_NORM)
+    assert both is not None and both(x, x, x[0], 1e-6) is None
+    heads = [Heads(rows=x.view(1, 4, 4, 16), out=torch.empty(1, 4, 4, 16, dtype=torch.float16)) for _ in range(3)]
+    assert not rows.place(heads) and not rows.place(heads)
 
 
 def test_nothing_is_tried_while_a_graph_is_captured() -> None:

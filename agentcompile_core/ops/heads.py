@@ -1,0 +1,75 @@
+"""Heads of a prompt chunk on their way into a call of attention: the norm and the rotation that only this call reads."""
+
+from collections.abc import Container
+
+from attrs import field, frozen
+
+from ..ir.graph import Graph, Node, Ref
+from .names import ATTENTION, RMS_NORM, ROPE
+from .schema import named
+
+OPERANDS = ("q", "k", "v")
+
+
+@frozen(kw_only=True)
+class Way:
+    """From the value ``source`` through an RMS norm and then a rotation, where there are such, to an operand [1, H, T, D].
+
+    ``swapped``: ``source`` is [1, T, H, D]. ``nodes``: all on the way, in the graph's order; nothing else reads what they make.
+    """
+
+    source: str
+    swapped: bool = False
+    norm: Node | None = None
+    rope: Node | None = None
+    nodes: tuple[str, ...] = field(default=(), converter=tuple)
+
+
+def ways_in(graph: Graph, attention: Node, held: Container[str]) -> dict[str, Way]:
+    """How ``q``, ``k`` and ``v`` of a call of attention are made. ``held``: nodes that something else runs, so that no way has them."""
+    given = named(attention.op, attention.args, dict(attention.kwargs))
+    return {name: _way(graph, attention, given[name], held) for name in OPERANDS}  # type: ignore[arg-type]
+
+
+def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> Way:
+    way, reader = Way(source=operand.value), attention
+    while (node := _maker(graph, way.source, reader, held)) is not None:
+        kept = {"swapped": way.swapped, "norm": way.norm, "rope": way.rope}
+        if _swaps(node):
+            kept["swapped"] = not way.swapped
+        elif node.op == ROPE and way.rope is way.norm is None and not way.swapped:
+            kept["rope"] = node
+        elif node.op == RMS_NORM and way.norm is None:
+            kept["norm"] = node
+        else:
+            break
+        first = node.args[0]
+        if not isinstance(first, Ref):
+            break
+        way, reader = Way(source=first.value, nodes=(node.name, *way.nodes), **kept), node  # type: ignore[arg-type]
+    return Way(source=operand.value) if _written_meanwhile(graph, way, attention) else way
+
+
+def _maker(graph: Graph, value: str, reader: Node, held: Container[str]) -> Node | None:
+    """The node that makes ``value`` for ``reader`` alone."""
+    readers = {user.name for user in graph.users.get(value, ())}
+    node = graph.producer.get(value)
+    if node is None or readers != {reader.name} or value in graph.outputs or node.name in held or len(node.outputs) != 1 or node.mutates:
+        return None
+    return node
+
+
+def _swaps(node: Node) -> bool:
+    """Whether it is the transpose of heads and tokens, of four axes."""
+    if node.op == "aten.transpose.int":
+        return {axis % 4 for axis in node.args[1:3] if isinstance(axis, int)} == {1, 2}
+    return node.op == "aten.permute.default" and node.args[1] == (0, 2, 1, 3)
+
+
+def _written_meanwhile(graph: Graph, way: Way, attention: Node) -> bool:
+    """Whether anything but attention, which writes caches, writes in place between the first node of a way and its end."""
+    names = [node.name for node in graph.nodes]
+    if not way.nodes:
+        return False
+    between = graph.nodes[names.index(way.nodes[0]):names.index(attention.name)]
+    return any(node.mutates and node.op != ATTENTION for node in between)
