@@ -124,7 +124,7 @@ def placed_by_operators(one: Heads) -> torch.Tensor:
 @SETTINGS
 @given(st.data())
 def test_heads_are_placed_where_they_belong(rows: RowKernels, data: st.DataObject) -> None:
-    """Slices of one product or tensors of their own; some normed, some turned, at any row; nothing else is written."""
+    """Slices of one product or tensors of their own, by token or by head; some normed, some turned, at any row; nothing else is written."""
     draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
     count, dim = draw(st.integers(1, 19)), 16 * draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16]))
     kv_heads, start, behind = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 3))
@@ -139,7 +139,9 @@ def test_heads_are_placed_where_they_belong(rows: RowKernels, data: st.DataObjec
         norm = draw(st.sampled_from([(), (normal(i, dim, dtype=dtype), 1e-6, one_plus, once)]))
         room = count if i == 0 else start + count + behind
         out = torch.full((1, room, numbers[i], dim), float("nan"), dtype=dtype).transpose(1, 2)
-        heads.append(Heads(rows=given_.transpose(1, 2), out=out, at=at if i else None, norm=norm,
+        x = given_.transpose(1, 2)
+        x, out = (one.contiguous() if draw(st.booleans()) else one for one in (x, out))
+        heads.append(Heads(rows=x, out=out, at=at if i else None, norm=norm,
                            turn=draw(st.sampled_from([(), (cos, sin, False)]))))
     assert rows.place(heads)
     for one in heads:
