@@ -146,7 +146,8 @@ def test_sums_with_norms_are_the_operators(dtype: torch.dtype, count: int, colum
     total, out = body(left, right, weight, 1e-6)
     wanted = operators.rms_norm(left + right, weight, 1e-6)
     assert torch.equal(total, left + right)
-    torch.testing.assert_close(out, wanted, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-6)
+    # The normed row may be rounded otherwise where sums are added in another order, and its product with the weight then again.
+    torch.testing.assert_close(out, wanted, rtol=2.01 * torch.finfo(dtype).eps, atol=1e-6)
     assert float((out == wanted).float().mean()) > 0.99
 
 

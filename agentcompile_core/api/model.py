@@ -102,11 +102,13 @@ class CompiledModel:
         Raises:
             UsageError: it is a language model, or the arguments differ from those of the capture; see forward.ModuleSession.
         """
-        if not isinstance(self.session, ModuleSession | EagerModule):
+        session = self.session
+        if isinstance(session, ModuleSession) and session.takes(args, keywords):
+            return session(*args)
+        if not isinstance(session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
-        if isinstance(self.session, EagerModule) or not self.session.takes(args, keywords):
-            args, keywords = calls.canonical(self.loaded.module, args, keywords)
-        return self.session(*args, **keywords)
+        args, keywords = calls.canonical(self.loaded.module, args, keywords)
+        return session(*args, **keywords)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle as ``folder``; see stages.emit.write."""

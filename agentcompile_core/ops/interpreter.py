@@ -144,6 +144,10 @@ class Prepared:
         self._slots = slots
         self._results = [slots[name] for name in outputs]
         self._override = dtype_override
+        # What every run needs, prepared once: calls of a module wait for Python.
+        self._runs = tuple(call.run for call in self._calls)
+        self._empty = (None,) * (len(slots) - len(self.inputs))
+        self._named_results = tuple(zip(self.outputs, self._results, strict=True))
         self._free_after_last_use(nodes)
 
     def _free_after_last_use(self, nodes: Sequence[Node]) -> None:
@@ -184,10 +188,25 @@ class Prepared:
         With a type override, states that had to be promoted are changed in a copy; the copy is returned beside the outputs.
         """
         if self._override is None:
-            return dict(zip(self.outputs, self.bind(env)(), strict=True))
+            try:
+                values = [env[name] for name in self.inputs]
+            except KeyError:
+                self.bind(env)  # says what is missing
+                raise
+            values += self._empty
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    self._run_calls(values)
+            else:
+                self._run_calls(values)
+            return {name: values[slot] for name, slot in self._named_results}
         env = {**env, **{name: self._promoted(env[name]) for name in self.mutates if name in env}}
         found = dict(zip(self.outputs, self.bind(env)(), strict=True))
         return {**found, **{name: env[name] for name in self.mutates}}
+
+    def _run_calls(self, values: list[Any]) -> None:
+        for run in self._runs:
+            run(values)
 
     def _promoted(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._override) if self._override is not None and tensor.is_floating_point() else tensor

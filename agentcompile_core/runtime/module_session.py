@@ -35,20 +35,25 @@ class ModuleSession:
         weights: "WeightStore",
         executables: Executables,
     ) -> None:
+        import torch
+
+        self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
         self.graphs, self.device = graphs, executables.device
         self._lock = threading.Lock()
         graph = program.graph
-        self._inputs = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in graph.inputs)
+        self._inputs = tuple((name, torch.Size(graph.spec(name).shape), torch_dtype(graph.spec(name).dtype)) for name in graph.inputs)
         places = {name: zeros(graph.spec(name), self.device) for name in graph.inputs}
         self._place = next(iter(places.values())).device if places else None  # with its number, as tensors have it
         self._bound = bind(program, weights, {}, places, executables, moves=True)
         assert self._bound.moving is not None
-        self._bound.moving.begin()
-        self._results = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in self._bound.moving.results)
+        self._moving = self._bound.moving
+        self._moving.begin()
+        self._results = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in self._moving.results)
         self._owned, roots = _owned(program), alias_roots(graph)
-        self._fresh = tuple(own and roots[o] in self._bound.moving.results for o, own in zip(graph.outputs, self._owned, strict=True))
+        self._fresh = tuple(own and roots[o] in self._moving.results for o, own in zip(graph.outputs, self._owned, strict=True))
         self._arena = self._bound.arena_address
-        self._copied = _written(program)
+        self._all_fresh = all(self._fresh)
+        self._written = _written(program)
         self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
         self._last_stream: int | None = None
         self._call = calls.read(graphs.call)
@@ -82,56 +87,52 @@ class ModuleSession:
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for.
         """
-        import torch
-
         if len(inputs) != len(self._inputs):
             raise UsageError(f"{len(inputs)} inputs were given; the module was compiled for {len(self._inputs)}")
-        for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
-            if tensor.shape != shape or tensor.dtype != dtype:
-                raise UsageError(
-                    f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {shape} "
-                    f"{dtype}; compile again for other shapes"
-                )
-        bound, moving = self._bound, self._bound.moving
-        assert moving is not None
-        with self._lock, torch.inference_mode():
+        moving, tensors = self._moving, {}
+        with self._lock, self._torch.inference_mode():
             self._order_streams()
-            tensors = {name: self._readable(name, tensor) for (name, _, _), tensor in zip(self._inputs, inputs, strict=True)}
-            for name, shape, dtype in self._results:
-                tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
+            for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
+                if tensor.shape != shape or tensor.dtype is not dtype:
+                    raise UsageError(
+                        f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {tuple(shape)} "
+                        f"{dtype}; compile again for other shapes"
+                    )
+                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(tensor)
+            for name, size, dtype in self._results:
+                tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
             moving.to(tensors)
             try:
-                bound.run()
-                found = [bound.output(i) for i in range(len(self._owned))]
+                self._bound.run()
+                found = tuple(self._bound.environment[name] for name in self._bound.graph.outputs)
             finally:
                 moving.forget()
-            if all(self._fresh):
-                return tuple(found)
-            foreign = {self._arena, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs)}
-            return tuple(tensor if fresh or (owned and tensor.untyped_storage().data_ptr() not in foreign) else tensor.clone()
-                         for tensor, fresh, owned in zip(found, self._fresh, self._owned, strict=True))
+            return found if self._all_fresh else self._unshared(found, tensors)
 
-    def _readable(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
-        """The tensor itself where kernels can read it, else a copy that they can."""
-        import torch
+    def _unshared(self, found: "tuple[torch.Tensor, ...]", tensors: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+        """Results, with copies of those that are others' memory: an operator may have returned its input itself."""
+        foreign = {self._arena, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs)}
+        return tuple(tensor if fresh or (owned and tensor.untyped_storage().data_ptr() not in foreign) else tensor.clone()
+                     for tensor, fresh, owned in zip(found, self._fresh, self._owned, strict=True))
 
-        if (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device == self._place and tensor.is_contiguous()
-                and not (tensor.is_neg() or tensor.is_conj()) and tensor.data_ptr() % ALIGNMENT_BYTES == 0 and name not in self._copied):
-            return tensor
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
+    def _is_readable(self, name: str, tensor: "torch.Tensor") -> bool:
+        """Whether kernels can read the tensor where it is."""
+        return (type(tensor) in self._plain and tensor.device == self._place and tensor.is_contiguous() and not tensor.is_neg()
+                and not tensor.is_conj() and tensor.data_ptr() % ALIGNMENT_BYTES == 0 and name not in self._written)
+
+    def _copied(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        return self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
 
     def _order_streams(self) -> None:
         """Wait for what an earlier call enqueued on another stream: both use the program's own buffers.
 
         Whoever records this call in a graph has waited before, and must not be made to wait while recording.
         """
-        import torch
-
         stream = self._stream()
-        if self._last_stream not in (None, stream):
-            is_recording = getattr(torch.get_device_module(self.device), "is_current_stream_capturing", lambda: False)
+        if self._last_stream != stream and self._last_stream is not None:
+            is_recording = getattr(self._torch.get_device_module(self.device), "is_current_stream_capturing", lambda: False)
             if not is_recording():
-                torch.accelerator.synchronize()
+                self._torch.accelerator.synchronize()
         self._last_stream = stream
 
 

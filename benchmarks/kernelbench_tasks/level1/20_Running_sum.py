@@ -15,8 +15,8 @@ class Model(nn.Module):
 
 
 def get_inputs() -> list[Tensor]:
-    """Random ones."""
-    return [torch.randn(ROWS, COLUMNS)]
+    """Random ones, none of them negative: a sum that comes back to zero has no digits that two float32 sums would agree on."""
+    return [torch.rand(ROWS, COLUMNS)]
 
 
 def get_init_inputs() -> list[object]:
