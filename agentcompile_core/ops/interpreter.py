@@ -189,7 +189,7 @@ class Prepared:
         """
         if self._override is None:
             try:
-                values = [env[name] for name in self.inputs]
+                values: list[Any] = [env[name] for name in self.inputs]
             except KeyError:
                 self.bind(env)  # says what is missing
                 raise
