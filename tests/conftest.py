@@ -26,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 gc.set_threshold(20_000, 10, 10)  # looking for garbage among what was imported, again and again, was a sixteenth of all the time
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that hold a test marked ``slow`` come first, so that none of them runs alone at the end (``--no-loadscope-reorder``)."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is there by now stays, and is not looked at any more."""
     gc.collect()

@@ -62,6 +62,7 @@ def compiled(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     return run
 
 
+@pytest.mark.slow
 def test_an_llm_is_asked_once_per_region_and_its_answers_can_be_replayed(server, compiled, tmp_path: Path) -> None:
     recorded = tmp_path / "advice.json"
     mine = tmp_path / "mine.toml"  # what only the user's own file may set

@@ -332,6 +332,7 @@ def test_a_cubin_that_was_changed_is_not_launched(built_extension: Path, tmp_pat
     assert "was changed after it was emitted" in in_extension(folder, code).stdout
 
 
+@pytest.mark.slow
 def test_the_extension_builds_as_a_wheel(tiny_bundle: Path, built_extension: Path, tmp_path: Path) -> None:
     del built_extension  # what it needs is here
     folder = tmp_path / "extension"

@@ -9,6 +9,7 @@ TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 PROMPT = "When an exception"
 
 
+@pytest.mark.slow
 def test_compile_prints_one_document_and_writes_the_bundle(tiny_compiled) -> None:
     folder, document = tiny_compiled
     assert document["model"] == "tiny_model"

@@ -103,6 +103,7 @@ def test_its_target_is_listed_and_its_device_is_the_cpu(installed: Path) -> None
     assert done.returncode != 0 and "unknown target 'gtx280'; installed: acme_one" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_tiny_model_generates_through_it(proof: tuple[dict, Path]) -> None:
     found, _ = proof
     assert (found["device"], found["target"], found["backend"], found["languages"]) == ("cpu", "acme_one", "acme", ["c"])

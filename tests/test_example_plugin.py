@@ -50,6 +50,7 @@ def test_it_is_listed_when_installed_and_only_then(installed: Path) -> None:
     assert "acme_gather" not in {p["name"] for p in agentcompile(None, "plugins")["plugins"]}
 
 
+@pytest.mark.slow
 def test_its_candidates_appear_in_explain(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("agentcompile_validator_emulation")
     pytest.importorskip("agentcompile_validator_numerics")
