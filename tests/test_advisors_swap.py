@@ -3,10 +3,8 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,37 +36,50 @@ def server() -> Iterator:
     stub.server_close()
 
 
-def compiled(folder: Path, **environment: str) -> dict:
-    """Statistics of ``agentcompile compile`` of the tiny model, run in ``folder``, whose agentcompile.toml names the advisor."""
-    model = str(ROOT / "examples" / "tiny_model")  # nothing is built: the budget is for a busy machine to start litellm in
-    command = [sys.executable, "-m", "agentcompile_core.cli", "compile", model, "--no-cache", "--device", "cpu", "--dtype", "float32",
-               "--context", "64", "--rounds", "1", "--budget-plans", "20", "--budget-s", "240"]
-    clean = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY") and name != "AGENTCOMPILE_STRICT"}
-    environment = {**clean, "AGENTCOMPILE_PLUGINS": ",".join(PLUGINS), "OPENAI_API_KEY": CANARY, "NO_PROXY": "127.0.0.1",
-                   "PYTHONPATH": str(ROOT), "AGENTCOMPILE_CONFIG": "", **environment}
-    done = subprocess.run([*command, "--json"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert CANARY not in done.stdout + done.stderr
-    return json.loads(done.stdout)["statistics"]
+@pytest.fixture
+def compiled(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
+    """Statistics of ``agentcompile compile`` of the tiny model, run in ``tmp_path``, whose agentcompile.toml names the advisor.
+
+    In this process: the advisor's requests leave from a child of its own anyway, and imports were most of the time.
+    """
+    for name in (*os.environ, "AGENTCOMPILE_STRICT"):
+        if name.upper().endswith("_PROXY") or name == "AGENTCOMPILE_STRICT":
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(**environment: str) -> dict:
+        with monkeypatch.context() as patch:
+            ours = {"AGENTCOMPILE_PLUGINS": ",".join(PLUGINS), "OPENAI_API_KEY": CANARY, "NO_PROXY": "127.0.0.1", "AGENTCOMPILE_CONFIG": ""}
+            for name, value in {**ours, **environment}.items():
+                patch.setenv(name, value)
+            # Nothing is built: the budget is for a busy machine to start litellm in.
+            code, out, err = cli("compile", ROOT / "examples" / "tiny_model", "--no-cache", "--device", "cpu", "--dtype", "float32",
+                                 "--context", 64, "--rounds", 1, "--budget-plans", 20, "--budget-s", 240, "--json")
+        assert code == 0, err[-2000:]
+        assert CANARY not in out + err
+        return json.loads(out)["statistics"]
+
+    return run
 
 
-def test_an_llm_is_asked_once_per_region_and_its_answers_can_be_replayed(server, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_llm_is_asked_once_per_region_and_its_answers_can_be_replayed(server, compiled, tmp_path: Path) -> None:
     recorded = tmp_path / "advice.json"
     mine = tmp_path / "mine.toml"  # what only the user's own file may set
     mine.write_text(f'[plugin.litellm]\napi_base = "{server.base}"\nrecord = "advice.json"\n')
     project = tmp_path / "agentcompile.toml"
     project.write_text('advisor = "litellm"\n[plugin.litellm]\nmodel = "openai/stub"\n')
-    statistics = compiled(tmp_path, AGENTCOMPILE_CONFIG=str(mine))
+    statistics = compiled(AGENTCOMPILE_CONFIG=str(mine))
     answers = json.loads(recorded.read_text())["answers"]
     assert len(server.requests) == len(answers) == statistics["advised"] >= 2
     assert all(answer == ANSWER for answer in answers.values()) and CANARY not in recorded.read_text()
     assert len({request["messages"][1]["content"] for request in server.requests}) == len(server.requests)
     project.write_text('advisor = "replay"\n[plugin.replay]\nfile = "advice.json"\n')
-    replayed = compiled(tmp_path)
+    replayed = compiled()
     assert replayed["advised"] == statistics["advised"] and len(server.requests) == len(answers)
     assert {k: v for k, v in replayed.items() if k != "seconds"} == {k: v for k, v in statistics.items() if k != "seconds"}
 
 
-def test_an_advisor_that_is_not_set_up_costs_its_advice_only(tmp_path: Path) -> None:
-    statistics = compiled(tmp_path, AGENTCOMPILE_LLM="", AGENTCOMPILE_ADVISOR="litellm")
+def test_an_advisor_that_is_not_set_up_costs_its_advice_only(compiled) -> None:
+    statistics = compiled(AGENTCOMPILE_LLM="", AGENTCOMPILE_ADVISOR="litellm")
     assert statistics["advised"] == 0 and statistics["failures"] >= 1 and statistics["lowered"] > 0

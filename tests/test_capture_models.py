@@ -155,6 +155,7 @@ def test_capture_leaves_the_model_as_it_was() -> None:
     assert greedy(model.eval(), PROMPT, 3)[0] == before
 
 
+@pytest.mark.slow
 def test_full_size_model_is_captured_without_weights() -> None:
     folder = Path(__file__).parents[1] / "benchmarks" / "configs" / "llama-3.2-1b"
     config = transformers.AutoConfig.from_pretrained(folder)

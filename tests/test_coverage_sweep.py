@@ -48,6 +48,7 @@ def test_shards_share_the_work(sweep: Any, count: int) -> None:
             sweep.shard(wrong)
 
 
+@pytest.mark.slow
 def test_a_drawn_part_is_right_in_both_orders(sweep: Any, tmp_path: Path) -> None:
     draw = random.Random(SEED)
     names = draw.sample(sweep.models.covered(), 2)

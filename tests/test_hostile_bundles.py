@@ -221,6 +221,7 @@ def places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
     return found + [place for key in keys if depth < 9 for place in places(value[key], depth + 1)]
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data())
 def test_any_field_changed_is_refused_in_a_sentence_or_reads_as_values(folder: Path, honest: Documents, data: Any) -> None:

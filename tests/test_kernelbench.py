@@ -96,6 +96,7 @@ def test_scores_count_all_tasks_and_no_fallback_wins(bench: Any, rows: list[dict
     ElementTree.fromstring(scores.chart(rows, "eager"))
 
 
+@pytest.mark.slow
 def test_a_folder_is_run_and_what_fails_stops_nobody(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "level1"
     folder.mkdir()

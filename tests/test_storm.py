@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 COMMITTED = ROOT / "benchmarks" / "results" / "cpu" / "storm.json"
 
@@ -17,6 +19,7 @@ def check(document: dict, kills: int, seconds: int) -> None:
     assert compiles["wrong_answers"] == compiles["processes"] == 0 and writers["reads"] > 100 * writers["seconds"]
 
 
+@pytest.mark.slow
 def test_a_small_storm_loses_nothing(tmp_path: Path) -> None:
     small = ["--seconds", "4", "--kills", "8", "--seed", "1", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "storm.py"), *small], capture_output=True, text=True, timeout=500)

@@ -64,6 +64,7 @@ def test_every_installed_plugin_is_unplugged_below() -> None:
     assert installed, "no plugin distribution is installed; `make setup` installs them"
 
 
+@pytest.mark.slow
 def test_with_every_plugin(complete: Any, expected: list[int]) -> None:
     assert {name.split("/")[0] for name in families_of(complete)} >= {"gemv", "attention", "argmax"}
     assert tokens(complete) == expected

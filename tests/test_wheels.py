@@ -23,13 +23,17 @@ DISTRIBUTIONS = [p.parent for p in sorted(ROOT.glob("plugins/*/*/pyproject.toml"
 PLUGINS = [d for d in DISTRIBUTIONS if "entry-points" in tomllib.loads((d / "pyproject.toml").read_text())["project"]]
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, str(ROOT / "scripts" / "build_wheels.py"), "--out", str(folder)]
+def wheels_of(out: Path, *folders: Path) -> Path:
+    """``out``, with the wheels of these distributions, or of all of the repository, in it."""
+    command = [sys.executable, str(ROOT / "scripts" / "build_wheels.py"), "--out", str(out), *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheels_of(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="module")
@@ -285,11 +289,7 @@ def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Envir
         (folder / name / "pyproject.toml").write_text(PYPROJECT.format(name=name))
         (folder / name / f"{name}.py").write_text(text)
     shutil.copytree(ROOT / "examples" / "hardware_plugin", folder / "acme_hardware")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        from build_wheels import build
-    for name in ("acme_told", "acme_strict", "acme_hardware"):
-        build(folder / name, folder)
+    wheels_of(folder, *(folder / name for name in ("acme_told", "acme_strict", "acme_hardware")))
     made = Environment(folder)
     built = [next(wheels.glob(f"{name}-*.whl")) for name in BASE]
     made.pip("install", "--no-index", "--no-deps", "--no-compile", *map(str, (*built, *sorted(folder.glob("*.whl")))))

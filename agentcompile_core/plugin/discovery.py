@@ -40,13 +40,13 @@ def _entry_points(catalog: Catalog) -> dict[str, list[_Found]]:
     found: dict[tuple[str, str, str], _Found] = {}
     for dist in metadata.distributions():
         try:
-            points, label = tuple(dist.entry_points), f"{dist.name} {dist.version}"
+            points = tuple(point for point in dist.entry_points if _GROUP.match(point.group))
+            label = f"{dist.name} {dist.version}" if points else ""  # which costs far more to read than the points
         except Exception as exc:  # somebody's damaged installation, perhaps of no plugin at all
             _unreadable(dist, exc, catalog)
             continue
         for point in points:
-            if _GROUP.match(point.group):
-                found.setdefault((point.group, point.name, point.value), _Found(point.name, label, point.load))
+            found.setdefault((point.group, point.name, point.value), _Found(point.name, label, point.load))
     groups: dict[str, list[_Found]] = {}
     for key in sorted(found):
         groups.setdefault(key[0], []).append(found[key])

@@ -35,12 +35,11 @@ class Compiler(Protocol):
 
 
 class Nvrtc:
-    """NVRTC through cuda-bindings, in up to sixteen server processes, so that an endless build costs only itself."""
+    """NVRTC through cuda-bindings, in up to sixteen server processes of this process, so that an endless build costs only itself."""
 
     def __init__(self) -> None:
-        self._idle: queue.LifoQueue[GuardedServer] = queue.LifoQueue()
-        for _ in range(min(SERVERS, os.cpu_count() or 1)):
-            self._idle.put(_server())
+        search = os.pathsep.join(entry for entry in sys.path if entry)
+        self._idle = _servers(os.getpid(), search, tuple(sorted(toolkit_environment().items())))
 
     def version(self) -> str:
         """For example ``nvrtc 13.0``."""
@@ -153,10 +152,14 @@ def _nvcc_facts(path: Path) -> tuple[str, tuple[int, ...]]:
     return found[1] if found else "unknown", tuple(sorted({int(n) for n in re.findall(r"sm_(\d+)\b", archs.stdout)}))
 
 
-def _server() -> GuardedServer:
+@functools.cache
+def _servers(process: int, search: str, toolkit: tuple[tuple[str, str], ...]) -> "queue.LifoQueue[GuardedServer]":
+    """The idle servers of this process, for every catalog that it loads: those that run are taken first, the others start when needed."""
     command = [sys.executable, "-m", "agentcompile_runtime_cuda.nvrtc_server"]
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return GuardedServer(command, name="nvrtc", extra_env={**toolkit_environment(), "PYTHONPATH": path})
+    idle: queue.LifoQueue[GuardedServer] = queue.LifoQueue()
+    for _ in range(min(SERVERS, os.cpu_count() or 1)):
+        idle.put(GuardedServer(command, name="nvrtc", extra_env={**dict(toolkit), "PYTHONPATH": search}))
+    return idle
 
 
 def _build_error(log: str) -> BuildError:

@@ -1,5 +1,6 @@
 """The kit of the core, applied to this family."""
 
+import pytest
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import attention_case, norm_case, sloped_case
 from agentcompile_templates_cuda_attention import AttentionFamily
@@ -8,6 +9,7 @@ from agentcompile_core.plugin_api import DType
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 
+@pytest.mark.slow
 class TestAttention(TemplateFamilyConformance):
     family = AttentionFamily()
     cases = (attention_case(heads=(4, 2), head_dim=64, capacity=160, rope="rms"),

@@ -1,5 +1,6 @@
 """The kit of the core, applied to this family."""
 
+import pytest
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import gather_case, norm_case, norms_beside_case
 from agentcompile_templates_cuda_norm import NormFamily
@@ -8,6 +9,7 @@ from agentcompile_core.plugin_api import DType
 from agentcompile_core.testing.conformance import TemplateFamilyConformance
 
 
+@pytest.mark.slow
 class TestNorm(TemplateFamilyConformance):
     family = NormFamily()
     cases = (norm_case(columns=2048), norm_case(columns=128, rows=16, norm="rms_one_plus", dtype=DType.BF16),
