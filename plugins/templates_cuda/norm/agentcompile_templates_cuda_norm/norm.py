@@ -57,16 +57,15 @@ class NormFamily(TemplateFamily):
         return True
 
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
-        """Registers by the vectors of a row that a thread holds as floats, of layer norms twice, measured with nvcc 13; else nothing."""
+        """Registers by what a thread holds, elements as floats and all else as it is stored; measured with nvcc 13, else nothing."""
         warps_per_row = int(dict(schedule.items).get("warps_per_row", 0))
         if not warps_per_row:
             return Needs()
-        shape = shape_of(match)
-        held = vectors_each(shape, WARP * warps_per_row) * shape.step
-        early = early_weights(match, warps_per_row, schedule.integer("threads"), target)
-        registers = 2 * held + 24 if match.text("norm") != "layer" else 4 * held + 16 if early else 2 * held + 32
-        registers += held * sum(match.operand(name) is not None for name in AUX)
-        return block_needs(target, threads=schedule.integer("threads"), registers=registers)
+        shape, threads = shape_of(match), schedule.integer("threads")
+        vectors = vectors_each(shape, WARP * warps_per_row)
+        weights = shape.weight_words * (vectors if early_weights(match, warps_per_row, threads, target) else 1)
+        others = sum(match.operand(name) is not None for name in ("residual", *AUX))
+        return block_needs(target, threads=threads, registers=vectors * (shape.step + 4 * others) + weights + 24)
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 24 points: rows in registers of a warp or a block, weights kept over many rows, long rows over several blocks."""
