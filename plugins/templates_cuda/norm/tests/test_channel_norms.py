@@ -48,5 +48,6 @@ def test_within_a_rounding(dtype: DType, weight: bool, schedule: dict[str, int |
 
 def test_long_rows_are_split_or_read_again_and_short_ones_are_not() -> None:
     long, short = (channel_norm_case(shape=(1, 32, side, side), groups=2)[0] for side in (96, 8))
-    assert FAMILY.accepts(long, H200) is True and {dict(p.items).get("path") for p in FAMILY.space(long, H200).points} == {"split", "cluster", "looped"}
+    assert FAMILY.accepts(long, H200) is True
+    assert {dict(p.items).get("path") for p in FAMILY.space(long, H200).points} == {"split", "looped"}
     assert not [p for p in FAMILY.space(short, H200).points if dict(p.items).get("path")]
