@@ -86,7 +86,8 @@ def _first(points: tuple[Schedule, ...], wanted: Mapping[str, Any]) -> Schedule:
 TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("attention", "tensor"): "attention_tensor.cu", ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
-    ("norm", "looped"): "norm_looped.cu", ("reduction", "strided"): "reduction_strided.cu",
+    **{("norm", path): f"norm_{path}.cu" for path in ("cluster", "kept", "looped", "split")},
+    ("reduction", "strided"): "reduction_strided.cu",
     **{("reduction", name): f"{name}.cu" for name in ("scan", "scan_strided", "pool", "cross_entropy")},
     ("gemm", "tensor"): "gemm_tensor.cu",
     ("elementwise", "strided"): "strided_copy.cu",

@@ -201,12 +201,15 @@ def test_space_and_rejects() -> None:
         assert FAMILY.accepts(match, H200) is True
     assert FAMILY.space(norm_match(32, 128, "rms"), H200).points[0]["warps_per_row"] == 1
     assert FAMILY.space(norm_match(1, 2048, "rms"), H200).points[0]["warps_per_row"] > 1
-    assert "registers" in FAMILY.accepts(norm_match(1, 1 << 20, "rms", residual=True), H200).reason
     assert "unknown norm" in FAMILY.accepts(norm_match(1, 64, "batch"), H200).reason
     assert "same type" in FAMILY.accepts(norm_match(1, 64, "rms", weights=DType.F32), H200).reason
     plain = norm_match(1, 64, "rms")
     beside = evolve(plain, operands=(*plain.operands, operand("x_beside", Role.INPUT, (1, 64), DType.F16)))
     assert "beside" in FAMILY.accepts(beside, H200).reason
+    long = norm_match(1, 1 << 20, "rms", weight=False)
+    others = [evolve(o, name=f"{o.name}_beside") for o in long.operands]
+    beside = evolve(long, operands=(*long.operands, *others), attributes=(*long.attributes, ("rows_beside", 1), ("columns_beside", 64)))
+    assert "registers" in FAMILY.accepts(beside, H200).reason
 
 
 @pytest.mark.compile

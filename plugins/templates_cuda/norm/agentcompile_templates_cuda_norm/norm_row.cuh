@@ -1,0 +1,140 @@
+// What the kernels of the family share: neighbouring elements of a row and their weights, held as they are stored until they are used.
+//
+// A load that is converted where it is made holds up its thread, and all loads behind it: those of `Held` are all on their way before
+// the first is unpacked. A step is the elements of one 16-byte vector of rows; weights of other types take 8 or 32 bytes of it.
+#pragma once
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/row.cuh>
+
+namespace {
+
+using T = Plan::T;
+using Step = float[ac::Vec16<T>::size];
+constexpr int step = ac::Vec16<T>::size;
+
+template <class Element> struct Held {
+  static constexpr int words = step * static_cast<int>(sizeof(Element)) / 4;
+  unsigned int bits[words];
+
+  // The elements first .. first + step - 1 of a row, zero from `end` on. With `whole` all of them lie below `end` or none, and
+  // row + first is aligned for them.
+  static __device__ __forceinline__ Held load(const Element* row, int first, int end, bool whole) {
+    if (!whole) return gather(first, end, [&](int i) { return ac::to_float(row[i]); });
+    Held held;
+    if constexpr (words == 2) {
+      const uint2 pair = first < end ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0u, 0u);
+      held.bits[0] = pair.x;
+      held.bits[1] = pair.y;
+    } else {
+#pragma unroll
+      for (int w = 0; w < words; w += 4) {
+        ac::Vec16<Element> vector = ac::Vec16<Element>::zero();
+        if (first < end) vector = ac::Vec16<Element>::load(row + first + w * 4 / static_cast<int>(sizeof(Element)));
+        held.bits[w] = vector.bits.x;
+        held.bits[w + 1] = vector.bits.y;
+        held.bits[w + 2] = vector.bits.z;
+        held.bits[w + 3] = vector.bits.w;
+      }
+    }
+    return held;
+  }
+
+  // of(i) of the same elements, each a value of Element.
+  template <class Of> static __device__ __forceinline__ Held gather(int first, int end, Of of) {
+    Step values;
+#pragma unroll
+    for (int e = 0; e < step; ++e) values[e] = first + e < end ? of(first + e) : 0.0f;
+    return pack(values);
+  }
+
+  static __device__ __forceinline__ Held pack(const Step& values) {
+    Held held;
+#pragma unroll
+    for (int w = 0; w < words; ++w) {
+      if constexpr (sizeof(Element) == 4) {
+        held.bits[w] = *reinterpret_cast<const unsigned int*>(&values[w]);
+      } else {
+        held.bits[w] = ac::Pair<Element>::pack(values[2 * w], values[2 * w + 1]);
+      }
+    }
+    return held;
+  }
+
+  __device__ __forceinline__ void unpack(Step& values) const {
+#pragma unroll
+    for (int w = 0; w < words; ++w) {
+      if constexpr (sizeof(Element) == 4) {
+        values[w] = *reinterpret_cast<const float*>(&bits[w]);
+      } else {
+        const float2 both = ac::Pair<Element>::unpack(bits[w]);
+        values[2 * w] = both.x;
+        values[2 * w + 1] = both.y;
+      }
+    }
+  }
+};
+
+// Weight and bias of a step, where the norm has them.
+struct Weights {
+  Held<Plan::W> scale;
+  Held<Plan::W> shift;
+
+  // Those of the elements first .. first + step - 1 below `end`; of channels one for `span` neighbours, from `channel` on.
+  __device__ __forceinline__ void load(const Plan::W* weight, const Plan::W* bias, int first, int end, bool whole, int channel, int span) {
+    if constexpr (Plan::channels) {
+      if constexpr (Plan::has_weight) {
+        scale = Held<Plan::W>::gather(first, end, [&](int i) { return ac::to_float(weight[channel + i / span]); });
+      }
+      if constexpr (Plan::has_bias) {
+        shift = Held<Plan::W>::gather(first, end, [&](int i) { return ac::to_float(bias[channel + i / span]); });
+      }
+    } else {
+      if constexpr (Plan::has_weight) scale = Held<Plan::W>::load(weight, first, end, whole);
+      if constexpr (Plan::has_bias) shift = Held<Plan::W>::load(bias, first, end, whole);
+    }
+  }
+
+  // Normalizes a step in place, rounded to T.
+  __device__ __forceinline__ void normalize(Step& values, ac::RowStatistics statistics) const {
+    Step scales, shifts;
+    if constexpr (Plan::has_weight) scale.unpack(scales);
+    if constexpr (Plan::has_bias) shift.unpack(shifts);
+#pragma unroll
+    for (int e = 0; e < step; ++e) {
+      values[e] = ac::normalize<Plan::norm, T>(values[e], statistics, Plan::has_weight ? scales[e] : 1.0f, Plan::has_bias ? shifts[e] : 0.0f);
+    }
+  }
+};
+
+// The elements of a step that lie below `end` to where they belong; `whole` as of Held::load.
+__device__ __forceinline__ void store_step(const Step& values, T* row, int first, int end, bool whole) {
+  if (whole) {
+    if (first < end) ac::Vec16<T>::pack(values).store(row + first);
+  } else {
+#pragma unroll
+    for (int e = 0; e < step; ++e) {
+      if (first + e < end) row[first + e] = ac::from_float<T>(values[e]);
+    }
+  }
+}
+
+// The first channel of a row, where each of `groups` rows has other ones.
+__device__ __forceinline__ int first_channel(int row, int groups, int columns, int span) {
+  return Plan::channels ? row % groups * (columns / span) : 0;
+}
+
+// x + residual, rounded to T: what a norm with a residual is of.
+__device__ __forceinline__ void add_rounded(Step& values, const Held<T>& residual) {
+  Step added;
+  residual.unpack(added);
+#pragma unroll
+  for (int e = 0; e < step; ++e) values[e] = ac::round_to<T>(values[e] + added[e]);
+}
+
+// Whether all of these may be used with 16-byte vectors; an absent operand is null, which may.
+template <class... Pointers> __device__ __forceinline__ bool all_aligned(Pointers... pointers) {
+  return (... && ac::is_aligned16(pointers));
+}
+
+}  // namespace
