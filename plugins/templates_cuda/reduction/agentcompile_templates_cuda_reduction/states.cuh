@@ -43,9 +43,9 @@ template <int Op> struct Single {
       if (e < valid) some[e].value = Op == sum_of_magnitudes ? fabsf(values[e]) : Op == sum_of_squares ? values[e] * values[e] : values[e];
     }
 #pragma unroll
-    for (int width = Step / 2; width > 0; width /= 2) {
+    for (int offset = Step / 2; offset > 0; offset /= 2) {
 #pragma unroll
-      for (int e = 0; e < width; ++e) some[e].take(some[e + width].value);
+      for (int e = 0; e < offset; ++e) some[e].take(some[e + offset].value);
     }
     take(some[0].value);
   }
