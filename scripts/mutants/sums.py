@@ -28,14 +28,15 @@ BITS = range(12)  # random cases that say whether any bit changes
 _FAMILY, _SHOWN = re.compile(r".* on (\w+) seed .*", re.DOTALL), r"\1"
 ROWS, STRIDED = {"path": "rows"}, {"path": "strided"}
 SOFTMAX: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
-    ("warp", {"shape": (4, 200)}, {"path": "held", "warps_per_row": 1}),
+    ("warp", {"shape": (4, 200)}, {"path": "held", "warps_per_row": 1, "lanes": 32}),
+    ("lanes", {"shape": (9, 200)}, {"path": "held", "lanes": 8}),
     ("block", {"shape": (2, 1501)}, {"path": "held", "warps_per_row": (4, 8)}),
     ("looped", {"shape": (2, 4609)}, {"path": "looped"}), ("split", {"shape": (2, 5003)}, {"path": "split", "splits": 4}),
     ("log", {"shape": (2, 4609), "log": True}, {"path": "looped"}),
     ("strided", {"shape": (2, 90, 35), "axis": 1}, {**STRIDED, "warps": 4}),
 )
 REDUCTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
-    ("sum", {"shape": (5, 707)}, {**ROWS, "warps_per_row": 1}),
+    ("sum", {"shape": (5, 707)}, {**ROWS, "warps_per_row": 1, "lanes": 32}), ("lanes", {"shape": (9, 200)}, {**ROWS, "lanes": 8}),
     ("mean", {"shape": (2, 2101), "op": "aten.mean.dim"}, {**ROWS, "splits": 1, "warps_per_row": (4, 8)}),
     ("parts", {"shape": (1, 9001)}, {**ROWS, "splits": (2, 3, 4, 5, 6, 7, 8, 9)}),
     ("l1", {"shape": (3, 331), "op": "aten.linalg_vector_norm.default", "arguments": (1,)}, {**ROWS, "warps_per_row": 1}),

@@ -2,8 +2,8 @@
 //
 // An input is as large as out (Plan::broadcast_j = 0), one row of `columns` elements that repeats (1), one element (2), or
 // one of `extent_j` elements per channel, of which `inner` neighbours of out are (4); absent inputs are null. out [count]; it may
-// alias a full input. A thread owns Plan::step neighbouring elements: one 16-byte
-// vector where all types have one size and the addresses allow it.
+// alias a full input. A thread owns Plan::step neighbouring elements, one 16-byte vector, where all types have one size and the
+// addresses allow it. All loads of a thread are on their way before the first is used.
 // Wins where a pointwise chain stands between operators that no other family fuses.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
@@ -19,26 +19,45 @@ template <int Kind, class A> __device__ __forceinline__ bool vector_ready(const 
   return Kind != full || (step == ac::Vec16<A>::size && ac::is_aligned16(input));
 }
 
-// Writes column `j` of `values`: this input's elements first .. first + step - 1, as far as they exist.
+template <int Kind> __device__ __forceinline__ long long place_of(long long i, int columns, long long inner, long long extent) {
+  return Kind == scalar ? 0 : Kind == row ? i % columns : Kind == channel ? i / inner % extent : i;
+}
+
+// What a step of one input is in registers: a vector as it lies in memory, or single elements.
+template <int Kind, class A, bool Vector = Kind == full && step == ac::Vec16<A>::size> struct Loaded {
+  A elements[step];
+
+  __device__ __forceinline__ void load(const A* input, long long first, int columns, long long inner, long long extent) {
+    if constexpr (Kind == absent) return;
+#pragma unroll
+    for (int e = 0; e < step; ++e) elements[e] = input[place_of<Kind>(first + e, columns, inner, extent)];
+  }
+  __device__ __forceinline__ void unpack(float (&values)[step][6], int j) const {
+    if constexpr (Kind == absent) return;
+#pragma unroll
+    for (int e = 0; e < step; ++e) values[e][j] = ac::to_float(elements[e]);
+  }
+};
+template <int Kind, class A> struct Loaded<Kind, A, true> {
+  ac::Vec16<A> vector;
+
+  __device__ __forceinline__ void load(const A* input, long long first, int, long long, long long) { vector = ac::Vec16<A>::load(input + first); }
+  __device__ __forceinline__ void unpack(float (&values)[step][6], int j) const {
+    float chunk[step];
+    vector.unpack(chunk);
+#pragma unroll
+    for (int e = 0; e < step; ++e) values[e][j] = chunk[e];
+  }
+};
+
+// Writes column `j` of `values`: this input's elements first .. first + step - 1, as far as they exist, one by one.
 template <int Kind, class A>
-__device__ __forceinline__ void load_input(float (&values)[step][6], int j, const A* input, long long first, long long count,
-                                           int columns, long long inner, long long extent, bool vectors) {
-  if constexpr (Kind != absent) {
-    if constexpr (Kind == full && step == ac::Vec16<A>::size) {
-      if (vectors) {
-        float chunk[step];
-        ac::Vec16<A>::load(input + first).unpack(chunk);
+__device__ __forceinline__ void load_elements(float (&values)[step][6], int j, const A* input, long long first, long long count,
+                                              int columns, long long inner, long long extent) {
+  if constexpr (Kind == absent) return;
 #pragma unroll
-        for (int e = 0; e < step; ++e) values[e][j] = chunk[e];
-        return;
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < step; ++e) {
-      const long long i = first + e;
-      const long long place = Kind == scalar ? 0 : Kind == row ? i % columns : Kind == channel ? i / inner % extent : i;
-      if (i < count) values[e][j] = ac::to_float(input[place]);
-    }
+  for (int e = 0; e < step; ++e) {
+    if (first + e < count) values[e][j] = ac::to_float(input[place_of<Kind>(first + e, columns, inner, extent)]);
   }
 }
 
@@ -62,12 +81,33 @@ elementwise_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A2* in2
                        vector_ready<Plan::broadcast_2>(in2) && vector_ready<Plan::broadcast_3>(in3) &&
                        vector_ready<Plan::broadcast_4>(in4) && vector_ready<Plan::broadcast_5>(in5);
   float values[step][6] = {};
-  load_input<Plan::broadcast_0>(values, 0, in0, first, count, columns, inner, extent0, vectors);
-  load_input<Plan::broadcast_1>(values, 1, in1, first, count, columns, inner, extent1, vectors);
-  load_input<Plan::broadcast_2>(values, 2, in2, first, count, columns, inner, extent2, vectors);
-  load_input<Plan::broadcast_3>(values, 3, in3, first, count, columns, inner, extent3, vectors);
-  load_input<Plan::broadcast_4>(values, 4, in4, first, count, columns, inner, extent4, vectors);
-  load_input<Plan::broadcast_5>(values, 5, in5, first, count, columns, inner, extent5, vectors);
+  if (vectors) {
+    Loaded<Plan::broadcast_0, Plan::A0> step0;
+    Loaded<Plan::broadcast_1, Plan::A1> step1;
+    Loaded<Plan::broadcast_2, Plan::A2> step2;
+    Loaded<Plan::broadcast_3, Plan::A3> step3;
+    Loaded<Plan::broadcast_4, Plan::A4> step4;
+    Loaded<Plan::broadcast_5, Plan::A5> step5;
+    step0.load(in0, first, columns, inner, extent0);
+    step1.load(in1, first, columns, inner, extent1);
+    step2.load(in2, first, columns, inner, extent2);
+    step3.load(in3, first, columns, inner, extent3);
+    step4.load(in4, first, columns, inner, extent4);
+    step5.load(in5, first, columns, inner, extent5);
+    step0.unpack(values, 0);
+    step1.unpack(values, 1);
+    step2.unpack(values, 2);
+    step3.unpack(values, 3);
+    step4.unpack(values, 4);
+    step5.unpack(values, 5);
+  } else {
+    load_elements<Plan::broadcast_0>(values, 0, in0, first, count, columns, inner, extent0);
+    load_elements<Plan::broadcast_1>(values, 1, in1, first, count, columns, inner, extent1);
+    load_elements<Plan::broadcast_2>(values, 2, in2, first, count, columns, inner, extent2);
+    load_elements<Plan::broadcast_3>(values, 3, in3, first, count, columns, inner, extent3);
+    load_elements<Plan::broadcast_4>(values, 4, in4, first, count, columns, inner, extent4);
+    load_elements<Plan::broadcast_5>(values, 5, in5, first, count, columns, inner, extent5);
+  }
   float results[step];
 #pragma unroll
   for (int e = 0; e < step; ++e) results[e] = Epilogue::apply(values[e]);

@@ -1,10 +1,11 @@
 // Reduction of rows, the last axes: out[r] over c of x[r, c], or the first place of an extreme, or both.
 //
 // x [rows, columns] is the plan's expression over in0, in1, in2; out, indices [rows]. A row, or one of `splits` parts of it,
-// belongs to Plan::warps_per_row warps: one (several rows per block) or all of the block's. Threads take 16 bytes at a time,
-// Plan::unroll of them before the first is used. Where rows are split, the parts' states go to ws_states [splits, rows, words],
-// and a second launch merges them, a warp per row.
-// One warp per row wins where rows are short and many, a block where they are long, parts where rows are fewer than SMs.
+// belongs to Plan::lanes neighbouring lanes (several rows per warp), to one warp or to all warps of the block. Threads take 16
+// bytes at a time, and Plan::unroll of them are on their way before the first is used; where the length or the address of rows
+// allows no vectors, neighbouring threads take neighbouring elements. Where rows are split, the parts' states go to ws_states
+// [splits, rows, words], and a second launch merges them, a warp per row.
+// A few lanes per row win where rows are short and many, a block where they are long, parts where rows are fewer than SMs.
 #include "plan.cuh"
 #include "finish.cuh"
 
@@ -12,29 +13,55 @@ namespace {
 
 constexpr int warps = Plan::threads / ac::warp_size;
 constexpr int warps_per_row = Plan::warps_per_row;
-constexpr int rows_per_block = warps / warps_per_row;
-constexpr int threads_per_row = warps_per_row * ac::warp_size;
-static_assert(warps_per_row == 1 || rows_per_block == 1, "a row belongs to one warp or to the whole block");
+constexpr int lanes = Plan::lanes;  // of a warp, that share a row or a part of it
+constexpr int threads_per_row = warps_per_row * lanes;
+constexpr int rows_per_block = Plan::threads / threads_per_row;
+constexpr int unroll = Plan::unroll;
+static_assert(warps_per_row == 1 || (rows_per_block == 1 && lanes == ac::warp_size), "a row belongs to lanes of one warp or to the whole block");
 
-// The elements begin .. end - 1 of a row that starts at `row`.
-__device__ __forceinline__ State scan(const Elements& elements, long long row, int begin, int end, bool vectors) {
-  State state = State::nothing();
+// The least power of two that is not below `count`.
+constexpr int power_of_two(int count) { return count > 1 ? 2 * power_of_two((count + 1) / 2) : 1; }
+
+// The elements begin .. end - 1 of a row that starts at `row`; both are multiples of a step.
+__device__ __forceinline__ State scan_vectors(const Elements& elements, long long row, int begin, int end, int thread) {
   constexpr int stride = threads_per_row * step;
-  const int thread = threadIdx.x % threads_per_row;
-  long long first = begin + thread * step;
-  for (; first + (Plan::unroll - 1) * stride < end; first += Plan::unroll * stride) {
-    float values[Plan::unroll][step];
-#pragma unroll
-    for (int i = 0; i < Plan::unroll; ++i) elements.load_below(row + first + i * stride, row + end, 0.0f, vectors, values[i]);
-#pragma unroll
-    for (int i = 0; i < Plan::unroll; ++i) {
-      state.add(values[i], static_cast<int>(first) + i * stride, static_cast<int>(end - first) - i * stride);
-    }
-  }
-  for (; first < end; first += stride) {
+  State state = State::nothing();
+  int first = begin + thread * step;
+  Elements::Fetched<step> some[unroll];
+  const auto take = [&](int i) {
     float values[step];
-    elements.load_below(row + first, row + end, 0.0f, vectors, values);
-    state.add(values, static_cast<int>(first), static_cast<int>(end - first));
+    elements.evaluate(some[i], values);
+    state.add(values, first + i * stride, step);
+  };
+  for (; first + (unroll - 1) * stride < end; first += unroll * stride) {
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) elements.fetch(row + first + i * stride, some[i]);
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) take(i);
+  }
+#pragma unroll
+  for (int i = 0; i < unroll - 1; ++i) {
+    if (first + i * stride < end) elements.fetch(row + first + i * stride, some[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < unroll - 1; ++i) {
+    if (first + i * stride < end) take(i);
+  }
+  return state;
+}
+
+// The same of any begin and end.
+__device__ __forceinline__ State scan_elements(const Elements& elements, long long row, int begin, int end, int thread) {
+  State state = State::nothing();
+#pragma unroll 1
+  for (int first = begin + thread; first < end; first += step * threads_per_row) {
+    float values[step];
+#pragma unroll
+    for (int e = 0; e < step; ++e) {
+      const int place = first + e * threads_per_row;
+      values[e] = place < end ? elements.element(row + place) : 0.0f;
+    }
+    state.add(values, first, (end - first + threads_per_row - 1) / threads_per_row, threads_per_row);
   }
   return state;
 }
@@ -48,20 +75,22 @@ reduction_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A2* in2, 
   if (Plan::pdl) ac::launch_dependents();
   ac::grid_dependency_wait();
   const int warp = threadIdx.x / ac::warp_size;
-  const int lane = threadIdx.x % ac::warp_size;
-  const long long row = static_cast<long long>(blockIdx.x) * rows_per_block + (warps_per_row == 1 ? warp : 0);
-  if (row >= rows) return;
+  const int thread = threadIdx.x % threads_per_row;
+  const long long row = static_cast<long long>(blockIdx.x) * rows_per_block + threadIdx.x / threads_per_row;
   const Elements elements = elements_of(in0, in1, in2, period0, period1, period2);
   const int begin = blockIdx.y * part;
-  const int end = min(static_cast<long long>(begin) + part, static_cast<long long>(columns));
-  State state = reduction::merge_warp(scan(elements, row * columns, begin, end, columns % step == 0 && elements.in_vectors<step>()));
+  const int end = row < rows ? min(begin + part, columns) : begin;  // the lanes of rows that do not exist stay for the shuffles
+  const bool vectors = columns % step == 0 && elements.in_vectors<step>();
+  State state = vectors ? scan_vectors(elements, row * columns, begin, end, thread) : scan_elements(elements, row * columns, begin, end, thread);
+  state = reduction::merge_warp<lanes>(state);
   if constexpr (warps_per_row > 1) {
+    const int lane = threadIdx.x % ac::warp_size;
     if (lane == 0) states[warp] = state;
     __syncthreads();
     if (warp > 0) return;
-    state = reduction::merge_warp(lane < warps ? states[lane] : State::nothing());
+    state = reduction::merge_warp<power_of_two(warps)>(lane < warps ? states[lane] : State::nothing());
   }
-  if (lane > 0) return;
+  if (thread > 0 || row >= rows) return;
   if constexpr (Plan::split) {
     keep(state, ws_states, blockIdx.y * rows + row);
   } else {

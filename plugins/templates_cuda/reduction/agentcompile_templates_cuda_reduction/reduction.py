@@ -52,6 +52,9 @@ WARP = 32
 FINISHING = 128  # threads of a block of the second launch
 LARGEST = 2**31 - 1
 MOST_SPLITS = 65535
+FETCHED = (4, 2, 8)  # vectors of 16 bytes that a thread has on their way, the best first
+MOST_FETCHED = 32  # elements, for want of registers
+LONG_ROW = 16384  # elements from which parts come first
 SHORTEST_PART = 1024  # elements that pay for a block and a second launch
 SHORTEST_STRIDED_PART = 64
 MOST_WORDS = 16  # of the states of a lane
@@ -115,9 +118,9 @@ class ReductionFamily(TemplateFamily):
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
-        """At most 24 points: a warp or a block per row, rows in parts; or an axis that is not the last, whole or in parts."""
+        """At most 24 points: lanes, a warp or a block per row, rows in parts; or an axis that is not the last, whole or in parts."""
         points = _points(match, target)
-        names = ("path", "threads", "warps_per_row", "warps", "step", "splits", "items")
+        names = ("path", "threads", "warps_per_row", "lanes", "warps", "step", "splits", "items")
         parameters = tuple(Parameter(name=name, values=tuple(sorted({p[name] for p in points if name in p})))
                            for name in names if any(name in p for p in points))
         return ScheduleSpace(parameters=parameters, points=tuple(map(Schedule, points)))
@@ -152,15 +155,38 @@ def _results_reject(match: Match) -> Reject | None:
 
 
 def _rows(match: Match, target: Target) -> list[Point]:
-    """Parts first where rows alone leave SMs without work; a warp per row first where rows are short."""
+    """Parts first where rows alone leave SMs without work and are long; threads that have four vectors on their way each first."""
     rows, columns, step = match.integer("outer"), match.integer("columns"), _step(match)
-    threads = [t for t in (256, 512, 128, 1024) if t == 128 or t * step <= 2 * columns]
-    blocks: list[Point] = [{"path": "rows", "threads": t, "warps_per_row": t // WARP, "splits": 1} for t in threads]
-    warp: list[Point] = [{"path": "rows", "threads": t, "warps_per_row": 1, "splits": 1} for t in (128, 256)]
-    parts: list[Point] = [{"path": "rows", "threads": t, "warps_per_row": t // WARP, "splits": s} for t in (256, 512)
-                          for s in _splits(rows, columns // SHORTEST_PART, target)]
-    whole = [*warp, *blocks] if columns <= WARP * step * 4 else [*blocks, *(warp[:1] if columns <= WARP * step * 32 else [])]
-    return [*parts, *whole]
+    parts = [_block(columns // s, step, s, fetched) for s in _parts(rows, columns, target) for fetched in FETCHED[:2]]
+    blocks = [_block(columns, step, 1, fetched) for fetched in (*FETCHED, 1)]
+    warp: list[Point] = [{"path": "rows", "threads": t, "warps_per_row": 1, "lanes": WARP, "splits": 1} for t in (128, 256)]
+    few = dict.fromkeys(_lanes(columns, step, fetched) for fetched in FETCHED)
+    lanes: list[Point] = [{**point, "lanes": n} for point in warp[::-1] for n in few if n < WARP]
+    long = [*blocks, *(warp[:1] if columns <= WARP * step * 32 else [])]
+    whole = [*lanes, *warp, *blocks[:1]] if columns <= WARP * step * 4 else long
+    found = [*parts, *whole] if columns >= LONG_ROW else [*whole, *parts]
+    return list({tuple(sorted(point.items())): point for point in found}.values())
+
+
+def _parts(rows: int, columns: int, target: Target) -> list[int]:
+    """Parts per row that make at most two, one or four blocks per SM, where rows are fewer."""
+    if rows >= 2 * target.sm_count:
+        return []
+    found = (min(waves * target.sm_count // rows, columns // SHORTEST_PART, MOST_SPLITS) for waves in (2, 1, 4))
+    return [splits for splits in dict.fromkeys(found) if splits > 1]
+
+
+def _block(columns: int, step: int, splits: int, fetched: int) -> Point:
+    """A block per row or part of it, whose threads have ``fetched`` vectors each, as far as a block has as few or as many threads."""
+    vectors = -(-columns // (step * fetched))
+    threads = next((t for t in (128, 256, 512) if vectors <= t), 1024)
+    return {"path": "rows", "threads": threads, "warps_per_row": threads // WARP, "lanes": WARP, "splits": splits}
+
+
+def _lanes(columns: int, step: int, fetched: int) -> int:
+    """Lanes per row of a warp that have ``fetched`` vectors each."""
+    vectors = -(-columns // (step * fetched))
+    return next((lanes for lanes in (4, 8, 16) if vectors <= lanes), WARP)
 
 
 def _splits(blocks: int, most: int, target: Target) -> list[int]:
@@ -228,18 +254,19 @@ def _finished(match: Match, template: str, plan: Plan, first: Launch, depth: int
 
 
 def _lower_rows(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
-    threads, warps_per_row = schedule.integer("threads"), schedule.integer("warps_per_row")
+    threads, warps_per_row, lanes = (schedule.integer(name) for name in ("threads", "warps_per_row", "lanes"))
+    threads_per_row = lanes * warps_per_row
     rows, columns, step = match.integer("outer"), match.integer("columns"), _step(match)
     part = -(-columns // (schedule.integer("splits") * step)) * step
     splits = -(-columns // part)
     launch = Launch(
-        entry="reduction_kernel", grid=(-(-rows // (threads // WARP // warps_per_row)), splits, 1), block=(threads, 1, 1), pdl=pdl,
+        entry="reduction_kernel", grid=(-(-rows * threads_per_row // threads), splits, 1), block=(threads, 1, 1), pdl=pdl,
         arguments=(*inputs_arguments(match), *_results(match, splits), i64("rows", rows), i32("columns", columns), i32("part", part),
                    _scale(match), *inputs_periods(match)))
-    per_thread = -(-part // (WARP * warps_per_row))
-    unroll = 1 if per_thread <= step else 4 if per_thread >= 4 * step else 2
-    plan = {**_plan(match, step, splits, pdl), "threads": threads, "warps_per_row": warps_per_row, "unroll": unroll}
-    return _finished(match, "reduction.cu", plan, launch, per_thread + (WARP * warps_per_row).bit_length())
+    steps = -(-part // (threads_per_row * step))
+    unroll = next(count for count in (8, 4, 2, 1) if count <= steps and count * step <= MOST_FETCHED)
+    plan = {**_plan(match, step, splits, pdl), "threads": threads, "warps_per_row": warps_per_row, "lanes": lanes, "unroll": unroll}
+    return _finished(match, "reduction.cu", plan, launch, steps * step + threads_per_row.bit_length())
 
 
 def _lower_strided(match: Match, schedule: Schedule, pdl: bool) -> StepSource:

@@ -1,8 +1,10 @@
 // What a reduction carries along, and how two of them become one. All in fp32; every order of merging is fixed by the kernel.
 //
-// A State has: nothing(), what no element at all gives; add(values, index, valid), the first `valid` of neighbouring elements,
-// of which the first is number `index`; merge(other), of what lies behind or elsewhere; words that go through a workspace.
+// A State has: nothing(), what no element at all gives; add(values, index, valid, apart), the first `valid` of elements that lie
+// `apart` from each other, of which the first is number `index`; merge(other), of what lies behind or elsewhere; words that go
+// through a workspace.
 #pragma once
+#include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
 
 namespace reduction {
@@ -10,7 +12,6 @@ namespace reduction {
 enum Operation : int { sum, largest, smallest, product, sum_of_magnitudes, sum_of_squares, variance, first_largest, first_smallest, log_of_exponentials };
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-__device__ __forceinline__ bool is_nan(float value) { return value != value; }
 
 // Sums, products and extremes: one number. An extreme is NaN where any element is.
 template <int Op> struct Single {
@@ -23,9 +24,9 @@ template <int Op> struct Single {
 
   __device__ __forceinline__ void take(float other) {
     if constexpr (Op == largest) {
-      value = is_nan(value) || value > other ? value : other;
+      value = ac::greater_or_nan(value, other);
     } else if constexpr (Op == smallest) {
-      value = is_nan(value) || value < other ? value : other;
+      value = ac::smaller_or_nan(value, other);
     } else if constexpr (Op == product) {
       value *= other;
     } else {
@@ -33,11 +34,20 @@ template <int Op> struct Single {
     }
   }
 
-  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid) {
+  // In pairs, pairs of pairs and so on: no addition waits for more than log2(Step) others.
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid, int = 1) {
+    Single some[Step];
 #pragma unroll
     for (int e = 0; e < Step; ++e) {
-      if (e < valid) take(Op == sum_of_magnitudes ? fabsf(values[e]) : Op == sum_of_squares ? values[e] * values[e] : values[e]);
+      some[e] = nothing();
+      if (e < valid) some[e].value = Op == sum_of_magnitudes ? fabsf(values[e]) : Op == sum_of_squares ? values[e] * values[e] : values[e];
     }
+#pragma unroll
+    for (int offset = Step / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int e = 0; e < offset; ++e) some[e].take(some[e + offset].value);
+    }
+    take(some[0].value);
   }
 
   __device__ __forceinline__ void merge(const Single& other) { take(other.value); }
@@ -54,7 +64,7 @@ struct Moments {
 
   static __device__ __forceinline__ Moments nothing() { return Moments{0.0f, 0.0f, 0.0f}; }
 
-  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid) {
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid, int = 1) {
     if (valid <= 0) return;
     Moments group{0.0f, 0.0f, static_cast<float>(min(valid, Step))};
     const float origin = values[0];  // distances from it are small where the elements are alike
@@ -92,10 +102,10 @@ template <bool Smallest> struct Place {
 
   static __device__ __forceinline__ Place nothing() { return Place{ac::ValueIndex{-infinity(), 0x7fffffff}}; }
 
-  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int index, int valid) {
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int index, int valid, int apart = 1) {
 #pragma unroll
     for (int e = 0; e < Step; ++e) {
-      if (e < valid) best = ac::first_maximum(best, ac::ValueIndex{Smallest ? -values[e] : values[e], index + e});
+      if (e < valid) best = ac::first_maximum(best, ac::ValueIndex{Smallest ? -values[e] : values[e], index + e * apart});
     }
   }
 
@@ -120,7 +130,7 @@ struct Exponentials {
   // exp(value - above) where an infinity is as far above as itself.
   static __device__ __forceinline__ float share(float value, float above) { return value == above ? 1.0f : expf(value - above); }
 
-  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid) {
+  template <int Step> __device__ __forceinline__ void add(const float (&values)[Step], int, int valid, int = 1) {
     float above = largest;
 #pragma unroll
     for (int e = 0; e < Step; ++e) {
@@ -150,10 +160,10 @@ template <> struct StateOf<first_largest> { using type = Place<false>; };
 template <> struct StateOf<first_smallest> { using type = Place<true>; };
 template <> struct StateOf<log_of_exponentials> { using type = Exponentials; };
 
-// Of the 32 lanes of a warp; lane 0 has the result.
-template <class State> __device__ __forceinline__ State merge_warp(State state) {
+// Of groups of Width neighbouring lanes of a warp; the first lane of each has the result.
+template <int Width = ac::warp_size, class State> __device__ __forceinline__ State merge_warp(State state) {
 #pragma unroll
-  for (int offset = 1; offset < ac::warp_size; offset *= 2) {
+  for (int offset = 1; offset < Width; offset *= 2) {
     State other;
 #pragma unroll
     for (int i = 0; i < State::words; ++i) other.set_word(i, __shfl_down_sync(ac::full_warp, state.word(i), offset));

@@ -26,8 +26,9 @@ DIM = {"sum": "aten.sum.dim_IntList", "mean": "aten.mean.dim", "amax": "aten.ama
 TRUE = {"sum": lambda x, d: x.sum(d), "mean": lambda x, d: x.mean(d), "amax": lambda x, d: x.amax(d), "prod": lambda x, d: x.prod(d),
         "l2": lambda x, d: x.square().sum(d).sqrt(), "std": lambda x, d: x.std(d),
         "logsumexp": lambda x, d: x.logsumexp(d)}
-WARP = {"path": "rows", "threads": 64, "warps_per_row": 1, "splits": 1}
-PARTS = {"path": "rows", "threads": 64, "warps_per_row": 2, "splits": 3}
+LANES = {"path": "rows", "threads": 64, "warps_per_row": 1, "lanes": 8, "splits": 1}
+WARP = {"path": "rows", "threads": 64, "warps_per_row": 1, "lanes": 32, "splits": 1}
+PARTS = {"path": "rows", "threads": 96, "warps_per_row": 3, "lanes": 32, "splits": 3}
 COLUMN = {"path": "strided", "warps": 3, "step": 4, "splits": 1}
 COLUMN_PARTS = {"path": "strided", "warps": 2, "step": 8, "splits": 4}
 
@@ -52,7 +53,8 @@ def run(match: Match, point: dict[str, int | str], tensors: dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("op,point,inner,dtype", [
-    ("sum", WARP, 1, DType.F16), ("mean", PARTS, 1, DType.BF16), ("std", COLUMN, 37, DType.F32), ("l2", COLUMN_PARTS, 40, DType.F16),
+    ("sum", WARP, 1, DType.F16), ("sum", LANES, 1, DType.F16), ("std", LANES, 1, DType.F32),
+    ("mean", PARTS, 1, DType.BF16), ("std", COLUMN, 37, DType.F32), ("l2", COLUMN_PARTS, 40, DType.F16),
     ("logsumexp", PARTS, 1, DType.F32)])
 @FEW
 @given(data=st.data())
@@ -75,7 +77,8 @@ def test_within_budget(op: str, point: dict[str, int | str], inner: int, dtype: 
     assert bool(((tensors["out"].double().reshape(expected.shape) - expected).abs() <= budget).all())
 
 
-@pytest.mark.parametrize("op,point,inner,dtype", [("max", PARTS, 1, DType.F16), ("argmin", COLUMN, 37, DType.F32)])
+@pytest.mark.parametrize("op,point,inner,dtype", [
+    ("max", PARTS, 1, DType.F16), ("max", LANES, 1, DType.BF16), ("argmin", COLUMN, 37, DType.F32)])
 @FEW
 @given(data=st.data())
 def test_places_are_the_first_ones(op: str, point: dict[str, int | str], inner: int, dtype: DType, data: st.DataObject) -> None:
@@ -119,8 +122,11 @@ def test_what_is_before_a_sum_is_taken_in() -> None:
 
 
 WRONG = {  # what is wrong: file, text, with what it is replaced, operation, point
-    "the tail of a row counts": ("reduction.cu", "static_cast<int>(end - first) - i * stride", "step", "std", WARP),
-    "the last of equals": ("states.cuh", "index + e}", "-index - e}", "argmin", COLUMN),
+    "the tail of a row counts": ("reduction.cu", "(end - first + threads_per_row - 1) / threads_per_row", "step", "std", WARP),
+    "the last of equals": ("states.cuh", "index + e * apart}", "-index - e}", "argmin", COLUMN),
+    "elements of a thread are taken for neighbours": ("reduction.cu", "threads_per_row, threads_per_row)", "threads_per_row, 1)", "argmin",
+                                                      WARP),
+    "lanes mix their rows": ("reduction.cu", "merge_warp<lanes>", "merge_warp<32>", "sum", LANES),
     "parts are added twice": ("finish.cuh", "split += ac::warp_size", "split += 1", "sum", PARTS),
     "the largest moves and its sum does not": ("states.cuh", "sum *= share(largest, above);", "", "logsumexp", WARP),
     "means of groups do not count": ("states.cuh", "fmaf(distance * distance, count", "fmaf(0.0f, count", "std", COLUMN),

@@ -45,16 +45,22 @@ struct Online {
     maximum = larger;
   }
 
-  // Of 32 lanes; every lane gets the result.
-  __device__ __forceinline__ void merge_warp() {
-    const float larger = ac::warp_max(maximum);
-    sum = ac::warp_sum(sum * expf(maximum - larger));
+  // Of Width neighbouring lanes; every lane gets the result.
+  template <int Width = ac::warp_size> __device__ __forceinline__ void merge_warp() {
+    const float larger = ac::warp_max<Width>(maximum);
+    sum = ac::warp_sum<Width>(sum * expf(maximum - larger));
     maximum = larger;
   }
 
   // What a result is made with: the logarithm of the sum, or its inverse.
   __device__ __forceinline__ float factor() const { return Plan::log ? logf(sum) : 1.0f / sum; }
 };
+
+// exp(difference) as precisely as the result is kept.
+__device__ __forceinline__ float exponential(float difference) {
+  if constexpr (sizeof(T) == 2) return ac::quick_exp(difference);
+  return expf(difference);
+}
 
 // Of `Warps` whole warps, where the scores of one row are; `states` holds one entry per warp in shared memory. Every thread gets the result.
 template <int Warps> __device__ __forceinline__ Online merge_block(Online own, Online* states, int warp, int lane) {

@@ -39,8 +39,10 @@ FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 WARP = 32
 HELD_VALUES = 32  # scores that a thread keeps in registers
+OTHER_REGISTERS = 16  # of a thread, beside its scores
 LARGEST_GRID = 2**31 - 1
 MOST_SPLIT_ROWS = 65535  # rows are the second dimension of that grid
+LONG_ROW = 16384  # scores from which parts come first
 SHORTEST_PART = 1024  # elements of a row that pay for a block and a second launch
 
 
@@ -67,17 +69,17 @@ class SoftmaxFamily(TemplateFamily):
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 20 points: rows in registers, rows of any length, rows in parts; or an axis that is not the last."""
-        points = _strided(match) if match.integer("inner") > 1 else [*_split(match, target), *_rows(match)]
+        parts, rows = _split(match, target), _rows(match, target)
+        whole = [*parts, *rows] if match.integer("columns") >= LONG_ROW else [*rows, *parts]
+        points = _strided(match) if match.integer("inner") > 1 else whole
         names = sorted({name for point in points for name in point})
         parameters = tuple(Parameter(name=name, values=tuple(sorted({p[name] for p in points if name in p}))) for name in names)
         return ScheduleSpace(parameters=parameters, points=tuple(map(Schedule, points)))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch; two with workspaces for the parts where rows are split."""
-        pdl = target.has(Feature.GRIDDEPCONTROL)
-        path = str(schedule["path"])
-        lower = {"held": _lower_held, "looped": _lower_looped, "split": _lower_split, "strided": _lower_strided}[path]
-        return lower(match, schedule, pdl)
+        lower = {"held": _lower_held, "looped": _lower_looped, "split": _lower_split, "strided": _lower_strided}[str(schedule["path"])]
+        return lower(match, schedule, target)
 
 
 Point = dict[str, int | str]
@@ -88,16 +90,24 @@ def _held(match: Match, threads: int) -> int:
     return -(-match.integer("columns") // (threads * _step(match)))
 
 
-def _rows(match: Match) -> list[Point]:
-    """A warp per row first where rows are short, else a block; blocks that would be half empty are left out."""
+def _rows(match: Match, target: Target) -> list[Point]:
+    """Lanes of a warp first where rows are short, else a block; threads with four vectors first where rows fill the device."""
     step, columns = _step(match), match.integer("columns")
-    threads = [t for t in (256, 128, 512, 1024) if t == 128 or t * step < 2 * columns]
-    shared = [(t, t // WARP) for t in threads if _held(match, t) * step <= HELD_VALUES]
-    alone = [(t, 1) for t in (128, 256) if _held(match, WARP) * step <= HELD_VALUES]
-    held = [*alone, *shared] if columns <= WARP * step * 2 else [*shared, *alone]
-    rows: list[Point] = [{"path": "held", "threads": t, "warps_per_row": w} for t, w in dict.fromkeys(held)]
+    threads = [t for t in _block_sizes(match, target) if t == 128 or t * step < 2 * columns]
+    shared = [(t, t // WARP, WARP) for t in threads if _held(match, t) * step <= HELD_VALUES]
+    short = sorted((lanes for lanes in (4, 8, 16, 32) if _held(match, lanes) * step <= HELD_VALUES), key=lambda n: abs(_held(match, n) - 4))
+    alone = [(t, 1, lanes) for t in (128, 256) for lanes in short[:3]]
+    held = [*alone, *shared] if columns <= WARP * step * 4 else [*shared, *alone]
+    rows: list[Point] = [{"path": "held", "threads": t, "warps_per_row": w, "lanes": n} for t, w, n in dict.fromkeys(held)]
     looped: list[Point] = [{"path": "looped", "threads": t} for t in (512, 1024, 256) if t == 256 or t in threads]
     return [*rows, *looped]
+
+
+def _block_sizes(match: Match, target: Target) -> tuple[int, ...]:
+    """Of many rows of 16 bits, threads with four vectors each first, since a row then has the fewest registers; else 256 threads."""
+    if match.integer("outer") < 8 * target.sm_count or _step(match) * 2 < 16:
+        return 256, 128, 512, 1024
+    return tuple(sorted((128, 256, 512, 1024), key=lambda threads: abs(_held(match, threads) - 4)))
 
 
 def _split(match: Match, target: Target) -> list[Point]:
@@ -135,19 +145,33 @@ def _out(match: Match) -> KernelArgument:
     return pointer("out", Role.OUTPUT, match.need("out").spec.dtype, Access.WRITE)
 
 
-def _lower_held(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
-    threads, warps_per_row = schedule.integer("threads"), schedule.integer("warps_per_row")
-    rows, step = match.integer("outer"), _step(match)
-    held = _held(match, WARP * warps_per_row)
+def _resident(match: Match, target: Target, threads: int, values: int) -> int:
+    """Blocks per SM that the compiler is held to where a block has one row of 16 bits: without it, it takes more registers, and
+    fewer rows are on their way at a time."""
+    ragged = match.integer("columns") % (values * threads) != 0
+    if ragged or match.flag("log") or match.epilogue is not None or _step(match) != 8:
+        return 1
+    registers = max(32, values + OTHER_REGISTERS)
+    return max(1, min(target.registers_per_sm // (threads * registers), target.threads_per_sm // threads))
+
+
+def _lower_held(match: Match, schedule: Schedule, target: Target) -> StepSource:
+    pdl = target.has(Feature.GRIDDEPCONTROL)
+    threads, warps_per_row, lanes = (schedule.integer(name) for name in ("threads", "warps_per_row", "lanes"))
+    rows, step, threads_per_row = match.integer("outer"), _step(match), lanes * warps_per_row
+    held = _held(match, threads_per_row)
     launch = Launch(
-        entry="softmax_kernel", grid=(-(-rows // (threads // WARP // warps_per_row)), 1, 1), block=(threads, 1, 1), pdl=pdl,
+        entry="softmax_kernel", grid=(-(-rows * threads_per_row // threads), 1, 1), block=(threads, 1, 1), pdl=pdl,
         arguments=(*inputs_arguments(match), _out(match), i64("rows", rows), i32("columns", match.integer("columns")),
                    *inputs_periods(match)))
-    plan = {**_plan(match, pdl), "threads": threads, "warps_per_row": warps_per_row, "held": held, "step": step}
-    return _source(match, "softmax.cu", plan, (launch,), held * step + (WARP * warps_per_row).bit_length())
+    plan = {**_plan(match, pdl), "threads": threads, "warps_per_row": warps_per_row, "lanes": lanes, "held": held, "step": step,
+            "blocks": _resident(match, target, threads, held * step) if threads == threads_per_row else 1,
+            "ragged": match.integer("columns") % (held * step * threads_per_row) != 0}
+    return _source(match, "softmax.cu", plan, (launch,), held * step + threads_per_row.bit_length())
 
 
-def _lower_looped(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
+def _lower_looped(match: Match, schedule: Schedule, target: Target) -> StepSource:
+    pdl = target.has(Feature.GRIDDEPCONTROL)
     threads, columns, step = schedule.integer("threads"), match.integer("columns"), _step(match)
     launch = Launch(
         entry="softmax_looped_kernel", grid=(match.integer("outer"), 1, 1), block=(threads, 1, 1), pdl=pdl,
@@ -156,7 +180,8 @@ def _lower_looped(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
     return _source(match, "softmax_looped.cu", plan, (launch,), _held(match, threads) * step + threads.bit_length())
 
 
-def _lower_split(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
+def _lower_split(match: Match, schedule: Schedule, target: Target) -> StepSource:
+    pdl = target.has(Feature.GRIDDEPCONTROL)
     threads, splits = schedule.integer("threads"), schedule.integer("splits")
     rows, columns, step = match.integer("outer"), match.integer("columns"), _step(match)
     part = -(-columns // (splits * step)) * step
@@ -177,7 +202,8 @@ def _lower_split(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
     return _source(match, "softmax_split.cu", plan, launches, -(-part // threads) + threads.bit_length() + grid[0], workspaces)
 
 
-def _lower_strided(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
+def _lower_strided(match: Match, schedule: Schedule, target: Target) -> StepSource:
+    pdl = target.has(Feature.GRIDDEPCONTROL)
     warps, columns, inner = schedule.integer("warps"), match.integer("columns"), match.integer("inner")
     tiles = -(-inner // WARP)
     launch = Launch(

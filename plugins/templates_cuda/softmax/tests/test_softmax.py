@@ -22,11 +22,14 @@ FAMILY = SoftmaxFamily()
 FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 SCALE = 0.25
 POINTS = {
-    "warp": {"path": "held", "threads": 64, "warps_per_row": 1}, "block": {"path": "held", "threads": 64, "warps_per_row": 2},
+    "lanes": {"path": "held", "threads": 64, "warps_per_row": 1, "lanes": 8},
+    "warp": {"path": "held", "threads": 64, "warps_per_row": 1, "lanes": 32},
+    "block": {"path": "held", "threads": 64, "warps_per_row": 2, "lanes": 32},
     "looped": {"path": "looped", "threads": 64}, "split": {"path": "split", "threads": 32, "splits": 3},
     "strided": {"path": "strided", "warps": 3},
 }
-COLUMNS = {"warp": (1, 31, 200, 256), "block": (8, 257, 512), "looped": (7, 600, 1100), "split": (64, 601, 1024), "strided": (1, 5, 40)}
+COLUMNS = {"lanes": (1, 30, 64, 72, 256), "warp": (1, 31, 200, 256),
+           "block": (8, 257, 512), "looped": (7, 600, 1100), "split": (64, 601, 1024), "strided": (1, 5, 40)}
 
 
 def softmax_match(path: str, columns: int, dtype: DType, log: bool, masked: bool) -> Match:
@@ -67,7 +70,8 @@ def lowered(match: Match, path: str) -> StepSource:
 
 
 @pytest.mark.parametrize("path,dtype,log,masked", [
-    ("warp", DType.F16, False, False), ("block", DType.F32, True, False), ("looped", DType.BF16, False, False),
+    ("lanes", DType.F16, False, False), ("lanes", DType.F32, True, True), ("warp", DType.BF16, False, False),
+    ("block", DType.F32, True, False), ("looped", DType.BF16, False, False),
     ("split", DType.F16, False, True), ("strided", DType.F32, True, True)], ids=str)
 @FEW
 @given(data=st.data())
@@ -91,7 +95,9 @@ def test_rows_keep_to_themselves_and_extremes_are_torchs() -> None:
 
 
 WRONG = {  # what is wrong: text, with what it is replaced, path
-    "the tail of a row counts": ("softmax.cu", "end, minus_infinity(), vectors", "end, 0.0f, vectors", "block"),
+    "the tail of a row counts": ("softmax.cu", "(row + place) : minus_infinity()", "(row + place) : 0.0f", "block"),
+    "lanes without a step count": ("softmax.cu", "values[i][e] : minus_infinity()", "values[i][e] : 0.0f", "lanes"),
+    "lanes mix their rows": ("softmax.cu", "whole.merge_warp<threads_per_row>()", "whole.merge_warp<32>()", "lanes"),
     "an old sum is not scaled": ("softmax.cuh", "sum *= expf(maximum - larger);", "", "looped"),
     "a barrier is missing": ("softmax.cuh", "__syncthreads();", "", "block"),
     "parts are left out": ("softmax_split.cu", "split += ac::warp_size", "split += gridDim.x", "split"),
@@ -101,7 +107,7 @@ WRONG = {  # what is wrong: text, with what it is replaced, path
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_kernel_is_seen(what: str) -> None:
     file, text, wrong, path = WRONG[what]
-    match = softmax_match(path, {"warp": 31, "split": 1024, "looped": 1100}.get(path, 257), DType.F32, False, False)
+    match = softmax_match(path, {"warp": 31, "lanes": 72, "split": 1024, "looped": 1100}.get(path, 257), DType.F32, False, False)
     source = lowered(match, path)
     if path == "split":  # one part per element of a step, so that a warp has more than it can read in one turn
         source = FAMILY.lower(match, Schedule({"path": "split", "threads": 32, "splits": 64}), H200)

@@ -2,7 +2,8 @@
 // of a full input, element i % period of one that repeats along the leading axes, and the one element of a scalar.
 //
 // `load` brings Step neighbouring elements with 16-byte loads; `element` brings one. Both write column j of `values` for
-// input j; columns of absent inputs are not read by the expression.
+// input j; columns of absent inputs are not read by the expression. `fetch` issues the loads alone and `evaluate` takes what
+// they bring: who fetches several steps before he evaluates the first has all their loads on the way at once.
 #pragma once
 #include <agentcompile/dtype.cuh>
 
@@ -26,6 +27,38 @@ template <int Kind, class A> struct Input {
 
   __device__ __forceinline__ long long place(long long index) const {
     return Kind == input_full ? index : Kind == input_repeats ? index % period : 0;
+  }
+
+  // Step neighbouring elements as they lie in memory; of inputs of one element, and of absent ones, nothing.
+  template <int Step> struct Step16 {
+    Vec16<A> parts[Kind == input_full || Kind == input_repeats ? Step / Vec16<A>::size : 1];
+  };
+
+  template <int Step> __device__ __forceinline__ void fetch(long long first, Step16<Step>& step) const {
+    if constexpr (Kind == input_full || Kind == input_repeats) {
+      constexpr int size = Vec16<A>::size;
+      static_assert(Step % size == 0, "a step is a whole number of vectors of every input");
+      const A* start = address + place(first);
+#pragma unroll
+      for (int part = 0; part < Step / size; ++part) step.parts[part] = Vec16<A>::load(start + part * size);
+    }
+  }
+
+  template <int Step> __device__ __forceinline__ void unpack(const Step16<Step>& step, float (&values)[Step][3], int j) const {
+    if constexpr (Kind == input_scalar) {
+      const float value = to_float(*address);
+#pragma unroll
+      for (int e = 0; e < Step; ++e) values[e][j] = value;
+    } else if constexpr (Kind != input_absent) {
+      constexpr int size = Vec16<A>::size;
+#pragma unroll
+      for (int part = 0; part < Step / size; ++part) {
+        float some[size];
+        step.parts[part].unpack(some);
+#pragma unroll
+        for (int e = 0; e < size; ++e) values[part * size + e][j] = some[e];
+      }
+    }
   }
 
   __device__ __forceinline__ void element(long long index, float& value) const {
@@ -75,6 +108,29 @@ template <class Apply, class In0, class In1, class In2> struct Inputs {
     in0.load(first, values, 0);
     in1.load(first, values, 1);
     in2.load(first, values, 2);
+#pragma unroll
+    for (int e = 0; e < Step; ++e) results[e] = Apply::apply(values[e]);
+  }
+
+  // Step neighbouring elements of every input, on their way or there.
+  template <int Step> struct Fetched {
+    typename In0::template Step16<Step> in0;
+    typename In1::template Step16<Step> in1;
+    typename In2::template Step16<Step> in2;
+  };
+
+  // `first` is a multiple of Step; only where in_vectors<Step>().
+  template <int Step> __device__ __forceinline__ void fetch(long long first, Fetched<Step>& step) const {
+    in0.fetch(first, step.in0);
+    in1.fetch(first, step.in1);
+    in2.fetch(first, step.in2);
+  }
+
+  template <int Step> __device__ __forceinline__ void evaluate(const Fetched<Step>& step, float (&results)[Step]) const {
+    float values[Step][3] = {};
+    in0.unpack(step.in0, values, 0);
+    in1.unpack(step.in1, values, 1);
+    in2.unpack(step.in2, values, 2);
 #pragma unroll
     for (int e = 0; e < Step; ++e) results[e] = Apply::apply(values[e]);
   }

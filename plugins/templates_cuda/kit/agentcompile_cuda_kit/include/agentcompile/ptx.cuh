@@ -48,6 +48,10 @@ inline void bulk_copy_to_shared_evict_first(void* shared, const void* global, un
   ::emu::bulk_copy(shared, global, bytes, barrier);
 }
 
+inline float greater_or_nan(float a, float b) { return a != a || (a == b ? !(__float_as_int(a) < 0) : a > b) ? a : b; }
+inline float smaller_or_nan(float a, float b) { return a != a || (a == b ? __float_as_int(a) < 0 : a < b) ? a : b; }
+inline float quick_exp(float x) { return expf(x); }
+
 inline void named_barrier_sync(int id, int threads) { ::emu::named_barrier_sync(id, threads); }
 
 inline uint4 load_stream16(const void* global) {
@@ -190,6 +194,25 @@ __device__ __forceinline__ void bulk_copy_to_shared_evict_first(void* shared, co
 #else
   __trap();
 #endif
+}
+
+// --- arithmetic -------------------------------------------------------------------------------------------------------------
+// The greater and the smaller of two, NaN where either is; +0 is greater than -0. One instruction.
+__device__ __forceinline__ float greater_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float smaller_or_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+// exp(x) for results of 16 bits: two instructions; errs by 2^-22 and by |x| 2^-23, below 2^-126 it is 0.
+__device__ __forceinline__ float quick_exp(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
 }
 
 // Barrier `id` (1 to 15) for the first `threads` threads (a multiple of 32) that come to it.
