@@ -35,6 +35,7 @@ BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time:
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
 LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
+ROOT = 3.0  # roundoffs of the root of a norm and of the product with it: the device's rsqrtf errs by up to four, rarely by three
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
@@ -103,7 +104,7 @@ def rms_norm(x: Bounded, weight: Bounded | None, eps: float, one_plus: bool, inn
     count = x.value.shape[-1]
     normal = x.value * scale
     shared = TAIL * times(x.value, x.error).pow(2).sum(-1, keepdim=True).sqrt() / (count * power)
-    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + 2.0) * U32)
+    error = times(scale, x.error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + ROOT) * U32)
     if inner is not None:
         error = error + STORED * UNIT_ROUNDOFF[inner] * normal.abs() + TINY[inner]
     return _scaled(normal, overflowing(error, power * count), weight, one_plus)
@@ -131,7 +132,7 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
     # An error of the mean is common to all: it adds its square to the variance. The rest is independent.
     shared = TAIL * (centred * (x.error + U32 * centred.abs())).pow(2).sum(-1, keepdim=True).sqrt() / (count * variance)
     shared = shared + mean_error.pow(2) / variance
-    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + 2.0) * U32)
+    error = times(scale, centred_error) + normal.abs() * (shared + (0.25 * in_blocks(depth) ** 0.5 + ROOT) * U32)
     result = _scaled(normal, overflowing(error, variance * count), weight)
     if bias is None:
         return result

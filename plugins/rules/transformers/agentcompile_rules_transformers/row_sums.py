@@ -3,7 +3,8 @@
 ``swamped``: the weights of a softmax, and the terms of a reduction, are large ones among small ones that lie just below half a
 step of theirs in 16 bits. Of reductions in bf16 the large ones lie beyond fp16's range. ``swamped_half``: the same for a softmax in
 bf16 whose sum is kept in fp16, with steps of fp16. ``swamped_mean``: elements of a variance some steps beside a mean that lies
-between two numbers. ``off_step``: the sum of a softmax or a mean is such that a rounding of it shows most.
+between two numbers. ``off_step``: the sum of a softmax or a mean is such that a rounding of it shows most. ``rows_apart``: every second
+row of scores lies far above the others, so that no row can do with the maximum of its neighbour.
 """
 
 import math
@@ -16,7 +17,8 @@ from agentcompile_core.plugin_api import Case, DType, InputFamily, Match, Operan
 from .solving import Solution, solved
 from .sums import FEW, FP16_HALF_STEP, NARROW, SHARES, SWAMPED, SWAMPED_MEAN, VECTOR, seeded
 
-SWAMPED_HALF, OFF_STEP = "swamped_half", "off_step"
+SWAMPED_HALF, OFF_STEP, ROWS_APART = "swamped_half", "off_step", "rows_apart"
+APART = 1024.0  # exponentials of such a distance are zero, also where scores are scaled by the root of a head's width
 STORED = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 LEVELS = 1024  # different numbers of each size: fewer would be rounded to one side in long sums of float32 as well
 ALIKE = 0.12  # and large ones, whose halves of a step are those of a power of two
@@ -39,15 +41,34 @@ MOST_LARGE = 256  # in a row: with more, long sums in float32 that are added one
 def families(match: Match) -> tuple[str, ...]:
     """Those of a softmax or a reduction: by the type of its result, and by what it adds up."""
     out, op = match.operand("out"), match.text("op", "")
+    apart = () if op or _scores(match) is None or match.integer("outer") * match.integer("inner", 1) < 2 else (ROWS_APART,)
     if out is None or out.spec.dtype not in NARROW or (op and op not in ADDED):
-        return ()
+        return apart
     if op:
         return (SWAMPED, *([SWAMPED_MEAN] if op in SPREADS else [OFF_STEP] if op in ROUNDED_AGAIN else []))
-    return (SWAMPED, SWAMPED_HALF, OFF_STEP) if out.spec.dtype is DType.BF16 else (SWAMPED, OFF_STEP)
+    return (SWAMPED, SWAMPED_HALF, OFF_STEP, *apart) if out.spec.dtype is DType.BF16 else (SWAMPED, OFF_STEP, *apart)
+
+
+def _scores(match: Match) -> str | None:
+    """The operand that holds a number of its own for every score of a softmax."""
+    count = math.prod(_shape(match))
+    wanted = (o.name for o in match.operands if o.name.startswith("in") and o.spec.dtype.is_float and o.spec.numel == count)
+    return next(wanted, None)
+
+
+def _apart(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
+    if operand.name != _scores(match):
+        return None
+    outer, columns, inner = _shape(match)
+    row = torch.arange(outer * inner, device=device).reshape(outer, 1, inner)
+    drawn = torch.randn((outer, columns, inner), generator=seeded(case, 7, device), device=device)
+    return (drawn + APART * (row % 2)).reshape(operand.spec.shape)
 
 
 def of_rows(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
     """An operand of either kind in these families; None: as the core draws it."""
+    if case.family == ROWS_APART:
+        return _apart(match, operand, case, device)
     make = _terms if match.text("op", "") else _weights
     found, index = make(match, case, device)
     if found is None:
