@@ -55,10 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         terms = {"device": device, "dtype": options.dtype, "baseline": options.baseline, "budget_s": options.budget_s,
                  "budget_plans": options.budget_plans, "timings": options.timings if device == "cuda" else 0,
                  "cache": str(options.cache or scratch)}
-        rows = [_row(task, number, len(chosen), terms, options) for number, task in enumerate(chosen, 1)]
-    document = _document(rows, terms, options)
-    if options.out:
-        _write(options.out, document)
+        rows: list[dict[str, Any]] = []
+        for number, task in enumerate(chosen, 1):
+            rows.append(_row(task, number, len(chosen), terms, options))
+            document = _document(rows, terms, options)
+            if options.out:  # as they come: who ends a long run keeps what it has
+                _write(options.out, document)
     print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + _sentence(document["summary"], terms))
     return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
 
