@@ -22,6 +22,9 @@ class Here:
         """Make the state."""
         self._state = self._state or WorkerState(self._catalog)
 
+    def prepare(self, *_: Any) -> None:
+        """There is nobody to wait for."""
+
     def close(self) -> None:
         """Forget it."""
         self._state = None

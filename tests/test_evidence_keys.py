@@ -135,6 +135,9 @@ def test_records_of_an_older_oracle_are_not_used_again(monkeypatch: pytest.Monke
     asked: list[int] = []
 
     class Counting:
+        def prepare(self, *_: Any) -> None:
+            pass
+
         def evaluate(self, jobs: Any, **_: Any) -> Any:
             asked.append(len(list(jobs)))
             return iter(())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from agentcompile_rules_transformers import testing as made
+from agentcompile_rules_transformers.row_sums import ROWS_APART
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_half_precision import BY_NAME, lasting, refused
@@ -66,7 +67,7 @@ def test_no_statement_of_a_family_that_adds_up_is_missed(name: str) -> None:
             continue
         before = code[: found.start()].rstrip()
         stepped = re.search(r"(\w+)$", before)
-        defined = re.search(r"(float|__forceinline__ \w+)\s*$", code[: found.start()].rstrip("wblockarp"))
+        defined = re.search(r"(float|__forceinline__ \w+)\s*$", code[: found.start()].rstrip("wblockarptem"))
         assert defined or (stepped and stepped[1] in STEPS) or found[1] in STEPS, f"{name}: {line_at(code, found.start())}"
 
 
@@ -192,4 +193,4 @@ def test_a_long_attention_in_bf16_whose_weights_are_added_in_fp16_is_refused() -
 def test_kernels_in_float32_are_tried_on_no_further_cases() -> None:
     for match, _ in (made.softmax_case(shape=(2, 40), dtype=DType.F32), made.reduction_case(shape=(2, 40), op="aten.amax.default"),
                      made.attention_case(heads=(2, 1), head_dim=16, capacity=64, dtype=DType.F32)):
-        assert BY_NAME[match.kind].lasting_families(match) == ()
+        assert set(BY_NAME[match.kind].lasting_families(match)) <= {ROWS_APART}  # which is about maxima, not about sums
