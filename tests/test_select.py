@@ -81,6 +81,9 @@ def test_schedules_that_lower_to_one_source_are_evaluated_once(ctx):
 
 
 class _Forbidden:
+    def prepare(self, *args: object) -> None:
+        """Asked right before ``evaluate``."""
+
     def evaluate(self, *args: object, **kwargs: object) -> None:
         raise AssertionError("a warm run evaluated something")
 

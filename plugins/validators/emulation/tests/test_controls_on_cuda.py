@@ -4,11 +4,9 @@ import pytest
 from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_validator_emulation.validator import EmulationValidator
-from attrs import evolve
 
 from agentcompile_core.errors import BuildError
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.worker.execution import Execution
 from agentcompile_core.worker.validating import Validating
 
 
@@ -37,7 +35,4 @@ def test_the_backend_refuses_the_one_that_never_waits(backend: Unlaunched) -> No
 
 
 def test_the_validator_may_judge(backend: Unlaunched) -> None:
-    catalog, validator = load_catalog(), EmulationValidator()
-    good, _ = validator.controls(backend)
-    execution = Execution(evolve(good[0], target=PRESETS["h200"]), backend, None, kind=catalog.kinds.get(good[0].match.kind))
-    assert Validating(catalog)._broken("emulation", validator, execution) == ""
+    assert Validating(load_catalog())._broken("emulation", EmulationValidator(), backend, PRESETS["h200"]) == ""
