@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
+from attention_library import library
 from attrs import evolve
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, greedy, tiny, without
 from hypothesis import given, settings
@@ -55,19 +56,6 @@ def captured(name: str) -> tuple[nn.Module, GraphSet]:
         assert graphs.graphs, graphs.eager_reason
         _made[name] = model, graphs
     return _made[name]
-
-
-def library(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
-    """What a library of a device serves: equal widths, groups of heads; written out."""
-    if q.shape[3] != v.shape[3]:
-        return None
-    group = q.shape[1] // k.shape[1]
-    scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(2, 3) * scale
-    if causal:
-        assert scores.shape[-1] == scores.shape[-2]
-        scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), float("-inf"))
-    out = torch.empty_like(q).copy_(scores.softmax(-1) @ v.double().repeat_interleave(group, 1))
-    return out, scores.logsumexp(-1).float()
 
 
 class WithLibrary(ReplayingBackend):
@@ -333,65 +321,3 @@ def test_warm_ups_leave_no_trace() -> None:
     before = {name: tensor.clone() for name, tensor in mine.states.items()}
     mine.prepare()
     assert all(torch.equal(tensor, before[name]) for name, tensor in mine.states.items())
-
-
-@settings(derandomize=True, database=None, deadline=None, max_examples=150)
-@given(st.data())
-def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> None:
-    """Whatever the call says, over rows that NaN lies behind, and in place of those that a window hides."""
-    draw = data.draw
-    kv_heads, group, dim = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
-    wide = draw(st.sampled_from([dim, dim + 3]))
-    count, start = draw(st.integers(1, 20)), draw(st.integers(0, 40))
-    window = draw(st.sampled_from([0, 1, 2, 7, start + count, 100]))
-    heads, capacity = kv_heads * group, start + count + draw(st.integers(0, 5))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    caches = normal(1, capacity, kv_heads, dim), normal(1, capacity, kv_heads, wide)
-    for cache in caches:
-        cache[:, start:] = float("nan")
-        if 0 < window <= start:
-            cache[:, : start - window + 1] = float("nan")
-    call = AttentionCall(
-        normal(1, heads, count, dim), normal(1, kv_heads, count, dim), normal(1, kv_heads, count, wide), *caches, torch.tensor([start]),
-        0.4, window, draw(st.sampled_from([0.0, 2.0])), draw(st.sampled_from([None, normal(heads)])), start == 0 and draw(st.booleans()),
-        draw(st.sampled_from([None, normal(heads).tolist()])))
-    clean = evolve(call, k_cache=caches[0].nan_to_num(), v_cache=caches[1].nan_to_num())
-    wanted = operators.attention(*(getattr(clean, a) for a in ("q", "k", "v", "k_cache", "v_cache", "position", "scale", "window",
-                                                              "softcap", "sinks", "fresh", "slopes")))
-    live_attention.append_rows(call)
-    for part in (None, library):
-        torch.testing.assert_close(live_attention.attend(call, start, part=part), wanted)
-        out = torch.full_like(wanted, float("nan"))
-        live_attention.attend(call, start, out=out, part=part)
-        torch.testing.assert_close(out, wanted)
-    with pytest.raises(ValueError, match="attends over a cache"):
-        live_attention.attend(call, capacity - count + 1)
-
-
-@settings(derandomize=True, database=None, deadline=None, max_examples=200)
-@given(st.integers(0, 300), st.integers(1, 40))
-def test_parts_of_a_history_cover_it_and_have_few_lengths(start: int, count: int) -> None:
-    ranges = list(live_attention._history(start, count))
-    assert [n for first, last in ranges for n in range(first, last)] == list(range(start))
-    if count >= LARGE and start % count == 0:
-        assert all((last - first) // count & ((last - first) // count - 1) == 0 for first, last in ranges)
-        assert len(ranges) == (start // count).bit_count()
-    else:
-        assert len(ranges) <= 1
-
-
-@pytest.mark.parametrize("dtype, off", [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)])
-def test_merged_parts_are_rounded_once(dtype: torch.dtype, off: float) -> None:
-    """A long history beside a chunk of one row: whose share is far below what a half resolves beside 1."""
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 2, n, 16, generator=generator, dtype=torch.float64) for n in (3, 4000, 4000))
-    v[:, :, -1] *= 40
-    wanted = torch.softmax(q @ k.transpose(2, 3) * 0.02, -1) @ v
-    parts = [library(q, k[:, :, a:b], v[:, :, a:b], causal=False, scale=0.02) for a, b in ((3999, 4000), (0, 3000), (3000, 3999))]
-    out = torch.empty(1, 2, 3, 16, dtype=dtype)
-    live_attention.merge([(rows.to(dtype), lse) for rows, lse in parts if rows is not None], out)  # type: ignore[misc]
-    assert float(((out.double() - wanted) / (wanted.abs() + 0.05)).abs().max()) < off
