@@ -1,6 +1,7 @@
 """The request itself, in a child process: what litellm imports, prints, logs and leaves running stays out of the compiler.
 
-Parent to child: one JSON object of keyword arguments for ``litellm.completion`` per line. Child to parent: ``{"ready"}``
+Parent to child, a JSON object per line: ``{"arguments", "environment"}``, keyword arguments for ``litellm.completion`` and
+the variables to read keys and proxies from, which may have changed since the child began. Child to parent: ``{"ready"}``
 once, then ``{"text", "tokens"}`` or ``{"error"}`` per line. The child ends when its input does, and is killed when a
 deadline passes, which a server that sends a byte now and then cannot prevent.
 """
@@ -26,9 +27,10 @@ class Asker:
         self._child: subprocess.Popen[str] | None = None
 
     def ask(self, arguments: dict[str, Any], deadline_s: float) -> tuple[str, int]:
-        """Text and tokens of one completion. Raises NoAnswer."""
+        """Text and tokens of one completion, asked under the environment that this process has now. Raises NoAnswer."""
         child = self._running()
-        answer = self._exchange(child, json.dumps(arguments), deadline_s, f"no answer within {deadline_s:g} s")
+        line = json.dumps({"arguments": arguments, "environment": dict(os.environ)})
+        answer = self._exchange(child, line, deadline_s, f"no answer within {deadline_s:g} s")
         if "error" in answer:
             raise NoAnswer(str(answer["error"]))
         return str(answer["text"]), int(answer["tokens"])
@@ -81,9 +83,7 @@ def main() -> None:
     """Answer requests from standard input until it ends."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
-    # Before the import: no price list from the network, no .env file that happens to lie around.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
+    _set_environment(os.environ.copy())  # before the import
     try:
         _refuse_redirects()
         import litellm
@@ -95,8 +95,24 @@ def main() -> None:
         return
     _send(channel, {"ready": True})
     for line in sys.stdin:
-        _send(channel, _answer(litellm.completion, json.loads(line)))
+        request = json.loads(line)
+        if _set_environment(request["environment"]):
+            litellm.in_memory_llm_clients_cache.flush_cache()  # clients keep the proxies that they were made with
+        _send(channel, _answer(litellm.completion, request["arguments"]))
     os._exit(0)  # nothing that litellm runs in the background may hold the process
+
+
+def _set_environment(wanted: dict[str, str]) -> bool:
+    """Make these the variables of this process: no price list from the network, no .env file that happens to lie around.
+
+    Returns whether they were others before.
+    """
+    wanted = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", **wanted}
+    changed = wanted != dict(os.environ)
+    if changed:
+        os.environ.clear()
+        os.environ.update(wanted)
+    return changed
 
 
 def _refuse_redirects() -> None:

@@ -70,7 +70,7 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", CANARY)  # the same for every test: the child that asks keeps its environment
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     for name in (MODEL, RECORD, "AGENTCOMPILE_LLM_API_BASE", *PROXIES, *map(str.lower, PROXIES)):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -214,6 +214,17 @@ def test_settings_come_from_the_environment(server, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AGENTCOMPILE_LLM_API_BASE", server.base)
     assert LiteLLMAdvisor().advise(QUESTION).order == ("gemv/gemv",)
     assert CANARY not in repr(Settings().with_environment())
+
+
+def test_a_key_that_changes_between_two_questions_is_the_one_that_is_sent(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.says(GOOD)
+    advisor(server).advise(QUESTION)
+    monkeypatch.setenv("OPENAI_API_KEY", f"{CANARY}-renewed")
+    advisor(server).advise(QUESTION)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(UsageError, match="AuthenticationError|APIError|InternalServerError"):
+        advisor(server).advise(QUESTION)
+    assert server.keys == [f"Bearer {CANARY}", f"Bearer {CANARY}-renewed"]
 
 
 def test_no_address_hides_in_the_name_of_a_model() -> None:
