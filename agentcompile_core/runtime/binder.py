@@ -198,22 +198,15 @@ class _Binder:
         def prepare(addresses: Mapping[str, int]) -> Launches:
             return tuple(self._launch(handle, launch, addresses, chained or index > 0) for index, launch in enumerate(source.launches))
 
-        moved = self._moved(segment)
-        if self.moving is not None and moved:
-            moving = MovingLaunches(prepare, addresses, moved)
-            self.moving.follow(moving.move)
-
-            def run_moved() -> None:
-                stream = current()
-                for launch in moving.current:
-                    launch(stream)
-
-            return run_moved
-        launches = prepare(addresses)
+        launches = MovingLaunches(prepare, addresses, self._moved(segment))
+        if self.moving is not None and launches.moves:
+            self.moving.follow(launches.move)
+        else:
+            launches.move({})
 
         def run() -> None:
             stream = current()
-            for launch in launches:
+            for launch in launches.current:
                 launch(stream)
 
         return run

@@ -85,7 +85,7 @@ class Moving:
 
 
 class MovingLaunches:
-    """The launches of one step, some of whose operands move: prepared for the addresses of a call, and kept for the next like it.
+    """The launches of one step, whose operands may move: prepared for the addresses of a call, and kept for the next like it.
 
     Args:
         prepare: launches for the addresses of all operands.
@@ -98,6 +98,11 @@ class MovingLaunches:
         self._prepare, self._addresses, self._moved = prepare, addresses, tuple(moved.items())
         self._known: dict[tuple[int, ...], Launches] = {}
         self.current: Launches = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether any operand does."""
+        return bool(self._moved)
 
     def move(self, tensors: "Mapping[str, torch.Tensor] | None") -> None:
         """Choose the launches for these tensors."""
