@@ -222,7 +222,7 @@ def test_a_key_that_changes_between_two_questions_is_the_one_that_is_sent(server
     monkeypatch.setenv("OPENAI_API_KEY", f"{CANARY}-renewed")
     advisor(server).advise(QUESTION)
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(UsageError, match="AuthenticationError|APIError|InternalServerError"):
+    with pytest.raises(UsageError, match=r"AuthenticationError|APIError|InternalServerError"):
         advisor(server).advise(QUESTION)
     assert server.keys == [f"Bearer {CANARY}", f"Bearer {CANARY}-renewed"]
 
