@@ -35,7 +35,7 @@ if __name__ == "__main__":
     asked = dict(dtype="float32", max_context=64)
     # The framework is no allowed origin, so no clock decides what is tested.
     store = Store(folder + ".cache")
-    ours = api.compile(model, target="acme_one", origins=("generated",), rounds=1, budget_s=60.0, budget_plans=24, store=store, **asked)
+    ours = api.compile(model, target="acme_one", origins=("generated",), rounds=1, budget_s=60.0, budget_plans=6, store=store, **asked)
     ours.save(folder)
     again, plain = api.load(folder, model, store=store), api.load(folder, model, run_on="framework")  # of our own: not judged again
     expected = plain.generate(prompt, 12, do_sample=False)[0].tolist()

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PLUGIN = ROOT / "examples" / "plugin"
-BUDGET = ("--budget-plans", "12", "--budget-s", "60", "--rounds", "1", "--dtype", "float32", "--context", "64", "--device", "cpu")
+BUDGET = ("--budget-plans", "4", "--budget-s", "60", "--rounds", "1", "--dtype", "float32", "--context", "64", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")

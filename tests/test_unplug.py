@@ -11,7 +11,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
-CONFIG = Config(budget_plans=12, rounds=1, budget_s=240.0)
+CONFIG = Config(budget_plans=3, rounds=1, budget_s=240.0)
 TOKENS = 4
 # Entry points whose loss takes kernels away, and what selected steps must then not use.
 FAMILIES = ("gemv", "norm", "elementwise", "rope", "attention", "argmax")

@@ -162,11 +162,14 @@ def test_kernels_are_built_by_the_compiler_that_is_set(tmp_path, cache):
     wrapped = tmp_path / "my-g++"
     wrapped.write_text(f'#!/bin/sh\necho used >> {tmp_path}/log\nexec {shutil.which("g++")} "$@"\n')
     wrapped.chmod(0o755)
+    engine.prepare(cache)  # the emulator itself, which takes this compiler ten seconds, is here already; no kernel is
+    for folder in (path for path in cache.iterdir() if path.is_dir()):
+        shutil.copytree(folder, tmp_path / "cache" / folder.name, copy_function=os.link)
     backend = EmulationBackend(tmp_path / "cache")
     backend.configure(attrs.evolve(backend.settings, compiler=str(wrapped)))
     assert backend.available() is True and backend.compiler() == EmulationBackend(cache).compiler(), "the same g++ under another name"
     backend.build(GOOD[0].source, preset("h200"))
-    assert len((tmp_path / "log").read_text().splitlines()) > 2
+    assert len((tmp_path / "log").read_text().splitlines()) >= 2, "it compiled and linked the kernel"
 
 
 def test_missing_headers_give_one_sentence(monkeypatch, tmp_path):
@@ -218,16 +221,13 @@ def test_many_modules_share_one_set_of_stacks(cache):
 
 
 def test_cache_forgets_what_was_unused_for_a_month(tmp_path):
-    import os
     import time
-
-    from agentcompile_validator_emulation.engine import build
 
     old, recent = tmp_path / "old.so", tmp_path / "recent.so"
     for path, days in ((old, 31), (recent, 5)):
         path.write_bytes(b"")
         os.utime(path, (time.time() - days * 86400,) * 2)
-    build('extern "C" __global__ void nothing() {}', {}, ["nothing"], cache_folder=tmp_path)
+    engine._forget_unused(tmp_path)  # as before it compiles itself anew
     assert not old.exists()
     assert recent.exists()
 
