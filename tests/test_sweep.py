@@ -73,7 +73,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sweep(bench: Any, peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Run the command with a stand-in for our compiled model; returns the rows of the file. ``log()``: every request in its order."""
-    module, log = bench("sweep"), tmp_path / "requests.log"
+    module, log = bench("peers.command"), tmp_path / "requests.log"
     monkeypatch.setenv("PEER_LOG", str(log))
     monkeypatch.setattr(module.harness, "machine", lambda: {"gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2"})
     monkeypatch.setattr(module.harness, "read_ceiling_gbps", lambda: 1000.0)
@@ -92,7 +92,7 @@ def sweep(bench: Any, peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         log.write_text("")
         given = ["qwen3-1.7b", "--workloads", "12/4", "--systems", "agentcompile,vllm", "--repetitions", "3", "--peer-path", str(peers),
                  "--commit", commit, "--out", str(tmp_path), "--search-s", "1"]
-        assert module.main([*given, *more]) == 0
+        assert bench("sweep").main([*given, *more]) == 0
         path = tmp_path / "sweep.json"
         return json.loads(path.read_text())["rows"] if path.exists() else []
 
@@ -171,7 +171,7 @@ def test_a_budget_that_is_too_small_ends_without_rows(sweep: Any, capsys: pytest
 
 
 def test_logits_that_err_too_much_are_never_timed(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["sweep"], "accuracy_row", lambda name, model, positions: {"rms_ratio": 1.3})
+    monkeypatch.setattr(sys.modules["peers.command"], "accuracy_row", lambda name, model, positions: {"rms_ratio": 1.3})
     (row,) = sweep()
     assert row["system"] == "agentcompile" and row["e2e_ms"] is None and row["why"].startswith("refused: the logits err 1.30 times")
     assert sweep.log() == []

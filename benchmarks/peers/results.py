@@ -1,4 +1,4 @@
-"""sweep.json: rows of one commit, from several commands; ratios are taken within one command only."""
+"""sweep.json and ablation.json: rows of one commit, from several commands; ratios are taken within one command only."""
 
 import json
 from collections.abc import Sequence

@@ -129,5 +129,10 @@ def _rows(samplers: dict[str, Sampler], dead: dict[str, str], workload: Workload
     taken = {name: {"e2e": s.e2e, "prefill": s.prefill} for name, s in samplers.items() if s.e2e}
     rows = [{key: value for key, value in row.items() if key != "speedup"} for row in bench.rows_of(taken, workload.output)]
     rows = [{**row, "estimated": samplers[row["system"]].is_estimate, "why": ""} for row in rows]
+    return rows + [untimed(name, why) for name, why in dead.items()]
+
+
+def untimed(system: str, why: str) -> Row:
+    """The row of a system that has no times."""
     nothing = dict.fromkeys(("e2e_ms", "prefill_ms", "step_ms", "spread_ms"))
-    return rows + [{"system": name, **nothing, "repetitions": 0, "estimated": False, "why": why} for name, why in dead.items()]
+    return {"system": system, **nothing, "repetitions": 0, "estimated": False, "why": why}

@@ -14,11 +14,11 @@ from attrs import frozen
 from agentcompile_core.report import bench
 from peers.child import Child, PeerDied
 from peers.estimate import Ask
-from peers.rounds import OURS
 
 VLLM = "vllm"
 FRAMEWORK = ("eager", "torch_compile", "torch_compile_loop")
-NAMES = (OURS, *FRAMEWORK, VLLM)
+PEERS = (*FRAMEWORK, VLLM)
+Prompts = Callable[[int], torch.Tensor]  # the prompt of each length, int64 [1, length]
 HERE = Path(__file__).resolve().parent
 SHORT_PROMPT = 512  # vLLM captures graphs for prompts up to this many tokens, as its server does
 
@@ -82,7 +82,7 @@ class Peers:
         except PeerDied as exc:
             self.dead[name] = str(exc)
 
-    def ask(self, name: str, prompt_of: Callable[[int], torch.Tensor], positions: int) -> Ask:
+    def ask(self, name: str, prompt_of: Prompts, positions: int) -> Ask:
         """A peer at one workload; what dies once is dead for the workloads to come."""
 
         def ask(given: int, new_tokens: int) -> float:
@@ -105,7 +105,7 @@ class Peers:
             child.close()
 
 
-def ours(model: Any, prompt_of: Callable[[int], torch.Tensor]) -> Ask:
+def ours(model: Any, prompt_of: Prompts) -> Ask:
     """Our compiled model through its public ``generate``."""
 
     def ask(given: int, new_tokens: int) -> float:
@@ -115,6 +115,6 @@ def ours(model: Any, prompt_of: Callable[[int], torch.Tensor]) -> Ask:
     return ask
 
 
-def prompts(vocabulary: int) -> Callable[[int], torch.Tensor]:
-    """The prompt of each length, int64 [1, length]: the same for every system."""
+def prompts(vocabulary: int) -> Prompts:
+    """Random prompts, the same for every system."""
     return cache(lambda length: bench.random_prompt(vocabulary, length, seed=length))
