@@ -33,14 +33,14 @@ def sweep(document: dict[str, Any]) -> str:
 def ratios(document: dict[str, Any]) -> str:
     """How many times faster ours is end to end, by model, peer and workload, with the geometric mean."""
     rows = sorted(document["rows"], key=_order)
-    workloads = list(dict.fromkeys(row["workload"] for row in sorted(rows, key=lambda row: _lengths(row["workload"]))))
+    workloads = list(dict.fromkeys(row["workload"] for row in sorted(rows, key=lambda row: lengths_of(row["workload"]))))
     found: dict[tuple[str, str, str], dict[str, tuple[float, bool]]] = {}
     for row in sorted(rows, key=lambda row: row["run"]):  # the last command that measured both
         ratio = _ratio(rows, row)
         if ratio is not None and row["system"] != OURS:
             found.setdefault((row["model"], row["dtype"], row["system"]), {})[row["workload"]] = (ratio, row["estimated"])
     cells = []
-    for (model, dtype, system), by in sorted(found.items(), key=lambda item: (*_model(item[0][0]), _system(item[0][2]))):
+    for (model, dtype, system), by in sorted(found.items(), key=lambda item: (*place_of(item[0][0]), _system(item[0][2]))):
         mean = 1.0
         for ratio, _ in by.values():
             mean *= ratio ** (1 / len(by))
@@ -60,11 +60,13 @@ def _said(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
-def _lengths(workload: str) -> list[int]:
+def lengths_of(workload: str) -> list[int]:
+    """The numbers in a workload's name, to sort by."""
     return [int(number) for number in re.findall(r"\d+", workload)]
 
 
-def _model(name: str) -> tuple[int, str]:
+def place_of(name: str) -> tuple[int, str]:
+    """Where a model stands in tables."""
     return (MODELS.index(name) if name in MODELS else len(MODELS), name)
 
 
@@ -73,4 +75,4 @@ def _system(name: str) -> int:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    return (*_model(row["model"]), row["dtype"], _lengths(row["workload"]), row["run"], _system(row["system"]))
+    return (*place_of(row["model"]), row["dtype"], lengths_of(row["workload"]), row["run"], _system(row["system"]))

@@ -22,7 +22,7 @@ def tables() -> Any:
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
         for name in ("tables", "chart", "harness", "budget_tables", "coverage_tables", "kernel_tables", "operator_claims",
-                     "mutant_tables", "sweep_tables", "markdown_table"):
+                     "mutant_tables", "sweep_tables", "ablation_tables", "markdown_table"):
             sys.modules.pop(name, None)
 
 
