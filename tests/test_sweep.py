@@ -177,6 +177,19 @@ def test_logits_that_err_too_much_are_never_timed(sweep: Any, monkeypatch: pytes
     assert sweep.log() == []
 
 
+def test_a_peer_can_be_tried_without_ours(bench: Any, peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PEER_LOG", str(tmp_path / "requests.log"))
+    given = ["qwen3-1.7b", "--workload", "8/3", "--peer-path", str(peer)]
+    assert bench("peer_check").main(given) == 0
+    assert [json.loads(line)[2] for line in (tmp_path / "requests.log").read_text().splitlines()] == [3, 3, 1]
+    out = capsys.readouterr().out
+    assert '"vllm": "9.9"' in out and "vllm 8/3: cold" in out
+    assert bench("peer_check").main([*given, "--vllm", '{"fails": "no kernel"}']) == 1
+    out = capsys.readouterr().out
+    assert "vllm did not start: RuntimeError: no kernel" in out and "libraries print what they like" in out and "Traceback" in out
+
+
 @pytest.mark.parametrize("given, says", [
     (("--workloads", "128"), "allowed are tokens of the prompt / new tokens"), (("--workloads", "128/1"), "2 at least"),
     (("--systems", "magic"), "magic: allowed are agentcompile, eager"), (("--context", "10"), "the longest workload needs 16"),

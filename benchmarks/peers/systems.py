@@ -97,6 +97,10 @@ class Peers:
 
         return ask
 
+    def log(self, name: str) -> str:
+        """What a peer wrote to its error output; nothing where it was not begun."""
+        return self._children[name].log() if name in self._children else ""
+
     def __enter__(self) -> "Peers":
         return self
 
