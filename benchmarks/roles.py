@@ -76,6 +76,10 @@ def installed(model: Any, variant: Variant) -> Any:
     lost = [note for note in notes if "on the framework's operators" in note]
     if lost and any(segment.step for program in programs.values() for segment in program.segments):
         raise PeerDied(f"{variant.name} was not installed: {lost[0]}")
+    step = session._steps["decode"]
+    if variant.roles[DECODE] != "Python loop" and not getattr(step, "captured", False):
+        why = getattr(step, "reason", "") or "nothing here captures"
+        raise PeerDied(f"{variant.name} was not installed: steps are not captured: {why}")
     return CompiledModel(Parts(loaded=model.loaded, graphs=model.graphs, session=session, context=context, compilation=found, notes=notes))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 from agentcompile_core import api
 from agentcompile_core.runtime import bundle_reader
@@ -70,6 +71,8 @@ def test_what_is_installed_is_what_was_asked_for_or_nothing(bench: Any, tiny_bun
     assert torch.equal(plain.generate(prompt, 6, eos_token_id=None), wanted)
     with pytest.raises(bench("peers.child").PeerDied, match="linear was not installed: every step runs on the framework's operators"):
         roles.installed(model, linear)
+    with pytest.raises(bench("peers.child").PeerDied, match="graphs was not installed: steps are not captured: nothing here captures"):
+        roles.installed(model, evolve(cache, name="graphs", roles={**cache.roles, "decode": "CUDA graph"}))
 
 
 def test_a_row_that_fails_says_so_and_all_are_measured_together(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import harness
 from attrs import frozen
 from full_models import accuracy_row, compiled_model
 
+from agentcompile_core.errors import UsageError
 from agentcompile_core.report.accounting import step_bytes
 from agentcompile_core.store import Store
 from peers import results
@@ -205,12 +206,15 @@ def begun(name: str, options: argparse.Namespace, together: bool = False) -> Com
     """The command that fills ``name``.json.
 
     Raises:
-        SystemExit: the file holds rows that these may not stand beside; nothing has taken time yet.
+        SystemExit: the file holds rows that these may not stand beside, or there is no GPU; nothing has taken time yet.
     """
     began, commit = time.monotonic(), harness.commit(options.commit)
     results.known(options.out / f"{name}.json", commit, harness.versions())
     run = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}-{secrets.token_hex(2)}"
-    ceiling = harness.read_ceiling_gbps()
+    try:
+        ceiling = harness.read_ceiling_gbps()
+    except UsageError as exc:
+        raise SystemExit(str(exc)) from exc
     print(f"read ceiling {ceiling:.0f} GB/s, run {run}", flush=True)
     return Command(name=name, options=options, run=run, commit=commit, ceiling_gbps=ceiling, together=together,
                    left_s=lambda: options.seconds - (time.monotonic() - began))
