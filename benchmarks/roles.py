@@ -62,7 +62,7 @@ def steps_of(program: Program) -> dict[str, int]:
 
 
 def installed(model: Any, variant: Variant) -> Any:
-    """The compiled model with the roles of ``variant``: same weights and kernels, a cache and graphs of its own.
+    """The compiled model with the roles of ``variant``: the same weights in the same place, the same kernels, its own cache and graphs.
 
     Raises:
         PeerDied: what was installed is not what was asked for; installing checks the program against the framework.
@@ -72,7 +72,7 @@ def installed(model: Any, variant: Variant) -> Any:
     context = evolve(model.context, config=evolve(model.context.config, decode=decode, kv_cache="flashkv"))
     programs = {name: with_roles(program, variant.roles) for name, program in found.programs.items()}
     what = install.Runnable(graphs=model.graphs, programs=programs, kernels=found.kernels, provisional=found.provisional)
-    session, notes = install.install(model.loaded, what, str(model.session.device), "auto", context)
+    session, notes = install.install(model.loaded, what, str(model.session.device), "auto", context, model.session._weights)
     lost = [note for note in notes if "on the framework's operators" in note]
     if lost and any(segment.step for program in programs.values() for segment in program.segments):
         raise PeerDied(f"{variant.name} was not installed: {lost[0]}")

@@ -65,6 +65,7 @@ def test_what_is_installed_is_what_was_asked_for_or_nothing(bench: Any, tiny_bun
     cache, linear = (row for row in roles.variants() if row.name in ("kv_cache", "linear"))
     plain = roles.installed(model, cache)
     assert type(plain.session.kv).__name__ == "FlashKVCacheManager" and plain.session is not model.session
+    assert plain.session._weights is model.session._weights, "another store would move what the model reads"
     prompt = torch.arange(5, 14)[None]
     asked = {"do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(prompt)}
     wanted = model.loaded.module.generate(prompt, max_new_tokens=6, **asked)

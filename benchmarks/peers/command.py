@@ -93,7 +93,8 @@ class Command:
             model.context.close()
             if model.graphs.kv is None:
                 raise SystemExit(f"{name} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
-            accuracy = accuracy_row(name, model, options.positions) if options.positions else None
+            positions = min(options.positions, options.context)
+            accuracy = accuracy_row(name, model, positions) if positions else None
             return self._workloads(name, entrants(model, peers), accuracy, work)
 
     def _workloads(self, name: str, entrants: Entrants, accuracy: Row | None, work: list[tuple[Workload, list[str]]]) -> bool:
