@@ -5,7 +5,7 @@
 #
 # FOLDER: install.sh and the archives of peers; install.sh sets VL, the folder that holds vLLM. Wheels of what else is missing may lie in .whl.
 # LIMIT: seconds of all this (570). TRY: peers that are tried alone before (vllm; empty: none). RESULTS: where sweep.json is continued.
-# What was measured is copied to OUT, where that is set, also when this is ended early.
+# Where OUT is set, it is continued there from a copy, so that what was measured is there also when this is ended early.
 set -u
 LIMIT=${LIMIT:-570} TRY=${TRY-vllm} RESULTS=${RESULTS:-benchmarks/results/h200}
 folder=$1 commit=$2
@@ -16,9 +16,11 @@ while [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; do models+=("$1"); shift; done
 [ $# -gt 0 ] || set -- --workloads 128/128,2048/512 --repetitions 5 --search-s 100
 
 said() { echo "[$SECONDS s] $*"; }
-kept() { [ -z "${OUT:-}" ] || cp -f "$RESULTS"/sweep.json "$OUT"/ 2>/dev/null; }
-trap kept EXIT TERM INT
 
+if [ -n "${OUT:-}" ]; then
+  [ ! -e "$RESULTS/sweep.json" ] || cp "$RESULTS/sweep.json" "$OUT/"
+  RESULTS=$OUT
+fi
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 . "$folder/install.sh" "$folder" || exit 1
 said "peers are unpacked"
