@@ -10,12 +10,12 @@ import gc
 import sys
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parent))
 from peers.command import Entrants, begun, checked, parser
 from peers.rounds import OURS
 from peers.systems import PEERS
+
+from agentcompile_core.runtime.device import release_cache
 
 SYSTEMS = (OURS, "eager", "torch_compile_loop", "vllm")
 
@@ -28,8 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not command.measure(name, tuple(system for system in options.systems if system != OURS), Entrants):
             break
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cache()
     command.finish()
     return 0
 

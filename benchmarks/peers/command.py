@@ -16,6 +16,7 @@ from full_models import accuracy_row, compiled_model
 
 from agentcompile_core.errors import UsageError
 from agentcompile_core.report.accounting import step_bytes
+from agentcompile_core.runtime.device import release_cache
 from agentcompile_core.store import Store
 from peers import results
 from peers.estimate import Ask
@@ -216,6 +217,7 @@ def begun(name: str, options: argparse.Namespace, together: bool = False) -> Com
         ceiling = harness.read_ceiling_gbps()
     except UsageError as exc:
         raise SystemExit(str(exc)) from exc
+    release_cache()  # the buffer that was read
     print(f"read ceiling {ceiling:.0f} GB/s, run {run}", flush=True)
     return Command(name=name, options=options, run=run, commit=commit, ceiling_gbps=ceiling, together=together,
                    left_s=lambda: options.seconds - (time.monotonic() - began))
