@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -58,14 +58,17 @@ def shard(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None) -> Path:
-    """Write ``<out>/<name>.json``; rows of models that are not measured now are kept, those that another process writes meanwhile too.
+def write_results(name: str, rows: list[dict[str, Any]], read_ceiling_gbps: float, out: Path, given_commit: str | None = None,
+                  stays: Callable[[dict[str, Any]], bool] | None = None) -> Path:
+    """Write ``<out>/<name>.json``; rows that are there and ``stays`` says so are kept, those that another process writes meanwhile too.
 
-    The head says what the newest rows were measured on; every row says on which GPU, at which commit and when it was measured itself.
+    By default rows stay whose model and workload are not measured now. The head says what the newest rows were measured on, and all
+    versions that rows name; every row says on which GPU, at which commit and when it was measured itself.
     """
     path = out / f"{name}.json"
+    measured = {(r["model"], r.get("workload")) for r in rows}
     with alone(path):
-        return _write(path, rows, read_ceiling_gbps, given_commit)
+        return _write(path, rows, read_ceiling_gbps, given_commit, stays or (lambda r: (r["model"], r.get("workload")) not in measured))
 
 
 @contextmanager
@@ -77,14 +80,13 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, rows: list[dict[str, Any]], read_ceiling_gbps: float, given_commit: str | None) -> Path:
-    kept: list[dict[str, Any]] = []
-    if path.exists():
-        measured = {(r["model"], r.get("workload")) for r in rows}
-        kept = [r for r in json.loads(path.read_text())["rows"] if (r["model"], r.get("workload")) not in measured]
+def _write(path: Path, rows: list[dict[str, Any]], read_ceiling_gbps: float, given_commit: str | None,
+           stays: Callable[[dict[str, Any]], bool]) -> Path:
+    kept = [r for r in json.loads(path.read_text())["rows"] if stays(r)] if path.exists() else []
     here, measured_commit, date = machine(), commit(given_commit), time.strftime("%Y-%m-%d")
     stamp = {"gpu_uuid": here["gpu_uuid"], "read_ceiling_gbps": read_ceiling_gbps, "commit": measured_commit, "date": date}
-    document = {"schema": 1, **here, "versions": versions(), "commit": measured_commit, "date": date,
+    of_rows = {name: version for r in (*kept, *rows) for name, version in r.get("versions", {}).items()}
+    document = {"schema": 1, **here, "versions": {**of_rows, **versions()}, "commit": measured_commit, "date": date,
                 "read_ceiling_gbps": read_ceiling_gbps, "rows": kept + [{**row, **stamp} for row in rows]}
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(document, indent=1) + "\n")

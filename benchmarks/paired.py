@@ -13,63 +13,52 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
+from peers import serving
+from peers.child import Child, PeerDied
 
 NO_SLOWER = 1.03
+MOST_S = 1800.0  # of a compile, and of one request
 
 
-class Side:
+class Side(Child):
     """One version: a child that compiled a model and generates on demand."""
 
     def __init__(self, site: str, model: str, tokens: int, gpu: str) -> None:
-        folder = tempfile.mkdtemp()
         path = os.pathsep.join((str(Path(site).resolve()), os.environ.get("PYTHONPATH", "")))
-        environment = {**os.environ, "PYTHONPATH": path, "AGENTCOMPILE_CACHE_DIR": folder, "AGENTCOMPILE_CONFIG": ""}
+        self._cache = tempfile.TemporaryDirectory()
+        environment = {**os.environ, "PYTHONPATH": path, "AGENTCOMPILE_CACHE_DIR": self._cache.name, "AGENTCOMPILE_CONFIG": ""}
         environment.update({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         command = [sys.executable, str(Path(__file__).resolve()), "--child", str(harness.CONFIGS / model), str(tokens)]
-        self._child = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       text=True)  # in a folder of its own: workers are modules, looked up where their parent stands first
-        self.facts = self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        if not line:
-            raise SystemExit("a side ended before it answered; its error stands above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        super().__init__(site, command, environment, start_s=MOST_S)  # a folder of its own: workers are looked up in their parent's first
+        self.facts = self.ready()
 
     def sample_ms(self) -> float:
         """Milliseconds of one request."""
-        assert self._child.stdin is not None
-        self._child.stdin.write("go\n")
-        self._child.stdin.flush()
-        return float(self._answer()["ms"])
+        return float(self.ask({}, MOST_S)["ms"])
 
     def close(self) -> None:
         """End the child."""
-        self._child.kill()
-        self._child.wait()
+        super().close()
+        self._cache.cleanup()
 
 
-def child(model: str, tokens: int) -> None:
-    """Compile ``model``, then time one request of 128 + ``tokens`` tokens per line of standard input."""
+def child(model: str, tokens: int) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Compile ``model``; then every question is one request of 128 + ``tokens`` tokens."""
     import torch
 
     import agentcompile_core
     from agentcompile_core import api
 
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     began = time.perf_counter()
     compiled = api.compile(model, dtype="float16", random_weights=True)
     compile_s = time.perf_counter() - began
@@ -77,19 +66,17 @@ def child(model: str, tokens: int) -> None:
     ids = torch.randint(0, compiled.graphs.model.vocab_size, (1, 128), generator=torch.Generator().manual_seed(0))
     never = {"eos_token_id": []} if "eos_token_id" in api.CompiledModel.generate.__doc__ else {}
 
-    def run() -> float:
+    def run(_: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.synchronize()
         began = time.perf_counter()
         out = compiled.generate(ids, tokens, **never)
         torch.cuda.synchronize()
         assert out.shape[1] == 128 + tokens
-        return (time.perf_counter() - began) * 1e3
+        return {"ms": (time.perf_counter() - began) * 1e3}
 
     for _ in range(3):
-        run()
-    print(json.dumps({"from": agentcompile_core.__file__, "notes": list(compiled.notes), "compile_s": compile_s}), file=answers, flush=True)
-    for _ in sys.stdin:
-        print(json.dumps({"ms": run()}), file=answers, flush=True)
+        run({})
+    return {"from": agentcompile_core.__file__, "notes": list(compiled.notes), "compile_s": compile_s}, run
 
 
 def compare(options: argparse.Namespace, model: str, gpu: str) -> dict[str, Any]:
@@ -129,8 +116,7 @@ def spread(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> int:
     """Compare and print a table; exit with 1 where the new version is slower."""
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], int(sys.argv[3]))
-        return 0
+        return serving.serve(lambda: child(sys.argv[2], int(sys.argv[3])))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", help="folder with the packages of the old version (pip install --target)")
     parser.add_argument("new", help="folder with the packages of the new version")
@@ -140,7 +126,10 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=0, help="spread the models over this many GPUs (default: the current one)")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
-    rows = spread(options)
+    try:
+        rows = spread(options)
+    except PeerDied as exc:
+        raise SystemExit(str(exc)) from exc
     for row in rows:
         print(f"{row['model']:<14} old {row['old_ms']:8.2f} ms  new {row['new_ms']:8.2f} ms  "
               f"ratio {row['ratio']:.4f} (upper {row['upper']:.4f})")

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import ablation_tables
 import budget_tables
 import coverage_tables
 import kernel_tables
 import mutant_tables
+import sweep_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
 from markdown_table import table
@@ -43,7 +45,8 @@ COLUMNS = {
 }
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
-COLUMNS["sweep"] = COLUMNS["ablation"] = COLUMNS["decode"]
+COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
+COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned"))  # nothing in these is compared with a floor
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
@@ -212,7 +215,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kernels_held": ("kernels", kernel_tables.held), "kernels_gemv": ("kernels", kernel_tables.gemv),
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
-    "attention": ("attention", attention_table), "ablation": ("ablation", decode_table), "sweep": ("sweep", decode_table),
+    "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
+    "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
     "planned": ("planned", coverage_tables.planned),

@@ -22,7 +22,7 @@ def tables() -> Any:
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
         for name in ("tables", "chart", "harness", "budget_tables", "coverage_tables", "kernel_tables", "operator_claims",
-                     "mutant_tables", "markdown_table"):
+                     "mutant_tables", "sweep_tables", "ablation_tables", "markdown_table"):
             sys.modules.pop(name, None)
 
 
@@ -98,6 +98,29 @@ def test_first_tokens_are_sorted_by_length_and_say_what_was_not_measured(tables:
     text = tables.section("prefill", {"x": {"prefill": document(rows)}})
     assert "| qwen3-1.7b | float16 | 24576 | 128 | live | 4.00 | 0.10 | 20.0 | 5.00x | 0.50 | 10 |" in text
     assert text.index("| 128 |") < text.index("| 20480 | live | 180.00 | 0.10 | - | - |")
+
+
+def swept(system: str, e2e_ms: float | None, run: str, **changes: Any) -> dict[str, Any]:
+    return {**decode_row(system, e2e_ms or 10.0), "e2e_ms": e2e_ms, "context": 256, "run": run, "why": "", **changes}
+
+
+def test_a_sweep_compares_within_one_command_and_says_what_is_estimated_or_missing(tables: Any) -> None:
+    nothing = dict.fromkeys(("prefill_ms", "step_ms", "spread_ms"))
+    rows = [swept("vllm", 300.0, "b"), swept("agentcompile", 100.0, "b"), swept("agentcompile", 150.0, "a"),
+            swept("eager", 1500.0, "a", estimated=True), swept("vllm", 240.0, "a", workload="2048/512"),
+            swept("agentcompile", 80.0, "a", workload="2048/512"),
+            swept("eager", None, "a", workload="2048/512", why="eager did not start: no memory", repetitions=0, **nothing)]
+    tables.check("sweep", document(rows))
+    text = tables.section("sweep", {"x": {"sweep": document(rows)}})
+    assert "| qwen3-1.7b | fp16 | 128/128 | vllm | 300.0 | 0.2 | 10.00 | 2.283 | 0.500 | 22% | 3.00x | 10 |" in text
+    assert "| eager (estimated) | 1500.0 | 0.2 | 10.00 | 11.732 | 0.500 | 4% | 10.00x | 10 |" in text
+    assert "| 2048/512 | eager | - | - | - | - | 0.500 | - | - | 0 |" in text
+    assert "\n\nqwen3-1.7b 2048/512: eager did not start: no memory.\n\n" in text and "NVIDIA X, driver 1.2" in text
+    ratios = tables.section("sweep_ratios", {"x": {"sweep": document(rows)}})
+    assert "| qwen3-1.7b | fp16 | vllm | 3.00x | 3.00x | 3.00x |" in ratios
+    assert "| qwen3-1.7b | fp16 | eager | 10.00x est. | - | 10.00x |" in ratios
+    with pytest.raises(tables.ResultsError, match="why"):
+        tables.check("sweep", document([{key: value for key, value in rows[0].items() if key != "why"}]))
 
 
 def test_rows_that_were_measured_at_different_commits_say_so(tables: Any) -> None:

@@ -44,21 +44,25 @@ class Runnable:
     foreign: trust.Foreign | None = None
 
 
-def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: Context) -> tuple[AnySession, tuple[str, ...]]:
-    """Bind programs to a device; returns the session and notes for the user (what runs on the framework, and why)."""
+def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: Context,
+            shared: WeightStore | None = None) -> tuple[AnySession, tuple[str, ...]]:
+    """Bind programs to a device; returns the session and notes for the user (what runs on the framework, and why).
+
+    ``shared``: the weights of a session of the same module that stays in use. A store of its own would move what that one reads.
+    """
     graphs = what.graphs
     if graphs.eager_reason or not graphs.graphs:
         eager = EagerSession if hasattr(loaded.module, "generate") else EagerModule
         return eager(loaded.module, graphs, device), (f"runs on the framework alone: {graphs.eager_reason or 'no decode graph'}",)
     notes: list[str] = []
     programs, executables = _executables(what, device, run_on, ctx, notes)
-    weights = WeightStore(loaded.module, device)
+    weights = shared if shared is not None else WeightStore(loaded.module, device)
     session, wrong = _checked(loaded, graphs, programs, weights, executables, ctx, notes)
     if session is not None:
         return session, tuple(notes)
     ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TOLERANCE, plugin="core", subject=loaded.name, message=wrong))
     del weights  # the memory of its cache, before another one is made
-    again, _ = install(loaded, what, device, "framework", ctx)
+    again, _ = install(loaded, what, device, "framework", ctx, shared)
     return again, (*notes, f"every step runs on the framework's operators: the program of kernels {wrong}")
 
 

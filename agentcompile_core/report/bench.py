@@ -29,7 +29,7 @@ def compare(compiled: Any, *, prompt: int, new_tokens: int, repetitions: int = 1
     ids = random_prompt(compiled.graphs.model.vocab_size, prompt, seed)
     systems: dict[str, Callable[[int], Any]] = {"agentcompile": lambda n: generate_exactly(compiled, ids, n)}
     for name in baselines:
-        systems[name] = _framework(compiled, ids, prompt + new_tokens, name)
+        systems[name] = framework(compiled.loaded.module, ids, prompt + new_tokens, name)
     times = alternate(systems, new_tokens, repetitions)
     return rows_of(times, new_tokens)
 
@@ -68,8 +68,8 @@ def alternate(systems: dict[str, Callable[[int], Any]], new_tokens: int, repetit
     times: dict[str, dict[str, list[float]]] = {name: {"e2e": [], "prefill": []} for name in systems}
     for _ in range(repetitions):
         for name, run in systems.items():
-            times[name]["e2e"].append(_timed(lambda run=run: run(new_tokens)))  # type: ignore[misc]
-            times[name]["prefill"].append(_timed(lambda run=run: run(1)))  # type: ignore[misc]
+            times[name]["e2e"].append(timed(lambda run=run: run(new_tokens)))  # type: ignore[misc]
+            times[name]["prefill"].append(timed(lambda run=run: run(1)))  # type: ignore[misc]
     return times
 
 
@@ -92,7 +92,8 @@ def spread(samples: list[float]) -> float:
     return (deciles[-1] - deciles[0]) / 2
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def timed(call: Callable[[], Any]) -> float:
+    """Milliseconds of one call, until the device is done."""
     _synchronize()
     began = time.perf_counter()
     call()
@@ -107,13 +108,18 @@ def _synchronize() -> None:
         torch.accelerator.synchronize()
 
 
-def _framework(compiled: Any, ids: "torch.Tensor", length: int, name: str) -> Callable[[int], Any]:
-    """transformers' own ``generate``: eager with its dynamic cache, or compiled with a static cache and captured graphs."""
+def framework(module: Any, ids: "torch.Tensor", length: int, name: str) -> Callable[[int], Any]:
+    """transformers' own ``generate`` behind the prompt ``ids``: greedy, as many new tokens as it is called with.
+
+    ``eager``: with its dynamic cache; ``torch_compile``: with a static cache of ``length`` positions, compiled and captured.
+
+    Raises:
+        UsageError: the module has no ``generate``.
+    """
     import torch
 
-    module = compiled.loaded.module
     if not hasattr(module, "generate"):
-        raise UsageError(f"{compiled.loaded.name} has no generate of its own to compare with")
+        raise UsageError(f"{type(module).__name__} has no generate of its own to compare with")
     device = next(module.parameters()).device
     on_device = ids.to(device)
     mask = torch.ones_like(on_device)

@@ -1,0 +1,66 @@
+"""Full-size models with random weights, as benchmarks compile them; and how far their logits are from those in fp32."""
+
+import argparse
+import gc
+from typing import Any
+
+import harness
+import torch
+
+from agentcompile_core import api
+from agentcompile_core.cli.progress import Progress
+from agentcompile_core.configuration import Config
+from agentcompile_core.report import bench
+from agentcompile_core.store import Store
+
+
+def compiled_model(name: str, options: argparse.Namespace, store: Store) -> tuple[Any, float]:
+    """Compile, and the seconds of the compile() call without loading weights."""
+    config = Config(advisor=options.advisor, budget_s=options.budget_s, budget_plans=options.budget_plans, rounds=options.rounds)
+    model = api.compile(str(harness.CONFIGS / name), dtype=options.dtype, max_context=options.context, config=config, store=store,
+                        report=Progress(log=options.log), random_weights=True)
+    spent = sum(seconds for stage, seconds in model.compilation.seconds if stage != "load")
+    return model, spent
+
+
+def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any] | None:
+    """Teacher-forced logits of ours and of the framework's half precision, both against the same weights in fp32 with TF32 off.
+
+    None where the weights in fp32 do not fit beside the model.
+    """
+    if 2.2 * model.graphs.model.parameter_bytes > torch.cuda.mem_get_info()[0]:
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    tokens = bench.random_prompt(model.graphs.model.vocab_size, positions, seed=7)
+    ours = model.session.teacher_forced(tokens).float().cpu()
+    module = model.loaded.module
+    with torch.inference_mode():
+        framework = module(tokens.cuda()).logits[0].float().cpu()
+        reference = _fp32_logits(module, tokens)
+    mine, theirs = (ours - reference).abs(), (framework - reference).abs()
+
+    def rms(error: torch.Tensor) -> float:
+        return float(error.double().pow(2).mean().sqrt())
+
+    def p999(error: torch.Tensor) -> float:
+        return float(error.flatten().double().kthvalue(int(0.999 * error.numel())).values)
+
+    agree = (ours.argmax(-1) == reference.argmax(-1)).float().mean()
+    return {"model": name, "dtype": model.graphs.kv.dtype.value, "positions": positions, "rms_ratio": rms(mine) / rms(theirs),
+            "p999_ratio": p999(mine) / p999(theirs), "rms_error": rms(mine), "framework_rms_error": rms(theirs),
+            "greedy_agreement": float(agree)}
+
+
+def _fp32_logits(module: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of the same weights in fp32: the model is built again and filled, since converting in place would lose the narrow ones."""
+    with torch.device("cuda"):  # where billions of initial values take no time
+        wide = type(module)(module.config).to(dtype=torch.float32).eval()
+    with torch.no_grad():
+        for to, of in zip(wide.parameters(), module.parameters(), strict=True):
+            to.copy_(of)
+    logits = wide(tokens.cuda()).logits[0].float().cpu()
+    del wide
+    gc.collect()
+    torch.cuda.empty_cache()
+    return logits

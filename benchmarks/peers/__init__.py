@@ -1,0 +1,1 @@
+"""Systems beside ours: each in a process of its own, asked for generations in turns, on one GPU."""

@@ -1,0 +1,72 @@
+"""The framework's own systems in a process of their own: ``eager``, ``torch_compile`` (both transformers' ``generate``) or
+``torch_compile_loop`` (a greedy loop over the compiled step). The argument is JSON: system, folder of the configuration, type, device.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from agentcompile_core.report import bench
+from peers import serving
+from peers.step_loop import Step, StepLoop, reduce_overhead
+
+
+class Framework:
+    """Answers requests: a prompt, how many new tokens, and how many positions the workload has at most."""
+
+    def __init__(self, module: Any, system: str, compiler: Callable[[Step], Step] = reduce_overhead) -> None:
+        self._module, self._system, self._compiler = module, system, compiler
+        self._device = next(module.parameters()).device
+        self._length = 0
+        self._loop: StepLoop | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Milliseconds of one request, and the tokens where they are asked for."""
+        ids, count = torch.tensor([request["prompt"]], device=self._device), request["new"]
+        if request["length"] != self._length:
+            self._forget(request["length"])
+        run = self._runner(ids)
+        found: list[torch.Tensor] = []
+        spent_ms = bench.timed(lambda: found.append(run(count)))
+        tokens = found[0][0, -count:].tolist()
+        if found[0].shape[1] not in (count, ids.shape[1] + count):
+            raise RuntimeError(f"{found[0].shape[1]} tokens came where {count} were asked for behind {ids.shape[1]}")
+        return {"ms": spent_ms, **({"tokens": tokens} if request.get("tokens") else {})}
+
+    def _runner(self, ids: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        if self._system != "torch_compile_loop":
+            return bench.framework(self._module, ids, self._length, self._system)
+        if self._loop is None:
+            self._loop = StepLoop(self._module, self._length, self._compiler)
+        loop = self._loop
+        return lambda count: loop(ids, count)
+
+    def _forget(self, length: int) -> None:
+        """Begin anew for another number of positions: a second shape would be compiled as one that changes, which is slower."""
+        self._length, self._loop = length, None
+        if self._system != "eager":
+            torch._dynamo.reset()
+            for name in ("_compiled_call", "_previous_max_cache_length"):
+                self._module.__dict__.pop(name, None)
+
+
+def start() -> tuple[dict[str, Any], Any]:
+    """Build the model with random weights."""
+    import transformers
+
+    terms = json.loads(sys.argv[1])
+    torch.manual_seed(0)
+    with torch.device(terms["device"]):
+        config = transformers.AutoConfig.from_pretrained(terms["model"])
+        module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, terms["dtype"])).eval()
+    facts = {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    return facts, Framework(module, terms["system"]).answer
+
+
+if __name__ == "__main__":
+    sys.exit(serving.serve(start))

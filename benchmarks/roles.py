@@ -1,0 +1,121 @@
+"""The product's roles, switched on one by one: each variant is the same compiled model with some of its steps left to the framework."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve, frozen
+from peers.child import PeerDied
+from peers.command import Entrants
+from peers.estimate import Ask
+from peers.rounds import OURS, Workload
+from peers.systems import Peers, Prompts, ours
+
+from agentcompile_core.api.model import CompiledModel, Parts
+from agentcompile_core.installation import install
+from agentcompile_core.runtime.make_program import without_steps
+from agentcompile_core.runtime.program import Program, Segment
+
+LINEAR, ATTENTION, FUSED = "linear", "attention", "fused_ops"
+KV_CACHE, DECODE = "kv_cache", "decode"
+BASELINE = {ATTENTION: "SDPA", LINEAR: "framework", FUSED: "none", KV_CACHE: "DynamicCache", DECODE: "Python loop"}
+GENERATED = (LINEAR, ATTENTION, FUSED)
+OF_FAMILY = {"gemv": LINEAR, "gemm": LINEAR, "moe": LINEAR, "attention": ATTENTION}  # of others: what is fused around both
+
+
+@frozen(kw_only=True)
+class Variant:
+    """A row: what it adds to the one before it, and all its roles."""
+
+    name: str
+    adds: dict[str, str]
+    roles: dict[str, str]
+
+
+def variants() -> tuple[Variant, ...]:
+    """The baseline first, all of ours last; each has what the one before it has."""
+    added = (("eager", {}), ("kv_cache", {KV_CACHE: "FlashKV"}), ("linear", {LINEAR: "generated"}), ("attention", {ATTENTION: "generated"}),
+             ("decode", {DECODE: "CUDA graph"}), (OURS, {FUSED: "generated"}))
+    roles, found = BASELINE, []
+    for name, adds in added:
+        roles = {**roles, **adds}
+        found.append(Variant(name=name, adds=dict(adds), roles=roles))
+    return tuple(found)
+
+
+def role_of(segment: Segment) -> str:
+    """Whose work a step is; implementations of the vendor's libraries say it by their own name."""
+    plugin, _, name = segment.step.implementation.partition("/")
+    return OF_FAMILY.get(name if plugin == "vendor" else plugin, FUSED)
+
+
+def with_roles(program: Program, roles: dict[str, str]) -> Program:
+    """The program with the steps of those roles alone that are generated; what the others did is the framework's."""
+    on = {role for role in GENERATED if roles[role] == "generated"}
+    return without_steps(program, lambda segment: role_of(segment) not in on)
+
+
+def steps_of(program: Program) -> dict[str, int]:
+    """How many steps of each role a program launches, and how many of the framework's nodes it runs."""
+    steps = [role_of(segment) for segment in program.segments if segment.step is not None]
+    rest = sum(len(segment.nodes) for segment in program.segments if segment.step is None)
+    return {**{role: steps.count(role) for role in GENERATED}, "framework nodes": rest}
+
+
+def installed(model: Any, variant: Variant) -> Any:
+    """The compiled model with the roles of ``variant``: the same weights in the same place, the same kernels, its own cache and graphs.
+
+    Raises:
+        PeerDied: what was installed is not what was asked for; installing checks the program against the framework.
+    """
+    found = model.compilation
+    decode = "python_loop" if variant.roles[DECODE] == "Python loop" else ""
+    context = evolve(model.context, config=evolve(model.context.config, decode=decode, kv_cache="flashkv"))
+    programs = {name: with_roles(program, variant.roles) for name, program in found.programs.items()}
+    what = install.Runnable(graphs=model.graphs, programs=programs, kernels=found.kernels, provisional=found.provisional)
+    session, notes = install.install(model.loaded, what, str(model.session.device), "auto", context, model.session._weights)
+    lost = [note for note in notes if "on the framework's operators" in note]
+    if lost and any(segment.step for program in programs.values() for segment in program.segments):
+        raise PeerDied(f"{variant.name} was not installed: {lost[0]}")
+    step = session._steps["decode"]
+    if variant.roles[DECODE] != "Python loop" and not getattr(step, "captured", False):
+        why = getattr(step, "reason", "") or "nothing here captures"
+        raise PeerDied(f"{variant.name} was not installed: steps are not captured: {why}")
+    return CompiledModel(Parts(loaded=model.loaded, graphs=model.graphs, session=session, context=context, compilation=found, notes=notes))
+
+
+class Roles(Entrants):
+    """The variants of one compiled model; the baseline runs in a process of its own."""
+
+    def __init__(self, model: Any, peers: Peers) -> None:
+        super().__init__(model, peers)
+        self._variants = {variant.name: variant for variant in variants()}
+        self._installed: dict[str, Any] = {OURS: model}
+
+    def ask(self, system: str, prompt_of: Prompts, workload: Workload) -> Ask:
+        """A variant at a workload; one that cannot be installed, or fails, has rows that say so."""
+        if system in self.peers.facts or system in self.peers.dead:
+            return super().ask(system, prompt_of, workload)
+
+        def ask(given: int, new_tokens: int) -> float:
+            if system not in self._installed:
+                self._installed[system] = _or_dead(system, lambda: installed(self.model, self._variants[system]))
+            run = ours(self._installed[system], prompt_of)
+            return run(given, new_tokens) if system == OURS else _or_dead(system, lambda: run(given, new_tokens))
+
+        return ask
+
+    def facts(self, system: str) -> dict[str, Any]:
+        """The roles of a variant, and how many steps of which role its decode program has."""
+        variant, found = self._variants[system], super().facts(system)
+        if system not in self.peers.facts and system not in self.peers.dead:
+            found = {**found, "steps": steps_of(with_roles(self.model.compilation.programs["decode"], variant.roles))}
+        return {**found, "roles": variant.roles, "adds": variant.adds}
+
+
+def _or_dead(system: str, act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except PeerDied:
+        raise
+    except Exception as exc:  # one row says what happened, the others go on
+        raise PeerDied(f"{system} failed: {type(exc).__name__}: {' '.join(str(exc).split())[:300]}") from exc
