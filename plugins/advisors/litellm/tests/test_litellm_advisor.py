@@ -74,6 +74,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (MODEL, RECORD, "AGENTCOMPILE_LLM_API_BASE", *PROXIES, *map(str.lower, PROXIES)):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    agentcompile_advisor_litellm._asker()._running()  # its start, which takes seconds, is in nobody's deadline
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,22 +160,18 @@ def broken(server, case: str) -> None:
         server.reply = lambda: 5.0
 
 
-CASES = ("500", "401", "429", "html", "empty", "no choices", "prose", "fenced", "list", "nothing", "duplicate", "nan", "deep", "dripping")
+CASES = ("500", "401", "429", "html", "empty", "no choices", "prose", "fenced", "list", "nothing", "duplicate", "nan", "deep")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_goes_wrong_is_one_refusal_after_one_request_and_tells_no_secret(server, case: str, caplog, capfd) -> None:
-    server.says(GOOD)
-    advisor(server).advise(QUESTION)  # whoever asks has started
-    server.requests.clear()
     broken(server, case)
-    began = time.monotonic()
     with caplog.at_level(logging.INFO), pytest.raises(UsageError) as caught:
-        advisor(server, timeout_s=1.0 if case == "dripping" else 20.0).advise(QUESTION)
-    assert len(server.requests) == 1 and (case != "dripping" or 1.0 <= time.monotonic() - began < 4.0)
+        advisor(server, timeout_s=20.0).advise(QUESTION)
+    assert len(server.requests) == 1
     told = "".join([caplog.text, *capfd.readouterr(), *traceback.format_exception(caught.value), repr(caught.value.__context__)])
     assert CANARY not in told
-    if case in ("dripping", "500", "401", "429"):
+    if case in ("500", "401", "429"):
         assert str(caught.value).startswith("no advice from openai/stub: ")
 
 
@@ -196,14 +193,12 @@ def test_a_server_that_is_not_there_is_refused_at_once() -> None:
     assert time.monotonic() - began < 10.0
 
 
-def test_the_budget_of_the_question_shortens_the_deadline(server) -> None:
-    server.says(GOOD)
-    advisor(server).advise(QUESTION)  # whoever asks has started
+def test_the_budget_of_the_question_shortens_the_deadline_that_a_dripping_server_passes(server) -> None:
     broken(server, "dripping")
     began = time.monotonic()
-    with pytest.raises(UsageError, match="within 1 s"):
+    with pytest.raises(UsageError, match=r"^no advice from openai/stub: no answer within 1 s"):
         advisor(server, timeout_s=20.0).advise(evolve(QUESTION, budget_s=0.2))
-    assert time.monotonic() - began < 4.0
+    assert len(server.requests) == 1 and 1.0 <= time.monotonic() - began < 4.0
 
 
 def test_settings_come_from_the_environment(server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,14 +258,6 @@ def test_litellm_stays_out_of_this_process_and_a_lost_child_is_replaced(server) 
     assert "litellm" not in sys.modules
 
 
-def test_without_litellm_one_sentence_says_what_to_install(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "litellm.py").write_text("raise ImportError('not here')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
-    agentcompile_advisor_litellm._asker().close()
-    with pytest.raises(UsageError, match=r"litellm cannot be used \(ImportError\): pip install"):
-        advisor(server).advise(QUESTION)
-
-
 def test_an_answer_that_repeats_a_key_is_refused_and_not_recorded(server, tmp_path: Path) -> None:
     escaped = "".join(f"\\u{ord(c):04x}" for c in CANARY)
     for text in (json.dumps({**GOOD, "order": [CANARY]}), json.dumps(GOOD)[:-1] + f', "note": "{escaped}"}}'):
@@ -295,3 +282,11 @@ def test_a_redirect_is_refused_and_the_key_goes_nowhere_else(server, status: int
     finally:
         elsewhere.shutdown()
         elsewhere.server_close()
+
+
+def test_without_litellm_one_sentence_says_what_to_install(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "litellm.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+    agentcompile_advisor_litellm._asker().close()
+    with pytest.raises(UsageError, match=r"litellm cannot be used \(ImportError\): pip install"):
+        advisor(server).advise(QUESTION)
