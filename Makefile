@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
+# Hundreds of processes import the same modules: what the first one compiled is kept, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test storm budgets faults coverage planned mutants random-plans kernelbench lint setup wheels results reference docs clean
 
