@@ -21,6 +21,7 @@ class TestNorm(TemplateFamilyConformance):
              norms_beside_case(columns=(640, 128), norm="rms_once", dtype=DType.BF16))
     rejected = (gather_case(columns=64, vocabulary=9), norms_beside_case(columns=(1 << 18, 1 << 18)))
     targets = (preset("h200"), preset("a100"))
+    samples = 2
 
 
 class TestLongRows(TemplateFamilyConformance):
