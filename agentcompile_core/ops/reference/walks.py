@@ -34,18 +34,19 @@ def _walked(weight: Tensor, row: Tensor) -> Tensor:
     k = row.shape[0]
     step = max(1, k // POINTS)
     points = k // step
-    odd = torch.arange(k, device=row.device) % 2 == 1
-    by_turns = torch.stack((row.masked_fill(odd, 0.0), row.masked_fill(~odd, 0.0)), -1)
+    second = torch.arange(k, device=row.device) % 2 == 1
+    by_turns = torch.stack((row.masked_fill(second, 0.0), row.masked_fill(~second, 0.0)), -1)
     seen = points * step  # the few terms behind add less than a point more would
     terms = weight[:, :seen].unflatten(1, (points, step)).transpose(0, 1)
-    ends = torch.bmm(terms, by_turns[:seen].unflatten(0, (points, step))).cumsum(0)
-    largest = _steps(ends).mean(0).mean(-1)
-    ends = ends.sum(-1)
+    shared = torch.bmm(terms, by_turns[:seen].unflatten(0, (points, step))).cumsum(0)
+    largest = _steps(shared).mean(0).mean(-1)
+    ends = shared[..., 0] + shared[..., 1]
     for pieces in PIECES:
         each = points // pieces
         if each:
             begun = torch.cat((torch.zeros_like(ends[:1]), ends[each - 1 : pieces * each - 1 : each]))
-            largest = torch.maximum(largest, _steps(ends[: pieces * each].unflatten(0, (pieces, each)) - begun[:, None]).mean((0, 1)))
+            parts = ends[: pieces * each].unflatten(0, (pieces, each)) - begun[:, None]
+            largest = torch.maximum(largest, _steps(parts).flatten(0, 1).mean(0))
     return largest
 
 
