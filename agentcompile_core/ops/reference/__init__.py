@@ -1,7 +1,8 @@
 """The oracle: a graph in float64 with, for every element, the largest error that a correct kernel may have.
 
 Budget of one element of a dot product: ``1.1 u_out |ref| + tiny + 0.9 sqrt(d) u_acc S``, d the length of the sum (no order
-is worse than one by one, so nothing that a plugin declares matters) and S the size of partial sums (``bounded.sum_size``).
+is worse than one by one, so nothing that a plugin declares matters) and S the size of partial sums (``bounded.sum_size``);
+where a linear layer has a single row, what its partial sums round in the orders of kernels and framework (``walks``).
 A graph composes it node by node: what a node's operands may be off by is propagated, and every value that the framework
 stores adds the rounding of its element type. A kernel that keeps an intermediate in float32 errs less; the framework itself
 always passes (tested; ``scripts/budget_table.py`` measures by how much).

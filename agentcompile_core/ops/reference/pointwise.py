@@ -58,6 +58,8 @@ _EXACT = ("relu", "neg", "abs")  # no rounding of their own
 _IN_STEPS = ("rsqrt",)  # on processors torch rounds the root to the element type and divides 1 by that, outside of whole vectors
 _EXPONENTIAL = ("silu", "sigmoid", "exp", "expm1", "mish", "log_sigmoid", "softplus", "elu")
 _CANCELLING = ("gelu", "gelu_tanh", "cos", "sin")
+_FADING = ("silu", "sigmoid", "log_sigmoid")  # straight towards both sides
+_SHARED = ("silu", "sigmoid")  # quotients by 1 + exp(-x), of which only a share errs as the exponential does
 _KINKED = ("relu", "abs", "leaky_relu", "elu", "hardsigmoid", "hardswish")  # steeper, it may be, on the other side of a kink
 
 
@@ -81,7 +83,7 @@ def unary(name: str, x: Bounded, function: Callable[[Tensor], Tensor] | None = N
             slope = torch.maximum(slope, _slope(function, side)[1])
     error = times(slope, x.error)
     if name in _CURVATURE:
-        error = error + 0.5 * _CURVATURE[name] * x.error**2
+        error = error + 0.5 * _curvature(name, x) * x.error**2
     else:  # exp, rsqrt, ...: relative curvature; 1 + its relative input error covers it for small errors
         error = error * (1.0 + x.error / x.value.abs().clamp_min(1e-300)).clamp_max(2.0)
     if name not in _EXACT:
@@ -90,6 +92,14 @@ def unary(name: str, x: Bounded, function: Callable[[Tensor], Tensor] | None = N
         error = error + STORED * UNIT_ROUNDOFF[dtype] * value.abs()
     # Limits at infinity are exact, and so is what a pole gives.
     return Bounded(value, torch.where((x.error == 0) & ~(x.value.isfinite() & value.isfinite()), 0.0, error))
+
+
+def _curvature(name: str, x: Bounded) -> Tensor | float:
+    """The largest second derivative between the ends of ``x``; of those that fade at most ``(2 + |x|) exp(-|x|)`` as well."""
+    if name not in _FADING:
+        return _CURVATURE[name]
+    nearest = (x.value.abs() - x.error).clamp_min(0.0)
+    return ((2.0 + nearest) * (-nearest).exp()).nan_to_num(nan=torch.inf).clamp_max(_CURVATURE[name])
 
 
 def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +114,8 @@ def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Ten
 def _arithmetic(name: str, x: Tensor, value: Tensor) -> Tensor:
     """What float32 adds: some roundings of the result (of the operand too, where it cancels), with fast exponentials."""
     scale = value.abs() + x.abs() if name in _CANCELLING else value.abs()
-    units = 5.0 + (1.25 * x.abs().clamp_max(128.0) if name in _EXPONENTIAL else 0.0)
+    share = torch.sigmoid(-x) if name in _SHARED else 1.0
+    units = 5.0 + (1.25 * x.abs().clamp_max(128.0) * share if name in _EXPONENTIAL else 0.0)
     # Where exp(-x) leaves float32, quotients flush to zero: the fast division of some devices does from 2^126 on.
     return units * U32 * scale + FLUSHED * (1.0 + x.abs())
 

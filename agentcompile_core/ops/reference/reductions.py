@@ -3,7 +3,8 @@
 Roundings of different elements are independent, so a sum of n of them grows like the root of the sum of their squares
 (times 2, far beyond any tail that occurs: a bound is 2.7 standard deviations), never more than the plain sum of their
 bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length and S what partial sums may grow to: |A||B|, or
-where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou).
+where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou). Sums of a
+single row have a rule of their own (``walks``).
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from .bounded import (
     worst_among,
 )
 from .pointwise import FLUSHED, unary
+from .walks import added_alone
 
 BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time: 256 MiB; 2 MiB on the host, whose caches hold them
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
@@ -46,7 +48,7 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
     errors = x.error.reshape(-1, k)
     noisy = not x.is_exact
     integers = not noisy and bool((rows == rows.round()).all())
-    among = rows.shape[0] * n if rows.shape[0] > 1 else 0
+    alone, results = rows.shape[0] == 1, rows.shape[0] * n
     single = not noisy and int((rows != 0).sum(-1).max()) <= 1
     values, bounds = [], []
     block = max(1, (CACHED_ELEMENTS if weight.device.type == "cpu" else BLOCK_ELEMENTS) // k)
@@ -54,7 +56,9 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         w = weight[start : start + block].double()
         value = rows @ w.T
         size = rows.abs() @ w.abs().T
-        error = overflowing(_accumulated(depth, value, size, (rows**2) @ (w**2).T, among), size)
+        squares = (rows**2) @ (w**2).T
+        error = added_alone(w, rows[0], depth, value, squares, results) if alone else _accumulated(depth, value, size, squares, results)
+        error = overflowing(error, size)
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
@@ -72,16 +76,13 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
 
 
 def _accumulated(depth: int, total: Tensor, absolute: Tensor, squares: Tensor, count: int) -> Tensor:
-    """What accumulators err that add ``depth`` products for each of ``count`` results; 0: of a single row, which many lanes share.
+    """What accumulators err that add ``depth`` products one by one for each of ``count`` results.
 
-    Products of several rows are added one by one. Beside one product that is nearly all of a sum, partial sums are large from there on:
-    the root of squares is then all of the size, and processors that add in other orders have come to 2.2 of the plain bound.
+    Beside one product that is nearly all of a sum, partial sums are large from there on: the root of squares is then all of the size,
+    and processors that add in other orders have come to 2.2 of the plain bound.
     """
     size = sum_size(total, absolute, squares)
-    error = SPREAD * depth**0.5 * U32 * size
-    if not count:
-        return error
-    return worst_among(count) * error * (1.0 + BESIDE * dominance(squares, size))
+    return worst_among(count) * SPREAD * depth**0.5 * U32 * size * (1.0 + BESIDE * dominance(squares, size))
 
 
 def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:
