@@ -24,4 +24,4 @@ def _row(call: Call, x: Bounded, weight: Bounded, bias: Bounded | None, place: t
     given = (token, slot if x.value.shape[1] > 1 else 0)
     matrix = weight.value[expert].t() if call["transposed"] else weight.value[expert]
     added = None if bias is None else Bounded(bias.value[expert], bias.error[expert])
-    return linear(Bounded(x.value[given], x.error[given]), matrix, added, call.length(matrix.shape[-1]))
+    return linear(Bounded(x.value[given], x.error[given]), matrix, added, call.length(matrix.shape[-1]), weight.read_from)

@@ -4,7 +4,7 @@ Roundings of different elements are independent, so a sum of n of them grows lik
 (times 2, far beyond any tail that occurs: a bound is 2.7 standard deviations), never more than the plain sum of their
 bounds. The accumulator's own error is ``0.9 sqrt(d) u32 S`` with d the length and S what partial sums may grow to: |A||B|, or
 where that is less |ref| + 2 sqrt(sum (a b)^2), since inputs are drawn without an order (Higham and Mary; Ipsen and Zhou). Sums of a
-single row have a rule of their own (``walks``).
+single row in float32 have a rule of their own (``walks``).
 """
 
 from collections.abc import Callable
@@ -41,14 +41,18 @@ ROOT = 3.0  # roundoffs of the root of a norm and of the product with it: the de
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
 
-def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Bounded:
-    """``x`` [.., k] times ``weight`` [n, k] transposed, plus ``bias`` [n]; in blocks of rows, so that any n fits."""
+def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int, element: torch.dtype | None) -> Bounded:
+    """``x`` [.., k] times ``weight`` [n, k] transposed, plus ``bias`` [n]; in blocks of rows, so that any n fits.
+
+    ``element``: the type of the layer; what half precision stores is rounded by far more than any walk of float32.
+    """
     n, k = weight.shape
     rows = x.value.reshape(-1, k)
     errors = x.error.reshape(-1, k)
     noisy = not x.is_exact
     integers = not noisy and bool((rows == rows.round()).all())
-    alone, results = rows.shape[0] == 1, rows.shape[0] * n
+    alone = rows.shape[0] == 1
+    walked = alone and element not in (torch.float16, torch.bfloat16)
     single = not noisy and int((rows != 0).sum(-1).max()) <= 1
     values, bounds = [], []
     block = max(1, (CACHED_ELEMENTS if weight.device.type == "cpu" else BLOCK_ELEMENTS) // k)
@@ -57,7 +61,10 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
         value = rows @ w.T
         size = rows.abs() @ w.abs().T
         squares = (rows**2) @ (w**2).T
-        error = added_alone(w, rows[0], depth, value, squares, results) if alone else _accumulated(depth, value, size, squares, results)
+        if walked:
+            error = added_alone(w, rows[0], depth, value, squares, n)
+        else:
+            error = _accumulated(depth, value, size, squares, 0 if alone else rows.shape[0] * n)
         error = overflowing(error, size)
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
@@ -76,13 +83,14 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int) -> Boun
 
 
 def _accumulated(depth: int, total: Tensor, absolute: Tensor, squares: Tensor, count: int) -> Tensor:
-    """What accumulators err that add ``depth`` products one by one for each of ``count`` results.
+    """What accumulators err that add ``depth`` products one by one for each of ``count`` results; 0: of a single row, which lanes share.
 
     Beside one product that is nearly all of a sum, partial sums are large from there on: the root of squares is then all of the size,
     and processors that add in other orders have come to 2.2 of the plain bound.
     """
     size = sum_size(total, absolute, squares)
-    return worst_among(count) * SPREAD * depth**0.5 * U32 * size * (1.0 + BESIDE * dominance(squares, size))
+    error = SPREAD * depth**0.5 * U32 * size
+    return worst_among(count) * error * (1.0 + BESIDE * dominance(squares, size)) if count else error
 
 
 def matmul(a: Bounded, b: Bounded, depth: int, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Bounded:

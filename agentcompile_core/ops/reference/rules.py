@@ -150,7 +150,7 @@ def _linear(call: Call) -> tuple[Bounded, ...]:
     x, weight = call.bounded("input"), call.bounded("weight")
     if weight.value.dim() != 2 or not weight.is_exact:
         raise _refuse(call, "a weight that is no matrix or is computed")
-    return (reductions.linear(x, weight.value, call["bias"], call.length(x.value.shape[-1])),)
+    return (reductions.linear(x, weight.value, call["bias"], call.length(x.value.shape[-1]), weight.read_from),)
 
 
 def _addmm(call: Call) -> tuple[Bounded, ...]:
@@ -158,7 +158,7 @@ def _addmm(call: Call) -> tuple[Bounded, ...]:
     if not weight.is_exact:
         return (_scaled_sum(call, bias, reductions.matmul(x, weight, call.length(x.value.shape[-1]))),)
     plain = call["alpha"] == 1 and call["beta"] == 1
-    product = reductions.linear(x, weight.value.t(), bias if plain else None, call.length(x.value.shape[-1]))
+    product = reductions.linear(x, weight.value.t(), bias if plain else None, call.length(x.value.shape[-1]), weight.read_from)
     return (product if plain else _scaled_sum(call, bias, product),)
 
 
