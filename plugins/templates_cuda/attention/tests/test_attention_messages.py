@@ -73,7 +73,8 @@ def test_the_three_ways_to_merge_give_the_same_bits() -> None:
     name = "lanes_one_head"
     model, _, tile = KERNELS[name]
     for position in (0, tile, 3 * tile + 1, model.capacity - 1):
-        one, *others = (outputs(emulated(name, merge), model, position, position, SCHEDULES[0]) for merge in ("message", "cluster", "global"))
+        kernels = (emulated(name, merge) for merge in ("message", "cluster", "global"))
+        one, *others = (outputs(kernel, model, position, position, SCHEDULES[0]) for kernel in kernels)
         assert all(torch.equal(one, other) for other in others)
 
 
