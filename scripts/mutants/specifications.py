@@ -114,7 +114,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("lanes_messages", "attention", _attention(heads=(3, 1), head_dim=72, capacity=96, rope="none", dtype=DType.F32),
      {**LANES, "merge": "message", "splits": 4, "warps": 4}),
     ("tensor_messages", "attention",
-     _sloped(heads=(6, 2), head_dim=64, value_dim=40, capacity=200, slopes=(0.5, 0.02, 0.25, 0.1, 0.01, 0.3)),
+     _sloped(heads=(8, 2), head_dim=64, value_dim=40, capacity=200, slopes=(0.5, 0.02, 0.25, 0.1, 0.01, 0.3, 0.05, 0.4)),
      {**TENSOR, "merge": "message", "splits": 8, "warps": 2, "unroll": 1, "early_kv": True}),
     ("lanes_window_f32", "attention",
      _attention(heads=(2, 2), head_dim=32, capacity=96, window=40, softcap=5.0, rope="rms", dtype=DType.F32),

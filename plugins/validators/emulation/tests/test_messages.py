@@ -47,6 +47,7 @@ BUGS = {
     "bug_not_shared": "send_to_cluster: the address is not in shared memory",
     "bug_onto_barrier": "message onto an mbarrier object of block . of the cluster",
     "bug_nobody_waits": IN_FLIGHT,
+    "bug_lanes_parted": r"a cluster barrier is executed by whole warps: join the lanes by __syncwarp\(\)",
 }
 
 

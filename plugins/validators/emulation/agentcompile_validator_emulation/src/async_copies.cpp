@@ -82,6 +82,7 @@ void mbarrier_init(unsigned long long* address, int arrivals) {
   barrier->arrivals_per_phase = barrier->pending_arrivals = arrivals;
   if (!block.mbarriers.emplace(address, std::move(barrier)).second) return fail("mbarrier_init on a live mbarrier");
   block.barriers_published = false;
+  self()->parted = true;
   *address = 0;
   mark_mbarrier(address);
 }
@@ -185,7 +186,8 @@ void check_no_copy_in_flight() {
     if (what)
       return fail("the block exits while a %s into its shared memory is in flight (%s)", what, describe_mbarrier(*barrier).c_str());
     if (barrier->pending_bytes < 0)
-      return fail("the block exits after mbarrier %u received %lld bytes that it does not expect", barrier->index, -barrier->pending_bytes);
+      return fail("the block exits after mbarrier %u received %lld bytes that it does not expect", barrier->index,
+                  -barrier->pending_bytes);
   }
 }
 

@@ -75,6 +75,8 @@ void cluster_arrive(bool release) {
     fail("the thread arrives at the cluster barrier twice without ac::cluster_wait()");
   if (!release && !thread->unpublished_stores.empty())
     fail("ac::cluster_arrive_relaxed() does not publish the thread's stores to other blocks; use ac::cluster_arrive_release()");
+  if (thread->parted)
+    fail("a cluster barrier is executed by whole warps: join the lanes by __syncwarp() after one of them initialises an mbarrier");
   ++thread->cluster_arrivals;
 }
 

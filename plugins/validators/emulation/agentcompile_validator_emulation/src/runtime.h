@@ -71,6 +71,7 @@ struct Thread : ThreadCoordinates {
   // its cluster barriers: how often it arrived and waited, and the latest phase that a thread of its block waited for
   uint32_t cluster_arrivals = 0, cluster_waits = 0, cluster_seen = 0;
   std::vector<RemoteStore> unpublished_stores;
+  bool parted = false;  // from the other lanes of its warp, which do not initialise an mbarrier, and no barrier has joined them since
   // its cp.async groups
   std::vector<PendingCopy> open_group;
   std::vector<std::vector<PendingCopy>> groups;

@@ -90,7 +90,7 @@ static void start_block(uint3 index, dim3 grid) {
     thread.fiber = nullptr;
     thread.block_epoch = thread.warp_epoch = thread.time = 1;
     thread.fence_epoch = 0;
-    thread.unfenced_writes = thread.dependency_waited = false;
+    thread.unfenced_writes = thread.dependency_waited = thread.parted = false;
     thread.cluster_arrivals = thread.cluster_waits = thread.cluster_seen = 0;
     thread.open_group.clear();
     thread.groups.clear();

@@ -113,7 +113,8 @@ void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& s
   for (size_t i = store.offset; i < store.offset + store.bytes; ++i) {
     Cell& cell = cell_of(cells, i, owner_linear);
     const Stamp& old = cell.write;
-    const bool same_writer = !barrier && old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
+    const bool same_writer =
+        !barrier && old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
     if (cell.content == Content::mbarrier)
       fail("%s onto an mbarrier object of block %u of the cluster, %s byte %zu%s", what, store.rank, where, i, place(code).c_str());
     for (const Stamp* earlier : {&cell.write, &cell.read, &cell.other_read}) {

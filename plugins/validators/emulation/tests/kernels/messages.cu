@@ -6,7 +6,7 @@ namespace {
 constexpr int width = 64, blocks = 4, pair_bytes = 8;
 enum class Message {
   clean, no_start_barrier, no_init, no_init_fence, fence_after_barrier, exits_early, no_wait, wait_of_block, wait_in_part, early_expect,
-  less_expected, more_expected, one_slot, misaligned, not_shared, onto_barrier, nobody_waits
+  less_expected, more_expected, one_slot, misaligned, not_shared, onto_barrier, nobody_waits, lanes_parted
 };
 
 template <Message KIND>
@@ -17,7 +17,7 @@ __device__ __forceinline__ void sum_by_messages(const float* in, float* out, flo
     ac::mbarrier_init(arrived, 1);
     if (KIND != Message::no_init_fence && KIND != Message::fence_after_barrier) ac::mbarrier_init_fence();
   }
-  __syncwarp();
+  if (KIND != Message::lanes_parted) __syncwarp();
   if (KIND == Message::early_expect && thread == 0) ac::mbarrier_arrive_expect_bytes(arrived, bytes);
   if (KIND != Message::no_start_barrier) {
     ac::cluster_arrive_relaxed();
@@ -35,8 +35,8 @@ __device__ __forceinline__ void sum_by_messages(const float* in, float* out, flo
     ac::send_to_cluster(slot, static_cast<unsigned>(thread % blocks), pair, arrived);
   }
   if (KIND != Message::early_expect && thread == 0) {  // messages may have come before
-    const unsigned said = KIND == Message::less_expected ? bytes - pair_bytes : KIND == Message::more_expected ? bytes + pair_bytes : bytes;
-    ac::mbarrier_arrive_expect_bytes(arrived, said);
+    const int more = KIND == Message::less_expected ? -1 : KIND == Message::more_expected ? 1 : 0;
+    ac::mbarrier_arrive_expect_bytes(arrived, bytes + more * pair_bytes);
   }
   if (KIND == Message::nobody_waits) return;
   if (KIND == Message::wait_of_block) ac::mbarrier_wait(arrived, 0);
@@ -71,6 +71,7 @@ MESSAGE_KERNEL(bug_misaligned, Message::misaligned)
 MESSAGE_KERNEL(bug_not_shared, Message::not_shared)
 MESSAGE_KERNEL(bug_onto_barrier, Message::onto_barrier)
 MESSAGE_KERNEL(bug_nobody_waits, Message::nobody_waits)
+MESSAGE_KERNEL(bug_lanes_parted, Message::lanes_parted)
 
 extern "C" __global__ void clean_messages_dynamic(const float* in, float* out) {
   AC_DYNAMIC_SHARED(float, parts);
