@@ -9,38 +9,38 @@ enum class Message {
   less_expected, more_expected, one_slot, misaligned, not_shared, onto_barrier, nobody_waits, lanes_parted
 };
 
-template <Message KIND>
-__device__ __forceinline__ void sum_by_messages(const float* in, float* out, float* parts, ac::Mbarrier* arrived) {
+// Compiled once for all kinds.
+__device__ __noinline__ void sum_by_messages(Message kind, const float* in, float* out, float* parts, ac::Mbarrier* arrived) {
   const int thread = threadIdx.x, rank = static_cast<int>(ac::cluster_rank());
   const unsigned bytes = blocks * (width / 2 / blocks) * pair_bytes;
-  if (thread == 0 && (KIND != Message::no_init || rank == 1)) {
+  if (thread == 0 && (kind != Message::no_init || rank == 1)) {
     ac::mbarrier_init(arrived, 1);
-    if (KIND != Message::no_init_fence && KIND != Message::fence_after_barrier) ac::mbarrier_init_fence();
+    if (kind != Message::no_init_fence && kind != Message::fence_after_barrier) ac::mbarrier_init_fence();
   }
-  if (KIND != Message::lanes_parted) __syncwarp();
-  if (KIND == Message::early_expect && thread == 0) ac::mbarrier_arrive_expect_bytes(arrived, bytes);
-  if (KIND != Message::no_start_barrier) {
+  if (kind != Message::lanes_parted) __syncwarp();
+  if (kind == Message::early_expect && thread == 0) ac::mbarrier_arrive_expect_bytes(arrived, bytes);
+  if (kind != Message::no_start_barrier) {
     ac::cluster_arrive_relaxed();
     ac::cluster_wait();
   }
-  if (KIND == Message::fence_after_barrier && thread == 0) ac::mbarrier_init_fence();
+  if (kind == Message::fence_after_barrier && thread == 0) ac::mbarrier_init_fence();
   __syncthreads();
-  if (KIND == Message::exits_early && rank == 3) return;
+  if (kind == Message::exits_early && rank == 3) return;
   if (thread < width / 2) {
     const float2 pair = make_float2(in[blockIdx.x * width + 2 * thread], in[blockIdx.x * width + 2 * thread + 1]);
-    float* slot = &parts[(KIND == Message::one_slot ? 0 : rank) * width + 2 * thread];
-    if (KIND == Message::misaligned) slot += 1;
-    if (KIND == Message::not_shared) slot = out;
-    if (KIND == Message::onto_barrier) slot = reinterpret_cast<float*>(arrived);
+    float* slot = &parts[(kind == Message::one_slot ? 0 : rank) * width + 2 * thread];
+    if (kind == Message::misaligned) slot += 1;
+    if (kind == Message::not_shared) slot = out;
+    if (kind == Message::onto_barrier) slot = reinterpret_cast<float*>(arrived);
     ac::send_to_cluster(slot, static_cast<unsigned>(thread % blocks), pair, arrived);
   }
-  if (KIND != Message::early_expect && thread == 0) {  // messages may have come before
-    const int more = KIND == Message::less_expected ? -1 : KIND == Message::more_expected ? 1 : 0;
+  if (kind != Message::early_expect && thread == 0) {  // messages may have come before
+    const int more = kind == Message::less_expected ? -1 : kind == Message::more_expected ? 1 : 0;
     ac::mbarrier_arrive_expect_bytes(arrived, bytes + more * pair_bytes);
   }
-  if (KIND == Message::nobody_waits) return;
-  if (KIND == Message::wait_of_block) ac::mbarrier_wait(arrived, 0);
-  else if (KIND != Message::no_wait && (KIND != Message::wait_in_part || thread % 32 == 0)) ac::mbarrier_wait_cluster(arrived, 0);
+  if (kind == Message::nobody_waits) return;
+  if (kind == Message::wait_of_block) ac::mbarrier_wait(arrived, 0);
+  else if (kind != Message::no_wait && (kind != Message::wait_in_part || thread % 32 == 0)) ac::mbarrier_wait_cluster(arrived, 0);
   if (thread / 2 % blocks != rank) return;
   float sum = 0.0f;
   for (int other = 0; other < blocks; ++other) sum += parts[other * width + thread];
@@ -52,7 +52,7 @@ __device__ __forceinline__ void sum_by_messages(const float* in, float* out, flo
   extern "C" __global__ void name(const float* in, float* out) {  \
     __shared__ __align__(16) float parts[(blocks + 1) * width];   \
     __shared__ ac::Mbarrier arrived;                              \
-    sum_by_messages<kind>(in, out, parts, &arrived);              \
+    sum_by_messages(kind, in, out, parts, &arrived);              \
   }
 MESSAGE_KERNEL(clean_messages, Message::clean)
 MESSAGE_KERNEL(clean_early_expect, Message::early_expect)
@@ -75,5 +75,5 @@ MESSAGE_KERNEL(bug_lanes_parted, Message::lanes_parted)
 
 extern "C" __global__ void clean_messages_dynamic(const float* in, float* out) {
   AC_DYNAMIC_SHARED(float, parts);
-  sum_by_messages<Message::clean>(in, out, parts, reinterpret_cast<ac::Mbarrier*>(parts + blocks * width));
+  sum_by_messages(Message::clean, in, out, parts, reinterpret_cast<ac::Mbarrier*>(parts + blocks * width));
 }
