@@ -5,8 +5,9 @@
 
 The caches of one run are others than those of the run before it, together more than twice the L2, so that K and V come from memory.
 Every schedule of the family is checked against the framework first; the fastest right one of each length is the row of
-attention.json, beside the framework's own operators and the bytes of K and V over the time. Medians of captured graphs; with ordinary
-edges no step begins before the one in front of it has ended, else it begins early and waits, as in the product's chain.
+attention.json, beside the fastest of each way to merge, the framework's own operators and the bytes of K and V over the time.
+Medians of captured graphs; with ordinary edges no step begins before the one in front of it has ended, else it begins early and
+waits, as in the product's chain.
 """
 
 import argparse
@@ -157,9 +158,10 @@ def measured(options: argparse.Namespace, length: int, backend: CudaBackend, tar
             if options.all:
                 print(f"  {us:8.2f} us, {ordinary:8.2f} with ordinary edges {dict(schedule.items)}", flush=True)
     us, ordinary, schedule = min(found, key=lambda one: one[0])
+    by_merge = {merge: min(one[0] for one in found if one[2]["merge"] == merge) for merge in sorted({one[2]["merge"] for one in found})}
     return {"model": options.shape, "workload": f"{length} {options.dtype}", "shape": options.shape, "norm": options.norm,
             "dtype": options.dtype, "system": "agentcompile", "length": length, "capacity": options.capacity, "us": us,
-            "us_ordinary_edges": ordinary, "schedule": schedule, "schedules": len(found),
+            "us_ordinary_edges": ordinary, "us_by_merge": by_merge, "schedule": schedule, "schedules": len(found),
             "framework_us": microseconds(backend, framework(given), len(given.copies)), "kv_bytes": given.cache_bytes,
             "gbps": given.cache_bytes / us / 1e3}
 
@@ -178,7 +180,9 @@ def main() -> int:
         row = rows[-1]
         times = f"{row['us']:.2f} us ({row['us_ordinary_edges']:.2f}), {row['gbps']:.0f} GB/s of K and V"
         theirs = row["framework_us"] or math.nan
-        print(f"{options.shape} {options.dtype} at {length}: {times}, framework {theirs:.1f} us; {row['schedule']}", flush=True)
+        ways = ", ".join(f"{merge} {us:.2f}" for merge, us in row["us_by_merge"].items())
+        print(f"{options.shape} {options.dtype} at {length}: {times}, framework {theirs:.1f} us; best by merge {ways}; {row['schedule']}",
+              flush=True)
     harness.write_results("attention", rows, ceiling, options.out, options.commit)
     return 0
 

@@ -17,7 +17,7 @@ from .subjects import PLAN, Subject, subjects
 from .text import Edit, line_at, line_of, statement_before
 
 # Inline PTX has a double in the emulator: what stands in the GPU's half is no text that a CPU could run.
-NOT_MUTATED = ("agentcompile/ptx.cuh",)
+NOT_MUTATED = ("agentcompile/ptx.cuh", "agentcompile/ptx_cluster.cuh")
 # Families and templates that joined a sample that was judged: what came together has places of its own, and what was drawn stays.
 JOINED = (("gemm",), ("experts", "router"), ("masked_attention",), ("experts_stream.cu",),
           ("scan.cu", "scan_strided.cu", "pool.cu", "cross_entropy.cu"))

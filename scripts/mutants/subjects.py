@@ -1,8 +1,8 @@
 """The candidates that are mutated: matches as the rules make them and schedules of the families' own spaces, at small sizes.
 
 Between them the subjects run every path of every template and of the device library: vectors and single elements, one and
-several warps per row, whole rows and slices in the ring, one split and many, merges through global memory and through
-clusters, hints before the dependency wait.
+several warps per row, whole rows and slices in the ring, one split and many, merges through global memory, through
+clusters and by messages, hints before the dependency wait.
 """
 
 import re

@@ -9,7 +9,8 @@
 // robin: short contexts keep few blocks busy, the others leave after the dependency wait, and no division depends on the length.
 // Norm and RoPE of q are computed by every lane group while its K and V are in flight; k's only in the blocks whose tile holds
 // `position`, which use it from registers, and one of which appends it. The last block to finish merges the splits in order, or
-// (Plan::cluster) the splits are a thread-block cluster and send each other their results through shared memory (sm_90).
+// (Plan::cluster) the splits are a thread-block cluster and put their results into each other's shared memory (sm_90): stores and
+// a cluster barrier, or (Plan::messages) messages whose bytes the block that merges them waits for.
 // Wins for fp32, for one or two query heads per KV head, and where there are no tensor cores (see attention_tensor.cu).
 #include <agentcompile/head.cuh>
 #include <agentcompile/split.cuh>
@@ -140,12 +141,12 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ __align__(16) float warp_outputs[warps][group * value_dim];
   __shared__ float2 warp_states[warps][group];
   __shared__ bool last;
-  __shared__ ac::ClusterParts<Plan::cluster, group, value_dim> parts;
+  __shared__ Parts parts;
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
                           kv_heads, capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
-  if constexpr (Plan::cluster > 0) ac::cluster_arrive_relaxed();
+  parts.open();
   const int lane = threadIdx.x % lanes;
   const int group_in_block = threadIdx.x / lanes;
   const int split = blockIdx.x;
@@ -183,6 +184,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     load_tile(keys, key_base, key_row, span.first + split * tile, Head::load_settled);
     load_tile(values, value_base, value_row, span.first + split * tile, ValueHead::load_settled);
   }
+  parts.opened();
   ac::grid_dependency_wait();
 
   const long long new_position = ac::load_relaxed(position);
@@ -204,6 +206,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
   }
   if (split >= span.active) return;
+  parts.expect(span.active);
   const int start = span.first + split * tile;
   const int stride = splits * tile;
 

@@ -28,7 +28,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .space import TENSOR_POSITIONS, WARP, Shape, in_parts, registers, shape_of, shared_bytes, space_of
+from .space import CLUSTERED, TENSOR_POSITIONS, WARP, Shape, in_parts, registers, shape_of, shared_bytes, space_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -43,13 +43,14 @@ class AttentionFamily(TemplateFamily):
 
     Two templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type) and ``attention_tensor.cu`` (``path=tensor``,
     mma.m16n8k16, fp16 and bf16). Splits merge through global memory and a counter (``merge=global``) or through the shared
-    memory of a thread-block cluster (``merge=cluster``, sm_90). With ``early_kv`` the first tile of K and V is loaded
+    memory of a thread-block cluster (sm_90), by stores and a cluster barrier (``merge=cluster``) or by messages whose bytes the
+    block that finishes an output waits for (``merge=message``). With ``early_kv`` the first tile of K and V is loaded
     before the dependency wait, by a hint of the position that is checked after it. Query heads of a KV head that one block does
     not hold are dealt to ``parts``, blocks that share nothing but what they read; the first appends.
     """
 
     name = "attention"
-    version = 2
+    version = 3
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one sequence in one floating point type whose heads and rotary halves are whole 16-byte vectors."""
@@ -78,14 +79,14 @@ class AttentionFamily(TemplateFamily):
         blocks = shape.kv_heads * shape.parts
         tensor = schedule["path"] == "tensor"
         splits, warps = schedule.integer("splits"), schedule.integer("warps")
-        cluster = splits if schedule["merge"] == "cluster" else 0
+        cluster = splits if schedule["merge"] in CLUSTERED else 0
         sinks = match.operand("sinks")
         pdl = target.has(Feature.GRIDDEPCONTROL)
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
             "rotary_dim": _rotary_dim(match), "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
-            "early_kv": bool(schedule["early_kv"]), "cluster": cluster,
+            "early_kv": bool(schedule["early_kv"]), "cluster": cluster, "messages": schedule["merge"] == "message",
             "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
             "has_sinks": sinks is not None, "has_alibi": match.flag("alibi"),
         }

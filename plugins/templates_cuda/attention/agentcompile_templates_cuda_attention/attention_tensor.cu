@@ -172,12 +172,12 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ Vector new_key[KeyHead::head_vectors];
   __shared__ Vector new_value[ValueHead::head_vectors];
   __shared__ bool last;
-  __shared__ ac::ClusterParts<Plan::cluster, group, value_dim> parts;
+  __shared__ Parts parts;
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
                           kv_heads, capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
-  if constexpr (Plan::cluster > 0) ac::cluster_arrive_relaxed();
+  parts.open();
   const int warp = threadIdx.x / ac::warp_size;
   const int row = threadIdx.x % ac::warp_size / 4;
   const int column = threadIdx.x % 4;
@@ -226,6 +226,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     load_keys(start_of(span), KeyHead::load_settled);
     load_values(start_of(span), ValueHead::load_settled);
   }
+  parts.opened();
   ac::grid_dependency_wait();
 
   const long long new_position = ac::load_relaxed(position);
@@ -238,6 +239,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     }
   }
   if (split >= span.active) return;
+  parts.expect(span.active);
   const int start = start_of(span);
   const int stride = splits * tile;
 

@@ -63,11 +63,15 @@ struct Operands {
   float softcap;
 };
 
+template <bool Messages> struct PartsOf { using Type = ac::ClusterParts<Plan::cluster, group, value_dim>; };
+template <> struct PartsOf<true> { using Type = ac::MessageParts<Plan::cluster, group, value_dim>; };
+using Parts = PartsOf<Plan::messages>::Type;
+
 // The shared memory that the merge works in.
 struct Buffers {
   float (&outputs)[warps][group * value_dim];
   float2 (&states)[warps][group];
-  ac::ClusterParts<Plan::cluster, group, value_dim>& parts;
+  Parts& parts;
   bool* last;
 };
 
@@ -91,8 +95,8 @@ __device__ __forceinline__ void merge(const Operands& operands, const Share& sha
     workspace += static_cast<long long>(share.part()) * gridDim.y * gridDim.x * group * (value_dim + 2);
     counters += share.part() * gridDim.y;
   }
-  ac::merge_attention<Plan::threads, warps, group, value_dim, Plan::cluster>(buffers.outputs, buffers.states, buffers.parts, workspace,
-                                                                           counters + share.kv_head, active, buffers.last, finish);
+  ac::merge_attention<Plan::threads, warps, group, value_dim>(buffers.outputs, buffers.states, buffers.parts, workspace,
+                                                              counters + share.kv_head, active, buffers.last, finish);
 }
 
 }  // namespace

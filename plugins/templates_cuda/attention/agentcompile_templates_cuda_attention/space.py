@@ -18,6 +18,7 @@ PARTS = "parts"
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
+CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
 EARLY_KV = (True, False)
@@ -125,14 +126,14 @@ def _even(group: int, most: int) -> int:
 def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
     """At most 64 schedules of one way to deal the query heads; two tensor-core schedules for each FMA schedule where both exist.
 
-    Those that merge through distributed shared memory and those that merge through memory take turns, the former first: on the
-    H200 8 splits took 3.4 us that way at 256 positions, 16 through memory 4.3 to 4.8, and a search that ends early has to have met both.
+    The ways to merge take turns, those of clusters first: on the H200 8 splits took 3.4 us by cluster barriers at 256 positions,
+    16 through memory 4.3 to 4.8, and a search that ends early has to have met all of them.
     """
     tensor, lanes = iter(tensor_schedules(shape, target)), iter(lane_schedules(shape, target))
     mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
-    ways = ([point for point in kept if point["merge"] == merge] for merge in ("cluster", "global"))
-    return [point for pair in zip_longest(*ways) for point in pair if point is not None]
+    ways = ([point for point in kept if point["merge"] == merge] for merge in ("message", "global", "cluster"))
+    return [point for turn in zip_longest(*ways) for point in turn if point is not None]
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
@@ -147,7 +148,7 @@ def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
 
 def shared_bytes(shape: Shape, schedule: Schedule) -> int:
     """Static shared memory of a block; of ``in_parts(shape, schedule)``."""
-    return _shared_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] == "cluster" else 0)
+    return _shared_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] in CLUSTERED else 0)
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
@@ -181,7 +182,7 @@ def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many ways to deal out the work within a block, with how many ways to merge, do not fit, by the reason."""
     found: Counter[str] = Counter()
     for choice in (*_lane_choices(shape), *_tensor_choices(shape)):
-        clusters = [splits if merge == "cluster" else 0 for splits, merge in _merges(shape, target)]
+        clusters = [splits if merge in CLUSTERED else 0 for splits, merge, _ in _merges(shape, target)]
         if not _fits_registers(shape, choice, target):
             found[REGISTERS] += len(clusters)
             continue
@@ -203,26 +204,33 @@ def with_parts(whole: Schedule, parts: int) -> Schedule:
 
 def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[Schedule]:
     """Every choice with every way to split and merge that fits, those that come early in both lists first."""
-    early_kv = EARLY_KV if target.has(Feature.GRIDDEPCONTROL) else (False,)
     ranked: list[tuple[int, Schedule]] = []
-    for rank, (splits, merge) in enumerate(_merges(shape, target)):
+    for splits, merge, rank in _merges(shape, target):
         for place, (path, warps, lanes, unroll) in enumerate(choices):
             tile = warps * unroll * (TENSOR_POSITIONS if path == "tensor" else WARP // lanes)
-            cluster = splits if merge == "cluster" else 0
+            cluster = splits if merge in CLUSTERED else 0
             fits = _shared_bytes(shape, warps, cluster) <= STATIC_SHARED_BYTES
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
                 ranked += [(rank + place, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
-                           for early in early_kv]
+                           for early in _early(merge, target)]
     return [point for _, point in sorted(ranked, key=lambda item: item[0])]
 
 
-def _merges(shape: Shape, target: Target) -> list[tuple[int, str]]:
-    """Splits per part of a KV head and how they merge: about one block per SM first, or per 32 positions where those are fewer."""
+def _early(merge: str, target: Target) -> tuple[bool, ...]:
+    """Cluster barriers only with the better guess: messages, which wait for less, have their place with the other one."""
+    early_kv = EARLY_KV if target.has(Feature.GRIDDEPCONTROL) else (False,)
+    return early_kv[:1] if merge == "cluster" else early_kv
+
+
+def _merges(shape: Shape, target: Target) -> list[tuple[int, str, int]]:
+    """Splits per part of a KV head, how they merge, and the rank of both: about one block per SM first, or per 32 positions where
+    those are fewer."""
     blocks = min(target.sm_count // (shape.kv_heads * shape.parts), -(-shape.capacity // 32))
     even = 1 << max(0, blocks.bit_length() - 1)
-    through_memory = [(splits, "global") for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
-    clusters = [(splits, "cluster") for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
-    return [merge for pair in zip_longest(through_memory, clusters) for merge in pair if merge is not None]
+    through_memory = [(splits, ("global",)) for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
+    clusters = [(splits, CLUSTERED) for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
+    by_turns = [one for pair in zip_longest(through_memory, clusters) for one in pair if one is not None]
+    return [(splits, merge, rank) for rank, (splits, merges) in enumerate(by_turns) for merge in merges]
 
 
 def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:

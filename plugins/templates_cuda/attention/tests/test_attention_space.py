@@ -7,6 +7,7 @@ import pytest
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_attention import AttentionFamily
 from agentcompile_templates_cuda_attention.space import STATIC_SHARED_BYTES
+from attrs import evolve
 
 from agentcompile_core.plugin_api import DType, Feature, check_source
 
@@ -50,13 +51,24 @@ def test_the_space_offers_both_kernels_where_types_allow() -> None:
     assert {point["path"] for point in FAMILY.space(wide.match(), H200).points} == {"lanes", "tensor"}
 
 
-def test_clusters_are_offered_where_they_exist_and_declared() -> None:
-    points = [p for p in FAMILY.space(QWEN.match(), H200).points if p["merge"] == "cluster"]
+@pytest.mark.parametrize("merge", ["message", "cluster"])
+def test_clusters_are_offered_where_they_exist_and_declared(merge: str) -> None:
+    short = evolve(QWEN, capacity=512).match()
+    points = [p for p in FAMILY.space(short, H200).points if p["merge"] == merge]
     assert {p["splits"] for p in points} == {2, 4, 8}
     for point in points:
-        source = FAMILY.lower(QWEN.match(), point, H200)
+        source = FAMILY.lower(short, point, H200)
         assert Feature.CLUSTER in source.features and source.launches[0].cluster == point["splits"]
-    assert {p["merge"] for p in FAMILY.space(QWEN.match(), preset("a100")).points} == {"global"}
+    assert {p["merge"] for p in FAMILY.space(short, preset("a100")).points} == {"global"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_search_that_ends_early_has_met_every_way_to_merge(name: str) -> None:
+    """And each has at least an eighth of the space."""
+    points = FAMILY.space(MODELS[name].match(), H200).points
+    ways = [point["merge"] for point in points]
+    assert set(ways[:9]) == {"message", "cluster", "global"} and ways[0] == "message"
+    assert all(8 * ways.count(way) >= len(ways) for way in set(ways))
 
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:

@@ -26,7 +26,7 @@ std::string describe(const Stamp& stamp) {
   if (stamp.thread == cluster_remote)
     snprintf(text, sizeof text, "thread %u of block %u of the cluster", stamp.warp_epoch, stamp.block_epoch);
   else if (stamp.thread > max_threads)
-    snprintf(text, sizeof text, "a bulk copy on mbarrier %u", stamp.thread - max_threads - 1);
+    snprintf(text, sizeof text, "a %s on mbarrier %u", is_message(stamp) ? "message" : "bulk copy", stamp.thread - max_threads - 1);
   else if (stamp.block != block.linear + 1)
     snprintf(text, sizeof text, "thread %u of block %u", stamp.thread - 1u, stamp.block - 1);
   else
@@ -100,8 +100,8 @@ void check_order(Thread* thread, Cell& cell, AccessKind kind, const char* where,
       fail("race: %s at byte %zu: %s by this thread and store by %s, with no cluster barrier between them%s", where, offset,
            verb(kind.access), describe(cell.write).c_str(), place(code).c_str());
     const bool copy = cell.write.thread > max_threads;
-    fail("%s %s at byte %zu: %s by this thread and write by %s, %s%s", copy ? "bulk copy in flight:" : "race:", where, offset,
-         verb(kind.access), describe(cell.write).c_str(),
+    const char* what = is_message(cell.write) ? "message in flight:" : copy ? "bulk copy in flight:" : "race:";
+    fail("%s %s at byte %zu: %s by this thread and write by %s, %s%s", what, where, offset, verb(kind.access), describe(cell.write).c_str(),
          copy ? "without waiting for that mbarrier's phase"
          : cell.write.block == now.block ? "with no barrier between them"
                                          : "with no fence and atomic operation that order the two blocks",

@@ -13,6 +13,11 @@ struct Stamp {
   uint16_t thread = 0, cluster_arrivals = 0;
 };
 constexpr uint16_t cluster_remote = 0xffff;
+// A message of the cluster has the stamp of a copy on the mbarrier of its target, and this for `cluster_arrivals`.
+constexpr uint16_t of_message = 0xffff;
+inline bool is_message(const Stamp& stamp) {
+  return stamp.thread > max_threads && stamp.thread != cluster_remote && stamp.cluster_arrivals == of_message;
+}
 enum class Content : uint8_t { uninitialised, valid, in_flight, mbarrier };
 struct Cell {
   Stamp write, read, other_read;  // two readers: the first, and the latest of another thread (of another warp if there is one)

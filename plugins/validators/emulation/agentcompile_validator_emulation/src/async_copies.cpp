@@ -60,7 +60,7 @@ std::string describe_mbarrier(const Mbarrier& barrier) {
   return text;
 }
 
-static Mbarrier* find(unsigned long long* address) {
+Mbarrier* find_mbarrier(unsigned long long* address) {
   auto found = block.mbarriers.find(address);
   if (found == block.mbarriers.end()) fail("an mbarrier is used before ac::mbarrier_init");
   if (!block.barriers_published) fail("an mbarrier is used before ac::mbarrier_init_fence");
@@ -82,12 +82,16 @@ void mbarrier_init(unsigned long long* address, int arrivals) {
   barrier->arrivals_per_phase = barrier->pending_arrivals = arrivals;
   if (!block.mbarriers.emplace(address, std::move(barrier)).second) return fail("mbarrier_init on a live mbarrier");
   block.barriers_published = false;
+  self()->parted = true;
   *address = 0;
   mark_mbarrier(address);
 }
-void mbarrier_init_fence() { block.barriers_published = true; }
+void mbarrier_init_fence() {
+  block.barriers_published = true;
+  block.published_after = self()->cluster_arrivals;
+}
 
-static void complete_phase_if_done(Mbarrier& barrier) {
+void complete_phase_if_done(Mbarrier& barrier) {
   if (barrier.pending_arrivals > 0 || barrier.pending_bytes != 0) return;
   ++barrier.phase;
   if (block.clocks_active) {  // the copies of this phase become visible to whoever waits for it
@@ -106,7 +110,7 @@ static void complete_phase_if_done(Mbarrier& barrier) {
 
 void mbarrier_arrive(unsigned long long* address, unsigned expected_bytes) {
   RuntimeScope scope;
-  Mbarrier* barrier = find(address);
+  Mbarrier* barrier = find_mbarrier(address);
   if (barrier->pending_arrivals == 0)
     fail("mbarrier %u: more than %d arrivals in phase %u", barrier->index, barrier->arrivals_per_phase, barrier->phase);
   release_to(barrier->arriving, self());
@@ -115,20 +119,22 @@ void mbarrier_arrive(unsigned long long* address, unsigned expected_bytes) {
   complete_phase_if_done(*barrier);
 }
 
-void mbarrier_wait(unsigned long long* address, unsigned parity) {
+void mbarrier_wait(unsigned long long* address, unsigned parity, bool of_cluster) {
   RuntimeScope scope;
   Thread* thread = self();
-  Mbarrier* barrier = find(address);
+  Mbarrier* barrier = find_mbarrier(address);
   if (parity > 1) fail("mbarrier_wait with parity %u: use 0 or 1", parity);
   if ((barrier->phase & 1) != parity) {
     acquire_from(barrier->completed, thread);
-    return;
+  } else {
+    thread->state = State::at_mbarrier;
+    thread->awaited = barrier;
+    thread->awaited_parity = parity;
+    warp_of(thread).runnable &= ~(1u << thread->lane);
+    suspend();
   }
-  thread->state = State::at_mbarrier;
-  thread->awaited = barrier;
-  thread->awaited_parity = parity;
-  warp_of(thread).runnable &= ~(1u << thread->lane);
-  suspend();
+  if (!of_cluster && barrier->message_phase && barrier->message_phase == barrier->phase)
+    fail("ac::mbarrier_wait does not acquire what other blocks sent; use ac::mbarrier_wait_cluster()");
 }
 
 // --- bulk copies ---------------------------------------------------------------------------------------------------
@@ -141,7 +147,7 @@ static void land(Mbarrier& barrier, const PendingCopy& copy) {
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* address) {
   RuntimeScope scope;
   const void* code = __builtin_return_address(0);
-  Mbarrier* barrier = find(address);
+  Mbarrier* barrier = find_mbarrier(address);
   if (bytes == 0 || bytes % 16) return fail("bulk copy of %u bytes: the size must be a positive multiple of 16", bytes);
   if (reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16)
     return fail("bulk copy: both addresses must be aligned to 16 bytes");
@@ -158,11 +164,16 @@ void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long l
 bool land_one_copy() {
   std::vector<Mbarrier*> candidates;
   for (auto& [address, barrier] : block.mbarriers)
-    if (!barrier->in_flight.empty()) candidates.push_back(barrier.get());
+    if (!barrier->in_flight.empty() || !barrier->messages.empty()) candidates.push_back(barrier.get());
   if (candidates.empty()) return false;
   const bool random = options.order == LaneOrder::random;
   Mbarrier& barrier = *candidates[random ? random_source() % candidates.size() : 0];
-  const size_t which = random ? random_source() % barrier.in_flight.size() : 0;
+  const size_t copies = barrier.in_flight.size();
+  const size_t which = random ? random_source() % (copies + barrier.messages.size()) : 0;
+  if (which >= copies) {
+    land_message(barrier, which - copies);
+    return true;
+  }
   const PendingCopy copy = barrier.in_flight[which];
   barrier.in_flight.erase(barrier.in_flight.begin() + long(which));
   land(barrier, copy);
@@ -171,9 +182,12 @@ bool land_one_copy() {
 
 void check_no_copy_in_flight() {
   for (auto& [address, barrier] : block.mbarriers) {
-    if (barrier->in_flight.empty()) continue;
-    fail("the block exits while a bulk copy into its shared memory is in flight (%s)", describe_mbarrier(*barrier).c_str());
-    return;
+    const char* what = !barrier->in_flight.empty() ? "bulk copy" : !barrier->messages.empty() ? "message of the cluster" : nullptr;
+    if (what)
+      return fail("the block exits while a %s into its shared memory is in flight (%s)", what, describe_mbarrier(*barrier).c_str());
+    if (barrier->pending_bytes < 0)
+      return fail("the block exits after mbarrier %u received %lld bytes that it does not expect", barrier->index,
+                  -barrier->pending_bytes);
   }
 }
 

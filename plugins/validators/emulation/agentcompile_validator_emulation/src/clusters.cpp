@@ -63,7 +63,7 @@ bool allocate_dynamic_shared(size_t bytes) {
   return true;
 }
 
-static Block& block_of(unsigned rank) { return rank == active_rank ? block : parked[rank].block; }
+Block& block_of(unsigned rank) { return rank == active_rank ? block : parked[rank].block; }
 
 // --- cluster barriers ----------------------------------------------------------------------------------------------
 unsigned cluster_rank() { return active_rank; }
@@ -75,6 +75,8 @@ void cluster_arrive(bool release) {
     fail("the thread arrives at the cluster barrier twice without ac::cluster_wait()");
   if (!release && !thread->unpublished_stores.empty())
     fail("ac::cluster_arrive_relaxed() does not publish the thread's stores to other blocks; use ac::cluster_arrive_release()");
+  if (thread->parted)
+    fail("a cluster barrier is executed by whole warps: join the lanes by __syncwarp() after one of them initialises an mbarrier");
   ++thread->cluster_arrivals;
 }
 
@@ -95,13 +97,13 @@ void wake_cluster_waiters() {
     if (thread.state == State::at_cluster_barrier && completed_phases > thread.cluster_waits) make_ready(&thread);
 }
 
-static void perform(const RemoteStore& store) {
-  char* base = nullptr;
-  if (store.is_static)
-    base = store.rank == active_rank ? static_region.low : parked[store.rank].static_contents.data();
-  else
-    base = store.rank == active_rank ? dynamic_region.low : parked[store.rank].dynamic.low;
-  std::memcpy(base + store.offset, &store.value, sizeof store.value);
+char* shared_memory_of(unsigned rank, bool is_static) {
+  if (is_static) return rank == active_rank ? static_region.low : parked[rank].static_contents.data();
+  return rank == active_rank ? dynamic_region.low : parked[rank].dynamic.low;
+}
+
+void perform(const RemoteStore& store) {
+  std::memcpy(shared_memory_of(store.rank, store.is_static) + store.offset, store.values, store.bytes);
 }
 
 bool complete_cluster_phase() {
@@ -136,23 +138,29 @@ std::string describe_cluster_barrier() {
 }
 
 // --- distributed shared memory -------------------------------------------------------------------------------------
+RemoteStore remote_store(const char* what, float* shared, unsigned bytes, unsigned rank) {
+  const bool is_static = static_region.contains(shared);
+  const SharedRegion& region = is_static ? static_region : dynamic_region;
+  if (!region.contains(reinterpret_cast<char*>(shared)) || !region.contains(reinterpret_cast<char*>(shared) + bytes - 1))
+    fail("%s: the address is not in shared memory", what);
+  if (rank >= cluster_size()) fail("%s: block %u of a cluster of %u", what, rank, cluster_size());
+  if (rank != active_rank) {
+    if (self()->cluster_seen == 0) fail("%s before a cluster barrier says that block %u has started", what, rank);
+    bool alive = false;
+    for (const Thread& other : block_of(rank).threads) alive |= other.state != State::done;
+    if (!alive) fail("%s: block %u of the cluster has exited", what, rank);
+  }
+  return {rank, is_static, size_t(reinterpret_cast<char*>(shared) - region.low), bytes, {}};
+}
+
 void store_to_cluster(float* shared, unsigned rank, float value) {
   RuntimeScope scope;
   Thread* thread = self();
-  const bool is_static = static_region.contains(shared);
-  if (!is_static && !dynamic_region.contains(shared)) return fail("store_to_cluster: the address is not in shared memory");
-  if (rank >= cluster_size()) return fail("store_to_cluster: block %u of a cluster of %u", rank, cluster_size());
-  const SharedRegion& region = is_static ? static_region : dynamic_region;
-  RemoteStore store{rank, is_static, size_t(reinterpret_cast<char*>(shared) - region.low), value};
-  if (rank != active_rank) {
-    if (thread->cluster_seen == 0) return fail("store_to_cluster before a cluster barrier says that block %u has started", rank);
-    bool alive = false;
-    for (const Thread& other : block_of(rank).threads) alive |= other.state != State::done;
-    if (!alive) return fail("store_to_cluster: block %u of the cluster has exited", rank);
-  }
-  check_remote_store(rank, rank == active_rank, block_of(rank).linear, store, thread, __builtin_return_address(0));
+  RemoteStore store = remote_store("store_to_cluster", shared, sizeof value, rank);
+  store.values[0] = value;
+  check_remote_store(rank == active_rank, block_of(rank).linear, store, nullptr, thread, __builtin_return_address(0));
   RemoteStore now = store;
-  if (options.lazy_copies && rank != active_rank) std::memset(&now.value, poison, sizeof now.value);
+  if (options.lazy_copies && rank != active_rank) std::memset(now.values, poison, sizeof now.values);
   perform(now);
   if (rank != active_rank) thread->unpublished_stores.push_back(store);
 }

@@ -94,6 +94,7 @@ void release_block_barrier() {
     }
     ++thread.block_epoch;
     ++thread.warp_epoch;
+    thread.parted = false;
     thread.cluster_seen = cluster_seen;
     make_ready(&thread);
   }
@@ -181,7 +182,10 @@ static void complete(Warp& warp, Collective kind, unsigned mask, WarpFunction fu
         each_lane([&](unsigned lane) { participants.push_back(&lanes[lane]); });
         join_all(participants);
       }
-      each_lane([&](unsigned lane) { ++lanes[lane].warp_epoch; });
+      each_lane([&](unsigned lane) {
+        ++lanes[lane].warp_epoch;
+        lanes[lane].parted = false;
+      });
       break;
     }
   }

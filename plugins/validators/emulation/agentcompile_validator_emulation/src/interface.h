@@ -45,7 +45,7 @@ void cp_async_wait(int pending_groups);
 void mbarrier_init(unsigned long long* barrier, int arrivals);
 void mbarrier_init_fence();
 void mbarrier_arrive(unsigned long long* barrier, unsigned expected_bytes);
-void mbarrier_wait(unsigned long long* barrier, unsigned parity);
+void mbarrier_wait(unsigned long long* barrier, unsigned parity, bool of_cluster = false);
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
 
 // --- thread-block clusters (clusters.cpp) ---
@@ -53,6 +53,9 @@ unsigned cluster_rank();
 void cluster_arrive(bool release);
 void cluster_wait();
 void store_to_cluster(float* shared, unsigned rank, float value);
+
+// --- messages of a cluster (messages.cpp) ---
+void send_to_cluster(float* shared, unsigned rank, float2 value, unsigned long long* barrier);
 
 // --- programmatic dependent launch, memory (scheduler.cpp, memory_checks.cpp) ---
 void grid_dependency_wait();

@@ -4,6 +4,7 @@
 #include "tensor_cores.cpp"
 #include "async_copies.cpp"
 #include "clusters.cpp"
+#include "messages.cpp"
 #include "access_order.cpp"
 #include "shared_memory_checks.cpp"
 #include "memory_checks.cpp"

@@ -45,11 +45,12 @@ struct PendingCopy {
   unsigned bytes, source_bytes;
 };
 
-struct RemoteStore {  // a store into the shared memory of another block of the cluster
+struct RemoteStore {  // a store or message into the shared memory of another block of the cluster
   unsigned rank;
   bool is_static;
   size_t offset;
-  float value;
+  unsigned bytes;
+  float values[2];
 };
 
 struct Thread : ThreadCoordinates {
@@ -70,6 +71,7 @@ struct Thread : ThreadCoordinates {
   // its cluster barriers: how often it arrived and waited, and the latest phase that a thread of its block waited for
   uint32_t cluster_arrivals = 0, cluster_waits = 0, cluster_seen = 0;
   std::vector<RemoteStore> unpublished_stores;
+  bool parted = false;  // from the other lanes of its warp, which do not initialise an mbarrier, and no barrier has joined them since
   // its cp.async groups
   std::vector<PendingCopy> open_group;
   std::vector<std::vector<PendingCopy>> groups;
@@ -94,7 +96,9 @@ struct Mbarrier {
   int arrivals_per_phase, pending_arrivals;
   long long pending_bytes = 0;    // announced and not yet delivered
   uint32_t phase = 0;
+  uint32_t message_phase = 0;     // the latest message is for the phase before this one; 0: none came
   std::vector<PendingCopy> in_flight;
+  std::vector<RemoteStore> messages;  // in flight
   Clock arriving, completed;
 };
 
@@ -125,6 +129,7 @@ struct Block {
   bool clocks_active = false;
   unsigned unfenced_writers = 0;
   bool barriers_published = true;  // false between mbarrier_init and mbarrier_init_fence
+  uint32_t published_after = 0;    // cluster arrivals of the thread that fenced them, before it did
 };
 
 struct SharedRegion {
@@ -175,6 +180,11 @@ void wake_cluster_waiters();            // of the active block
 bool complete_cluster_phase();          // false if a live thread has not arrived
 std::string describe_cluster_barrier();
 unsigned cluster_size();
+Block& block_of(unsigned rank);
+char* shared_memory_of(unsigned rank, bool is_static);
+void perform(const RemoteStore& store);
+// Fails unless shared[0 .. bytes) is shared memory and block `rank` has it too, has started and not exited.
+RemoteStore remote_store(const char* what, float* shared, unsigned bytes, unsigned rank);
 bool allocate_dynamic_shared(size_t bytes);  // of the active block
 
 // scheduler.cpp
@@ -184,8 +194,15 @@ void run_cluster(uint3 first, dim3 grid);
 // Records the first failure of the launch; does not return when a thread runs.
 void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// messages.cpp
+void land_message(Mbarrier& barrier, size_t which);  // of the active block
+void land_all_messages();                            // of the active block
+bool message_in_flight();                            // to a block of the cluster that has not exited
+
 // async_copies.cpp
-bool land_one_copy();                  // false if nothing is in flight
+bool land_one_copy();                  // a copy or message; false if nothing is in flight
+Mbarrier* find_mbarrier(unsigned long long* address);  // of the active block; fails where it may not be used yet
+void complete_phase_if_done(Mbarrier& barrier);
 std::string describe_mbarrier(const Mbarrier& barrier);
 void check_no_copy_in_flight();        // at the end of a block
 
@@ -215,7 +232,8 @@ void begin_launch_checks(const BufferSpec* buffers, int count);
 void end_launch_checks();
 void begin_block_checks();
 void swap_block_checks(unsigned rank);  // exchanges the active block's state with the one kept for `rank`
-void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer,
+// `barrier`: of the message's target; null for a store, which a cluster barrier publishes.
+void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& store, const Mbarrier* barrier, const Thread* writer,
                         const void* code);
 
 // collectives.cpp

@@ -77,6 +77,7 @@ static void start_block(uint3 index, dim3 grid) {
   block.clocks_active = false;
   block.unfenced_writers = 0;
   block.barriers_published = true;
+  block.published_after = 0;
   for (NamedBarrier& barrier : block.named_barriers) barrier.waiting.clear();
   for (unsigned w = 0; w < block.warp_count; ++w) {
     const unsigned lanes = std::min(warp_lanes, block.thread_count - w * warp_lanes);
@@ -89,7 +90,7 @@ static void start_block(uint3 index, dim3 grid) {
     thread.fiber = nullptr;
     thread.block_epoch = thread.warp_epoch = thread.time = 1;
     thread.fence_epoch = 0;
-    thread.unfenced_writes = thread.dependency_waited = false;
+    thread.unfenced_writes = thread.dependency_waited = thread.parted = false;
     thread.cluster_arrivals = thread.cluster_waits = thread.cluster_seen = 0;
     thread.open_group.clear();
     thread.groups.clear();
@@ -148,6 +149,7 @@ static void report_stuck_block() {
 // Runs the active block until its threads have ended (true) or wait for something outside the block, or failed.
 static bool advance_block() {
   wake_cluster_waiters();
+  if (!options.lazy_copies) land_all_messages();
   reset_run_order();
   for (;;) {
     run_until_nothing_is_runnable();
@@ -185,7 +187,7 @@ void run_cluster(uint3 first, dim3 grid) {
       if (failed) return;
     }
     if (ended == size) break;
-    if (complete_cluster_phase()) continue;
+    if (complete_cluster_phase() || message_in_flight()) continue;
     activate_block(stuck);
     return report_stuck_block();
   }

@@ -82,33 +82,50 @@ void mark_mbarrier(unsigned long long* barrier) {
   each_shared_cell(reinterpret_cast<char*>(barrier), 8, [](Cell& cell) { cell.content = Content::mbarrier; });
 }
 
-void check_remote_store(unsigned rank, bool active, unsigned owner_linear, const RemoteStore& store, const Thread* writer,
-                        const void* code) {
-  if (!options.checks) return;
-  BlockChecks& owner = active ? checks : parked_checks[rank];
-  std::vector<Cell>& cells = store.is_static ? owner.static_cells : owner.dynamic_cells;
-  const char* where = store.is_static ? static_region.name : dynamic_region.name;
-  if (store.offset + sizeof store.value > cells.size())
-    fail("out of bounds: store to block %u of the cluster at byte %zu of %s, which has %zu bytes%s", rank, store.offset, where,
-         cells.size(), place(code).c_str());
+// A store is published by the writer's next arrival at the cluster barrier, a message by its mbarrier's phase.
+static Stamp stamp_of(unsigned owner_linear, const Mbarrier* barrier, const Thread* writer) {
   Stamp now;
   now.block = owner_linear + 1;
-  now.time = writer->cluster_arrivals + 1;
-  now.block_epoch = block.linear;
-  now.warp_epoch = writer->linear;
-  now.thread = cluster_remote;
-  for (size_t i = store.offset; i < store.offset + sizeof store.value; ++i) {
+  if (barrier) {
+    now.time = barrier->phase + 1;
+    now.thread = uint16_t(max_threads + barrier->index + 1);
+    now.cluster_arrivals = of_message;
+  } else {
+    now.time = writer->cluster_arrivals + 1;
+    now.block_epoch = block.linear;
+    now.warp_epoch = writer->linear;
+    now.thread = cluster_remote;
+  }
+  return now;
+}
+
+void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& store, const Mbarrier* barrier, const Thread* writer,
+                        const void* code) {
+  if (!options.checks) return;
+  BlockChecks& owner = active ? checks : parked_checks[store.rank];
+  std::vector<Cell>& cells = store.is_static ? owner.static_cells : owner.dynamic_cells;
+  const char* where = store.is_static ? static_region.name : dynamic_region.name;
+  const char* what = barrier ? "message" : "store";
+  if (store.offset + store.bytes > cells.size())
+    fail("out of bounds: %s to block %u of the cluster at byte %zu of %s, which has %zu bytes%s", what, store.rank, store.offset, where,
+         cells.size(), place(code).c_str());
+  const Stamp now = stamp_of(owner_linear, barrier, writer);
+  for (size_t i = store.offset; i < store.offset + store.bytes; ++i) {
     Cell& cell = cell_of(cells, i, owner_linear);
     const Stamp& old = cell.write;
-    const bool same_writer = old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
+    const bool same_writer =
+        !barrier && old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
+    if (cell.content == Content::mbarrier)
+      fail("%s onto an mbarrier object of block %u of the cluster, %s byte %zu%s", what, store.rank, where, i, place(code).c_str());
     for (const Stamp* earlier : {&cell.write, &cell.read, &cell.other_read}) {
       if (!earlier->thread || same_writer) continue;
+      if (is_message(*earlier) && cell.read.thread) continue;  // who read it has waited for it
       const uint32_t needed = earlier->thread == cluster_remote ? earlier->time : earlier->cluster_arrivals + 1u;
       const bool own = active && earlier->thread != cluster_remote && ordered_in_block(writer, *earlier);
       if (!own && writer->cluster_seen < needed)
-        fail("race: %s of block %u of the cluster at byte %zu: store by this thread and access by %s, with no cluster barrier between "
+        fail("race: %s of block %u of the cluster at byte %zu: %s by this thread and access by %s, with no cluster barrier between "
              "them%s",
-             where, rank, i, describe(*earlier).c_str(), place(code).c_str());
+             where, store.rank, i, what, describe(*earlier).c_str(), place(code).c_str());
     }
     cell.content = Content::valid;
     cell.write = now;

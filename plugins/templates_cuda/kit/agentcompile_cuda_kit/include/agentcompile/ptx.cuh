@@ -1,5 +1,6 @@
-// The only file with inline PTX. Everything that the CPU emulator must replace is declared here, once for the GPU and once
-// (under CUDA_EMU) as a call into the emulator, so that kernels compile unchanged by NVRTC, nvcc and g++.
+// The only file with inline PTX, with ptx_cluster.cuh, which it includes. Everything that the CPU emulator must replace is declared
+// here, once for the GPU and once (under CUDA_EMU) as a call into the emulator, so that kernels compile unchanged by NVRTC, nvcc
+// and g++.
 //
 // Architectures: cp.async, ldmatrix and mma need sm_80. Bulk copies and mbarriers need sm_90: on an older GPU they trap, so a
 // schedule that uses them must not be offered there. The programmatic-dependency calls do nothing below sm_90.
@@ -63,12 +64,6 @@ inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
 // In odd blocks the hint is stale by one.
 inline long long load_hint(const long long* global) { return ::emu::load_hint(global); }
 inline uint4 load_settled16(const void* global) { return ::emu::load_settled16(global); }
-
-inline unsigned cluster_rank() { return ::emu::cluster_rank(); }
-inline void cluster_arrive_relaxed() { ::emu::cluster_arrive(false); }
-inline void cluster_arrive_release() { ::emu::cluster_arrive(true); }
-inline void cluster_wait() { ::emu::cluster_wait(); }
-inline void store_to_cluster(float* shared, unsigned rank, float value) { ::emu::store_to_cluster(shared, rank, value); }
 
 inline void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) { ::emu::ldmatrix_x4(fragment, shared_row, false); }
 inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
@@ -254,49 +249,6 @@ __device__ __forceinline__ long long load_hint(const long long* global) {
 // load_stream16 of data that a hint says is complete; the only load of chain-written data allowed before the wait.
 __device__ __forceinline__ uint4 load_settled16(const void* global) { return load_stream16(global); }
 
-// --- clusters (sm_90) -------------------------------------------------------------------------------------------------------
-// All threads of the cluster's blocks that have not exited take part in arrive and wait. A block's shared memory may be
-// written by others only between its arrival at the first barrier and their arrival at the last.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank = 0;
-#if AC_HAS_BULK_COPY
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
-}
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-#if AC_HAS_BULK_COPY
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-// Publishes what this thread stored to the other blocks of the cluster, to those that wait.
-__device__ __forceinline__ void cluster_arrive_release() {
-#if AC_HAS_BULK_COPY
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if AC_HAS_BULK_COPY
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-// Stores to the variable of block `rank` of the cluster that lies where `shared` lies in this block.
-__device__ __forceinline__ void store_to_cluster(float* shared, unsigned rank, float value) {
-#if AC_HAS_BULK_COPY
-  unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
-#else
-  __trap();
-#endif
-}
-
 // --- tensor cores -----------------------------------------------------------------------------------------------------------
 // Loads four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 (16-byte aligned).
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) {
@@ -327,6 +279,8 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned 
 }  // namespace ac
 
 #endif  // CUDA_EMU
+
+#include <agentcompile/ptx_cluster.cuh>
 
 namespace ac {
 // Chooses the tensor-core instruction by element type: mma_m16n8k16<__half>(d, a, b).

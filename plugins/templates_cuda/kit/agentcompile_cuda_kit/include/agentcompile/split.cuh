@@ -129,17 +129,28 @@ __device__ __forceinline__ void merge_splits(const float (&outputs)[Warps][Group
   }
 }
 
-// What the blocks of a cluster send each other: of every block its weighted sums, maxima and sums.
+// What the splits of a KV head share, and what each way to merge them does before the end of a block: `open` at the start of the
+// kernel, `opened` before the dependency wait, `expect(active)` where the block has work and knows how many others have.
+//
+// Through a cluster barrier: of every block its weighted sums, maxima and sums.
 template <int Blocks, int Group, int HeadDim> struct ClusterParts {
   float outputs[Blocks][Group * HeadDim];
   float maxima[Blocks][Group];
   float sums[Blocks][Group];
+
+  __device__ __forceinline__ void open() { cluster_arrive_relaxed(); }
+  __device__ __forceinline__ void opened() {}
+  __device__ __forceinline__ void expect(int) {}
 };
-template <int Group, int HeadDim> struct ClusterParts<0, Group, HeadDim> {};  // no cluster
+template <int Group, int HeadDim> struct ClusterParts<0, Group, HeadDim> {  // through global memory
+  __device__ __forceinline__ void open() {}
+  __device__ __forceinline__ void opened() {}
+  __device__ __forceinline__ void expect(int) {}
+};
 
 // As merge_splits where the splits of a KV head are one cluster of Blocks blocks: each block pushes every 32 outputs into the
 // shared memory of the block that finishes them, so one cluster barrier stands in for fence, counter and global memory.
-// Each block has called cluster_arrive_relaxed() when it started, and blocks without work have exited. `parts`: shared.
+// Each block has called parts.open() when it started, and blocks without work have exited. `parts`: shared.
 template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
 __device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
                                               ClusterParts<Blocks, Group, HeadDim>& parts, int active, Finish finish) {
@@ -177,16 +188,106 @@ __device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Grou
   }
 }
 
-// The end of a split attention block: by a cluster of Cluster blocks, or through global memory where Cluster is 0.
-template <int Threads, int Warps, int Group, int HeadDim, int Cluster, class Finish>
-__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
-                                                ClusterParts<Cluster, Group, HeadDim>& parts, float* workspace,
-                                                unsigned int* counter, int active, bool* last, Finish finish) {
-  if constexpr (Cluster > 0) {
-    merge_cluster<Threads, Warps, Group, HeadDim, Cluster>(outputs, states, parts, active, finish);
-  } else {
-    merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, workspace, counter, active, last, finish);
+// By messages: of every block its weighted sums and states, and the barrier that counts their bytes.
+template <int Blocks, int Group, int HeadDim> struct MessageParts {
+  static constexpr int width = Group * HeadDim;
+  static constexpr int chunk = 16;  // floats that have one owner; the active blocks own runs of neighbouring chunks
+  static constexpr int chunks = (width + chunk - 1) / chunk;
+  static_assert(HeadDim % 2 == 0, "both values of a pair belong to one head");
+  alignas(16) float outputs[Blocks][width];
+  float2 states[Blocks][Group];
+  Mbarrier arrived;
+
+  static __device__ __forceinline__ int owner(int i, int active) { return i / chunk * active / chunks; }
+  static __device__ __forceinline__ int first_owned(int block, int active) {  // of the outputs
+    return min((block * chunks + active - 1) / active * chunk, width);
   }
+
+  // The arrival has nothing to publish but the barrier, for which the fence is enough; so it is relaxed.
+  __device__ __forceinline__ void open() {
+    if (threadIdx.x == 0) {
+      mbarrier_init(&arrived, 1);
+      mbarrier_init_fence();
+    }
+    __syncwarp();  // the barrier is executed by whole warps
+    cluster_arrive_relaxed();
+  }
+  __device__ __forceinline__ void opened() { cluster_wait(); }  // those of all others; from here on they may be sent to
+  // What comes before this is counted as well: the phase is open until this arrival.
+  __device__ __forceinline__ void expect(int active) {
+    if (threadIdx.x != 0 || active == 1) return;
+    const int owned = first_owned(blockIdx.x + 1, active) - first_owned(blockIdx.x, active);
+    const int bytes = owned * static_cast<int>(sizeof(float)) + Group * static_cast<int>(sizeof(float2));
+    mbarrier_arrive_expect_bytes(&arrived, static_cast<unsigned>(active * bytes));
+  }
+};
+
+// As merge_cluster, by messages: each block sends every output to the block that finishes it and its states to all, and waits for
+// the bytes that it owns instead of for all threads of the cluster. Every block has called parts.open() and parts.opened(); those
+// without work have exited, the others have called parts.expect(active). `parts`: shared.
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
+__device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                               MessageParts<Blocks, Group, HeadDim>& parts, int active, Finish finish) {
+  using Parts = MessageParts<Blocks, Group, HeadDim>;
+  constexpr int pairs = Parts::width / 2, head_pairs = HeadDim / 2, rounds = (pairs + Threads - 1) / Threads;
+  const int block = blockIdx.x;
+  __syncthreads();
+#pragma unroll(rounds <= 4 ? rounds : 1)
+  for (int round = 0; round < rounds; ++round) {
+    const int pair = round * Threads + threadIdx.x;
+    if ((round + 1) * Threads > pairs && pair >= pairs) break;
+    const int head = pair / head_pairs;
+    SoftmaxState merged;
+    float total[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] = merge_partials<Warps>(
+          Warps, [&](int warp) { return states[warp][head]; }, [&](int warp) { return outputs[warp][2 * pair + half]; }, merged);
+    }
+    if (active == 1) {
+      finish(2 * pair, total[0], merged);
+      finish(2 * pair + 1, total[1], merged);
+      continue;
+    }
+    send_to_cluster(&parts.outputs[block][2 * pair], Parts::owner(2 * pair, active), make_float2(total[0], total[1]), &parts.arrived);
+#pragma unroll
+    for (int first = 0; first < Blocks; first += head_pairs) {  // one round, unless heads are narrower than the cluster
+      const int other = first + pair % head_pairs;
+      if (other < active) send_to_cluster(&parts.states[block][head].x, other, make_float2(merged.maximum, merged.sum), &parts.arrived);
+    }
+  }
+  if (active == 1) return;
+  const int end = Parts::first_owned(block + 1, active);
+  int i = Parts::first_owned(block, active) + threadIdx.x;
+  mbarrier_wait_cluster(&parts.arrived, 0);
+  for (; i < end; i += Threads) {
+    SoftmaxState merged;
+    const int head = i / HeadDim;
+    const float total = merge_partials<Blocks>(  // those without work change nothing: one round, unrolled
+        Blocks, [&](int other) { return other < active ? parts.states[other][head] : make_float2(softmax_floor, 0.0f); },
+        [&](int other) { return other < active ? parts.outputs[other][i] : 0.0f; }, merged);
+    finish(i, total, merged);
+  }
+}
+
+// The end of a split attention block by each of the three ways, which are told apart by what the splits share.
+template <int Threads, int Warps, int Group, int HeadDim, class Finish>
+__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                                ClusterParts<0, Group, HeadDim>&, float* workspace, unsigned int* counter, int active,
+                                                bool* last, Finish finish) {
+  merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, workspace, counter, active, last, finish);
+}
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
+__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                                ClusterParts<Blocks, Group, HeadDim>& parts, float*, unsigned int*, int active, bool*,
+                                                Finish finish) {
+  merge_cluster<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
+}
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
+__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+                                                MessageParts<Blocks, Group, HeadDim>& parts, float*, unsigned int*, int active, bool*,
+                                                Finish finish) {
+  merge_messages<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
 
 }  // namespace ac
