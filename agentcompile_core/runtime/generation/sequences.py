@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..session import Session
 
-STEPS = 16  # tokens at most that decode steps read behind what is cached; more are a prompt
+STEPS = 8  # tokens at most that decode steps read behind what is cached; more are a prompt
 GROWTH = 64  # rows by which what is parked grows
 
 
