@@ -52,13 +52,15 @@ class StepModel(GenerationMixin):
         return self.forward(*inputs, **keywords)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: StepCache | None = None,
-                use_cache: bool | None = None, logits_to_keep: int = 0, return_dict: bool = True) -> CausalLMOutputWithPast:
+                use_cache: bool | None = None, logits_to_keep: int = 0, **others: Any) -> CausalLMOutputWithPast:
         """Logits behind tokens, as the model's own ``forward`` gives them.
 
         Args:
             input_ids: int64 [rows, n], what is behind ``past_key_values``.
             attention_mask: [rows, m >= n], 0 for padding, which is before the tokens; the last n columns are of ``input_ids``.
             logits_to_keep: behind how many of the last tokens; 0: all. One costs no more than the prompt, each further one a step.
+            others: ``return_dict``, and what ``generate`` hands to whatever it calls (``tokenizer``). They have no say here: transformers
+                refuses arguments for a model that its signature does not name.
 
         Returns:
             logits [rows, logits_to_keep, vocabulary] in the model's type, and the cache.
