@@ -62,13 +62,20 @@ def parted(module: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
     config = getattr(module, "generation_config", None)
     names = {name for name in vars(config if config is not None else GenerationConfig()) if not name.startswith("_")}
-    forward = set(inspect.signature(module.forward).parameters) - {"kwargs", "args", "input_ids"} if hasattr(module, "forward") else set()
     fields = {name: value for name, value in options.items() if name in names}
     others = {name: value for name, value in options.items() if name not in names}
-    unknown = [name for name in others if name not in ARGUMENTS and name not in forward]
+    unknown = [name for name in others if name not in ARGUMENTS and name not in _of_forward(module)]
     if unknown and others.get("custom_generate") is None:  # whose own arguments transformers checks
         _refuse(unknown[0], names)
     return fields, {name: value for name, value in others.items() if value is not None}
+
+
+def _of_forward(module: Any) -> set[str]:
+    """Names that a model's ``forward`` takes beside ``input_ids``."""
+    if not hasattr(module, "forward"):
+        return set()
+    return {name for name, one in inspect.signature(module.forward).parameters.items()
+            if name != "input_ids" and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
 
 
 def _refuse(unknown: str, names: Collection[str]) -> None:
