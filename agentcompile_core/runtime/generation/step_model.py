@@ -38,7 +38,7 @@ class StepModel(GenerationMixin):
     def __init__(self, module: Any, session: "Session", settings: Any, say: Say) -> None:
         self.module, self.session, self.config, self._say = module, session, module.config, say
         self.generation_config = settings
-        self.device = torch.device(session.device)
+        self.device = session.ids.device  # with its number, as transformers compares it
         self._is_stateful = bool(session.graphs.states)
         self._sequences = Sequences(session)
 
@@ -148,5 +148,5 @@ class StepModel(GenerationMixin):
 
     def _tokens(self, input_ids: torch.Tensor, count: int, pick: Pick, streamer: Any) -> torch.Tensor:
         check_length(input_ids.shape[1], count, self.session.max_context)
-        new = collected(self.session.picking(input_ids, count, pick), streamer)
+        new = collected(self.session.picking(input_ids.cpu(), count, pick), streamer)
         return torch.cat([input_ids, torch.tensor([new], dtype=torch.int64, device=input_ids.device)], dim=1)
