@@ -39,7 +39,7 @@ def mine(model):
 def settings(model):
     """Assign to it to change the model's generation_config for one test."""
     before = model.generation_config
-    yield lambda **values: setattr(model, "generation_config", transformers.GenerationConfig(pad_token_id=7, **values))
+    yield lambda **values: setattr(model, "generation_config", transformers.GenerationConfig(**{"pad_token_id": 7, **values}))
     model.generation_config = before
 
 
@@ -182,6 +182,18 @@ def test_embeddings_in_place_of_tokens_go_to_hugging_faces_model(model, mine) ->
     embeds = model.get_input_embeddings()(PROMPT)
     with pytest.warns(UserWarning, match="without kernels: inputs_embeds is given"):
         assert torch.equal(mine.generate(inputs_embeds=embeds, max_new_tokens=4), model.generate(inputs_embeds=embeds, max_new_tokens=4))
+    hidden = {"inputs_embeds": embeds, "attention_mask": torch.tensor([[0, 0, 1, 1, 1]]), "max_new_tokens": 4}
+    with pytest.warns(UserWarning, match="without kernels"):
+        assert torch.equal(mine.generate(**hidden), model.generate(**hidden))
+
+
+def test_lists_of_different_lengths_keep_their_mask_whoever_runs_them(model, mine, settings) -> None:
+    settings(pad_token_id=None, eos_token_id=[5, 7])  # so that nobody can tell padding by its token
+    prompts, more = [[5, 17, 99], [42]], {"max_new_tokens": 5, "output_hidden_states": True, "return_dict_in_generate": True}
+    with pytest.warns(UserWarning, match="without kernels"):
+        found = mine.generate(prompts, **more)
+    padded, mask = torch.tensor([[5, 17, 99], [5, 5, 42]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    assert torch.equal(found.sequences, model.generate(padded, attention_mask=mask, **more).sequences)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"repetition_penalty": 1.7}, {"return_dict_in_generate": True}], ids=str)

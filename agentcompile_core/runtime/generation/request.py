@@ -89,8 +89,7 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
     why = (not greedy and _own_loop(module)) or _beyond(mode, config, arguments, prompts) or _taken_back(mode, graphs)
     plain = greedy and prompts is not None and prompts.is_one
-    if asked.attention_mask is not None and prompts is not None:
-        arguments["attention_mask"] = asked.attention_mask if prompts.mask is None else prompts.mask
+    arguments |= _shown(asked, prompts)
     return Request(prompts=prompts, count=count, config=config, eos=eos, fields=fields, own=own, arguments=arguments,
                    runs="device" if plain and not why else "framework" if why else "session", why=why, notes=ignored(config, fields))
 
@@ -110,6 +109,14 @@ def _prompts(asked: Asked, config: Any, eos: frozenset[int], arguments: Mapping[
         # As transformers does where nobody says what is padding.
         return evolve(found, mask=(found.ids != pad).long())
     return found
+
+
+def _shown(asked: Asked, prompts: Prompts | None) -> dict[str, Any]:
+    """The ``attention_mask`` that HuggingFace's own model gets: where one was given, or made of lists of different lengths."""
+    if prompts is None or prompts.mask is not None:
+        found = asked.attention_mask if prompts is None else prompts.mask
+        return {} if found is None else {"attention_mask": found}
+    return {} if asked.attention_mask is None else {"attention_mask": prompts.ids.new_ones(prompts.ids.shape)}
 
 
 def _longest(prompts: Prompts | None, length: int) -> int:

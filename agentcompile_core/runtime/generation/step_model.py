@@ -82,7 +82,7 @@ class StepModel(GenerationMixin):
         """Greedy search and sampling: by the session where it can alone."""
         why = self._beyond_the_session(input_ids, generation_config, others.get("attention_mask"))
         is_plain = not (generation_config.do_sample or len(logits_processor) or self._beyond_length_and_end(stopping_criteria))
-        if is_plain and not why.startswith("outputs") and (streamer is None or len(input_ids) == 1):
+        if is_plain and not generation_config.return_dict_in_generate and (streamer is None or len(input_ids) == 1):
             return self._each_row(input_ids, others.get("attention_mask"), stopping_criteria, generation_config, streamer)
         if not why:
             pick = Pick(processors=logits_processor, stops=stopping_criteria, do_sample=bool(generation_config.do_sample))
