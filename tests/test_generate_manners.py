@@ -292,3 +292,16 @@ def test_random_weights_are_announced(tmp_path: Path) -> None:
 def test_bad_options_are_refused_before_a_model_is_opened(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ac.compile("/nowhere/at/all", **{"device": "cpu", **options})
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"attention_mask": torch.ones_like(PROMPT)}, {"eos_token_id": [3, 4]}, {"do_sample": False, "num_beams": 1, "temperature": None},
+    {"use_cache": True, "pad_token_id": 0, "max_length": 20}, {"logits_processor": [], "stopping_criteria": None},
+    {"generation_config": transformers.GenerationConfig(max_new_tokens=4)}], ids=str)
+def test_one_greedy_prompt_is_left_to_the_device(mine, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """No loop on the host, and nothing of transformers' preparation."""
+    used: list[int] = []
+    real = mine.session.generate
+    monkeypatch.setattr(mine.session, "generate", lambda *given, **named: used.append(1) or real(*given, **named))
+    mine.generate(PROMPT, **({} if {"max_length", "generation_config"} & set(options) else {"max_new_tokens": 4}), **options)
+    assert used == [1]
