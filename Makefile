@@ -75,6 +75,7 @@ mutants: setup
 
 reference: setup
 	$(BIN)/python scripts/write_reference.py
+	$(BIN)/python scripts/write_generate_page.py
 
 docs: setup
 	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install --quiet "mkdocs>=1.6,<2"

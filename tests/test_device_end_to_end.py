@@ -1,4 +1,4 @@
-"""On a GPU: the tiny model in fp32, compiled there, gives HuggingFace's greedy tokens through generated kernels and graph replay."""
+"""On a GPU: the tiny model in fp32, compiled there, gives HuggingFace's tokens through generated kernels and graph replay."""
 
 from pathlib import Path
 
@@ -71,3 +71,26 @@ def test_a_streamer_and_an_end_token_see_the_same_tokens(compiled) -> None:  # t
     stop = int(plain[0, ids.shape[1] + 20])
     stopped = compiled.generate(ids, 64, eos_token_id=stop)
     assert int(stopped[0, -1]) == stop and torch.equal(stopped, plain[:, :stopped.shape[1]])
+
+
+SEARCHES = [
+    {"num_beams": 3, "num_return_sequences": 2}, {}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}, {"guidance_scale": 1.4},
+    {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9}, {"do_sample": True, "min_p": 0.05, "num_return_sequences": 2},
+    {"stop_strings": [".", "tion"]}, {"return_dict_in_generate": True, "output_scores": True},
+]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "rows"])
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_every_search_gives_hugging_faces_tokens(compiled, search, several: bool) -> None:  # type: ignore[no-untyped-def]
+    """Rows and beams change places in the session's cache between replays of captured graphs."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    text = list(PROMPTS) if several else PROMPTS[0]
+    encoded = compiled.tokenizer(text, return_tensors="pt", padding=True, padding_side="left").to("cuda")
+    options = {"max_new_tokens": 32, "eos_token_id": None, "pad_token_id": 0, "tokenizer": compiled.tokenizer, **search}
+    found = []
+    for model, own in ((compiled.loaded.module, {"disable_compile": True}), (compiled, {})):
+        torch.manual_seed(5)
+        found.append(model.generate(**encoded, **options, **own))
+    theirs, mine = (one if isinstance(one, torch.Tensor) else one.sequences for one in found)
+    assert mine.device == theirs.device and torch.equal(mine, theirs)

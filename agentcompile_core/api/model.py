@@ -1,6 +1,7 @@
 """What ``compile`` and ``load`` return: a model with its programs, ready to generate or to be called."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from ..ir.bundle import Bundle
 from ..ir.graph import GraphSet
 from ..pipeline import Compilation
 from ..plugin.interfaces import LoadedModel
-from ..runtime import calls, generation
+from ..runtime import calls
 from ..runtime.framework_session import EagerModule, EagerSession
+from ..runtime.generation import serve
+from ..runtime.generation.request import Asked, request
 from ..runtime.module_session import ModuleSession
+from ..runtime.session import Session
 from ..stages import emit
+from .manners import HuggingFaceManners
 
 
 @frozen(kw_only=True)
@@ -33,7 +38,7 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
-class CompiledModel:
+class CompiledModel(HuggingFaceManners):
     """A model that generates through its programs. ``compilation`` is None for one that was loaded from a bundle."""
 
     def __init__(self, parts: Parts) -> None:
@@ -46,50 +51,72 @@ class CompiledModel:
         """The model's tokenizer, or None."""
         return self.loaded.tokenizer
 
-    def generate(self, input_ids: Any = None, max_new_tokens: int | None = None, *, attention_mask: Any = None, streamer: Any = None,
+    def generate(self, input_ids: Any = None, max_new_tokens: Any = None, *, attention_mask: Any = None, streamer: Any = None,
                  seed: int | None = None, **options: Any) -> Any:
-        """Continue a prompt as transformers' ``generate`` does with the same arguments.
+        """Continue prompts as transformers' ``generate`` does with the same arguments (docs/generate.md).
 
         Args:
-            input_ids: one prompt, int64 [1, n] (or its ids as a list or one dimension). A model that was not captured takes its
+            input_ids: int64 [rows, n], padded before the tokens where prompts differ in length; or lists of ids, of different lengths too;
+                one dimension is one prompt; None: ``bos_token_id``. Also by the name ``inputs``. A model that was not captured takes its
                 main input as transformers does: token ids for the encoder of T5 and BART, input_features for Whisper.
             max_new_tokens: at most this many; None: what the model's ``generation_config`` says, else 128 or what fits the context.
-            attention_mask: all ones, as tokenizers return it for one prompt.
+            attention_mask: [rows, n], 0 for padding, as tokenizers return it.
             streamer: object with ``put`` and ``end`` like transformers' streamers.
             seed: of the random numbers where ``do_sample`` holds; the same as ``torch.manual_seed(seed)`` before transformers' own.
-            options: anything of transformers' GenerationConfig, on top of the model's ``generation_config``: ``do_sample``,
-                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``eos_token_id``, ... Without
-                ``eos_token_id`` that of ``generation_config`` ends the request; None, an empty list or -1: nothing does.
+            options: a ``generation_config`` for this call, its fields by name (``do_sample``, ``temperature``, ``num_beams``, ...) and
+                whatever else transformers' ``generate`` takes: ``logits_processor``, ``stopping_criteria``, ``stop_strings`` with
+                ``tokenizer``, ``custom_generate``, ... On top of the model's ``generation_config``, as transformers merges them.
+                Without ``eos_token_id`` that of ``generation_config`` ends the request; None, an empty list or -1: nothing does.
 
         Returns:
-            int64 [1, n + m] on the CPU, m <= max_new_tokens; what transformers returns where its own loop runs the request (which
-            a warning and ``notes`` say).
+            int64 [rows, n + m], m <= max_new_tokens, on the device of ``input_ids`` (the CPU for lists); or what transformers returns where
+            ``return_dict_in_generate`` holds. A warning and ``notes`` say where a loop of transformers runs the request, and why.
 
         Raises:
-            UsageError: no such request is possible; see Session.generate and the module generation.
+            UsageError: no such request is possible; see Session.generate and runtime.generation.request.
+        """
+        import torch
+
+        session = self._generating()
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UsageError(f"seed is {seed!r}; it must be an integer")
+        asked = Asked(input_ids=input_ids, max_new_tokens=max_new_tokens, attention_mask=attention_mask, options=options)
+        if isinstance(session, EagerSession):
+            found = session.generate(asked, streamer=streamer, seed=seed)
+        else:
+            wanted = request(self.loaded.module, asked, self.graphs)
+            for note in wanted.notes:
+                self._say(note)
+            found = serve.serve(self.loaded.module, session, wanted, seed=seed, streamer=streamer, say=self._say)
+        if not isinstance(found, torch.Tensor):
+            return found
+        given = options.get("inputs", input_ids)
+        return found.to(given.device if isinstance(given, torch.Tensor) else "cpu")
+
+    @property
+    def custom_generate(self) -> Callable[..., Any]:
+        """For ``custom_generate`` of HuggingFace's own model: it prepares a request of one prompt or several, and these kernels run it.
+
+        Raises:
+            UsageError: this model does not generate, or was not captured.
+        """
+        session = self._generating()
+        if isinstance(session, EagerSession):
+            raise UsageError(f"{self.loaded.name} was not captured, so HuggingFace's own loop is all there is; leave custom_generate out")
+        return serve.custom_loop(session, self._say)
+
+    def _generating(self) -> Session | EagerSession:
+        """The session, if it generates.
+
+        Raises:
+            UsageError: it does not.
         """
         if isinstance(self.session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a plain module and does not generate; call the compiled object with its inputs")
         if self.session is None:
             raise UsageError("this model was compiled without weights or with run_on='nothing', so it cannot generate; "
                              "load its bundle, or compile it where its weights are")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise UsageError(f"seed is {seed!r}; it must be an integer")
-        if isinstance(self.session, EagerSession):
-            masked = {} if attention_mask is None else {"attention_mask": attention_mask}
-            return self.session.generate(input_ids, max_new_tokens, streamer=streamer, seed=seed, **masked, **options)
-        module = self.loaded.module
-        prompt = generation.prompt_of(input_ids, self.graphs.model.vocab_size)
-        wanted = generation.request(module, prompt, max_new_tokens, attention_mask, options, self.session.max_context)
-        generation.check_length(prompt.shape[1], wanted.count, self.session.max_context)
-        for note in wanted.notes:
-            self._say(note)
-        if not wanted.handed_over:
-            return generation.by_session(module, self.session, wanted, seed=seed, streamer=streamer)
-        self._say(f"transformers' own loop runs this request, without kernels: {wanted.handed_over}")
-        with self.session.exclusive():
-            return generation.by_framework(module, prompt.to(self.session.device), wanted.count, wanted.options, seed=seed,
-                                           streamer=streamer)
+        return self.session
 
     def _say(self, note: str) -> None:
         """One sentence about a request: a Python warning, and once among ``notes``."""

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..ir.graph import GraphSet
 from .calls import by_name
-from .generation import by_framework, check_length, new_tokens, prompt_of, settings, with_eos
+from .generation.framework_loop import by_framework
+from .generation.request import Asked
+from .generation.settings import eos_of, new_tokens, settings, with_eos
+from .prompts import Prompts, check_length, prompts_of
 
 if TYPE_CHECKING:
     import torch
@@ -39,49 +42,60 @@ class EagerSession:
         finally:
             self._lock.release()
 
-    def generate(self, inputs: Any, max_new_tokens: int | None = None, *, streamer: Any = None, seed: int | None = None,
-                 **options: Any) -> Any:
-        """What ``module.generate(inputs, ...)`` returns, on the CPU.
+    def generate(self, asked: Asked, *, streamer: Any = None, seed: int | None = None) -> Any:
+        """What ``module.generate(inputs, ...)`` returns; tensors on the device of ``module``.
 
         Args:
-            inputs: the model's main input for one request: token ids as int64 [1, n]; for an encoder-decoder model those of the
-                encoder, and the result holds the decoder's tokens; for another main input (Whisper's input_features) a tensor
-                [1, ...] as the model takes it.
-            max_new_tokens: at most this many; None: what ``generation_config`` says, else 128.
-            options: anything that transformers' ``generate`` takes by name.
+            asked: the model's main input: token ids of one prompt or several; for an encoder-decoder model those of the encoder, and
+                the result holds the decoder's tokens; for another main input (Whisper's input_features) a tensor [rows, ...] as
+                the model takes it. At most so many new tokens; None: what ``generation_config`` says, else 128. And anything that
+                transformers' ``generate`` takes by name.
 
         Raises:
             UsageError: the input is wrong or too long, transformers refuses the request, or another one is running.
         """
-        found = self._inputs(inputs)
-        options = with_eos(options)
-        count = self._count(found, max_new_tokens, options)
+        asked = asked.named
+        options = with_eos(asked.options)
+        found = self._inputs(asked, options)
+        inputs = found.ids if isinstance(found, Prompts) else found  # None: transformers makes them of other arguments
+        if isinstance(found, Prompts) and found.mask is not None:
+            options["attention_mask"] = found.mask
+        elif asked.attention_mask is not None:
+            options["attention_mask"] = asked.attention_mask
+        count = self._count(inputs, asked.max_new_tokens, options)
         with self.exclusive():
-            return by_framework(self.module, found.to(self.device), count, options, seed=seed, streamer=streamer)
+            return by_framework(self.module, None if inputs is None else inputs.to(self.device), count, options, seed=seed,
+                                streamer=streamer)
 
     @property
     def _decodes_apart(self) -> bool:
         """Whether prompt and new tokens do not share positions: an encoder reads the one, a decoder writes the other."""
         return bool(getattr(getattr(self.module, "config", None), "is_encoder_decoder", False))
 
-    def _inputs(self, given: Any) -> "torch.Tensor":
+    def _inputs(self, asked: Asked, options: Mapping[str, Any]) -> "torch.Tensor | Prompts | None":
         import torch
 
+        given = asked.input_ids
+        if given is None:
+            return None
         if getattr(self.module, "main_input_name", "input_ids") == "input_ids":
-            return prompt_of(given, self.graphs.model.vocab_size)
-        if not isinstance(given, torch.Tensor) or given.dim() < 2 or given.shape[0] != 1 or given.numel() == 0:
+            own = getattr(self.module, "generation_config", None)
+            pad = options.get("pad_token_id", getattr(own, "pad_token_id", None))
+            padding = pad if isinstance(pad, int) and pad >= 0 else min(eos_of(getattr(own, "eos_token_id", None)), default=0)
+            return prompts_of(given, self.graphs.model.vocab_size, mask=asked.attention_mask, padding=padding)
+        if not isinstance(given, torch.Tensor) or given.dim() < 2 or given.numel() == 0:
             what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
-            raise UsageError(f"{what} was given; {self.graphs.model.name} takes {self.module.main_input_name} "  # type: ignore[union-attr]
-                             "of one request, a tensor of shape [1, ...]")
+            raise UsageError(f"{what} was given; {self.graphs.model.name} takes {self.module.main_input_name}, "
+                             "a tensor of shape [rows, ...]")
         return given
 
-    def _count(self, inputs: "torch.Tensor", wanted: int | None, options: Mapping[str, Any]) -> int:
+    def _count(self, inputs: "torch.Tensor | None", wanted: int | None, options: Mapping[str, Any]) -> int:
         known = {name: value for name, value in options.items() if name in ("max_length", "max_new_tokens")}
-        length = 1 if self._decodes_apart else inputs.shape[-1]
-        count = new_tokens(wanted, settings(self.module, known), length, self.max_context)
+        length = 1 if self._decodes_apart or inputs is None else inputs.shape[-1]
+        count = new_tokens(wanted, settings(self.module, known, options.get("generation_config")), length, self.max_context)
         if self.max_context:
             check_length(length, count, self.max_context)
-            if self._decodes_apart and inputs.dim() == 2:
+            if self._decodes_apart and inputs is not None and inputs.dim() == 2:
                 check_length(inputs.shape[-1] - 1, 1, self.max_context)
         return count
 

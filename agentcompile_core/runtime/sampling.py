@@ -14,13 +14,13 @@ class Pick:
     """How each token of one request is chosen.
 
     ``processors`` maps (ids int64 [1, n], scores fp32 [1, vocabulary]) to scores, ``stops`` maps (ids, scores) to bool [1]:
-    transformers' LogitsProcessorList and StoppingCriteriaList. ``generator`` is None for torch's own random numbers.
+    transformers' LogitsProcessorList and StoppingCriteriaList. Draws are torch's, from its own random numbers, as transformers'
+    (docs/decisions/0024).
     """
 
     processors: Callable[..., Any]
     stops: Callable[..., Any]
     do_sample: bool = False
-    generator: "torch.Generator | None" = None
 
     def token(self, ids: "torch.Tensor", logits: "torch.Tensor") -> "torch.Tensor":
         """The next token, int64 [1], after ``ids`` [1, n] with ``logits`` [vocabulary]."""
@@ -29,11 +29,4 @@ class Pick:
         scores = self.processors(ids, logits.to(torch.float32, copy=True).unsqueeze(0))
         if not self.do_sample:
             return scores.argmax(-1)
-        return torch.multinomial(torch.softmax(scores, -1), 1, generator=self.generator).view(1)
-
-
-def seeded(seed: int | None, device: str) -> "torch.Generator | None":
-    """A generator that draws as torch does after ``torch.manual_seed(seed)``, or None for torch's own."""
-    import torch
-
-    return None if seed is None else torch.Generator(device=device).manual_seed(seed)
+        return torch.multinomial(torch.softmax(scores, -1), 1).view(1)

@@ -16,11 +16,11 @@ from .bound_program import BoundProgram
 from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
 from .device import release_cache
 from .executables import Executables
-from .generation import check_length, prompt_of
 from .live import HostPosition
 from .program import Program
+from .prompts import check_length, prompt_of
 from .sampling import Pick
-from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, token_stream
+from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, collected, token_stream
 
 if TYPE_CHECKING:
     import torch
@@ -141,15 +141,16 @@ class Session:
         Raises:
             UsageError: shape, emptiness or length is wrong, or another request is running.
         """
+        import torch
+
         prompt = self.checked(input_ids, max_new_tokens)
         eos = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
         watched = streamer is not None or bool(eos)
-        return self._collected(prompt, self._greedy(prompt, max_new_tokens, eos, watched), streamer)
-
-    def picked(self, prompt: "torch.Tensor", max_new_tokens: int, pick: Pick, streamer: Any = None) -> "torch.Tensor":
-        """As ``generate``, with each token chosen by ``pick`` from the logits, until ``pick`` stops."""
-        prompt = self.checked(prompt, max_new_tokens)
-        return self._collected(prompt, self._picked(prompt, max_new_tokens, pick), streamer)
+        with self.exclusive():
+            if streamer is not None:
+                streamer.put(prompt)
+            new = collected(self.greedy(prompt, max_new_tokens, eos, watched), streamer)
+        return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -164,21 +165,6 @@ class Session:
             yield
         finally:
             self._lock.release()
-
-    def _collected(self, prompt: "torch.Tensor", found: Iterator[int], streamer: Any) -> "torch.Tensor":
-        import torch
-
-        new: list[int] = []
-        with self.exclusive(), torch.inference_mode():
-            if streamer is not None:
-                streamer.put(prompt)
-            for token in found:
-                new.append(token)
-                if streamer is not None:
-                    streamer.put(torch.tensor([token]))
-            if streamer is not None:
-                streamer.end()
-        return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
 
     def checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
         """The prompt as int64 [1, n] on the CPU.
@@ -224,23 +210,23 @@ class Session:
 
         tokens = self.checked(tokens, 1)
         with self._lock, torch.inference_mode():
-            rows = [self.prefill(tokens[:, :1]).output(0)[0, -1].clone()]
-            for i in range(1, tokens.shape[1]):
-                self.ids.copy_(tokens[:, i : i + 1])
-                self._step("decode")()
-                rows.append(self.bound("decode").output(0)[0, -1].clone())
+            rows = [self.read(tokens[:, :1])]
+            rows += [self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist())]
             return torch.stack(rows)
 
-    def _advance(self) -> None:
+    def read(self, prompt: "torch.Tensor") -> "torch.Tensor":
+        """Read a prompt [1, n] from position 0; logits [vocabulary] behind its last token."""
+        return self.prefill(prompt).output(0)[0, -1].clone()
+
+    def read_next(self, token: int, position: int) -> "torch.Tensor":
+        """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it."""
+        self.ids.fill_(token)
+        self.position.fill_(position)
         self._step("decode")()
-        self._last = self.bound("decode")
+        return self.bound("decode").output(0)[0, -1].clone()
 
-    def _logits(self) -> "torch.Tensor":
-        """Logits [vocabulary] behind the last position, of the program that ran last."""
-        assert self._last is not None
-        return self._last.output(0)[0, -1]
-
-    def _greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Iterator[int]:
+    def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Iterator[int]:
+        """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one."""
         self.prefill(prompt)
         look: Look
         if self.device == "cpu":
@@ -251,6 +237,16 @@ class Session:
             look = Afterwards(self.history, prompt.shape[1], count)
         yield from token_stream(count, self._advance, look)
 
-    def _picked(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:
+    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:
+        """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops."""
         self._last = self.prefill(prompt)
         yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
+
+    def _advance(self) -> None:
+        self._step("decode")()
+        self._last = self.bound("decode")
+
+    def _logits(self) -> "torch.Tensor":
+        """Logits [vocabulary] behind the last position, of the program that ran last."""
+        assert self._last is not None
+        return self._last.output(0)[0, -1]

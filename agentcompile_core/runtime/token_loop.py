@@ -41,6 +41,21 @@ def token_stream(count: int, step: Callable[[], None], look: Look) -> Iterator[i
             return
 
 
+def collected(found: Iterator[int], streamer: Any) -> list[int]:
+    """All tokens of a stream, each one shown to ``streamer`` as int64 [1] when it is there."""
+    import torch
+
+    new: list[int] = []
+    with torch.inference_mode():
+        for token in found:
+            new.append(token)
+            if streamer is not None:
+                streamer.put(torch.tensor([token]))
+    if streamer is not None:
+        streamer.end()
+    return new
+
+
 class AtOnce:
     """The host reads every token as it is made: where a step has run when it returns."""
 

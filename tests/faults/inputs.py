@@ -44,8 +44,9 @@ def _t5() -> Any:
 PROMPTS: dict[str, tuple[Any, str]] = {
     "a text": ("some text", "tokenize it first"), "a list of texts": (["some text"], "tokenize it first"),
     "an empty list": ([], "0 tokens"),
-    "two prompts": ([[1, 2], [3, 4]], "one prompt at a time"), "a ragged list": ([[1, 2], [3]], "no prompt"),
-    "floats": (torch.ones(1, 3), "integers"), "nothing": (None, "NoneType"), "an object": (object(), "no prompt"),
+    "two prompts, one of them empty": ([[1, 2], []], "no prompt"), "a ragged list with a word": ([[1, 2], ["a"]], "no prompt"),
+    "floats": (torch.ones(1, 3), "integers"), "nothing but dimensions": (torch.ones(1, 2, 2).long(), "prompts as integers"),
+    "an object": (object(), "no prompt"),
     "ids beyond the vocabulary": ([[1, 100]], "vocabulary is 0 to 99"), "a dictionary": ({"input_ids": PROMPT}, "by name"),
 }
 for _name, (_given, _words) in PROMPTS.items():
@@ -54,7 +55,7 @@ for _name, (_given, _words) in PROMPTS.items():
 REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "more tokens than the context holds": ({"max_new_tokens": 60}, "exceed the context of 64"),
     "an option that does not exist": ({"temperatur": 1.0}, "did you mean temperature"),
-    "a mask that hides tokens": ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "hides 1 of 5 tokens"),
+    "a mask that hides all tokens": ({"attention_mask": torch.zeros(1, 5)}, "hides all tokens"),
     "no tokens": ({"max_new_tokens": 0}, "at least 1"),
 }
 for _name, (_options, _words) in REQUESTS.items():

@@ -65,3 +65,21 @@ def test_every_program_of_a_model_is_captured(model: LlamaForCausalLM, graphs: G
     mine = session(model, graphs, "cuda")
     mine.prepare()
     assert {name: step.reason for name, step in mine._steps.items()} == dict.fromkeys(mine._steps, "")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("search", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"no_repeat_ngram_size": 2}], ids=str)
+def test_rows_and_beams_change_places_between_replays(model: LlamaForCausalLM, graphs: GraphSet, device: str, search: dict) -> None:
+    from agentcompile_core.runtime.generation.request import Asked, request
+    from agentcompile_core.runtime.generation.serve import serve
+
+    mine = session(model, graphs, device)
+    mine.prepare()
+    prompts = torch.tensor([[0, 0, 7, 19, 33], [3, 4, 5, 60, 9]])
+    mask, options = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]), {"pad_token_id": 0, **search}
+    torch.manual_seed(2)
+    wanted = model.generate(prompts.to(device), attention_mask=mask.to(device), max_new_tokens=12, **options).cpu()
+    asked = Asked(input_ids=prompts, attention_mask=mask, max_new_tokens=12, options=options)
+    torch.manual_seed(2)
+    found = serve(model, mine, request(model, asked, graphs), seed=None, streamer=None, say=lambda line: None)
+    assert torch.equal(found.cpu(), wanted)

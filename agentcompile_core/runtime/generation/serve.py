@@ -1,0 +1,73 @@
+"""Running a request for tokens: by the device alone, by the session under transformers' rules, or by HuggingFace's own model."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UsageError
+from .framework_loop import by_framework, drawing, of_request, refusing
+from .request import Request, on_device
+from .settings import for_the_session, mode_of
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+
+def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:
+    """What transformers' ``generate`` returns for the request; tensors on the session's device, or the CPU.
+
+    ``say`` gets one line where a loop of transformers runs, and why.
+
+    Raises:
+        UsageError: transformers refuses the request, or the session is busy.
+    """
+    if wanted.runs == "device":
+        assert wanted.prompts is not None
+        return session.generate(wanted.prompts.ids, wanted.count, eos_token_id=sorted(wanted.eos), streamer=streamer)
+    if not hasattr(module, "generate"):
+        raise UsageError(f"{type(module).__name__} has no generate of transformers; only the most likely tokens of one prompt can be taken")
+    with session.exclusive():
+        if wanted.runs == "session":
+            return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
+        say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
+        inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
+        return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
+
+
+def by_session(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:
+    """transformers' ``generate`` over the session, which somebody holds exclusively."""
+    from .step_model import StepModel
+
+    assert wanted.prompts is not None
+    config = for_the_session(wanted.config, wanted.count)
+    ids, mask = wanted.prompts.ids, wanted.prompts.mask
+    arguments = {**wanted.arguments, "attention_mask": ids.new_ones(ids.shape) if mask is None else mask}
+    with drawing(seed, session.device), refusing(module):
+        model = StepModel(module, session, config, say)
+        found = model.generate(ids.to(session.device), generation_config=config, streamer=streamer, **on_device(arguments, session.device))
+    return _without_cache(found) if isinstance(found, dict) else found
+
+
+def _without_cache(found: Any) -> Any:
+    """A ModelOutput less its ``past_key_values``, which are the session's and are overwritten by the next request."""
+    return type(found)(**{name: value for name, value in found.items() if name != "past_key_values"})
+
+
+def custom_loop(session: "Session", say: Callable[[str], None]) -> Callable[..., Any]:
+    """For ``custom_generate`` of HuggingFace's own model: transformers prepares the request there, and the session makes the tokens."""
+
+    def loop(model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **others: Any) -> Any:
+        from .step_model import StepModel
+
+        mode, past = mode_of(generation_config), others.pop("past_key_values", None)
+        if mode not in ("greedy_search", "sample"):
+            raise UsageError(f"custom_generate serves greedy search and sampling, and this request is {mode.replace('_', ' ')}; "
+                             "call generate of the compiled model")
+        if past is not None and past.get_seq_length():
+            raise UsageError(f"past_key_values hold {past.get_seq_length()} tokens; the session keeps its own cache: leave them out")
+        with session.exclusive():
+            step = StepModel(model, session, generation_config, say)
+            found = step.run(input_ids.to(session.device), logits_processor, stopping_criteria, others.get("attention_mask"),
+                             others.get("streamer"))
+            return _without_cache(found) if isinstance(found, dict) else found.to(input_ids.device)
+
+    return loop

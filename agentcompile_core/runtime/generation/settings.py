@@ -1,0 +1,163 @@
+"""What ``generation_config`` and the caller say together, as transformers merges them."""
+
+import copy
+import difflib
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...errors import UsageError
+
+DEFAULT_NEW_TOKENS = 128
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+# What has no influence on the tokens of one greedy request that runs in our loop.
+_WITHOUT_EFFECT = frozenset({
+    "do_sample", "num_beams", "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens",
+    "transformers_version", "use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "disable_compile",
+    "compile_config", "length_penalty", "early_stopping", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size", "assistant_ensemble_weight",
+    "continuous_batching_config", *SAMPLING,
+})
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,), "num_return_sequences": (1,),
+    "guidance_scale": (1.0,), "diversity_penalty": (0.0,), "num_beam_groups": (1,), "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+}
+# What transformers' ``generate`` takes beside the fields of GenerationConfig, and beside what the model's ``forward`` takes.
+ARGUMENTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "assistant_model", "negative_prompt_ids",
+             "negative_prompt_attention_mask", "custom_generate", "tokenizer", "assistant_tokenizer", "trust_remote_code")
+# Values that only forms of the cache, of compilation or of chunking read: the cache and the chunks are the session's.
+_OF_THE_CACHE = ("cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile")
+
+
+def settings(module: Any, options: Mapping[str, Any], given: Any = None) -> Any:
+    """The model's ``generation_config`` with ``given``, one for this call, and ``options``, its fields by name, on top.
+
+    Raises:
+        UsageError: values that transformers refuses, or ``given`` is none.
+    """
+    from transformers import GenerationConfig
+
+    known = getattr(module, "generation_config", None)
+    known = known if known is not None else GenerationConfig()
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise UsageError(f"generation_config is a {type(given).__name__}; it must be a GenerationConfig of transformers")
+    try:
+        config = copy.deepcopy(known if given is None else given)
+        if given is not None:
+            config.update(**known.to_dict(), defaults_only=True, allow_custom_entries=True)
+        config.update(**options)
+    except Exception as exc:
+        raise UsageError(f"these generation settings cannot be: {one_line(exc)}") from exc
+    return config
+
+
+def parted(module: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``options`` in two: fields of GenerationConfig, and other arguments of transformers' ``generate`` that are not None.
+
+    Raises:
+        UsageError: a name that is neither, nor an argument of the model's ``forward``.
+    """
+    from transformers import GenerationConfig
+
+    config = getattr(module, "generation_config", None)
+    names = {name for name in vars(config if config is not None else GenerationConfig()) if not name.startswith("_")}
+    fields = {name: value for name, value in options.items() if name in names}
+    others = {name: value for name, value in options.items() if name not in names}
+    unknown = [name for name in others if name not in ARGUMENTS and name not in _of_forward(module)]
+    if unknown and others.get("custom_generate") is None:  # whose own arguments transformers checks
+        _refuse(unknown[0], names)
+    return fields, {name: value for name, value in others.items() if value is not None}
+
+
+def _of_forward(module: Any) -> set[str]:
+    """Names that a model's ``forward`` takes beside ``input_ids``."""
+    if not hasattr(module, "forward"):
+        return set()
+    return {name for name, one in inspect.signature(module.forward).parameters.items()
+            if name != "input_ids" and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+
+
+def _refuse(unknown: str, names: Collection[str]) -> None:
+    near = difflib.get_close_matches(unknown, [*sorted(names), *ARGUMENTS, "seed", "streamer", "attention_mask", "generation_config"], 3)
+    raise UsageError(f"generate takes no {unknown!r}; " + (f"did you mean {' or '.join(near)}? " if near else "")
+                     + "It takes what transformers' generate takes, and seed")
+
+
+def new_tokens(given: Any, config: Any, length: int, limit: int) -> int:
+    """How many tokens are wanted: as given, else as ``generation_config`` says, else 128 or what fits ``limit`` (0: none).
+
+    Raises:
+        UsageError: it is no positive integer.
+    """
+    wanted = given if given is not None else config.max_new_tokens
+    if wanted is None and config.max_length is not None:
+        wanted = config.max_length - length
+        if wanted < 1:
+            raise UsageError(f"the prompt holds {length} tokens and max_length is {config.max_length}; pass max_new_tokens")
+    if wanted is None:
+        wanted = min(DEFAULT_NEW_TOKENS, limit - length) if limit > length else DEFAULT_NEW_TOKENS
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise UsageError(f"max_new_tokens is {wanted!r}; it must be an integer of at least 1")
+    return wanted
+
+
+def eos_of(given: Any) -> frozenset[int]:
+    """The tokens that end a request, from an ``eos_token_id``; none where it is None, empty or negative.
+
+    Raises:
+        UsageError: it is something else than integers.
+    """
+    found = given.tolist() if hasattr(given, "tolist") else given
+    items = list(found) if isinstance(found, list | tuple | set | frozenset) else [] if found is None else [found]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        raise UsageError(f"eos_token_id is {given!r}; it must be an integer, several of them, or None to never stop")
+    return frozenset(item for item in items if item >= 0)
+
+
+def with_eos(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` with every way to say "never stop" (None, an empty list, -1) as transformers' None."""
+    if "eos_token_id" not in options:
+        return dict(options)
+    return {**options, "eos_token_id": sorted(eos_of(options["eos_token_id"])) or None}
+
+
+def ignored(config: Any, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """One sentence where the caller gave sampling parameters that greedy decoding does not read."""
+    given = [name for name in SAMPLING if options.get(name) is not None]
+    if not given or config.do_sample or config.penalty_alpha:
+        return ()
+    return (f"{', '.join(given)} without do_sample=True: the most likely token is taken, as in transformers; "
+            "pass do_sample=True to sample",)
+
+
+def effective(config: Any) -> tuple[str, ...]:
+    """Names of settings that are not neutral for a greedy request: any that is not known to be is none of them."""
+    changed = config.to_diff_dict()
+    return tuple(sorted(name for name, value in changed.items()
+                        if name not in _WITHOUT_EFFECT and not name.startswith("_") and not _is_neutral(name, value)))
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return value is None or value is False or value in _NEUTRAL.get(name, ())
+
+
+def mode_of(config: Any, assistant: Any = None) -> str:
+    """transformers' name of the way to search: ``greedy_search``, ``sample``, ``beam_search``, ..."""
+    found = config.get_generation_mode(assistant)
+    return str(getattr(found, "value", found))
+
+
+def for_the_session(config: Any, count: int) -> Any:
+    """A copy for transformers' preparation of a request for ``count`` new tokens that runs over the session's cache and chunks."""
+    found = copy.deepcopy(config)
+    for name in _OF_THE_CACHE:
+        setattr(found, name, None)
+    found.max_new_tokens, found.max_length = count, None
+    return found
+
+
+def one_line(exc: BaseException) -> str:
+    """What an error says, in one line."""
+    text = " ".join(str(exc).split())
+    return f"{text} ({type(exc).__name__})" if text else type(exc).__name__

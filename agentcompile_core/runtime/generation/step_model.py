@@ -1,0 +1,152 @@
+"""A session as a model that HuggingFace's own ``GenerationMixin`` drives: its preparation, its loops, our step.
+
+transformers prepares every request (settings, processors, criteria, masks, rows) and asks a decoding method for tokens. Ours takes
+what a session does alone; everything else is transformers' own method over ``forward``, whose logits come from the compiled step.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ...errors import UsageError
+from ..prompts import check_length
+from ..sampling import Pick
+from ..token_loop import collected
+from .sequences import Sequences
+from .step_cache import StepCache
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+Say = Callable[[str], None]
+
+
+class StepModel(GenerationMixin):
+    """For one request of a session that somebody holds exclusively.
+
+    Args:
+        module: HuggingFace's model, of which everything that is not about computing is taken.
+        settings: the GenerationConfig that holds.
+        say: gets one line where a loop of transformers runs.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, module: Any, session: "Session", settings: Any, say: Say) -> None:
+        self.module, self.session, self.config, self._say = module, session, module.config, say
+        self.generation_config = settings
+        self.device = session.ids.device  # with its number, as transformers compares it
+        self._is_stateful = bool(session.graphs.states)
+        self._sequences = Sequences(session)
+
+    def __getattr__(self, name: str) -> Any:
+        if "module" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> CausalLMOutputWithPast:
+        """``forward``."""
+        return self.forward(*inputs, **keywords)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: StepCache | None = None,
+                use_cache: bool | None = None, logits_to_keep: int = 0, **others: Any) -> CausalLMOutputWithPast:
+        """Logits behind tokens, as the model's own ``forward`` gives them.
+
+        Args:
+            input_ids: int64 [rows, n], what is behind ``past_key_values``.
+            attention_mask: [rows, m >= n], 0 for padding, which is before the tokens; the last n columns are of ``input_ids``.
+            logits_to_keep: behind how many of the last tokens; 0: all. One costs no more than the prompt, each further one a step.
+            others: ``return_dict``, and what ``generate`` hands to whatever it calls (``tokenizer``). They have no say here: transformers
+                refuses arguments for a model that its signature does not name.
+
+        Returns:
+            logits [rows, logits_to_keep, vocabulary] in the model's type, and the cache.
+        """
+        count = input_ids.shape[1]
+        shown = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -count:]
+        cache = past_key_values if past_key_values is not None else StepCache(self._sequences)
+        keep = min(logits_to_keep, count) if logits_to_keep else count
+        logits = cache.read(input_ids, shown, keep)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache if use_cache is not False else None)  # type: ignore[arg-type]
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],  # type: ignore[override]
+                                      *others: Any, **named: Any) -> None:
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = StepCache(self._sequences)
+
+    def _sample(self, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any,  # type: ignore[override]
+                streamer: Any = None, **others: Any) -> Any:
+        """Greedy search and sampling: by the session where it can alone."""
+        why = self._beyond_the_session(input_ids, generation_config, others.get("attention_mask"))
+        is_plain = not (generation_config.do_sample or len(logits_processor) or self._beyond_length_and_end(stopping_criteria))
+        if is_plain and not generation_config.return_dict_in_generate and (streamer is None or len(input_ids) == 1):
+            return self._each_row(input_ids, others.get("attention_mask"), stopping_criteria, generation_config, streamer)
+        if not why:
+            pick = Pick(processors=logits_processor, stops=stopping_criteria, do_sample=bool(generation_config.do_sample))
+            return self._tokens(input_ids, self._most(input_ids, stopping_criteria), pick, streamer)
+        self._over_the_step(why)
+        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, streamer=streamer, **others)
+
+    def run(self, input_ids: torch.Tensor, processors: Any, criteria: Any, mask: torch.Tensor | None, streamer: Any) -> Any:
+        """What ``generate`` returns once transformers has prepared a request for greedy search or sampling, somewhere else."""
+        return self._sample(input_ids, processors, criteria, self.generation_config, streamer=streamer, attention_mask=mask,
+                            past_key_values=StepCache(self._sequences), use_cache=True, logits_to_keep=1)
+
+    def _beam_search(self, *given: Any, **named: Any) -> Any:
+        self._over_the_step("beam search")
+        return super()._beam_search(*given, **named)
+
+    def _assisted_decoding(self, *given: Any, **named: Any) -> Any:
+        self._over_the_step("assisted generation")
+        return super()._assisted_decoding(*given, **named)
+
+    def _over_the_step(self, why: str) -> None:
+        self._say(f"transformers' own loop runs this request over compiled steps: {why}")
+
+    @staticmethod
+    def _beyond_the_session(input_ids: torch.Tensor, config: Any, mask: torch.Tensor | None) -> str:
+        """Why the session's own loop over one row cannot run a request; empty: it can."""
+        if config.return_dict_in_generate:
+            return "outputs beside the tokens (return_dict_in_generate)"
+        if config.guidance_scale not in (None, 1, 1.0):
+            return "a processor runs the model itself (guidance_scale)"
+        if config.is_assistant:
+            return "it drafts for another model (is_assistant)"
+        if input_ids.shape[0] > 1:
+            return f"{input_ids.shape[0]} rows under processors, sampling or criteria"
+        return "a padded prompt under processors, sampling or criteria" if mask is not None and not bool((mask == 1).all()) else ""
+
+    @staticmethod
+    def _beyond_length_and_end(criteria: Any) -> bool:
+        return any(type(one) not in (MaxLengthCriteria, EosTokenCriteria) for one in criteria)
+
+    @staticmethod
+    def _most(input_ids: torch.Tensor, criteria: Any) -> int:
+        """New tokens at most."""
+        lengths = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
+        if not lengths:
+            raise UsageError("this request has no greatest length; pass max_new_tokens")
+        return int(min(lengths)) - input_ids.shape[1]
+
+    def _each_row(self, input_ids: torch.Tensor, mask: torch.Tensor | None, criteria: Any, config: Any, streamer: Any) -> torch.Tensor:
+        """The most likely tokens of every row, one row at a time, padded behind as transformers pads rows that ended."""
+        count = self._most(input_ids, criteria)
+        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        eos = frozenset(token for one in ends for token in one.flatten().tolist())
+        found = []
+        for index, row in enumerate(input_ids):
+            prompt = (row if mask is None else row[mask[index] == 1]).unsqueeze(0).cpu()
+            check_length(prompt.shape[1], count, self.session.max_context)
+            found.append(collected(self.session.greedy(prompt, count, eos, streamer is not None or bool(eos)), streamer))
+        width = max(map(len, found))
+        padding = int(config._pad_token_tensor) if eos else 0  # transformers names one wherever a row may end
+        new = torch.tensor([[*row, *[padding] * (width - len(row))] for row in found], dtype=torch.int64, device=input_ids.device)
+        return torch.cat([input_ids, new], dim=1)
+
+    def _tokens(self, input_ids: torch.Tensor, count: int, pick: Pick, streamer: Any) -> torch.Tensor:
+        check_length(input_ids.shape[1], count, self.session.max_context)
+        new = collected(self.session.picking(input_ids.cpu(), count, pick), streamer)
+        return torch.cat([input_ids, torch.tensor([new], dtype=torch.int64, device=input_ids.device)], dim=1)
