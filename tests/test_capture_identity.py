@@ -89,6 +89,17 @@ def test_what_a_file_defines_beside_its_model_counts(top: str, tmp_path: Path) -
         assert torch.equal(file_result(path, store), want)
 
 
+def test_a_file_is_what_is_written_in_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where bytecode is kept, and an edit changes neither the size nor the second of the file."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    store, path = Store(tmp_path / "store"), tmp_path / "net.py"
+    for name in ("relu", "tanh", "ceil", "sqrt"):
+        path.write_text(FILE.format(top="", result=f"torch.{name}(x.abs())"))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        assert torch.equal(file_result(path, store), getattr(torch, name)(X.abs()))
+    assert not list(tmp_path.glob("__pycache__")), "nothing is left beside somebody's file"
+
+
 def test_a_helper_in_a_sibling_module_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, path, helper = Store(tmp_path / "store"), tmp_path / "net.py", tmp_path / "w1_sibling_helper.py"
     for use in ("from w1_sibling_helper import act", "import w1_sibling_helper"):

@@ -4,8 +4,9 @@ import hashlib
 import importlib.util
 import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -100,14 +101,23 @@ def inputs_of(source: ModuleType, dtype: str | None) -> Any:
     return pytree.tree_map_only(Tensor, lambda a: a.to(getattr(torch, dtype)) if a.is_floating_point() else a, inputs)
 
 
+class _AsWritten(SourceFileLoader):
+    """Compiles the file that is there: Python takes kept bytecode for fresh where second and size are the same, so it can miss an edit."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def run_file(path: Path) -> ModuleType:
-    """The Python file ``path`` as a module. This executes it.
+    """The Python file ``path``, as it is now, as a module. This executes it.
 
     Raises:
         UsageError: it is no Python file, or fails.
     """
     name = f"agentcompile_module_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsWritten(name, str(path)) if path.suffix == ".py" else None)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is no Python file; {FORM}")
     module = importlib.util.module_from_spec(spec)
