@@ -3,8 +3,10 @@
 import gc
 import importlib.util
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,21 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list:
 
     monkeypatch.setattr(WorkerState, "evaluate", evaluate)
     return jobs
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Callable[[str], Any]]:
+    """The modules of ``benchmarks`` by name."""
+    folder = str(Path(__file__).parents[1] / "benchmarks")
+    before, modules = list(sys.path), set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        yield importlib.import_module
+    finally:
+        sys.path[:] = before
+        for name in set(sys.modules) - modules:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

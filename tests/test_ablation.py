@@ -1,10 +1,7 @@
 """Roles switched on one by one: which steps each row keeps, what is installed, rows of failures, and the table beside the paper's."""
 
-import importlib
 import itertools
 import json
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,20 +17,6 @@ from agentcompile_core.store import Store
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "examples" / "tiny_model"
 NAMES = ["eager", "kv_cache", "linear", "attention", "decode", "agentcompile"]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Callable[[str], Any]]:
-    """The benchmark's modules by name."""
-    before, modules = list(sys.path), set(sys.modules)
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path[:] = before
-        for name in set(sys.modules) - modules:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "benchmarks")):
-                del sys.modules[name]
 
 
 def test_each_row_adds_one_role_to_the_one_before(bench: Any) -> None:

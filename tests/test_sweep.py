@@ -1,9 +1,8 @@
 """The sweep beside peers: turns, same prompts, resuming, one commit per file, estimates that say so, and peers that fail."""
 
-import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,20 +42,6 @@ class LLM:
             print(json.dumps(["vllm", ids, asked.max_tokens]), file=log)
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1] * asked.max_tokens)])]
 '''
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Callable[[str], Any]]:
-    """The benchmark's modules by name."""
-    before, modules = list(sys.path), set(sys.modules)
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path[:] = before
-        for name in set(sys.modules) - modules:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "benchmarks")):
-                del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
