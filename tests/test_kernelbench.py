@@ -1,9 +1,6 @@
 """Task sets: found as they lie in public checkouts, judged one process each, scored over all tasks; a fallback is never a win."""
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -29,17 +26,6 @@ def get_inputs():
 def get_init_inputs():
     return []
 '''
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """The benchmark's modules by name."""
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module
-    finally:
-        sys.path[:] = before
 
 
 def test_tasks_are_found_as_public_checkouts_hold_them(bench: Any, tmp_path: Path) -> None:
