@@ -49,10 +49,10 @@ class BoundProgram:
         for part in self._parts:
             part.run()
 
-    def poison(self) -> None:
+    def poison(self, byte: int = 0xFF) -> None:
         """Fill every planned buffer with bytes of ones, NaN to every float type: what a run does not write is seen behind it."""
         if self._arena is not None:
-            self._arena.fill_(0xFF)
+            self._arena.fill_(byte)
 
     @property
     def arena_address(self) -> int:

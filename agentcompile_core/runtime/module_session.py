@@ -81,8 +81,10 @@ class ModuleSession:
         """The tensors among canonical arguments in the order of the graph's inputs; raises UsageError as a call does."""
         return args if self._call is None else self._call.tensors(args, keywords)
 
-    def run(self, inputs: "Sequence[torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+    def run(self, inputs: "Sequence[torch.Tensor]", *, filled_with: int | None = None) -> "tuple[torch.Tensor, ...]":
         """The graph's outputs for its inputs, in their order, in memory that is nobody else's.
+
+        ``filled_with``: a byte for all memory that the program writes, so that what it leaves out is seen.
 
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for.
@@ -100,7 +102,11 @@ class ModuleSession:
                     )
                 tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(tensor)
             for name, size, dtype in self._results:
-                tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
+                result = tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
+                if filled_with is not None:
+                    result.flatten().view(self._torch.uint8).fill_(filled_with)
+            if filled_with is not None:
+                self._bound.poison(filled_with)
             moving.to(tensors)
             try:
                 self._bound.run()
