@@ -74,7 +74,8 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
 
 
 def test_a_wrong_program_is_not_served(compiled: Callable[..., Any]) -> None:
-    for installed, seen in ((adding(1.01), "its rms error is"), (adding(float("nan")), "NaN or infinite"), (adding(missing=1), "1 of its 100 results are NaN"),
+    for installed, seen in ((adding(1.01), "its rms error is"), (adding(float("nan")), "NaN or infinite"),
+                            (adding(missing=1), "1 of its 100 results are NaN"),
                             (adding(error=RuntimeError("an illegal address")), "raised RuntimeError: an illegal address")):
         model = compiled(installed)
         (selection,) = model.compilation.selections

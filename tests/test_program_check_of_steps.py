@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from capture_models import SIZES, TOKENS, WORKLOAD, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
