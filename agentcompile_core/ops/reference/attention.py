@@ -11,12 +11,14 @@ from attrs import frozen
 from torch import Tensor
 
 from ...ir.graph import DType
-from .bounded import BESIDE, F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size, worst_among
+from .bounded import F32_MAX, TAIL, TINY, U32, UNIT_ROUNDOFF, Bounded, sum_size, worst_among
 
-ACCUMULATED = 0.6  # as SPREAD, of values weighted by a softmax
+ACCUMULATED = 0.61  # as SPREAD, of values weighted by a softmax
+WEIGHTS = 0.6  # the same of the sum of the weights, which several lanes share
 # What sums of a few large terms err more: they may come first, and every later step rounds a sum that is large already. Sums of 12
 # terms alike or more have none of it, sums of 3 or fewer all. Torch's own scores came to 1.6 of the bound without it.
 OF_FEW, MOST_OF_FEW = 2.5, 12.0
+EARLY = 2.25  # what sums of few terms err more than those of many, whose partial sums grow evenly
 ALIKE = 1.0  # what sums of terms that are all alike err more: they are all rounded to the same side while the sum stays in one binade
 
 
@@ -192,19 +194,24 @@ def _output_error(at: _Heads, seen: Tensor) -> Tensor:
     alone, shared = (torch.where(seen, x, 0.0) for x in (alone, shared))
     # Beyond the first order: what the exponential of the whole error adds.
     whole = (alone + shared).clamp_max(50.0)
-    error = _spread((p * alone) ** 2, at, power=2).sqrt() + torch.minimum(_through_query(at), _spread(p * shared, at))
+    brought = torch.minimum(_through_query(at), _spread(p * shared, at))
+    error = (_spread((p * alone) ** 2, at, power=2) + brought.square()).sqrt()
     error = error + _spread((p * (whole.expm1() - whole)) ** 2, at, power=2).sqrt()
-    error = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
+    scores = error / ((p * (-whole).exp()).sum(-1, keepdim=True) + at.sunk)
+    rows, width = at.out.numel() // at.out.shape[-1], at.out.shape[-1]
     root = min(how.depth, p.shape[-1]) ** 0.5
-    error = error + (0.35 * root + 2.0) * U32 * at.out.abs()  # the sum of the weights, and the sink
+    weights = (WEIGHTS * root + 2.0) * U32 * at.out.abs()  # their sum, and the sink
     squares = _times(p.square(), at.v_square)
     alike = at.out.square() / (seen.sum(-1, keepdim=True) * squares)  # 1 where all terms are one
     alike = alike.nan_to_num(nan=0.0, posinf=0.0).clamp_max(1.0)
     absolute = _times(p, at.v_size)
-    early = torch.maximum(ALIKE * alike, BESIDE * _of_few(squares, absolute))  # why partial sums are large from early on
-    error = error + ACCUMULATED * (1.0 + early) * root * U32 * sum_size(at.out, absolute, squares)
+    early = torch.maximum(ALIKE * alike, EARLY * _of_few(squares, absolute))  # why partial sums are large from early on
+    among = worst_among(rows * width) / worst_among(rows)  # each element has a sum of its own
+    added = among * ACCUMULATED * (1.0 + early) * root * U32 * sum_size(at.out, absolute, squares)
     part = UNIT_ROUNDOFF[how.dtype] * p + TINY[how.dtype]
-    error = error + torch.minimum(TAIL * _times(part.square(), at.v_square).sqrt(), _times(part, at.v_size))
+    parts = torch.minimum(TAIL * _times(part.square(), at.v_square).sqrt(), _times(part, at.v_size))
+    # Scores, weights, sums and what is rounded between them err on their own: together like the root of their squares.
+    error = (scores.square() + weights.square() + added.square() + parts.square()).sqrt()
     if bool(at.v.error.any()):
         error = error + torch.minimum(TAIL * _times(p.square(), at.v.error.square()).sqrt(), _times(p, at.v.error))
     return error

@@ -36,7 +36,8 @@ from .walks import added_alone
 BLOCK_ELEMENTS, CACHED_ELEMENTS = 1 << 25, 1 << 18  # float64 weights at a time: 256 MiB; 2 MiB on the host, whose caches hold them
 EXACT_SUM = 2.0**24  # integers up to here are exact in float32
 REPEATED = 16.0  # roundoffs of a sum: smaller terms that are alike are all rounded alike
-LONGEST = 32.0  # roots of the length of a row: nobody adds more exponentials one by one
+# Nobody adds more exponentials one by one than so many roots of a row's length; nor more than ALONE, but for a share of longer rows.
+LONGEST, ALONE, SHARE = 32.0, 1024.0, 1 / 8
 ROOT = 3.0  # roundoffs of the root of a norm and of the product with it: the device's rsqrtf errs by up to four, rarely by three
 EARLY = 0.75  # what partial sums that are large from the start err more than those that grow evenly
 
@@ -188,7 +189,7 @@ def total(probability: Tensor, dim: int, depth: int) -> Tensor:
     p = probability.nan_to_num()
     largest = p.amax(dim, keepdim=True)
     repeated = torch.where(p < REPEATED * U32, p.clamp_max(U32), 0.0).sum(dim, keepdim=True) * largest
-    chain = min(float(depth), LONGEST * depth**0.5)
+    chain = min(float(depth), LONGEST * depth**0.5, max(ALONE, SHARE * depth))
     return (SPREAD * chain**0.5 * (1.0 + EARLY * largest) + 5.0) * U32 + repeated
 
 
