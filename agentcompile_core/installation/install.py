@@ -14,6 +14,7 @@ from ..ir.region import Match
 from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from ..runtime.built_in import CORES_OWN
+from ..runtime.device import release_cache
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.framework_session import EagerModule, EagerSession
 from ..runtime.make_program import without_steps
@@ -69,16 +70,44 @@ def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: 
 def _checked(loaded: LoadedModel, graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,
              notes: list[str]) -> tuple[Session | ModuleSession | None, str]:
     """The session, or None and one clause on what is wrong with its kernels: how far off it is, or what they raised."""
-    if not _has_steps(programs):
-        return _session(graphs, programs, weights, executables, ctx, notes), ""
     try:
         session = _session(graphs, programs, weights, executables, ctx, notes)
-        wrong = program_check.difference(session, programs, weights, loaded)
+        wrong = program_check.difference(session, programs, weights, loaded) if _has_steps(programs) else ""
+        if wrong:
+            return None, f"is beyond the error budget, {wrong}"
+        unlike = _unlike(session, programs, weights, executables, notes)
+        if not unlike:
+            return session, ""
+        name = executables.backend.name if executables.backend is not None else "core"
+        ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TOLERANCE, plugin=name, subject=loaded.name, message=unlike))
+        notes.append(f"prompts: chunks attend over the whole cache by the framework's operators, since what the backend {name} brings "
+                     f"for prompts is not right here: {unlike}")
+        del session  # the memory of its cache, before another one is made
+        return _session(graphs, programs, weights, evolve(executables, prefill="capacity"), ctx, []), ""
     except UsageError:
         raise
     except Exception as exc:
+        if not _has_steps(programs):
+            raise
         return None, f"raised {type(exc).__name__}: {exc}"
-    return (None, f"is beyond the error budget, {wrong}") if wrong else (session, "")
+
+
+def _unlike(session: Session | ModuleSession, programs: Programs, weights: WeightStore, executables: Executables, notes: list[str]) -> str:
+    """One clause on what is wrong with the libraries and kernels by which a backend reads prompts; empty where it brings none."""
+    import torch
+
+    backend = executables.backend
+    if not isinstance(session, Session) or backend is None or not backend.captures or executables.prefill != "live":
+        return ""
+    try:
+        return program_check.difference_of_prompts(session, programs, weights)
+    except torch.OutOfMemoryError:
+        notes.append("prompts: what reads them was not compared with the framework's operators, for lack of memory")
+        return ""
+    except Exception as exc:
+        return f"raised {type(exc).__name__}: {exc}"
+    finally:
+        release_cache()  # what was compared
 
 
 def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,

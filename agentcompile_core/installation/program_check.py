@@ -1,11 +1,14 @@
 """An installed program against the framework's program of the same graph: the last look before it serves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..ir.graph import GraphKind
 from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
+from ..runtime.chunks import Chunk, ChunkInputs, rows_of
 from ..runtime.executables import Executables
+from ..runtime.live import HostPosition
 from ..runtime.module_session import ModuleSession
 from ..runtime.program import Program, framework_program
 from ..runtime.session import Session
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.weights import WeightStore
 
     Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
+    Run = Callable[[], torch.Tensor]
 
 FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
 BEYOND = 64.0  # in rows of the cache that are not written yet
@@ -29,7 +33,19 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
     poisoned before: memory that is new to a process may hold the right results already, of a session before this one. The
     relative rms error may be 1e-3 in float32 and 24 epsilon in narrower types.
     """
-    pairs = _steps(session, programs, weights) if isinstance(session, Session) else _calls(session, programs, weights, loaded)
+    return _first(_steps(session, programs, weights) if isinstance(session, Session) else _calls(session, programs, weights, loaded))
+
+
+def difference_of_prompts(session: Session, programs: Mapping[str, Program], weights: "WeightStore") -> str:
+    """The same of the programs that read prompts: the smallest and the largest chunk, at the start and behind another of their length."""
+    for program in _tried(session, programs):
+        why = _first(_chunk(session, program, weights))
+        if why:
+            return f"{why} ({program.graph.name})"
+    return ""
+
+
+def _first(pairs: "Pairs") -> str:
     return next((why for found, wanted in pairs if (why := _beyond(found, wanted))), "")
 
 
@@ -37,41 +53,97 @@ def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightSt
     import torch
 
     if session.max_context < 3:
-        return
+        return iter(())
     highest = max(1, (session.graphs.model.vocab_size or 2) - 1)
-    first, second = ([[min(1 + highest // 3, highest)]], highest // 2)
-    prompt = torch.tensor(first)
-    with session.exclusive(), torch.inference_mode():
-        session.read(prompt)
-        _poison_states(session)
+    prompt, token = torch.tensor([[min(1 + highest // 3, highest)]]), highest // 2
+
+    def ours() -> "torch.Tensor":
         session.bound("decode").poison()
-        found = session.read_next(second, 1)
-        left, token, history = _left(session), int(session.ids), session.history.clone()
-        session.read(prompt)
-        _poison_states(session)
+        return session.read_next(token, 1)
+
+    def theirs() -> "torch.Tensor":
         bound = bind(framework_program(programs["decode"].graph), weights, session.states, {}, Executables(device=session.device))
-        session.ids.fill_(second)
+        session.ids.fill_(token)
         session.position.fill_(1)
         bound.run()
-        yield found, bound.output(0)[0, -1]
-        yield from zip(left, _left(session), strict=True)
+        return bound.output(0)[0, -1]
+
+    return _both(session, prompt, 1, ours, theirs)
+
+
+def _tried(session: Session, programs: Mapping[str, Program]) -> list[Program]:
+    prefill = [p for p in programs.values() if p.graph.kind is GraphKind.PREFILL and _start(session, p) >= 0]
+    sizes = [p.graph.tokens for p in prefill]
+    return [p for p in prefill if p.graph.tokens in (min(sizes), max(sizes))]
+
+
+def _start(session: Session, program: Program) -> int:
+    """The position at which a prompt program is tried; negative where none is left for it."""
+    tokens, room = program.graph.tokens, min(session.kv.capacity, session.max_context) - program.graph.tokens
+    return min(0, room) if program.graph.name.endswith("_fresh") else min(tokens, room)
+
+
+def _chunk(session: Session, program: Program, weights: "WeightStore") -> "Pairs":
+    import torch
+
+    graph, start = program.graph, _start(session, program)
+    highest = max(2, session.graphs.model.vocab_size or 2)
+    prompt = torch.randint(highest, (1, start + graph.tokens), generator=torch.Generator().manual_seed(graph.tokens))
+
+    def ours() -> "torch.Tensor":
+        session.bound(graph.name).poison()
+        return session.read_chunk(graph.name, prompt, start)
+
+    def theirs() -> "torch.Tensor":
+        inputs = ChunkInputs(graph.tokens, session.device)
+        chunk = Chunk(tokens=graph.tokens, start=start, length=graph.tokens)
+        inputs.flat.copy_(rows_of((chunk,), prompt, session.device)[0])
+        # Over the live length too, in the core's own formula: under a mask over all of a long cache it would need much more memory.
+        bound = bind(framework_program(graph), weights, session.states, inputs.named(graph.inputs), Executables(device=session.device),
+                     HostPosition(start))
+        bound.run()
+        return bound.output(0)[0, -1]
+
+    return _both(session, prompt[:, :start], graph.tokens, ours, theirs)
+
+
+def _both(session: Session, before: "torch.Tensor", count: int, ours: "Run", theirs: "Run") -> "Pairs":
+    """What two runs give and leave behind that read ``count`` tokens after the same ones; both begin on poisoned memory."""
+    import torch
+
+    with session.exclusive(), torch.inference_mode():
+        seen = []
+        for run in (ours, theirs):
+            if before.shape[1]:
+                session.read(before)
+            else:
+                session.forget()
+            _poison_states(session, before.shape[1])
+            logits = run()
+            seen.append((logits, _left(session, before.shape[1], count), session.ids.clone(), session.history.clone()))
+        (found, left, token, history), (wanted, wanted_left, _, wanted_history) = seen
+        yield found, wanted
+        yield from zip(left, wanted_left, strict=True)
         # Which of two equal logits is taken is open: the token is held to the program's own logits, the history to the token.
-        yield found[token], found.max()
-        yield history, torch.where(session.history == UNWRITTEN, UNWRITTEN, token)
+        yield found[int(token)], found.max()
+        yield history, torch.where(wanted_history == UNWRITTEN, UNWRITTEN, token.view(()))
         for tensor in (*session.kv.keys, *session.kv.values, session.history):
             tensor.zero_()
 
 
-def _poison_states(session: Session) -> None:
-    """Put numbers that would be seen in any result where the step at position 1 writes, and behind it, where it must not read."""
+def _poison_states(session: Session, start: int) -> None:
+    """Put numbers that would be seen in any result where what is read from ``start`` on is written, and behind it, where nothing reads."""
     for tensor in (*session.kv.keys, *session.kv.values):
-        tensor[:, 1:].fill_(BEYOND)
+        tensor[:, start:].fill_(BEYOND)
     session.history.fill_(UNWRITTEN)
 
 
-def _left(session: Session) -> "list[torch.Tensor]":
-    """What the step at position 1 leaves behind for later ones, beside the token."""
-    rows = [tensor[:, 1:2] for tensor in (*session.kv.keys, *session.kv.values)]
+def _left(session: Session, start: int, count: int) -> "list[torch.Tensor]":
+    """What is left behind for later steps, beside the token: position, states, and rows of all layers; of many rows those of layers at
+    both ends and in the middle, which are little memory."""
+    layers = len(session.kv.keys)
+    looked_at = range(layers) if count == 1 else sorted({i % layers for i in (0, 1, layers // 2, -2, -1)} if layers else ())
+    rows = [tensors[i][:, start : start + count] for tensors in (session.kv.keys, session.kv.values) for i in looked_at]
     others = [tensor for source, tensor in session.states.items() if source in session.graphs.states]
     return [tensor.clone() for tensor in (session.position, *rows, *others)]
 

@@ -178,15 +178,19 @@ class Session:
 
     def prefill(self, prompt: "torch.Tensor") -> BoundProgram:
         """Run a prompt [1, n] through the prefill programs; afterwards ids, position and history stand at the first new token."""
-        self.kv.reset()
-        for state in self._kept.values():
-            state.zero_()
+        self.forget()
         sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
         chunks = plan_chunks(prompt.shape[1], sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
         # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
         for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
             name = self._run_chunk(chunk, rows)
         return self.bound(name)
+
+    def forget(self) -> None:
+        """Stand before position 0: of earlier tokens nothing is read any more."""
+        self.kv.reset()
+        for state in self._kept.values():
+            state.zero_()
 
     def _run_chunk(self, chunk: Chunk, rows: "torch.Tensor") -> str:
         """Run one chunk of which ``rows`` say everything, see ``rows_of``; the name of the program that ran."""
@@ -196,7 +200,9 @@ class Session:
             self._step("decode")()
             return "decode"
         fresh = chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
-        name = f"prefill_{chunk.tokens}_fresh" if fresh else f"prefill_{chunk.tokens}"
+        return self._run_prefill(f"prefill_{chunk.tokens}_fresh" if fresh else f"prefill_{chunk.tokens}", chunk, rows)
+
+    def _run_prefill(self, name: str, chunk: Chunk, rows: "torch.Tensor") -> str:
         step = self._step(name)
         self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
@@ -217,6 +223,13 @@ class Session:
     def read(self, prompt: "torch.Tensor") -> "torch.Tensor":
         """Read a prompt [1, n] from position 0; logits [vocabulary] behind its last token."""
         return self.prefill(prompt).output(0)[0, -1].clone()
+
+    def read_chunk(self, name: str, prompt: "torch.Tensor", start: int) -> "torch.Tensor":
+        """Read what ``prompt`` [1, n] holds from ``start`` on by the prefill program called ``name``, which takes as many tokens, behind
+        what is cached below ``start``; logits [vocabulary] behind its last token."""
+        count = prompt.shape[1]
+        whole = Chunk(tokens=count - start, start=start, length=count - start)
+        return self.bound(self._run_prefill(name, whole, rows_of((whole,), prompt, self.device)[0])).output(0)[0, -1].clone()
 
     def read_next(self, token: int, position: int) -> "torch.Tensor":
         """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it."""
