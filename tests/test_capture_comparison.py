@@ -11,13 +11,14 @@ from torch import nn
 
 from agentcompile_core import api
 from agentcompile_core.ir import serial
-from agentcompile_core.ir.graph import Graph, GraphSet, Workload
+from agentcompile_core.ir.graph import DType, Graph, GraphSet, Workload
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
+from agentcompile_core.testing import doubles
 
 CATALOG = load_catalog(only=())
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)
@@ -135,8 +136,15 @@ def test_a_bundle_with_other_graphs_is_refused(tmp_path: Path) -> None:
         api.load(folder, nn.ReLU(), device="cpu", catalog=CATALOG, example_inputs=(X,))
 
 
-def test_a_program_beyond_the_budget_is_found() -> None:
+@pytest.mark.parametrize(("dtype", "least", "most"), [("float32", 1.0001, 1.01), ("float16", 1.01, 1.05), ("bfloat16", 1.1, 1.3)])
+def test_a_program_beyond_the_budget_is_found(dtype: str, least: float, most: float) -> None:
+    """Also where the result is float32: a state or logits that are computed from narrower numbers err as those."""
     from agentcompile_core.installation import program_check
 
-    assert program_check._beyond(torch.ones(4), torch.ones(4) * 1.01) and not program_check._beyond(torch.ones(4), torch.ones(4) * 1.0001)
-    assert not program_check._beyond(torch.ones(4).half(), torch.ones(4).half() * 1.01)
+    _, graph = doubles.fake_match(4)
+    first, *others = graph.values
+    narrow = evolve(graph, values=(evolve(first, spec=evolve(first.spec, dtype=DType(dtype))), *others))
+    for kind in (torch.float32, getattr(torch, dtype)):
+        wanted = torch.ones(4, dtype=kind)
+        assert program_check._beyond(wanted * most, wanted, program_check._bound(narrow))
+        assert not program_check._beyond(wanted * least, wanted, program_check._bound(narrow))

@@ -117,7 +117,7 @@ def test_a_program_is_also_looked_at_where_the_framework_gives_infinities(compil
 def test_a_result_that_is_not_finite_is_beyond_any_budget(place: int, value: float, dtype: torch.dtype) -> None:
     wanted = torch.linspace(-1.0, 1.0, 64).to(dtype)
     found = wanted.clone()
-    assert program_check._beyond(found, wanted) == ""
+    assert program_check._beyond(found, wanted, 1.0) == ""
     found[place] = value
-    assert "1 of its 64 results are NaN or infinite" in program_check._beyond(found, wanted)
-    assert program_check._beyond(found.clone(), found) == "", "where the framework's is not finite either"
+    assert "1 of its 64 results are NaN or infinite" in program_check._beyond(found, wanted, 1.0)
+    assert program_check._beyond(found.clone(), found, 1.0) == "", "where the framework's is not finite either"

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..ir.graph import GraphKind
+from ..ir.graph import DType, Graph, GraphKind
+from ..ops.dtypes import torch_dtype
 from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
 from ..runtime.chunks import Chunk, ChunkInputs, rows_of
@@ -31,22 +32,32 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
 
     A language model runs one prompt token and one decode step, a module its example inputs twice. What the programs write is
     poisoned before: memory that is new to a process may hold the right results already, of a session before this one. The
-    relative rms error may be 1e-3 in float32 and 24 epsilon in narrower types.
+    relative rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps.
     """
-    return _first(_steps(session, programs, weights) if isinstance(session, Session) else _calls(session, programs, weights, loaded))
+    if isinstance(session, Session):
+        return _first(_steps(session, programs, weights), _bound(programs["decode"].graph))
+    return _first(_calls(session, programs, weights, loaded), _bound(programs["forward"].graph))
 
 
 def difference_of_prompts(session: Session, programs: Mapping[str, Program], weights: "WeightStore") -> str:
     """The same of the programs that read prompts: the smallest and the largest chunk, at the start and behind another of their length."""
     for program in _tried(session, programs):
-        why = _first(_chunk(session, program, weights))
+        why = _first(_chunk(session, program, weights), _bound(program.graph))
         if why:
             return f"{why} ({program.graph.name})"
     return ""
 
 
-def _first(pairs: "Pairs") -> str:
-    return next((why for found, wanted in pairs if (why := _beyond(found, wanted))), "")
+def _first(pairs: "Pairs", bound: float) -> str:
+    return next((why for found, wanted in pairs if (why := _beyond(found, wanted, bound))), "")
+
+
+def _bound(graph: Graph) -> float:
+    """The relative rms error that is allowed: a state or result in float32 errs as what it was computed from."""
+    from ..ops.agreement import half_bound
+
+    narrow = {v.spec.dtype for v in graph.values} & {DType.F16, DType.BF16}
+    return max((half_bound(torch_dtype(dtype)) for dtype in narrow), default=FLOAT32_BOUND)
 
 
 def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightStore") -> "Pairs":
@@ -167,10 +178,8 @@ def _calls(session: ModuleSession, programs: Mapping[str, Program], weights: "We
                 yield results
 
 
-def _beyond(found: Any, wanted: Any) -> str:
+def _beyond(found: Any, wanted: Any, bound: float) -> str:
     import torch
-
-    from ..ops.agreement import half_bound
 
     if not wanted.is_floating_point():
         count = int((found != wanted).sum())
@@ -179,8 +188,6 @@ def _beyond(found: Any, wanted: Any) -> str:
     if not torch.equal(finite, torch.isfinite(found)):
         count = int((finite != torch.isfinite(found)).sum())
         return f"{count} of its {wanted.numel()} results are NaN or infinite where the framework's are not, or the other way round"
-    wide = torch.finfo(wanted.dtype).eps <= torch.finfo(torch.float32).eps
-    bound = FLOAT32_BOUND if wide else half_bound(wanted.dtype)
     one, other = found[finite].double(), wanted[finite].double()
     if not other.numel():
         return ""
