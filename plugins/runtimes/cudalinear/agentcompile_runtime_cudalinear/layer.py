@@ -1,0 +1,70 @@
+"""The layer itself: which of its calls are one token's, and what serves the others."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # one row [1, in_features] to one [1, out_features], of its own
+
+
+class CUDALinear(nn.Linear):
+    """An ``nn.Linear`` over the parameters of another one, of which ``step`` serves the calls with one token.
+
+    Everything else goes the way of ``nn.Linear``: several tokens, another device or element type, autocast, gradients, parameters
+    that are no longer those that ``step`` reads, and graphs that torch traces. Parameters keep their names, so that state
+    dicts, tied weights and optimizers see no difference; a copy (``copy.deepcopy``, ``pickle``) is a plain ``nn.Linear``.
+
+    Args:
+        linear: the layer that it stands for, which shares its parameters.
+        step: runs one row; see ``Step``. It reads the parameters where they are now.
+    """
+
+    def __init__(self, linear: nn.Linear, step: Step) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.training = linear.training
+        self._step, self._reads = step, self._places()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input`` [.., in_features] times the weight, plus the bias: [.., out_features]."""
+        if not self._is_served(input):
+            return super().forward(input)
+        (out,) = self._step((input.detach().reshape(1, self.in_features),))
+        return out.view(*input.shape[:-1], self.out_features)
+
+    def _is_served(self, input: Tensor) -> bool:
+        weight = self.weight
+        return (type(input) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()  # first: tracers bring what has no memory
+                and input.numel() == self.in_features and input.shape[-1:] == (self.in_features,)
+                and input.dtype is weight.dtype and input.device == weight.device and self._places() == self._reads
+                and not torch.is_autocast_enabled(input.device.type)
+                and not (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or self._bias_learns())))
+
+    def _bias_learns(self) -> bool:
+        return self.bias is not None and self.bias.requires_grad
+
+    def _places(self) -> tuple[Any, ...]:
+        """Where the parameters are, and how they lie there."""
+        return tuple((p.data_ptr(), p.dtype, p.stride()) for p in (self.weight, self.bias) if p is not None)
+
+    def plain(self) -> nn.Linear:
+        """An ``nn.Linear`` over the same parameters."""
+        found = nn.Linear(1, 1, bias=False, device="meta")
+        found.in_features, found.out_features = self.in_features, self.out_features
+        found.weight, found.bias = self.weight, self.bias
+        found.training = self.training
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
+        return copy.deepcopy(self.plain(), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self.plain(),)
+
+
+def _itself(linear: nn.Linear) -> nn.Linear:
+    return linear
