@@ -19,6 +19,7 @@ LINEAR, ATTENTION, FUSED = "linear", "attention", "fused_ops"
 KV_CACHE, DECODE = "kv_cache", "decode"
 BASELINE = {ATTENTION: "SDPA", LINEAR: "framework", FUSED: "none", KV_CACHE: "DynamicCache", DECODE: "Python loop"}
 GENERATED = (LINEAR, ATTENTION, FUSED)
+LIBRARIES = ("vendor", "flashattn")  # whose implementations are named after what they do
 OF_FAMILY = {"gemv": LINEAR, "gemm": LINEAR, "moe": LINEAR, "attention": ATTENTION}  # of others: what is fused around both
 
 
@@ -45,7 +46,7 @@ def variants() -> tuple[Variant, ...]:
 def role_of(segment: Segment) -> str:
     """Whose work a step is; implementations of the vendor's libraries say it by their own name."""
     plugin, _, name = segment.step.implementation.partition("/")
-    return OF_FAMILY.get(name if plugin == "vendor" else plugin, FUSED)
+    return OF_FAMILY.get(name if plugin in LIBRARIES else plugin, FUSED)
 
 
 def with_roles(program: Program, roles: dict[str, str]) -> Program:
