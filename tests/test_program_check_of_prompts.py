@@ -38,7 +38,7 @@ def found(name: str, executables: Executables) -> str:
     return difference_of_prompts(mine, programs, weights)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["captured", "library", "placing", "capacity"])
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
 def test_what_is_right_is_found_right(name: str, way: str) -> None:
     assert found(name, WAYS[way]()) == ""

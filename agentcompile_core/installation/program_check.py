@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Run = Callable[[], torch.Tensor]
 
 FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
-BEYOND = 64.0  # in rows of the cache that are not written yet
+BEYOND = 2.0  # in rows of the cache that are not written yet: no score of half precision overflows by it
 UNWRITTEN = -1  # in the history of tokens
 
 
