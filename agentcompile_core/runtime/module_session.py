@@ -51,7 +51,8 @@ class ModuleSession:
         self._results = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in self._moving.results)
         self._owned, roots = _owned(program), alias_roots(graph)
         self._fresh = tuple(own and roots[o] in self._moving.results for o, own in zip(graph.outputs, self._owned, strict=True))
-        self._arena = self._bound.arena_address
+        kept = self._bound.environment.values()  # weights, and what no call changes
+        self._foreign = {self._bound.arena_address, *(tensor.untyped_storage().data_ptr() for tensor in kept)}
         self._all_fresh = all(self._fresh)
         self._written = _written(program)
         self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
@@ -116,10 +117,15 @@ class ModuleSession:
             return found if self._all_fresh else self._unshared(found, tensors)
 
     def _unshared(self, found: "tuple[torch.Tensor, ...]", tensors: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
-        """Results, with copies of those that are others' memory: an operator may have returned its input itself."""
-        foreign = {self._arena, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs)}
-        return tuple(tensor if fresh or (owned and tensor.untyped_storage().data_ptr() not in foreign) else tensor.clone()
-                     for tensor, fresh, owned in zip(found, self._fresh, self._owned, strict=True))
+        """Results, with copies of those that are others' memory: an operator may have returned an operand itself, or a view of it."""
+        storages = [tensor.untyped_storage().data_ptr() for tensor in found]
+        taken = {*self._foreign, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs),
+                 *(at for at, fresh in zip(storages, self._fresh, strict=True) if fresh)}
+        results = []
+        for tensor, at, fresh, owned in zip(found, storages, self._fresh, self._owned, strict=True):
+            results.append(tensor if fresh or (owned and at not in taken) else tensor.clone())
+            taken.add(at)
+        return tuple(results)
 
     def _is_readable(self, name: str, tensor: "torch.Tensor") -> bool:
         """Whether kernels can read the tensor where it is."""

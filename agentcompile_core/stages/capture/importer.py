@@ -12,8 +12,8 @@ from attrs import evolve
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from ...ir.graph import STATE_PREFIX, Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from ...ops.schema import canonical
+from ...ir.graph import STATE_PREFIX, Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind, refs_of
+from ...ops.schema import canonical, shared_arguments
 from .attention import Unsupported
 from .complex_numbers import in_real_numbers
 from .export import Exported
@@ -148,10 +148,19 @@ class _Importer:
         kwargs = tuple((key, self._argument(a)) for key, a in fx.kwargs.items())
         outputs = self._results(fx)
         first = next((n for n in fx.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), None)
-        self.nodes.append(canonical(Node(
+        node = canonical(Node(
             name=fx.name, op=op, kind=kind_of(op, None if first is None else spec_of(first.meta["val"])), args=args,
             kwargs=kwargs, outputs=outputs, mutates=self._mutated(fx), module=path, layer=layer_of(path),
-        )))
+        ))
+        self._check_memory(fx, node)
+        self.nodes.append(node)
+
+    def _check_memory(self, fx: FxNode, node: Node) -> None:
+        """Refuse results that lie in the memory of an operand where the operator's schema, and what is known of it, say otherwise."""
+        made = _storages(fx)
+        shared = {name for given in shared_arguments(node) for name in refs_of(given)} if made else set()
+        if any(self._name(source) not in shared and made & _storages(source) for source in fx.all_input_nodes):
+            raise Unsupported(f"its {node.op.split('.')[1]} returns the memory of an operand, which its schema does not say")
 
     def _results(self, fx: FxNode) -> tuple[str, ...]:
         result = fx.meta.get("val")
@@ -195,6 +204,13 @@ class _Importer:
         given: Any = fx.args[0]
         by_name = {n.name: n for n in given if isinstance(n, FxNode)}
         return tuple(self._name(by_name[name]) for name in dict.fromkeys(found))
+
+
+def _storages(fx: FxNode) -> set[int]:
+    """Which memory the tensors of a node's value have, in the trace."""
+    value = fx.meta.get("val")
+    tensors = value if isinstance(value, (tuple, list)) else (value,)
+    return {t.untyped_storage()._cdata for t in tensors if isinstance(t, Tensor) and t.layout is torch.strided and t.numel()}
 
 
 def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:
