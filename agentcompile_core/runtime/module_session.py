@@ -37,6 +37,7 @@ class ModuleSession:
     ) -> None:
         import torch
 
+        self._strided = torch.strided
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
         self.graphs, self.device = graphs, executables.device
         self._lock = threading.Lock()
@@ -96,12 +97,12 @@ class ModuleSession:
         with self._lock, self._torch.inference_mode():
             self._order_streams()
             for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
-                if tensor.shape != shape or tensor.dtype is not dtype:
+                if tensor.layout is not self._strided or tensor.is_nested or tensor.shape != shape or tensor.dtype is not dtype:
                     raise UsageError(
-                        f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {tuple(shape)} "
+                        f"input {name} is {_described(tensor)}; the module was compiled for {tuple(shape)} "
                         f"{dtype}; compile again for other shapes"
                     )
-                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(tensor)
+                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(name, tensor)
             for name, size, dtype in self._results:
                 result = tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
                 if filled_with is not None:
@@ -132,8 +133,12 @@ class ModuleSession:
         return (type(tensor) in self._plain and tensor.device == self._place and tensor.is_contiguous() and not tensor.is_neg()
                 and not tensor.is_conj() and tensor.data_ptr() % ALIGNMENT_BYTES == 0 and name not in self._written)
 
-    def _copied(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        return self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
+    def _copied(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        try:
+            return self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
+        except Exception as exc:  # of a subclass whatever it raises
+            why = str(exc).partition("\n")[0][:200]
+            raise UsageError(f"input {name} on {tensor.device} cannot be copied to {self._place} ({why}); pass one that holds numbers") from exc
 
     def _order_streams(self) -> None:
         """Wait for what an earlier call enqueued on another stream: both use the program's own buffers.
@@ -146,6 +151,13 @@ class ModuleSession:
             if not is_recording():
                 self._torch.accelerator.synchronize()
         self._last_stream = stream
+
+
+def _described(tensor: "torch.Tensor") -> str:
+    layout = str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return "a nested tensor"
+    return f"{tuple(tensor.shape)} {tensor.dtype}" + ("" if layout == "strided" else f" in the layout {layout}")
 
 
 def _owned(program: Program) -> tuple[bool, ...]:
