@@ -1,4 +1,4 @@
-"""What a result depends on besides arguments and tensors is no graph's: such modules run themselves, and compiling leaves them as they were."""
+"""What a result depends on besides arguments and tensors is in no graph: such modules run themselves; compiling changes none."""
 
 import datetime
 import functools
@@ -98,6 +98,16 @@ class Replaced(InAttribute):
         return torch.where(self.calls < RARELY, x * 2.0, x * 3.0)
 
 
+class Trained(InAttribute):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight += 1
+        return torch.where(self.weight < RARELY, x * 2.0, x * 3.0)
+
+
 class Drawing(InAttribute):
     def __init__(self, generator: Any) -> None:
         super().__init__()
@@ -135,7 +145,7 @@ def queued(x: Tensor) -> Tensor:
 
 
 STATES: dict[str, Callable[[], nn.Module]] = {
-    "number": Number, "list": Grows, "dict": Keyed, "class": OfClass, "tensor": Summed, "buffer": Replaced,
+    "number": Number, "list": Grows, "dict": Keyed, "class": OfClass, "tensor": Summed, "buffer": Replaced, "parameter": Trained,
     "closure": lambda: Of(nonlocal_count()), "global": lambda: Of(global_count), "queue": lambda: Of(queued),
     "iterator": lambda: Of(lambda x: steps(next(NUMBERS), x)),
     "generator of Python": lambda: Drawing(random.Random(0)), "generator of numpy": lambda: Drawing(numpy.random.default_rng(0)),
@@ -145,7 +155,9 @@ STATES: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", STATES)
 def test_what_a_call_leaves_for_the_next_runs_as_it_is(name: str) -> None:
     x, module = torch.randn(3), STATES[name]().eval()
+    before = [p.clone() for p in module.parameters()]
     made = compiled(module, x)
+    assert all(map(torch.equal, before, module.parameters()))
     assert isinstance(made.session, EagerModule) and any("runs on the framework" in note for note in made.notes)
     assert torch.equal(made(x), x * 2.0)
 
@@ -250,7 +262,7 @@ def test_examples_may_lie_in_any_way(axes: list[int], gaps: bool, what: str) -> 
 
 def test_the_order_of_a_dict_counts_where_it_counts() -> None:
     a, b = torch.randn(3), torch.randn(3)
-    by_key, in_order = Of(lambda d: d["a"] - d["b"]), Of(lambda d: list(d.values())[0] - list(d.values())[1])
+    by_key, in_order = Of(lambda d: d["a"] - d["b"]), Of(lambda d: next(iter(d.values())) - list(d.values())[1])
     for module, session in ((by_key, ModuleSession), (in_order, EagerModule)):
         made = compiled(module, {"a": a, "b": b})
         assert type(made.session) is session
@@ -312,6 +324,14 @@ def test_training_mode_is_never_taken_for_evaluation_mode(name: str, tmp_path: P
     assert isinstance(made.session, ModuleSession)
     found, wanted = made(x), module(x)
     assert torch.allclose(found[0] if isinstance(found, tuple) else found, wanted[0] if isinstance(wanted, tuple) else wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [torch.arange(2.0)[::2], torch.arange(2)[::2].expand(3), torch.randn(3, 4).t(), torch.randn(2).conj(),
+                                  torch.complex(torch.ones(3), torch.ones(3)).conj().imag, torch.empty(0, 2)], ids=str)
+def test_a_module_may_keep_a_tensor_that_lies_in_any_way(kept: Tensor) -> None:
+    module, x = Of(lambda x: x * 2.0), torch.randn(3)
+    module.kept = kept
+    assert torch.equal(compiled(module, x)(x), x * 2.0)
 
 
 def test_tensors_without_numbers_in_a_row_are_refused_in_a_sentence() -> None:

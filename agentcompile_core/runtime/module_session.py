@@ -40,6 +40,7 @@ class ModuleSession:
         self._strided = torch.strided
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
         self.graphs, self.device = graphs, executables.device
+        self._device_type = torch.device(executables.device).type
         self._lock = threading.Lock()
         graph = program.graph
         self._inputs = tuple((name, torch.Size(graph.spec(name).shape), torch_dtype(graph.spec(name).dtype)) for name in graph.inputs)
@@ -59,6 +60,11 @@ class ModuleSession:
         self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
         self._last_stream: int | None = None
         self._call = calls.read(graphs.call)
+
+    @property
+    def under_autocast(self) -> bool:
+        """Whether ``torch.autocast`` holds now for this device: operators compute in other types then."""
+        return self._torch.is_autocast_enabled(self._device_type)
 
     def prepare(self, report: Any = None) -> None:
         """Nothing beyond binding."""
@@ -138,7 +144,7 @@ class ModuleSession:
             return self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
         except Exception as exc:  # of a subclass whatever it raises
             why = str(exc).partition("\n")[0][:200]
-            raise UsageError(f"input {name} on {tensor.device} cannot be copied to {self._place} ({why}); pass one that holds numbers") from exc
+            raise UsageError(f"input {name} on {tensor.device} cannot be copied to {self._place}: {why}; pass one with numbers") from exc
 
     def _order_streams(self) -> None:
         """Wait for what an earlier call enqueued on another stream: both use the program's own buffers.

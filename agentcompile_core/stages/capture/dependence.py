@@ -23,7 +23,7 @@ from . import libraries
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
 from .export import evaluating
 from .identity import identity
-from .left_behind import undisturbed
+from .left_behind import ParametersKept, undisturbed
 from .object_digest import ITERATOR
 
 GROSS = 1e-2  # relative rms: more than another order of summation makes of other strides
@@ -101,7 +101,8 @@ def _answer(module: nn.Module, given: Arguments) -> list[Any]:
 
     torch.manual_seed(SEED)
     args, keywords = calls.by_name(module, *pytree.tree_map_only(Tensor, copied, given))
-    leaves: list[Any] = pytree.tree_leaves(module(*args, **keywords))
+    with ParametersKept(module):
+        leaves: list[Any] = pytree.tree_leaves(module(*args, **keywords))
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
@@ -199,4 +200,5 @@ def _asked_by_user(frame: FrameType | None) -> bool:
     """Whether the first caller that is not of the standard library belongs to no library at all."""
     while frame is not None and libraries.is_standard_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame is not None and not libraries.is_library_file(frame.f_code.co_filename) and not libraries.is_installed(frame.f_code.co_filename)
+    path = frame.f_code.co_filename if frame is not None else ""
+    return bool(path) and not libraries.is_library_file(path) and not libraries.is_installed(path)

@@ -154,7 +154,7 @@ def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str,
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """A tensor like ``tensor`` that is nobody else's, as a session hands it on: a trace would take two names of one object for one input."""
+    """A tensor like ``tensor`` that is nobody else's, as sessions hand it on: a trace takes two names of one object for one input."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

@@ -8,8 +8,11 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...runtime.device import forked_rng
+from .unsupported import Unsupported
 
 _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
 
@@ -59,6 +62,33 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
                 part._buffers.update(buffers)
             for value, content in held.values():
                 _refill(value, content)
+
+
+class ParametersKept(TorchDispatchMode):
+    """Within it nothing is written to the parameters of ``module``, which are too large to be copied for a trial."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._kept = {_address(p) for p in module.parameters()} - {0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run ``func``.
+
+        Raises:
+            Unsupported: it would write to a parameter.
+        """
+        kwargs = kwargs or {}
+        arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+        for index, argument in enumerate(arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[index] if index < len(args) else kwargs.get(argument.name)
+                if any(_address(t) in self._kept for t in pytree.tree_leaves(given) if isinstance(t, Tensor)):
+                    raise Unsupported("it writes to its own parameters")
+        return func(*args, **kwargs)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .export import Exported, evaluating, export_forward
 from .functional import check_writes
 from .importer import import_program, returned
 from .language_model import why_not
-from .left_behind import undisturbed
+from .left_behind import ParametersKept, undisturbed
 from .normalize import normalize
 
 FORM = "a module file defines Model, get_inputs() and get_init_inputs()"
@@ -174,12 +174,15 @@ def capture_module(loaded: LoadedModule, workload: Workload) -> GraphSet:
 
 
 def _called_once(loaded: LoadedModule) -> None:
-    """Call the module for real, so that what its code makes once and keeps anywhere is not made of the tensors of a trace."""
+    """Call the module for real, so that what its code makes once and keeps anywhere is not made of the tensors of a trace.
+
+    What it raises the trace raises as well.
+    """
     given = (loaded.example_inputs, loaded.example_keywords)
     if any(t.is_meta for t in (*loaded.module.parameters(), *loaded.module.buffers(), *pytree.tree_leaves(given)) if isinstance(t, Tensor)):
         return
     args, keywords = by_name(loaded.module, *pytree.tree_map_only(Tensor, torch.clone, given))
-    with contextlib.suppress(Exception), torch.no_grad(), evaluating(loaded.module):  # what it raises, the trace raises as well
+    with contextlib.suppress(Exception), torch.no_grad(), evaluating(loaded.module), ParametersKept(loaded.module):
         loaded.module(*args, **keywords)
 
 

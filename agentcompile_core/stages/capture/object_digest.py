@@ -176,7 +176,7 @@ class Digests:
             return join("tensor", *facts)
         if value.layout is not torch.strided or value.is_quantized or value.numel() * value.element_size() > MAX_TENSOR_BYTES:
             return self.give_up("it holds a large or unusual tensor that is no parameter")
-        data = value.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1).view(torch.uint8)
+        data = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach()).view(-1).view(torch.uint8)
         return join("tensor", *facts, hashlib.sha256(data.numpy().tobytes()).hexdigest())
 
     def _type(self, value: Any) -> str:
