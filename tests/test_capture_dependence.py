@@ -327,10 +327,12 @@ def test_training_mode_is_never_taken_for_evaluation_mode(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kept", [torch.arange(2.0)[::2], torch.arange(2)[::2].expand(3), torch.randn(3, 4).t(), torch.randn(2).conj(),
-                                  torch.complex(torch.ones(3), torch.ones(3)).conj().imag, torch.empty(0, 2)], ids=str)
-def test_a_module_may_keep_a_tensor_that_lies_in_any_way(kept: Tensor) -> None:
+                                  torch.complex(torch.ones(3), torch.ones(3)).conj().imag, torch.empty(0, 2), torch.eye(3).to_sparse()],
+                         ids=lambda kept: f"{tuple(kept.shape)} {kept.dtype} {kept.layout}")
+@pytest.mark.parametrize("as_buffer", [True, False])
+def test_a_module_may_keep_a_tensor_that_lies_in_any_way(kept: Tensor, as_buffer: bool) -> None:
     module, x = Of(lambda x: x * 2.0), torch.randn(3)
-    module.kept = kept
+    module.register_buffer("kept", kept) if as_buffer else setattr(module, "kept", kept)
     assert torch.equal(compiled(module, x)(x), x * 2.0)
 
 

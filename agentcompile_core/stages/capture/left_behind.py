@@ -88,7 +88,10 @@ class ParametersKept(TorchDispatchMode):
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse ones and wrappers have no memory of their own
+        return 0
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
