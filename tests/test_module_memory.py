@@ -123,6 +123,20 @@ def test_nothing_of_a_call_is_held(compiled: CompiledModel) -> None:
     assert [ref() is None for ref in alive] == [True] * len(alive)
 
 
+def test_inside_of_autocast_the_module_itself_runs(module: Mixed, compiled: CompiledModel) -> None:
+    class Projected(nn.Linear):
+        pass
+
+    linear, x = Projected(WIDTH, 8).eval(), torch.randn(ROWS, WIDTH)
+    made = ac.compile(linear, example_inputs=(x,), run_on="framework", device="cpu", store=Store(None))
+    for one, inputs in ((made, (x,)), (compiled, (x, x + 1.0))):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad(), pytest.warns(UserWarning, match="the module itself runs"):
+            found, wanted = one(*inputs), one.loaded.module(*inputs)
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+        assert all(a.dtype is b.dtype and torch.equal(a, b) for a, b in pairs)
+        assert any("the module itself runs" in note for note in one.notes)
+
+
 class Copies(TorchDispatchMode):
     """Names of the operators that copy."""
 

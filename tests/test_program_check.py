@@ -41,14 +41,14 @@ A, B = torch.arange(100.0), torch.ones(100)
 Kernel = Callable[..., None]
 
 
-def adding(factor: float = 1.0, missing: int = 0, error: BaseException | None = None) -> Kernel:
-    """What a kernel does once it is installed: adds, times a factor, without the last elements, or raises."""
+def adding(factor: float = 1.0, missing: int = 0, error: BaseException | None = None, step: int = 1) -> Kernel:
+    """What a kernel does once it is installed: adds every ``step``-th element of b, times a factor, without the last ones, or raises."""
     def behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int) -> None:
         if error is not None:
             raise error
         a, b, c = (doubles._floats(address, count) for address in (in0, in1, out))
         for i in range(count - missing):
-            c[i] = (a[i] + b[i]) * factor
+            c[i] = (a[i] + b[i * step % count]) * factor
 
     return behave
 
@@ -85,6 +85,8 @@ def test_a_wrong_program_is_not_served(compiled: Callable[..., Any]) -> None:
         assert seen in note
         (failure,) = (f for f in model.context.failures if f.stage is StageName.INSTALL)
         assert failure.cause is Cause.TOLERANCE and seen in failure.message
+    model = compiled(adding(step=3))  # the example of b is all ones, which does not show it
+    assert torch.equal(model(A, A), A + A) and any("is beyond the error budget" in note for note in model.notes)
     right = compiled(adding())
     assert torch.equal(right(A, B), A + B) and not any("framework" in note for note in right.notes)
 

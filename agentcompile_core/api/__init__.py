@@ -120,6 +120,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
         UsageError: the bundle is damaged, or made for another model, architecture or version.
     """
     from ..stages.capture.comparison import difference
+    from ..stages.capture.dependence import training_matters
     from ..stages.capture.describe import describe
 
     run_on, catalog = options.pop("run_on", "auto"), catalog or load_catalog()
@@ -135,6 +136,8 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     ctx.emit(StageStarted(stage="load"))
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     bundle_reader.check_model(installed, describe(loaded).digest, loaded.name)
+    if mode := training_matters(loaded):
+        raise UsageError(f"{loaded.name} cannot run this bundle: {mode}")
     bundle_reader.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":

@@ -130,8 +130,12 @@ class CompiledModel(HuggingFaceManners):
             UsageError: it is a language model, or the arguments differ from those of the capture; see forward.ModuleSession.
         """
         session = self.session
-        if isinstance(session, ModuleSession) and session.takes(args, keywords):
-            return session(*args)
+        if isinstance(session, ModuleSession):
+            if session.under_autocast:
+                self._say("inside of torch.autocast the module itself runs: a program computes in the types of its capture")
+                session = EagerModule(self.loaded.module, self.graphs, session.device)
+            elif session.takes(args, keywords):
+                return session(*args)
         if not isinstance(session, ModuleSession | EagerModule):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
         args, keywords = calls.canonical(self.loaded.module, args, keywords)

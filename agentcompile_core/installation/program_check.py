@@ -1,6 +1,6 @@
 """An installed program against the framework's program of the same graph: the last look before it serves."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.graph import DType, Graph, GraphKind
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
 BEYOND = 2.0  # in rows of the cache that are not written yet: no score of half precision overflows by it
 UNWRITTEN = -1  # in the history of tokens
+SEED = 7
 
 
 def difference(session: "Session | ModuleSession", programs: Mapping[str, Program], weights: "WeightStore", loaded: LoadedModel) -> str:
     """One clause on how far the installed programs are from the framework's; empty where they agree.
 
-    A language model runs one prompt token and one decode step, a module its example inputs twice. What the programs write is
-    poisoned before: memory that is new to a process may hold the right results already, of a session before this one. The
-    relative rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps.
+    A language model runs one prompt token and one decode step, a module its example inputs twice, and with random numbers where
+    all elements of one are the same. What the programs write is poisoned before: memory that is new to a process may hold the
+    right results already, of a session before this one. The relative rms error may be 1e-3 where all floats of the graph are
+    float32 or wider, else 24 epsilon of its widest steps.
     """
     if isinstance(session, Session):
         return _first(_steps(session, programs, weights), _bound(programs["decode"].graph))
@@ -165,17 +167,33 @@ def _calls(session: ModuleSession, programs: Mapping[str, Program], weights: "We
     graph = programs["forward"].graph
     if not hasattr(loaded, "example_inputs"):
         return
-    inputs = session.flat(loaded.example_inputs, loaded.example_keywords)
-    copies = {name: tensor.to(session.device, copy=True) for name, tensor in zip(graph.inputs, inputs, strict=True)}
-    first, second = (session.run(inputs, filled_with=byte) for byte in (0xFF, 0))
-    bound = bind(framework_program(graph), weights, {}, copies, Executables(device=session.device))
-    with torch.inference_mode():
-        bound.run()
-        for i, results in enumerate(zip(first, second, strict=True)):
-            if results[0].is_floating_point():
-                yield from ((one, bound.output(i)) for one in results)
-            else:  # of equals any one may be the largest, but it is the same one every time
-                yield results
+    examples = session.flat(loaded.example_inputs, loaded.example_keywords)
+    for inputs in (examples, _telling(examples)):
+        if inputs is None:
+            return
+        copies = {name: tensor.to(session.device, copy=True).contiguous() for name, tensor in zip(graph.inputs, inputs, strict=True)}
+        first, second = (session.run(inputs, filled_with=byte) for byte in (0xFF, 0))
+        bound = bind(framework_program(graph), weights, {}, copies, Executables(device=session.device))
+        with torch.inference_mode():
+            bound.run()
+            for i, results in enumerate(zip(first, second, strict=True)):
+                if results[0].is_floating_point():
+                    yield from ((one, bound.output(i)) for one in results)
+                else:  # of equals any one may be the largest, but it is the same one every time
+                    yield results
+
+
+def _telling(examples: "Sequence[torch.Tensor]") -> "list[torch.Tensor] | None":
+    """The examples with random numbers where all of one are the same, which would hide what is read where; None: there are none such."""
+    import torch
+
+    generator, told = torch.Generator().manual_seed(SEED), False
+    found = []
+    for tensor in examples:
+        if tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()):
+            tensor, told = torch.randn(tensor.shape, generator=generator).to(tensor), True
+        found.append(tensor)
+    return found if told else None
 
 
 def _beyond(found: Any, wanted: Any, bound: float) -> str:

@@ -159,13 +159,22 @@ def argument(node: Node, name: str) -> Argument:
 # Operators that may hand an operand on as it is, or a view of it, without their schema saying so.
 _HANDS_ON = frozenset({
     "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout", "type_as", "broadcast_tensors", "meshgrid",
-    "atleast_1d", "atleast_2d", "atleast_3d", "numpy_T", "_unsafe_view", "rrelu",
+    "atleast_1d", "atleast_2d", "atleast_3d", "numpy_T", "_unsafe_view", "rrelu", "sum_to_size", "conj_physical", "unsafe_chunk",
+    "unsafe_split", "unsafe_split_with_sizes", "lift",
 })
+# The same, where their list of tensors holds one only.
+_HANDS_ON_ALONE = {"einsum": "tensors", "cartesian_prod": "tensors", "chain_matmul": "matrices"}
 
 
 def shared_arguments(node: Node) -> tuple[Argument, ...]:
     """The arguments whose memory the results of a call may share: views, operands that are handed on, writes in place."""
-    return tuple(argument(node, name) for name in _shared(node.op)) if node.outputs else ()
+    if not node.outputs:
+        return ()
+    alone = _HANDS_ON_ALONE.get(node.op.split(".")[1])
+    if alone is not None:
+        given = argument(node, alone)
+        return (given,) if isinstance(given, tuple) and len(given) == 1 else ()
+    return tuple(argument(node, name) for name in _shared(node.op))
 
 
 @cache

@@ -263,7 +263,7 @@ def _alike(expected: dict[str, Any], given: dict[str, Any]) -> bool:
     if "dict" in expected and "dict" in given:
         return {(type(k), k) for k, _ in expected["dict"]} == {(type(k), k) for k, _ in given["dict"]}
     if "value" in expected and "value" in given:
-        return type(expected["value"]) is type(given["value"]) and expected["value"] == given["value"]
+        return type(expected["value"]) is type(given["value"]) and repr(expected["value"]) == repr(given["value"])  # 0.0 is not -0.0
     return expected.keys() == given.keys() and described(expected) == described(given)
 
 

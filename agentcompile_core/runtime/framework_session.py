@@ -116,5 +116,5 @@ class EagerModule:
 
         inputs, keywords = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, keywords))
         inputs, keywords = by_name(self.module, inputs, keywords)
-        with torch.inference_mode():
+        with torch.no_grad():  # what the module keeps must serve elsewhere too; within it may ask for gradients of its own
             return self.module(*inputs, **keywords)

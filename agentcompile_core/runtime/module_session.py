@@ -37,8 +37,10 @@ class ModuleSession:
     ) -> None:
         import torch
 
+        self._strided = torch.strided
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
         self.graphs, self.device = graphs, executables.device
+        self._device_type = torch.device(executables.device).type
         self._lock = threading.Lock()
         graph = program.graph
         self._inputs = tuple((name, torch.Size(graph.spec(name).shape), torch_dtype(graph.spec(name).dtype)) for name in graph.inputs)
@@ -51,12 +53,18 @@ class ModuleSession:
         self._results = tuple((name, graph.spec(name).shape, torch_dtype(graph.spec(name).dtype)) for name in self._moving.results)
         self._owned, roots = _owned(program), alias_roots(graph)
         self._fresh = tuple(own and roots[o] in self._moving.results for o, own in zip(graph.outputs, self._owned, strict=True))
-        self._arena = self._bound.arena_address
+        kept = self._bound.environment.values()  # weights, and what no call changes
+        self._foreign = {self._bound.arena_address, *(tensor.untyped_storage().data_ptr() for tensor in kept)}
         self._all_fresh = all(self._fresh)
         self._written = _written(program)
         self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
         self._last_stream: int | None = None
         self._call = calls.read(graphs.call)
+
+    @property
+    def under_autocast(self) -> bool:
+        """Whether ``torch.autocast`` holds now for this device: operators compute in other types then."""
+        return self._torch.is_autocast_enabled(self._device_type)
 
     def prepare(self, report: Any = None) -> None:
         """Nothing beyond binding."""
@@ -95,12 +103,12 @@ class ModuleSession:
         with self._lock, self._torch.inference_mode():
             self._order_streams()
             for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
-                if tensor.shape != shape or tensor.dtype is not dtype:
+                if tensor.layout is not self._strided or tensor.is_nested or tensor.shape != shape or tensor.dtype is not dtype:
                     raise UsageError(
-                        f"input {name} is {tuple(tensor.shape)} {tensor.dtype}; the module was compiled for {tuple(shape)} "
+                        f"input {name} is {_described(tensor)}; the module was compiled for {tuple(shape)} "
                         f"{dtype}; compile again for other shapes"
                     )
-                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(tensor)
+                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(name, tensor)
             for name, size, dtype in self._results:
                 result = tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
                 if filled_with is not None:
@@ -116,18 +124,27 @@ class ModuleSession:
             return found if self._all_fresh else self._unshared(found, tensors)
 
     def _unshared(self, found: "tuple[torch.Tensor, ...]", tensors: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
-        """Results, with copies of those that are others' memory: an operator may have returned its input itself."""
-        foreign = {self._arena, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs)}
-        return tuple(tensor if fresh or (owned and tensor.untyped_storage().data_ptr() not in foreign) else tensor.clone()
-                     for tensor, fresh, owned in zip(found, self._fresh, self._owned, strict=True))
+        """Results, with copies of those that are others' memory: an operator may have returned an operand itself, or a view of it."""
+        storages = [tensor.untyped_storage().data_ptr() for tensor in found]
+        taken = {*self._foreign, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs),
+                 *(at for at, fresh in zip(storages, self._fresh, strict=True) if fresh)}
+        results = []
+        for tensor, at, fresh, owned in zip(found, storages, self._fresh, self._owned, strict=True):
+            results.append(tensor if fresh or (owned and at not in taken) else tensor.clone())
+            taken.add(at)
+        return tuple(results)
 
     def _is_readable(self, name: str, tensor: "torch.Tensor") -> bool:
         """Whether kernels can read the tensor where it is."""
         return (type(tensor) in self._plain and tensor.device == self._place and tensor.is_contiguous() and not tensor.is_neg()
                 and not tensor.is_conj() and tensor.data_ptr() % ALIGNMENT_BYTES == 0 and name not in self._written)
 
-    def _copied(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        return self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
+    def _copied(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        try:
+            return self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place).copy_(tensor)
+        except Exception as exc:  # of a subclass whatever it raises
+            why = str(exc).partition("\n")[0][:200]
+            raise UsageError(f"input {name} on {tensor.device} cannot be copied to {self._place}: {why}; pass one with numbers") from exc
 
     def _order_streams(self) -> None:
         """Wait for what an earlier call enqueued on another stream: both use the program's own buffers.
@@ -140,6 +157,13 @@ class ModuleSession:
             if not is_recording():
                 self._torch.accelerator.synchronize()
         self._last_stream = stream
+
+
+def _described(tensor: "torch.Tensor") -> str:
+    layout = str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return "a nested tensor"
+    return f"{tuple(tensor.shape)} {tensor.dtype}" + ("" if layout == "strided" else f" in the layout {layout}")
 
 
 def _owned(program: Program) -> tuple[bool, ...]:

@@ -80,6 +80,8 @@ class WeightStore:
         for names in wanted:
             self._concatenate(names)
         for name, tensor in self._tensors.items():
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                continue  # no graph reads it
             if tensor.numel() and (tensor.data_ptr() % VECTOR_BYTES or not tensor.is_contiguous()) and name not in self._group_of:
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
         if wanted and self.device != "cpu":

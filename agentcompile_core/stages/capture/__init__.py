@@ -24,6 +24,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
         UsageError: the workload asks for more than the model or this version allows.
         VerificationError: a frontend returned a broken graph.
     """
+    from .dependence import dependence, training_matters
     from .describe import describe
     from .identity import identity
 
@@ -31,6 +32,8 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     known = identity(loaded)
     info = describe(loaded, known)
     made_by = (*(versions or ()), keys.code_of(type(frontend)))
+    if why := training_matters(loaded):
+        return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
     key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, made_by)
     if known.unstable:
         ctx.emit(NotStored(subject=info.name, reason=known.unstable))
@@ -44,6 +47,8 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
         graphs = evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}")
     elif why := _difference(graphs, loaded):
         graphs = _without_graphs(graphs, why, ctx)
+    elif graphs.graphs and (why := dependence(loaded)):
+        graphs = evolve(graphs, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
     elif key is not None:
         ctx.store.put_text("capture", key, serial.dumps(graphs))
     return evolve(graphs, notes=(*graphs.notes, *notes))

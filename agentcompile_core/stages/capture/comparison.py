@@ -6,8 +6,6 @@ memory allows, once more on a copy widened to float32.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,9 +18,10 @@ from ...ops.dtypes import zeros
 from ...ops.interpreter import compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
-from ...runtime.device import forked_rng, free_bytes, release_cache
+from ...runtime.device import free_bytes, release_cache
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
+from .left_behind import undisturbed
 
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
@@ -33,9 +32,9 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 
     Nothing is compared, and nothing claimed, where there are no graphs or no weights. The module is left as it was.
     """
-    if not graphs.graphs or not _has_data(loaded):
+    if not graphs.graphs or not has_data(loaded):
         return ""
-    with torch.inference_mode(), evaluating(loaded.module), _undisturbed(loaded.module):
+    with torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
             return _compared(graphs, loaded)
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
@@ -59,46 +58,51 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
         release_cache()
 
 
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def given_to(loaded: LoadedModel) -> Arguments:
+    """The example inputs of a plain module, by position and by name."""
+    return tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {})
 
 
 def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
     graph = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD)
-    given: _Arguments = (tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {}))
-    if not _tensors_among(given):
+    given = given_to(loaded)
+    if not tensors_among(given):
         given = (_made_inputs(graph, loaded.module), {})
     exact, why = _one_call(graphs, module, given, wide)
     if why:
         return False, why
     try:
-        also, why = _one_call(graphs, module, _random_inputs(given), wide)
+        also, why = _one_call(graphs, module, random_inputs(given), wide)
     except Exception:  # random numbers need not be what the module takes; its own examples were compared
         return exact, ""
     return exact and also, why
 
 
-def _one_call(graphs: GraphSet, module: nn.Module, given: _Arguments, wide: torch.dtype | None) -> tuple[bool, str]:
-    def fresh() -> _Arguments:
+def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None) -> tuple[bool, str]:
+    def fresh() -> Arguments:
         def copy_of(a: Tensor) -> Tensor:
             return a.to(wide) if wide and a.dtype in HALVES else a.clone()
 
-        copied: _Arguments = pytree.tree_map_only(Tensor, copy_of, given)
+        copied: Arguments = pytree.tree_map_only(Tensor, copy_of, given)
         return copied
 
     graph, call = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), calls.read(graphs.call)
     torch.manual_seed(SEED)
     args, keywords = calls.by_name(module, *fresh())
-    wanted = _tensors_among(module(*args, **keywords))
-    inputs = call.tensors(*fresh()) if call else _tensors_among(fresh())
+    wanted = tensors_among(module(*args, **keywords))
+    inputs = call.tensors(*fresh()) if call else tensors_among(fresh())
     device = inputs[0].device if inputs else torch.device("cpu")
     environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
     torch.manual_seed(SEED)
     results = compile_nodes(graph, device=device, dtype_override=wide).bind(environment)()
-    found = _tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
+    found = tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
     return _exact(found, wanted), disagreement(found, wanted)
 
 
-def _tensors_among(value: Any) -> list[Tensor]:
+def tensors_among(value: Any) -> list[Tensor]:
     """Every tensor of nested containers, in order."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
@@ -128,13 +132,13 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
 def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:
     device = next((t.device for t in module.parameters()), torch.device("cpu"))
     made = tuple(zeros(graph.spec(name), device) for name in graph.inputs)
-    return _random_inputs((made, {}))[0]
+    return random_inputs((made, {}))[0]
 
 
-def _random_inputs(given: _Arguments) -> _Arguments:
+def random_inputs(given: Arguments) -> Arguments:
     """Normal floats of the same shapes, types and strides; integers and plain values as they are."""
     torch.manual_seed(SEED)
-    drawn: _Arguments = pytree.tree_map_only(Tensor, lambda a: torch.randn_like(a) if a.is_floating_point() else a, given)
+    drawn: Arguments = pytree.tree_map_only(Tensor, lambda a: torch.randn_like(a) if a.is_floating_point() else a, given)
     return drawn
 
 
@@ -142,9 +146,9 @@ def _is_half(module: nn.Module) -> bool:
     return any(t.dtype in HALVES for t in _tensors_of(module).values())
 
 
-def _has_data(loaded: LoadedModel) -> bool:
-    given = (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {}))
-    tensors = [*_tensors_of(loaded.module).values(), *_tensors_among(given)]
+def has_data(loaded: LoadedModel) -> bool:
+    """Whether the model and its example inputs hold numbers."""
+    tensors = [*_tensors_of(loaded.module).values(), *tensors_among(given_to(loaded))]
     return not any(t.is_meta for t in tensors)
 
 
@@ -160,16 +164,3 @@ def _widened(module: nn.Module) -> nn.Module | None:
         return copy.deepcopy(module).float()
     except Exception:  # a module may hold what cannot be copied
         return None
-
-
-@contextmanager
-def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """Random state and buffers are afterwards what they were."""
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with forked_rng({t.device for t in module.parameters()}):
-        try:
-            yield
-        finally:
-            for name, buffer in module.named_buffers():
-                if name in before and buffer.shape == before[name].shape and not torch.equal(buffer, before[name]):
-                    buffer.copy_(before[name])

@@ -146,11 +146,18 @@ def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing =
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
     """Export one forward of a plain module for the shapes of its arguments; their tensors become ``input.<i>``, nested ones in order."""
-    given = calls.by_name(module, args, keywords or {})
+    given = pytree.tree_map_only(Tensor, _apart, calls.by_name(module, args, keywords or {}))
     names = tuple(f"input.{i}" for i, _ in enumerate(a for a in pytree.tree_leaves(given) if isinstance(a, Tensor)))
     with quiet(), evaluating(module), torch.no_grad():
         program = _traced(module, given[0], given[1] or None)
     return Exported(program, names, module, prefix="")
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """A tensor like ``tensor`` that is nobody else's, as sessions hand it on: a trace takes two names of one object for one input."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:

@@ -65,6 +65,8 @@ def _registered(root: nn.Module) -> dict[int, str]:
 
 
 def _module(digests: Digests, module: nn.Module, registered: bool) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return digests.give_up("it holds a module of TorchScript")
     attributes = vars(module)
     parts = [digests.klass(type(module))]
     for name in sorted(attributes):

@@ -12,8 +12,9 @@ from attrs import evolve
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from ...ir.graph import STATE_PREFIX, Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from ...ops.schema import canonical
+from ...ir.graph import STATE_PREFIX, Argument, DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind, refs_of
+from ...ops.aliasing import written_in_place
+from ...ops.schema import canonical, shared_arguments
 from .attention import Unsupported
 from .complex_numbers import in_real_numbers
 from .export import Exported
@@ -67,6 +68,7 @@ class _Importer:
         self.values: dict[str, Value] = {}
         self.nodes: list[Node] = []
         self.renamed: dict[str, str] = {}  # fx node name -> value name
+        self.kept: set[str] = set()  # names of tensors that its code or an attribute holds
         self.items: dict[str, tuple[str, ...]] = {}  # fx name of a node with several results -> value names
 
     def run(self, name: str, kind: GraphKind, tokens: int) -> Graph:
@@ -82,10 +84,13 @@ class _Importer:
             elif fx.op != "placeholder":
                 raise Unsupported(f"its graph has a {fx.op} of {fx.target}")
         inputs = tuple(v.name for v in self.values.values() if v.kind is ValueKind.INPUT)
-        return Graph(
+        graph = Graph(
             name=name, kind=kind, tokens=tokens, values=tuple(self.values.values()), nodes=tuple(self.nodes),
             inputs=inputs, outputs=outputs,
         ).verify()
+        if self.kept and self.kept & written_in_place(graph):
+            raise Unsupported("it writes to a tensor that it keeps in an attribute or in its code")
+        return graph
 
     def _placeholders(self) -> None:
         placeholders = [n for n in self.exported.program.graph.nodes if n.op == "placeholder"]
@@ -124,9 +129,10 @@ class _Importer:
     def _constant(self, fx: FxNode, target: str) -> None:
         """A tensor literal inside the model's code: kept as an ``aten.full`` where all its elements are equal."""
         data = self.exported.program.constants[target]
-        if not isinstance(data, Tensor) or data.is_meta or data.numel() == 0 or not bool((data == data.flatten()[0]).all()):
+        if not isinstance(data, Tensor) or data.is_meta or data.numel() == 0 or not _all_equal(data):
             raise Unsupported("its code holds a tensor literal")
         spec = spec_of(data)
+        self.kept.add(fx.name)
         self.values[fx.name] = Value(name=fx.name, spec=spec)
         options = (("dtype", Symbol("dtype", spec.dtype.value)), ("device", Symbol("device", "model")))
         self.nodes.append(canonical(Node(
@@ -148,10 +154,19 @@ class _Importer:
         kwargs = tuple((key, self._argument(a)) for key, a in fx.kwargs.items())
         outputs = self._results(fx)
         first = next((n for n in fx.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), None)
-        self.nodes.append(canonical(Node(
+        node = canonical(Node(
             name=fx.name, op=op, kind=kind_of(op, None if first is None else spec_of(first.meta["val"])), args=args,
             kwargs=kwargs, outputs=outputs, mutates=self._mutated(fx), module=path, layer=layer_of(path),
-        )))
+        ))
+        self._check_memory(fx, node)
+        self.nodes.append(node)
+
+    def _check_memory(self, fx: FxNode, node: Node) -> None:
+        """Refuse results that lie in the memory of an operand where the operator's schema, and what is known of it, say otherwise."""
+        made = set() if node.mutates else _storages(fx)  # what is written is handed on
+        shared = {name for given in shared_arguments(node) for name in refs_of(given)} if made else set()
+        if any(self._name(source) not in shared and made & _storages(source) for source in fx.all_input_nodes):
+            raise Unsupported(f"its {node.op.split('.')[1]} returns the memory of an operand, which its schema does not say")
 
     def _results(self, fx: FxNode) -> tuple[str, ...]:
         result = fx.meta.get("val")
@@ -195,6 +210,19 @@ class _Importer:
         given: Any = fx.args[0]
         by_name = {n.name: n for n in given if isinstance(n, FxNode)}
         return tuple(self._name(by_name[name]) for name in dict.fromkeys(found))
+
+
+def _all_equal(data: Tensor) -> bool:
+    """Whether all elements are the same number, of which 0.0 and -0.0 are two."""
+    first = data.flatten()[0]
+    return bool((data == first).all()) and bool((data.signbit() == first.signbit()).all())
+
+
+def _storages(fx: FxNode) -> set[int]:
+    """Which memory the tensors of a node's value have, in the trace."""
+    value = fx.meta.get("val")
+    tensors = value if isinstance(value, (tuple, list)) else (value,)
+    return {t.untyped_storage()._cdata for t in tensors if isinstance(t, Tensor) and t.layout is torch.strided and t.numel()}
 
 
 def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:

@@ -1,10 +1,20 @@
-"""What a forward leaves in the attributes of modules: taken back after a trace, and a reason where one fails."""
+"""What a forward leaves behind: in the attributes and buffers of modules and in random generators; taken back after a trace or a trial."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...runtime.device import forked_rng
+from .unsupported import Unsupported
+
+_STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 @contextmanager
@@ -26,3 +36,81 @@ def as_it_was(model: nn.Module) -> Iterator[list[str]]:
                     vars(part)[name] = had[name]
                 else:
                     del vars(part)[name]
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Random generators, buffers and attributes are afterwards what they were; of containers what lies in them directly.
+
+    Attributes are the same objects again, and tensors among them hold what they held. Python's and numpy's generators count, too.
+    """
+    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]  # whose attributes lie in C++
+    before = [(part, _attributes(part), dict(part._buffers)) for part in parts]
+    held = {id(value): (value, _content(value)) for _, attributes, buffers in before for value in (*attributes.values(), *buffers.values())}
+    drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
+    with forked_rng({t.device for t in module.parameters()}):
+        try:
+            yield
+        finally:
+            random.setstate(drawn)
+            numpy.random.set_state(drawn_by_numpy)
+            for part, attributes, buffers in before:
+                for name in _attributes(part).keys() - attributes.keys():
+                    del vars(part)[name]
+                vars(part).update(attributes)
+                part._buffers.clear()
+                part._buffers.update(buffers)
+            for value, content in held.values():
+                _refill(value, content)
+
+
+class ParametersKept(TorchDispatchMode):
+    """Within it nothing is written to the parameters of ``module``, which are too large to be copied for a trial."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._kept = {_address(p) for p in module.parameters()} - {0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run ``func``.
+
+        Raises:
+            Unsupported: it would write to a parameter.
+        """
+        kwargs = kwargs or {}
+        arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+        for index, argument in enumerate(arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[index] if index < len(args) else kwargs.get(argument.name)
+                if any(_address(t) in self._kept for t in pytree.tree_leaves(given) if isinstance(t, Tensor)):
+                    raise Unsupported("it writes to its own parameters")
+        return func(*args, **kwargs)
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse ones and wrappers have no memory of their own
+        return 0
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if name not in _STRUCTURE}
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value.copy() if type(value) in (list, dict, set) else None
+
+
+def _refill(value: Any, content: Any) -> None:
+    if isinstance(value, Tensor):
+        with torch.no_grad():
+            if not value.is_meta and value.layout is torch.strided and value.shape == content.shape and not torch.equal(value, content):
+                value.copy_(content)
+    elif isinstance(value, list) and content is not None:
+        value[:] = content
+    elif isinstance(value, (dict, set)) and content is not None:
+        value.clear()
+        value.update(content)

@@ -34,10 +34,14 @@ def is_library_file(path: str) -> bool:
     """Whether a source file is part of torch, transformers, numpy, the standard library or this package."""
     if path.startswith("<frozen "):
         return True
+    return os.path.realpath(path).startswith(_folders()) or is_standard_file(path)
+
+
+@cache
+def is_standard_file(path: str) -> bool:
+    """Whether a source file is part of the standard library."""
     real = os.path.realpath(path)
-    if real.startswith(_folders()):
-        return True
-    return real.startswith(_standard()) and "site-packages" not in real and "dist-packages" not in real
+    return path.startswith("<frozen ") or (real.startswith(_standard()) and not is_installed(real))
 
 
 def is_library_module(name: str) -> bool:
@@ -104,12 +108,13 @@ def is_foreign(value: Any) -> bool:
     """Whether a library holds something that nobody installed: a function, class or object of the user's."""
     value = function_of(value)
     if type(value) is FunctionType:
-        return not is_library_function(value) and not _is_installed(value.__code__.co_filename)
+        return not is_library_function(value) and not is_installed(value.__code__.co_filename)
     name = (value if isinstance(value, type) else type(value)).__module__
-    return not is_library_module(name) and not _is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
+    return not is_library_module(name) and not is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
 
 
-def _is_installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
+    """Whether a source file was installed as part of a package."""
     return "site-packages" in path or "dist-packages" in path
 
 

@@ -1,5 +1,6 @@
 """Plain modules: example inputs in, one forward graph out; and the files and folders that define such a module."""
 
+import contextlib
 import hashlib
 import importlib.util
 import sys
@@ -11,18 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ...errors import UsageError
 from ...ir.graph import GraphKind, GraphSet, Workload
 from ...plugin.interfaces import LoadedModel
-from ...runtime.calls import Call, Shapeless, canonical, names_of, tree_of, written
+from ...runtime.calls import Call, Shapeless, by_name, canonical, names_of, tree_of, written
 from .attention import Unsupported
 from .describe import describe
-from .export import Exported, export_forward
+from .export import Exported, evaluating, export_forward
 from .functional import check_writes
 from .importer import import_program, returned
 from .language_model import why_not
+from .left_behind import ParametersKept, undisturbed
 from .normalize import normalize
 
 FORM = "a module file defines Model, get_inputs() and get_init_inputs()"
@@ -47,6 +50,9 @@ def load_module(module: nn.Module, example_inputs: Any, *, dtype: str | None, de
     """
     if not isinstance(example_inputs, (tuple, list, dict)) or not any(isinstance(a, Tensor) for a in pytree.tree_leaves(example_inputs)):
         raise UsageError("a plain module needs example inputs; pass example_inputs=(tensor, ...), or a dict of them by name")
+    lazy = next((name for name, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)), None)
+    if lazy is not None:
+        raise UsageError(f"{lazy} of {type(module).__name__} has no shape yet; call the module once, then compile it")
     check_dtype(module, dtype)
     by_name = isinstance(example_inputs, dict)
     args, keywords = canonical(module, () if by_name else tuple(example_inputs), dict(example_inputs) if by_name else {})
@@ -156,13 +162,28 @@ def capture_module(loaded: LoadedModule, workload: Workload) -> GraphSet:
     """Export one forward of a plain module; an ``eager_reason`` where it cannot be exported."""
     info = describe(loaded)
     try:
-        exported = export_forward(loaded.module, loaded.example_inputs, loaded.example_keywords)
+        with undisturbed(loaded.module):
+            _called_once(loaded)
+            exported = export_forward(loaded.module, loaded.example_inputs, loaded.example_keywords)
         graph = normalize(import_program(exported, "forward", GraphKind.FORWARD))
         call = call_of(exported, loaded.example_inputs, loaded.example_keywords)
         check_writes(graph)
     except Exception as exc:  # whatever torch.export raises, the module still runs
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{loaded.name} runs on the framework: {why_not(exc)}")
     return GraphSet(model=info, workload=workload, graphs=(graph,), call=call)
+
+
+def _called_once(loaded: LoadedModule) -> None:
+    """Call the module for real, so that what its code makes once and keeps anywhere is not made of the tensors of a trace.
+
+    What it raises the trace raises as well.
+    """
+    given = (loaded.example_inputs, loaded.example_keywords)
+    if any(t.is_meta for t in (*loaded.module.parameters(), *loaded.module.buffers(), *pytree.tree_leaves(given)) if isinstance(t, Tensor)):
+        return
+    args, keywords = by_name(loaded.module, *pytree.tree_map_only(Tensor, torch.clone, given))
+    with contextlib.suppress(Exception), torch.no_grad(), evaluating(loaded.module), ParametersKept(loaded.module):
+        loaded.module(*args, **keywords)
 
 
 def call_of(exported: Exported, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:

@@ -5,11 +5,13 @@ set enters. What has no stable form is named in ``unstable``; a digest that is u
 """
 
 import collections
+import collections.abc
 import enum
 import functools
 import hashlib
 import logging
 import pathlib
+import random
 import re
 import sys
 import types
@@ -33,6 +35,7 @@ _SKIPPED = frozenset({
     "__dataclass_fields__", "__dataclass_params__", "__attrs_attrs__", "__attrs_props__", "__attrs_own_setattr__", "__match_args__",
 })
 _BY_TEXT = (torch.dtype, torch.layout, torch.memory_format, range, slice, pathlib.PurePath)
+ITERATOR = "it holds an iterator, whose place has no stable form"
 _HEAP_TYPE = 1 << 9
 
 
@@ -135,6 +138,9 @@ class Digests:
             (functools._lru_cache_wrapper, lambda v: join("lru", self.of(v.__wrapped__))),
             (weakref.ReferenceType, lambda v: join("weak", self.of(v()))),
             (logging.Logger, lambda v: "logger"),
+            (random.Random, lambda v: join("random", type(v).__qualname__, repr(v.getstate()))),
+            (numpy.random.RandomState, lambda v: join("random", repr(v.get_state(legacy=False)))),
+            (numpy.random.Generator, lambda v: join("random", repr(v.bit_generator.state))),
             ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), lambda v: join("op", str(v))),
         )
 
@@ -170,7 +176,7 @@ class Digests:
             return join("tensor", *facts)
         if value.layout is not torch.strided or value.is_quantized or value.numel() * value.element_size() > MAX_TENSOR_BYTES:
             return self.give_up("it holds a large or unusual tensor that is no parameter")
-        data = value.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1).view(torch.uint8)
+        data = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach()).view(-1).view(torch.uint8)
         return join("tensor", *facts, hashlib.sha256(data.numpy().tobytes()).hexdigest())
 
     def _type(self, value: Any) -> str:
@@ -203,6 +209,8 @@ class Digests:
         cls = type(value)
         if cls is object:
             return "object"
+        if isinstance(value, collections.abc.Iterator):
+            return self.give_up(ITERATOR)
         python = [c for c in cls.__mro__ if c is not object]
         stated = hasattr(value, "__dict__") or any("__slots__" in vars(c) for c in python)
         if not stated or any(not c.__flags__ & _HEAP_TYPE for c in python):
