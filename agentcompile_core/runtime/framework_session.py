@@ -89,15 +89,17 @@ class EagerSession:
                              "a tensor of shape [rows, ...]")
         return given
 
-    def _count(self, inputs: "torch.Tensor | None", wanted: int | None, options: Mapping[str, Any]) -> int:
+    def _count(self, inputs: "torch.Tensor | None", wanted: int | None, options: Mapping[str, Any]) -> int | None:
+        """How many new tokens; None where ``max_length`` says it, which a decoder's own prompt counts in."""
         known = {name: value for name, value in options.items() if name in ("max_length", "max_new_tokens")}
         length = 1 if self._decodes_apart or inputs is None else inputs.shape[-1]
-        count = new_tokens(wanted, settings(self.module, known, options.get("generation_config")), length, self.max_context)
+        config = settings(self.module, known, options.get("generation_config"))
+        count = new_tokens(wanted, config, length, self.max_context)
         if self.max_context:
             check_length(length, count, self.max_context)
             if self._decodes_apart and inputs is not None and inputs.dim() == 2:
                 check_length(inputs.shape[-1] - 1, 1, self.max_context)
-        return count
+        return None if self._decodes_apart and wanted is None and config.max_new_tokens is None and config.max_length is not None else count
 
 
 class EagerModule:

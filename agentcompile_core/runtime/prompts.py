@@ -71,7 +71,9 @@ def prompts_of(given: Any, vocabulary: int = 0, *, mask: Any = None, padding: in
         ids = _ids(given)
     if vocabulary and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise UsageError(f"token ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary is 0 to {vocabulary - 1}")
-    return Prompts(ids=ids, mask=None if mask is None else _mask(torch.as_tensor(mask), ids))
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        mask = torch.as_tensor(mask, device="cpu")
+    return Prompts(ids=ids, mask=None if mask is None else _mask(mask, ids))
 
 
 def _ids(given: Any) -> "torch.Tensor":
@@ -80,7 +82,7 @@ def _ids(given: Any) -> "torch.Tensor":
     if isinstance(given, list | tuple) and given and all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in given):
         given = torch.stack(tuple(given))
     try:
-        ids = torch.as_tensor(given)
+        ids = given if isinstance(given, torch.Tensor) else torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
         raise UsageError(f"input_ids is a {type(given).__name__} that is no prompt; expected integers of shape [1, n]") from exc
     if ids.dim() == 1:
@@ -97,7 +99,7 @@ def _mask(mask: "torch.Tensor", ids: "torch.Tensor") -> "torch.Tensor | None":
     """int64 [rows, n], or None where nothing is hidden."""
     import torch
 
-    if mask.dim() > 2 or mask.numel() != ids.numel():
+    if mask.shape not in (ids.shape, ids.shape[1:] if len(ids) == 1 else ids.shape):
         raise UsageError(f"an attention_mask of shape {tuple(mask.shape)} for a prompt of shape {tuple(ids.shape)}; they must agree")
     shown = (mask.reshape(ids.shape) != 0).to("cpu", torch.int64)
     if not bool(shown.any(1).all()):

@@ -142,6 +142,26 @@ def _is_neutral(name: str, value: Any) -> bool:
     return value is None or value is False or value in _NEUTRAL.get(name, ())
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what ``torch.manual_seed`` does not take.
+
+    Raises:
+        UsageError: it is no integer, or has more than 64 bits.
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -(1 << 63) <= seed < 1 << 64):
+        raise UsageError(f"seed is {seed!r}; it must be an integer from -2^63 to 2^64 - 1")
+
+
+def check_streamer(streamer: Any) -> None:
+    """Refuse what cannot be shown tokens.
+
+    Raises:
+        UsageError: it lacks ``put`` or ``end``.
+    """
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        raise UsageError(f"streamer is a {type(streamer).__name__}; it must have put(tokens) and end(), as those of transformers")
+
+
 def mode_of(config: Any, assistant: Any = None) -> str:
     """transformers' name of the way to search: ``greedy_search``, ``sample``, ``beam_search``, ..."""
     found = config.get_generation_mode(assistant)

@@ -7,7 +7,7 @@ memory allows, once more on a copy widened to float32.
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ...ops.dtypes import zeros
 from ...ops.interpreter import compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
+from ...runtime.as_captured import as_captured
 from ...runtime.device import forked_rng, free_bytes, release_cache
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
@@ -35,7 +36,8 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
     """
     if not graphs.graphs or not _has_data(loaded):
         return ""
-    with torch.inference_mode(), evaluating(loaded.module), _undisturbed(loaded.module):
+    apart = as_captured() if graphs.kv is not None else nullcontext()
+    with apart, torch.inference_mode(), evaluating(loaded.module), _undisturbed(loaded.module):
         try:
             return _compared(graphs, loaded)
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
