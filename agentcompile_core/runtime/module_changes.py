@@ -1,11 +1,13 @@
 """What changed about a module after its programs were bound to its parameters, so that they compute what it was and not what it is."""
 
+import operator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+_REPLACED = "was replaced by another tensor"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -24,37 +26,41 @@ def place(parameter: "torch.Tensor", data: "torch.Tensor") -> None:
 
 
 class AsBound:
-    """A module's parameters, parts, hooks and ``forward`` as they are now. Values written in place are no change: programs read them."""
+    """A module's parameters, parts, hooks and ``forward`` as they are now. Values written in place are no change: programs read them.
+
+    Every request asks, so an unchanged module is seen in a few passes over all of it that Python does not interpret item by item.
+    """
 
     def __init__(self, module: "torch.nn.Module") -> None:
-        self._parameters: list[tuple[dict[str, Any], str, Any, int, str]] = []
-        self._parts: list[tuple[dict[str, Any], str, Any, str]] = []
-        self._calls: list[tuple[dict[str, Any], Any, str]] = []
-        self._hooks: list[tuple[dict[int, Any], int, str]] = []
+        slots: list[tuple[dict[str, Any], str, str, str]] = []
+        hooks: list[tuple[dict[int, Any], str]] = []
         for path, part in module.named_modules():
-            prefix = f"{path}." if path else ""
-            for name, parameter in part._parameters.items():
-                place = parameter.data_ptr() if parameter is not None else 0
-                self._parameters.append((part._parameters, name, parameter, place, prefix + name))
-            self._parts += [(part._modules, name, inner, prefix + name) for name, inner in part._modules.items()]
-            self._calls.append((part.__dict__, part.__dict__.get("forward"), path or type(part).__name__))
-            self._hooks += [(hooks, _count(hooks), path or type(part).__name__) for hooks in (getattr(part, name) for name in _HOOKS)]
+            prefix, whole = f"{path}." if path else "", path or type(part).__name__
+            slots += [(part._modules, name, prefix + name, "was replaced by another module") for name in part._modules]
+            slots += [(part._parameters, name, prefix + name, _REPLACED) for name in part._parameters]
+            slots.append((part.__dict__, "forward", whole, "got another forward"))
+            hooks += [(getattr(part, table), whole) for table in _HOOKS]
+        self._owners, self._names, self._paths, self._words = map(list, zip(*slots, strict=True))
+        self._values = list(map(dict.get, self._owners, self._names))
+        self._parameters = [one for one, words in zip(self._values, self._words, strict=True) if words is _REPLACED and one is not None]
+        self._places = [parameter.data_ptr() for parameter in self._parameters]
+        self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
+        self._counts, self._all = list(map(_count, self._hooks)), sum(map(len, self._hooks))
 
     def change(self) -> str:
         """One clause on the first change; empty: there is none."""
-        for parts, name, part, path in self._parts:
-            if parts.get(name) is not part:
-                return f"{path} was replaced by another module"
-        for parameters, name, parameter, place, path in self._parameters:
-            found = parameters.get(name)
-            if found is not parameter or (found is not None and found.data_ptr() != place and not _moved_by_a_store(found)):
-                return f"the parameter {path} was replaced by another tensor"
-        for attributes, forward, path in self._calls:
-            if attributes.get("forward") is not forward:
-                return f"{path} got another forward"
-        for hooks, count, path in self._hooks:
-            if len(hooks) != count and _count(hooks) != count:
-                return f"a hook was set on {path} or taken from it"
+        found = list(map(dict.get, self._owners, self._names))
+        if not all(map(operator.is_, found, self._values)):
+            at = next(i for i, (now, then) in enumerate(zip(found, self._values, strict=True)) if now is not then)
+            return f"{self._paths[at]} {self._words[at]}"
+        if [parameter.data_ptr() for parameter in self._parameters] != self._places:
+            for parameter, place in zip(self._parameters, self._places, strict=True):
+                if parameter.data_ptr() != place and not _moved_by_a_store(parameter):
+                    return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
+        if sum(map(len, self._hooks)) != self._all:
+            for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
+                if _count(hooks) != count:
+                    return f"{path} got a hook or lost one"
         return ""
 
 
