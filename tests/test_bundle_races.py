@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
