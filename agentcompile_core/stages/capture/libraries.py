@@ -32,8 +32,8 @@ def _standard() -> str:
 @cache
 def is_library_file(path: str) -> bool:
     """Whether a source file is part of torch, transformers, numpy, the standard library or this package."""
-    if path.startswith("<frozen "):
-        return True
+    if path.startswith("<"):  # no file: a path of it would lie in whatever folder is the current one
+        return path.startswith("<frozen ")
     real = os.path.realpath(path)
     if real.startswith(_folders()):
         return True
@@ -67,7 +67,7 @@ def is_library_class(cls: type) -> bool:
 
 def code_name(code: CodeType) -> str:
     """Where in its library a function was written: file and qualified name."""
-    path = os.path.realpath(code.co_filename)
+    path = code.co_filename if code.co_filename.startswith("<") else os.path.realpath(code.co_filename)
     folder = next((f for f in (*_folders(), _standard()) if path.startswith(f)), "")
     root = os.path.basename(os.path.dirname(folder)) if folder in _folders() else ""
     return f"{root}/{path.removeprefix(folder)}:{code.co_qualname}"
