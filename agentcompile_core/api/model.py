@@ -16,9 +16,11 @@ from ..ir.graph import GraphSet
 from ..pipeline import Compilation
 from ..plugin.interfaces import LoadedModel
 from ..runtime import calls
+from ..runtime.as_captured import as_captured
 from ..runtime.framework_session import EagerModule, EagerSession
 from ..runtime.generation import serve
 from ..runtime.generation.request import Asked, request
+from ..runtime.generation.settings import check_seed, check_streamer
 from ..runtime.module_session import ModuleSession
 from ..runtime.session import Session
 from ..stages import emit
@@ -78,19 +80,20 @@ class CompiledModel(HuggingFaceManners):
         import torch
 
         session = self._generating()
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise UsageError(f"seed is {seed!r}; it must be an integer")
+        check_seed(seed)
+        check_streamer(streamer)
         asked = Asked(input_ids=input_ids, max_new_tokens=max_new_tokens, attention_mask=attention_mask, options=options)
         if isinstance(session, EagerSession):
             found = session.generate(asked, streamer=streamer, seed=seed)
         else:
-            wanted = request(self.loaded.module, asked, self.graphs)
+            with as_captured():
+                wanted = request(self.loaded.module, asked, self.graphs)
             for note in wanted.notes:
                 self._say(note)
             found = serve.serve(self.loaded.module, session, wanted, seed=seed, streamer=streamer, say=self._say)
         if not isinstance(found, torch.Tensor):
             return found
-        given = options.get("inputs", input_ids)
+        given = options.get("inputs") if input_ids is None else input_ids
         return found.to(given.device if isinstance(given, torch.Tensor) else "cpu")
 
     @property
@@ -140,6 +143,21 @@ class CompiledModel(HuggingFaceManners):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
         args, keywords = calls.canonical(self.loaded.module, args, keywords)
         return session(*args, **keywords)
+
+    def __copy__(self) -> "CompiledModel":
+        """Another name for the same session."""
+        found = type(self).__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused.
+
+        Raises:
+            UsageError: programs are bound to their memory, so nobody copies or pickles them.
+        """
+        raise UsageError(f"the compiled {self.loaded.name} cannot be copied or pickled: its programs are bound to memory of this process; "
+                         "save its bundle and load that, or compile the model again")
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle as ``folder``; see stages.emit.write."""

@@ -67,7 +67,11 @@ def resolve(flags: Mapping[str, Any] | None = None, *, folder: Path | None = Non
         UsageError: a source is broken, sets what does not exist or what it may not, or a value is of the wrong type.
     """
     environment = dict(os.environ if environ is None else environ)
-    found = _files(environment, (folder or Path.cwd()).absolute())
+    try:
+        folder = (folder or Path.cwd()).absolute()
+    except FileNotFoundError as exc:
+        raise UsageError("the current folder is gone, so no project's configuration can be looked for; change to one that exists") from exc
+    found = _files(environment, folder)
     layers = [(key, _beside(file, key, value), file.label) for file in found for key, value in file.values.items()]
     layers += _environment(environment)
     layers += [(key, value, ARGUMENT) for key, value in (flags or {}).items() if value is not None]

@@ -19,6 +19,7 @@ from .program import Program, Segment, framework_program
 from .program_facts import check_program
 
 MAX_MANIFEST_BYTES = 64 << 20
+REPLACED = 5  # times that a bundle may be replaced while it is read
 MAX_BUNDLE_BYTES = 4 << 30  # of all its files: nothing there is as large as weights
 
 
@@ -37,17 +38,22 @@ class Installed:
 def read(folder: Path) -> Installed:
     """Read and verify the bundle in ``folder``: files, then graphs, programs and kernels; nothing of it runs.
 
+    One that is replaced by another bundle while it is read is read again, so that what comes back is one of them.
+
     Raises:
         UsageError: it is no bundle, is damaged, was written by another version, or its graphs call what no graph may.
     """
-    manifest = read_manifest(folder)
-    try:
-        return _read(folder, manifest)
-    except UsageError:
-        raise
-    except Exception as exc:  # whatever a tampered file leads to; all of it is its fault
-        why = str(exc) if isinstance(exc, AgentCompileError) else f"{type(exc).__name__}: {exc}"
-        raise UsageError(f"the bundle {folder} is damaged ({' '.join(why.split())[:300]}); emit it again") from exc
+    for _ in range(REPLACED):
+        manifest = read_manifest(folder)
+        try:
+            return _read(folder, manifest)
+        except Exception as exc:  # whatever a tampered file leads to; all of it is its fault
+            why, error = str(exc) if isinstance(exc, AgentCompileError) else f"{type(exc).__name__}: {exc}", exc
+        if read_manifest(folder) == manifest:
+            break
+    if isinstance(error, UsageError):
+        raise error
+    raise UsageError(f"the bundle {folder} is damaged ({' '.join(why.split())[:300]}); emit it again") from error
 
 
 def _read(folder: Path, manifest: Manifest) -> Installed:

@@ -10,7 +10,7 @@ from ..ir.graph import GraphSet
 from .calls import by_name
 from .generation.framework_loop import by_framework
 from .generation.request import Asked
-from .generation.settings import eos_of, new_tokens, settings, with_eos
+from .generation.settings import eos_of, new_tokens, padding_of, settings, with_eos
 from .prompts import Prompts, check_length, prompts_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class EagerSession:
         if getattr(self.module, "main_input_name", "input_ids") == "input_ids":
             own = getattr(self.module, "generation_config", None)
             pad = options.get("pad_token_id", getattr(own, "pad_token_id", None))
-            padding = pad if isinstance(pad, int) and pad >= 0 else min(eos_of(getattr(own, "eos_token_id", None)), default=0)
+            _, padding = padding_of(pad, eos_of(getattr(own, "eos_token_id", None)))
             return prompts_of(given, self.graphs.model.vocab_size, mask=asked.attention_mask, padding=padding)
         if not isinstance(given, torch.Tensor) or given.dim() < 2 or given.numel() == 0:
             what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
@@ -89,15 +89,17 @@ class EagerSession:
                              "a tensor of shape [rows, ...]")
         return given
 
-    def _count(self, inputs: "torch.Tensor | None", wanted: int | None, options: Mapping[str, Any]) -> int:
+    def _count(self, inputs: "torch.Tensor | None", wanted: int | None, options: Mapping[str, Any]) -> int | None:
+        """How many new tokens; None where ``max_length`` says it, which a decoder's own prompt counts in."""
         known = {name: value for name, value in options.items() if name in ("max_length", "max_new_tokens")}
         length = 1 if self._decodes_apart or inputs is None else inputs.shape[-1]
-        count = new_tokens(wanted, settings(self.module, known, options.get("generation_config")), length, self.max_context)
+        config = settings(self.module, known, options.get("generation_config"))
+        count = new_tokens(wanted, config, length, self.max_context)
         if self.max_context:
             check_length(length, count, self.max_context)
             if self._decodes_apart and inputs is not None and inputs.dim() == 2:
                 check_length(inputs.shape[-1] - 1, 1, self.max_context)
-        return count
+        return None if self._decodes_apart and wanted is None and config.max_new_tokens is None and config.max_length is not None else count
 
 
 class EagerModule:

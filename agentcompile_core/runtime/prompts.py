@@ -54,7 +54,6 @@ def prompts_of(given: Any, vocabulary: int = 0, *, mask: Any = None, padding: in
     Raises:
         UsageError: it is text, is no integers, is empty, holds ids outside of the vocabulary, or the mask is none of this prompt.
     """
-    import torch
 
     _refuse_text(given)
     ragged = _ragged(given)
@@ -71,7 +70,7 @@ def prompts_of(given: Any, vocabulary: int = 0, *, mask: Any = None, padding: in
         ids = _ids(given)
     if vocabulary and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise UsageError(f"token ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary is 0 to {vocabulary - 1}")
-    return Prompts(ids=ids, mask=None if mask is None else _mask(torch.as_tensor(mask), ids))
+    return Prompts(ids=ids, mask=None if mask is None else _mask(mask, ids))
 
 
 def _ids(given: Any) -> "torch.Tensor":
@@ -79,10 +78,7 @@ def _ids(given: Any) -> "torch.Tensor":
 
     if isinstance(given, list | tuple) and given and all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in given):
         given = torch.stack(tuple(given))
-    try:
-        ids = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
-        raise UsageError(f"input_ids is a {type(given).__name__} that is no prompt; expected integers of shape [1, n]") from exc
+    ids = _dense(given, "input_ids", "no prompt; expected integers of shape [1, n]")
     if ids.dim() == 1:
         ids = ids.unsqueeze(0)
     if ids.numel() == 0:
@@ -93,13 +89,31 @@ def _ids(given: Any) -> "torch.Tensor":
     return ids.detach().to("cpu", torch.int64, copy=True)
 
 
-def _mask(mask: "torch.Tensor", ids: "torch.Tensor") -> "torch.Tensor | None":
+def _dense(given: Any, name: str, what_not: str) -> "torch.Tensor":
+    """Values that can be read, as a tensor; ``what_not`` is said of those that cannot."""
+    import torch
+
+    try:
+        found = given if isinstance(given, torch.Tensor) else torch.as_tensor(given, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
+        raise UsageError(f"{name} is a {type(given).__name__} that is {what_not}") from exc
+    if found.is_nested or found.layout is not torch.strided or found.is_meta or found.is_quantized:
+        kind = f"of type {found.dtype}, layout {found.layout} and device {found.device.type}"
+        raise UsageError(f"{name} is a tensor {kind} that is {what_not}")
+    return found
+
+
+def _mask(given: Any, ids: "torch.Tensor") -> "torch.Tensor | None":
     """int64 [rows, n], or None where nothing is hidden."""
     import torch
 
-    if mask.dim() > 2 or mask.numel() != ids.numel():
+    mask = _dense(given, "attention_mask", "no mask; expected 1 for each token and 0 for padding, in the prompt's shape")
+    if mask.shape not in (ids.shape, ids.shape[1:] if len(ids) == 1 else ids.shape):
         raise UsageError(f"an attention_mask of shape {tuple(mask.shape)} for a prompt of shape {tuple(ids.shape)}; they must agree")
-    shown = (mask.reshape(ids.shape) != 0).to("cpu", torch.int64)
+    values = mask.detach().reshape(ids.shape).to("cpu", torch.float64)
+    shown = (values != 0).to(torch.int64)
+    if not bool((shown == values).all()):
+        raise UsageError("the attention_mask holds other values than 1 for a token and 0 for padding")
     if not bool(shown.any(1).all()):
         raise UsageError("the attention_mask hides all tokens of a prompt; leave at least 1")
     return None if bool(shown.all()) else shown

@@ -11,6 +11,7 @@ from ..ops.dtypes import zeros
 from ..plugin.events import Observer, Preparing, silent
 from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
+from .as_captured import as_captured
 from .binder import bind
 from .bound_program import BoundProgram
 from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
@@ -112,12 +113,13 @@ class Session:
 
     def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""
-        with self._lock:
+        with self._lock, as_captured():
             # The largest first: what their captures have left is large enough for those that follow.
             for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
                 observer(Preparing(graph=name))
                 self._step(name)
             release_cache()  # what warm-ups used and no request needs
+            self._weights.settle()
 
     def generate(
         self,
@@ -150,19 +152,24 @@ class Session:
             if streamer is not None:
                 streamer.put(prompt)
             new = collected(self.greedy(prompt, max_new_tokens, eos, watched), streamer)
-        return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
+            return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """The right to run a request.
+        """The right to run a request, whatever settings of torch the caller has.
 
         Raises:
-            UsageError: another request is running.
+            UsageError: another request is running, or the model is not the one whose programs these are any more.
         """
         if not self._lock.acquire(blocking=False):
             raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
         try:
-            yield
+            change = self._weights.change()
+            if change:
+                raise UsageError(f"{change} after {self.graphs.model.name} was compiled, and its programs compute what it was then; "
+                                 "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
+            with as_captured():
+                yield
         finally:
             self._lock.release()
 
@@ -215,7 +222,7 @@ class Session:
         import torch
 
         tokens = self.checked(tokens, 1)
-        with self._lock, torch.inference_mode():
+        with self._lock, as_captured(), torch.inference_mode():
             rows = [self.read(tokens[:, :1])]
             rows += [self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist())]
             return torch.stack(rows)

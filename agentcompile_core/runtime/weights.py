@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import ContractError, UsageError
+from .module_changes import AsBound, place
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +31,14 @@ class WeightStore:
             raise UsageError(
                 f"parameter {meta} holds no data (the model was captured without weights); load the model with its weights to run it"
             )
+        self._module: torch.nn.Module | None = module
+        self._as_bound: AsBound | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._groups: dict[tuple[str, ...], torch.Tensor] = {}
         self._group_of: dict[str, tuple[str, ...]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter.device != torch.device(device) and parameter.device.type != device:
-                parameter.data = parameter.data.to(device)
+                place(parameter, parameter.data.to(device))
             self._tensors[name] = parameter
         for name, buffer in module.named_buffers(remove_duplicate=False):
             self._tensors[name] = buffer if buffer.device.type == device else buffer.to(device)
@@ -47,6 +50,7 @@ class WeightStore:
         store.device = device
         store._tensors = dict(tensors)
         store._groups, store._group_of = {}, {}
+        store._module = store._as_bound = None
         return store
 
     def __contains__(self, name: str) -> bool:
@@ -83,7 +87,7 @@ class WeightStore:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 continue  # no graph reads it
             if tensor.numel() and (tensor.data_ptr() % VECTOR_BYTES or not tensor.is_contiguous()) and name not in self._group_of:
-                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+                place(tensor, tensor.detach().clone(memory_format=torch.contiguous_format))
         if wanted and self.device != "cpu":
             torch.accelerator.empty_cache()
 
@@ -102,10 +106,10 @@ class WeightStore:
         offset = 0
         for key, tied in by_storage.items():
             first = self._tensors[tied[0]].detach()
-            place = pack[offset : offset + first.numel() * first.element_size()].view(first.dtype).view(first.shape)
-            place.copy_(first)
+            packed = pack[offset : offset + first.numel() * first.element_size()].view(first.dtype).view(first.shape)
+            packed.copy_(first)
             for name in tied:
-                self._tensors[name].data = place
+                place(self._tensors[name], packed)
             offset += sizes[key]
 
     def concatenated(self, names: tuple[str, ...]) -> "torch.Tensor":
@@ -129,11 +133,19 @@ class WeightStore:
         for name in names:
             parameter = self._tensors[name]
             rows = parameter.shape[0]
-            parameter.data = joined[row : row + rows]
+            place(parameter, joined[row : row + rows])
             row += rows
             self._group_of[name] = names
         self._groups[names] = joined
         return joined
+
+    def settle(self) -> None:
+        """Everything is where programs read it from now on: ``change`` tells what became of the module since."""
+        self._as_bound = AsBound(self._module) if self._module is not None else None
+
+    def change(self) -> str:
+        """One clause on what about the module its programs do not follow; empty: nothing, or nothing was settled."""
+        return self._as_bound.change() if self._as_bound is not None else ""
 
     @property
     def nbytes(self) -> int:

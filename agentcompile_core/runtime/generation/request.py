@@ -8,7 +8,7 @@ from attrs import evolve, field, frozen
 from ...errors import UsageError
 from ...ir.graph import GraphSet
 from ..prompts import Prompts, check_length, prompts_of
-from .settings import ARGUMENTS, effective, eos_of, ignored, mode_of, new_tokens, parted, settings, with_eos
+from .settings import ARGUMENTS, effective, eos_of, ignored, mode_of, new_tokens, padding_of, parted, settings, with_eos
 
 if TYPE_CHECKING:
     import torch
@@ -102,8 +102,7 @@ def _prompts(asked: Asked, config: Any, eos: frozenset[int], arguments: Mapping[
         if not isinstance(config.bos_token_id, int):
             raise UsageError("input_ids is None, and generation_config names no bos_token_id to begin with; pass a prompt")
         given = [[config.bos_token_id]]
-    pad = config.pad_token_id
-    padding = pad if isinstance(pad, int) and pad >= 0 else min(eos, default=0)
+    pad, padding = padding_of(config.pad_token_id, eos)
     found = prompts_of(given, vocabulary, mask=asked.attention_mask, padding=padding)
     if asked.attention_mask is None and found.mask is None and pad is not None and pad not in eos and bool((found.ids == pad).any()):
         # As transformers does where nobody says what is padding.

@@ -41,7 +41,7 @@ def by_session(module: Any, session: "Session", wanted: Request, *, seed: int | 
     config = for_the_session(wanted.config, wanted.count)
     ids, mask = wanted.prompts.ids, wanted.prompts.mask
     arguments = {**wanted.arguments, "attention_mask": ids.new_ones(ids.shape) if mask is None else mask}
-    with drawing(seed, session.device), refusing(module):
+    with drawing(seed, session.device), refusing(module, streamer, *arguments.values()):
         model = StepModel(module, session, config, say)
         found = model.generate(ids.to(session.device), generation_config=config, streamer=streamer, **on_device(arguments, session.device))
     return _without_cache(found) if isinstance(found, dict) else found

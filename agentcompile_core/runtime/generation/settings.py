@@ -3,6 +3,7 @@
 import copy
 import difflib
 import inspect
+import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -92,14 +93,39 @@ def new_tokens(given: Any, config: Any, length: int, limit: int) -> int:
     """
     wanted = given if given is not None else config.max_new_tokens
     if wanted is None and config.max_length is not None:
-        wanted = config.max_length - length
-        if wanted < 1:
-            raise UsageError(f"the prompt holds {length} tokens and max_length is {config.max_length}; pass max_new_tokens")
+        longest = _integer("max_length", config.max_length)
+        if longest <= length:
+            raise UsageError(f"the prompt holds {length} tokens and max_length is {longest}; pass max_new_tokens")
+        return longest - length
     if wanted is None:
-        wanted = min(DEFAULT_NEW_TOKENS, limit - length) if limit > length else DEFAULT_NEW_TOKENS
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise UsageError(f"max_new_tokens is {wanted!r}; it must be an integer of at least 1")
-    return wanted
+        return min(DEFAULT_NEW_TOKENS, limit - length) if limit > length else DEFAULT_NEW_TOKENS
+    return _integer("max_new_tokens", wanted)
+
+
+def _integer(name: str, given: Any) -> int:
+    """A number of tokens, also as numpy and torch have integers."""
+    try:
+        found = 0 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{name} is {given!r}; it must be an integer of at least 1")
+    return found
+
+
+def padding_of(given: Any, eos: Collection[int]) -> tuple[int | None, int]:
+    """The token that is padding by a ``pad_token_id``, or None; and what goes before prompts that are shorter than others.
+
+    Raises:
+        UsageError: it is something else than an integer.
+    """
+    try:
+        found = None if given is None else operator.index(given)
+    except TypeError:
+        found = 1 << 63
+    if isinstance(given, bool) or (found is not None and abs(found) >= 1 << 63):
+        raise UsageError(f"pad_token_id is {given!r}; it must be the id of a token, or None")
+    return found, found if found is not None and found >= 0 else min(eos, default=0)
 
 
 def eos_of(given: Any) -> frozenset[int]:
@@ -142,9 +168,36 @@ def _is_neutral(name: str, value: Any) -> bool:
     return value is None or value is False or value in _NEUTRAL.get(name, ())
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what ``torch.manual_seed`` does not take.
+
+    Raises:
+        UsageError: it is no integer, or has more than 64 bits.
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -(1 << 63) <= seed < 1 << 64):
+        raise UsageError(f"seed is {seed!r}; it must be an integer from -2^63 to 2^64 - 1")
+
+
+def check_streamer(streamer: Any) -> None:
+    """Refuse what cannot be shown tokens.
+
+    Raises:
+        UsageError: it lacks ``put`` or ``end``.
+    """
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        raise UsageError(f"streamer is a {type(streamer).__name__}; it must have put(tokens) and end(), as those of transformers")
+
+
 def mode_of(config: Any, assistant: Any = None) -> str:
-    """transformers' name of the way to search: ``greedy_search``, ``sample``, ``beam_search``, ..."""
-    found = config.get_generation_mode(assistant)
+    """transformers' name of the way to search: ``greedy_search``, ``sample``, ``beam_search``, ...
+
+    Raises:
+        UsageError: values of another type than transformers compares there.
+    """
+    try:
+        found = config.get_generation_mode(assistant)
+    except Exception as exc:
+        raise UsageError(f"these generation settings cannot be: {one_line(exc)}") from exc
     return str(getattr(found, "value", found))
 
 

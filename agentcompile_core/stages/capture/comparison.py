@@ -6,6 +6,7 @@ memory allows, once more on a copy widened to float32.
 """
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ...ops.dtypes import zeros
 from ...ops.interpreter import compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
+from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
@@ -34,7 +36,8 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
     """
     if not graphs.graphs or not has_data(loaded):
         return ""
-    with torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
+    apart = as_captured() if graphs.kv is not None else nullcontext()
+    with apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
             return _compared(graphs, loaded)
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served

@@ -10,6 +10,7 @@ from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, Node, Workloa
 from ...ops.names import ATTENTION
 from ...ops.schema import named, with_argument
 from ...plugin.interfaces import LoadedModel
+from ...runtime.as_captured import as_captured
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .derived import cache_what_is_read
@@ -40,7 +41,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     notes: tuple[str, ...] = ()
     left: list[str] = []
     try:
-        with as_it_was(model) as left:
+        with as_captured(), as_it_was(model) as left:
             with quiet(), evaluating(model):
                 held = held_by(model)
             kv, graphs = _captured(model, workload, held)

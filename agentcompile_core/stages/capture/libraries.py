@@ -32,16 +32,18 @@ def _standard() -> str:
 @cache
 def is_library_file(path: str) -> bool:
     """Whether a source file is part of torch, transformers, numpy, the standard library or this package."""
-    if path.startswith("<frozen "):
-        return True
+    if path.startswith("<"):  # no file: a path of it would lie in whatever folder is the current one
+        return path.startswith("<frozen ")
     return os.path.realpath(path).startswith(_folders()) or is_standard_file(path)
 
 
 @cache
 def is_standard_file(path: str) -> bool:
     """Whether a source file is part of the standard library."""
+    if path.startswith("<"):
+        return path.startswith("<frozen ")
     real = os.path.realpath(path)
-    return path.startswith("<frozen ") or (real.startswith(_standard()) and not is_installed(real))
+    return real.startswith(_standard()) and not is_installed(real)
 
 
 def is_library_module(name: str) -> bool:
@@ -71,7 +73,7 @@ def is_library_class(cls: type) -> bool:
 
 def code_name(code: CodeType) -> str:
     """Where in its library a function was written: file and qualified name."""
-    path = os.path.realpath(code.co_filename)
+    path = code.co_filename if code.co_filename.startswith("<") else os.path.realpath(code.co_filename)
     folder = next((f for f in (*_folders(), _standard()) if path.startswith(f)), "")
     root = os.path.basename(os.path.dirname(folder)) if folder in _folders() else ""
     return f"{root}/{path.removeprefix(folder)}:{code.co_qualname}"

@@ -1,0 +1,78 @@
+"""What changed about a module after its programs were bound to its parameters, so that they compute what it was and not what it is."""
+
+import operator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_REPLACED = "was replaced by another tensor"
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+@cache
+def _placed() -> Any:
+    """Parameters that a weight store moved: where to at last, and their version then."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def place(parameter: "torch.Tensor", data: "torch.Tensor") -> None:
+    """Let ``parameter`` be the same values at another place, ``data``."""
+    parameter.data = data
+    _placed()[parameter] = data.data_ptr(), _version(parameter)
+
+
+class AsBound:
+    """A module's parameters, parts, hooks and ``forward`` as they are now. Values written in place are no change: programs read them.
+
+    Every request asks, so an unchanged module is seen in a few passes over all of it that Python does not interpret item by item.
+    """
+
+    def __init__(self, module: "torch.nn.Module") -> None:
+        slots: list[tuple[dict[str, Any], str, str, str]] = []
+        hooks: list[tuple[dict[int, Any], str]] = []
+        for path, part in module.named_modules():
+            prefix, whole = f"{path}." if path else "", path or type(part).__name__
+            slots += [(part._modules, name, prefix + name, "was replaced by another module") for name in part._modules]
+            slots += [(part._parameters, name, prefix + name, _REPLACED) for name in part._parameters]
+            slots.append((part.__dict__, "forward", whole, "got another forward"))
+            hooks += [(getattr(part, table), whole) for table in _HOOKS]
+        self._owners, self._names, self._paths, self._words = map(list, zip(*slots, strict=True))
+        self._values = list(map(dict.get, self._owners, self._names))
+        self._parameters = [one for one, words in zip(self._values, self._words, strict=True) if words is _REPLACED and one is not None]
+        self._places = [parameter.data_ptr() for parameter in self._parameters]
+        self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
+        self._counts, self._all = list(map(_count, self._hooks)), sum(map(len, self._hooks))
+
+    def change(self) -> str:
+        """One clause on the first change; empty: there is none."""
+        found = list(map(dict.get, self._owners, self._names))
+        if not all(map(operator.is_, found, self._values)):
+            at = next(i for i, (now, then) in enumerate(zip(found, self._values, strict=True)) if now is not then)
+            return f"{self._paths[at]} {self._words[at]}"
+        if [parameter.data_ptr() for parameter in self._parameters] != self._places:
+            for parameter, place in zip(self._parameters, self._places, strict=True):
+                if parameter.data_ptr() != place and not _moved_by_a_store(parameter):
+                    return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
+        if sum(map(len, self._hooks)) != self._all:
+            for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
+                if _count(hooks) != count:
+                    return f"{path} got a hook or lost one"
+        return ""
+
+
+def _moved_by_a_store(parameter: "torch.Tensor") -> bool:
+    """Whether it lies elsewhere only because it was compiled once more, with the same values since."""
+    return bool(_placed().get(parameter) == (parameter.data_ptr(), _version(parameter)))
+
+
+def _version(tensor: "torch.Tensor") -> int:
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def _count(hooks: dict[int, Any]) -> int:
+    """Hooks, less those by which transformers itself looks at what its models compute."""
+    return sum(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks.values())
