@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_SET = "was set to something else"
+_PLAIN = (bool, int, float, complex, str, tuple, type(None))
+_BACKWARDS = ("_is_full_backward_hook",)
 _REPLACED = "was replaced by another tensor"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -29,15 +32,20 @@ class AsBound:
     """A module's parameters, parts, hooks and ``forward`` as they are now. Values written in place are no change: programs read them.
 
     Every request asks, so an unchanged module is seen in a few passes over all of it that Python does not interpret item by item.
+    ``closely``: buffers and attributes that are plain values, the mode among them, may not be others either.
     """
 
-    def __init__(self, module: "torch.nn.Module") -> None:
+    def __init__(self, module: "torch.nn.Module", closely: bool) -> None:
         slots: list[tuple[dict[str, Any], str, str, str]] = []
         hooks: list[tuple[dict[int, Any], str]] = []
         for path, part in module.named_modules():
             prefix, whole = f"{path}." if path else "", path or type(part).__name__
             slots += [(part._modules, name, prefix + name, "was replaced by another module") for name in part._modules]
             slots += [(part._parameters, name, prefix + name, _REPLACED) for name in part._parameters]
+            if closely:
+                slots += [(part._buffers, name, prefix + name, "was replaced by another tensor") for name in part._buffers]
+                plain = (name for name, value in part.__dict__.items() if isinstance(value, _PLAIN) and name not in _BACKWARDS)
+                slots += [(part.__dict__, name, prefix + name, _SET) for name in plain if name != "forward"]
             slots.append((part.__dict__, "forward", whole, "got another forward"))
             hooks += [(getattr(part, table), whole) for table in _HOOKS]
         self._owners, self._names, self._paths, self._words = map(list, zip(*slots, strict=True))
@@ -51,8 +59,9 @@ class AsBound:
         """One clause on the first change; empty: there is none."""
         found = list(map(dict.get, self._owners, self._names))
         if not all(map(operator.is_, found, self._values)):
-            at = next(i for i, (now, then) in enumerate(zip(found, self._values, strict=True)) if now is not then)
-            return f"{self._paths[at]} {self._words[at]}"
+            for at, (now, then) in enumerate(zip(found, self._values, strict=True)):
+                if now is not then and not (self._words[at] is _SET and type(now) is type(then) and repr(now) == repr(then)):
+                    return f"{self._paths[at]} {self._words[at]}"
         if [parameter.data_ptr() for parameter in self._parameters] != self._places:
             for parameter, place in zip(self._parameters, self._places, strict=True):
                 if parameter.data_ptr() != place and not _moved_by_a_store(parameter):

@@ -39,7 +39,7 @@ class ModuleSession:
 
         self._strided = torch.strided
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
-        self.graphs, self.device = graphs, executables.device
+        self.graphs, self.device, self._weights = graphs, executables.device, weights
         self._device_type = torch.device(executables.device).type
         self._lock = threading.Lock()
         graph = program.graph
@@ -60,6 +60,7 @@ class ModuleSession:
         self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
         self._last_stream: int | None = None
         self._call = calls.read(graphs.call)
+        weights.settle(closely=True)
 
     @property
     def under_autocast(self) -> bool:
@@ -95,12 +96,13 @@ class ModuleSession:
         ``filled_with``: a byte for all memory that the program writes, so that what it leaves out is seen.
 
         Raises:
-            UsageError: count, shape or type of the inputs differ from what was compiled for.
+            UsageError: count, shape or type of the inputs differ from what was compiled for, or the module was changed since.
         """
         if len(inputs) != len(self._inputs):
             raise UsageError(f"{len(inputs)} inputs were given; the module was compiled for {len(self._inputs)}")
         moving, tensors = self._moving, {}
         with self._lock, self._torch.inference_mode():
+            self._weights.check_unchanged(self.graphs.model.name)
             self._order_streams()
             for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
                 if tensor.layout is not self._strided or tensor.is_nested or tensor.shape != shape or tensor.dtype is not dtype:

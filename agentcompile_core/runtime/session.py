@@ -164,10 +164,7 @@ class Session:
         if not self._lock.acquire(blocking=False):
             raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
         try:
-            change = self._weights.change()
-            if change:
-                raise UsageError(f"{change} after {self.graphs.model.name} was compiled, and its programs compute what it was then; "
-                                 "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
+            self._weights.check_unchanged(self.graphs.model.name)
             with as_captured():
                 yield
         finally:

@@ -139,13 +139,23 @@ class WeightStore:
         self._groups[names] = joined
         return joined
 
-    def settle(self) -> None:
-        """Everything is where programs read it from now on: ``change`` tells what became of the module since."""
-        self._as_bound = AsBound(self._module) if self._module is not None else None
+    def settle(self, *, closely: bool = False) -> None:
+        """Everything is where programs read it from now on: ``check_unchanged`` looks at what became of the module since.
 
-    def change(self) -> str:
-        """One clause on what about the module its programs do not follow; empty: nothing, or nothing was settled."""
-        return self._as_bound.change() if self._as_bound is not None else ""
+        ``closely``: at buffers and plain attributes too. Language models exchange some while transformers' own loop runs them.
+        """
+        self._as_bound = AsBound(self._module, closely) if self._module is not None else None
+
+    def check_unchanged(self, name: str) -> None:
+        """Do nothing where nothing was settled, or the module is the one whose programs these are.
+
+        Raises:
+            UsageError: something of it was replaced that programs do not follow.
+        """
+        change = self._as_bound.change() if self._as_bound is not None else ""
+        if change:
+            raise UsageError(f"{change} after {name} was compiled, and its programs compute what it was then; "
+                             "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
 
     @property
     def nbytes(self) -> int:
