@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -210,6 +211,19 @@ def test_a_decoders_own_prompt_counts_in_its_length(eager, given: int, begun: bo
         how == "generation_config") else {how: length}
     wanted = eager.loaded.module.generate(PROMPT, decoder_input_ids=start, **copy.deepcopy(options))
     assert torch.equal(eager.generate(PROMPT, decoder_input_ids=start, **options), wanted)
+
+
+def test_threads_that_compile_one_model_at_the_same_time_all_get_it() -> None:
+    """A trace exchanges parts of the model: another thread that traced it then found none of its weights."""
+    made, found = model(), []
+    threads = [threading.Thread(target=lambda: found.append(ac.compile(made, **QUICK))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    wanted = made.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=4, do_sample=False)
+    assert all(torch.equal(one.generate(PROMPT, 4), wanted) for one in found)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,13 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
         UsageError: the workload asks for more than the model or this version allows.
         VerificationError: a frontend returned a broken graph.
     """
+    from .left_behind import ALONE
+
+    with ALONE:  # threads that compile at the same time wait for each other here
+        return _alone(loaded, workload, ctx, frontend, versions)
+
+
+def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None, versions: tuple[str, ...] | None) -> GraphSet:
     from .dependence import dependence, training_matters
     from .describe import describe
     from .identity import identity

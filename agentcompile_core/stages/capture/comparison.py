@@ -23,7 +23,7 @@ from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
-from .left_behind import undisturbed
+from .left_behind import ALONE, undisturbed
 
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
@@ -37,7 +37,7 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
     if not graphs.graphs or not has_data(loaded):
         return ""
     apart = as_captured() if graphs.kv is not None else nullcontext()
-    with apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
+    with ALONE, apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
             return _compared(graphs, loaded)
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served

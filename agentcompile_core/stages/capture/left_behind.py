@@ -1,6 +1,7 @@
 """What a forward leaves behind: in the attributes and buffers of modules and in random generators; taken back after a trace or a trial."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ from ...runtime.device import forked_rng
 from .unsupported import Unsupported
 
 _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
+# Traces and trials exchange parts of torch and of the model that they look at, for every thread of the process.
+ALONE = threading.RLock()
 
 
 @contextmanager
