@@ -8,6 +8,7 @@ import pytest
 import torch
 from agentcompile_rules_transformers import testing as cases
 from agentcompile_rules_transformers.kinds import KINDS
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +151,17 @@ def test_a_misaligned_case_misaligns() -> None:
     for operand in floats:
         promised = 16 if operand.spec.nbytes % 16 == 0 or operand.role.value not in ("input", "output") else operand.spec.dtype.bytes
         assert crooked[operand.name] % (2 * promised) == promised
+
+
+@pytest.mark.parametrize("count", [100, 101])
+def test_each_ragged_operand_is_also_misaligned_alone(count: int) -> None:
+    """A kernel that looks at the address of its result only would trap on an input that lies beside another one."""
+    match, _ = doubles.fake_match(count)
+    trial = evolve(doubles.fake_trial("honest"), match=match)
+    cases = cases_for(match, doubles.FAKE_KIND, "seed")
+    alone = [case.alone for case in cases if case.misaligned]
+    ragged = [o.name for o in match.operands if o.spec.nbytes % 16]
+    assert alone == ["", *ragged] and len(ragged) == (3 if count % 4 else 0)
+    for name in ragged:
+        found = Buffers(trial, "cpu", misaligned=True, alone=name).addresses
+        assert {other for other, address in found.items() if address % 16} == {name}

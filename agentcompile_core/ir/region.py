@@ -54,6 +54,9 @@ class Access(enum.Enum):
     READ_WRITE = "read_write"
 
 
+PROMISED_BYTES = 16  # that addresses are multiples of, ragged operands aside
+
+
 @frozen(kw_only=True)
 class Operand:
     """One named operand of a match.
@@ -69,6 +72,12 @@ class Operand:
     access: Access  # what a kernel does with it
     values: tuple[str, ...]
     spec: TensorSpec
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether its address is promised no better than its elements need: activations lie side by side, and a size that is no
+        multiple of 16 bytes puts the next one beside them. Every other address is a multiple of 16."""
+        return self.role in (Role.INPUT, Role.OUTPUT) and self.spec.nbytes % PROMISED_BYTES != 0
 
 
 @frozen(kw_only=True)

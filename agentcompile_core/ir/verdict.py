@@ -71,14 +71,15 @@ class Case:
     """One set of inputs: made from the seed, never stored. ``position`` is the decode position where the match has one.
 
     ``misaligned``: buffers begin at addresses that are multiples of no more than the runtime promises (16 bytes; of an element
-    where an operand's size is no multiple of 16). ``weights_seed``: what weights are drawn from where several cases share them,
-    since they are large and drawn on the host; 0: the case's own seed.
+    where an operand's size is no multiple of 16), ``alone``: only that of the operand called so. ``weights_seed``: what weights
+    are drawn from where several cases share them, since they are large and drawn on the host; 0: the case's own seed.
     """
 
     family: str = field(converter=word)  # an InputFamily, or a word of the match kind
     seed: int
     position: int = 0
     misaligned: bool = False
+    alone: str = ""
     weights_seed: int = 0
 
 

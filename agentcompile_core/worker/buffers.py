@@ -3,12 +3,11 @@
 from torch import Tensor
 
 from ..ir.graph import DType, TensorSpec
-from ..ir.region import Operand, Role
+from ..ir.region import PROMISED_BYTES, Operand, Role
 from ..ir.verdict import Trial
 from .memory import NAN_BYTE, Arena, Guarded, Unchanged, any_of
 
 OUTPUT_GUARD = 0xA5
-VECTOR_BYTES = 16
 TOGETHER_BYTES = 4 << 20  # operands up to here share an allocation
 GIVEN = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
 READ_ONLY = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.LENGTH)
@@ -17,13 +16,15 @@ READ_ONLY = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.LENGTH)
 class Buffers:
     """Guarded buffers of all operands and workspaces of a trial; ``shift_bytes`` moves them to other addresses.
 
-    ``misaligned``: operands begin at odd multiples of what the runtime promises (``promised_alignment``). What is only read
+    ``misaligned``: operands begin at odd multiples of what the runtime promises, or only the one called ``alone``. What is only read
     lies in ``read``, large operands in an arena of their own; what may be written in ``written``.
     """
 
-    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0, misaligned: bool = False) -> None:
+    def __init__(self, trial: Trial, device: str, poison: float = float("nan"), shift_bytes: int = 0, misaligned: bool = False,
+                 alone: str = "") -> None:
         self.trial, self.device = trial, device
-        shifts = {o.name: promised_alignment(o) if misaligned else 0 for o in trial.match.operands}
+        off = {o.name for o in trial.match.operands if misaligned and alone in ("", o.name)}
+        shifts = {o.name: _promised_bytes(o) if o.name in off else 0 for o in trial.match.operands}
         only_read = {o.name: o.spec for o in trial.match.operands if o.role in READ_ONLY}
         self.read = [Arena(group, device, NAN_BYTE, shift_bytes=shift_bytes, shifts=shifts) for group in _grouped(only_read)]
         rest = {o.name: o.spec for o in trial.match.operands if o.name not in only_read}
@@ -67,10 +68,8 @@ def _grouped(specs: dict[str, TensorSpec]) -> list[dict[str, TensorSpec]]:
     return [group for group in (small, *({name: spec} for name, spec in specs.items() if name not in small)) if group]
 
 
-def promised_alignment(operand: Operand) -> int:
-    """Bytes that the address of an operand is a multiple of: 16; activations lie side by side, so less where they are ragged."""
-    ragged = operand.role in (Role.INPUT, Role.OUTPUT) and operand.spec.nbytes % VECTOR_BYTES
-    return operand.spec.dtype.bytes if ragged else VECTOR_BYTES
+def _promised_bytes(operand: Operand) -> int:
+    return operand.spec.dtype.bytes if operand.is_ragged else PROMISED_BYTES
 
 
 def fill(tensor: Tensor, poison: float) -> None:

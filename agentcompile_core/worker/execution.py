@@ -137,7 +137,7 @@ class Execution:
 
     def _run(self, case: Case, poison: float) -> Result:
         self._runs += 1
-        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3), misaligned=case.misaligned)
+        buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3), misaligned=case.misaligned, alone=case.alone)
         before = self._before if self._before is not None and self._before[0] == case else None
         self._before = None
         if before is None:

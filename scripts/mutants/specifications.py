@@ -164,6 +164,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "kept", "lanes": 16, "sm_count": 1}),
     ("norm_kept_block_odd_bf16", "norm", lambda: made.norm_case(columns=603, rows=70, norm="rms_one_plus", dtype=DType.BF16),
      {"path": "kept", "lanes": 64, "sm_count": 1}),
+    ("norm_kept_layer_ragged", "norm", lambda: made.norm_case(columns=249, rows=90, norm="layer"),
+     {"path": "kept", "lanes": 16, "sm_count": 1}),
     ("norm_kept_residual_f32", "norm", lambda: made.norm_case(columns=200, rows=100, residual=True, dtype=DType.F32),
      {"path": "kept", "sm_count": 1}),
     ("rope", "rope", lambda: made.rope_case(heads=6, head_dim=64), {}),

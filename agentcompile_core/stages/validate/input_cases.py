@@ -45,12 +45,15 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     large = emulated and sum(o.spec.numel for o in match.operands if o.role is Role.WEIGHT) > SHARED_ELEMENTS
     weights_seed = _drawn(seed, match.id, kind.version, "weights") if large else 0
 
-    def case(number: int, family: str, position: int, misaligned: bool = False) -> Case:
+    def case(number: int, family: str, position: int, misaligned: bool = False, alone: str = "") -> Case:
         drawn = _drawn(seed, match.id, kind.version, family, position, number)
-        return Case(family=family, seed=drawn, position=position, misaligned=misaligned, weights_seed=weights_seed)
+        return Case(family=family, seed=drawn, position=position, misaligned=misaligned, alone=alone, weights_seed=weights_seed)
 
     fixed = [case(0, family, position) for family, position in dict.fromkeys(pairs)]
     fixed.append(case(0, F.INTEGERS, positions[-1], misaligned=True))  # at the addresses that the runtime promises, and no better
+    ragged = [operand.name for operand in match.operands if operand.is_ragged]
+    if len(ragged) > 1:  # who looks at one address only finds another one that is less
+        fixed += [case(0, F.INTEGERS, positions[-1], misaligned=True, alone=name) for name in ragged]
     named = [case(1 + i, _RISKS[risk], positions[i % len(positions)], risk is Risk.MISALIGNED) for i, risk in enumerate(risks)]
     return (*fixed, *named)
 
