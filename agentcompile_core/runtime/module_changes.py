@@ -36,6 +36,8 @@ class AsBound:
     """
 
     def __init__(self, module: "torch.nn.Module", closely: bool) -> None:
+        from torch import strided
+
         slots: list[tuple[dict[str, Any], str, str, str]] = []
         hooks: list[tuple[dict[int, Any], str]] = []
         for path, part in module.named_modules():
@@ -50,7 +52,8 @@ class AsBound:
             hooks += [(getattr(part, table), whole) for table in _HOOKS]
         self._owners, self._names, self._paths, self._words = map(list, zip(*slots, strict=True))
         self._values = list(map(dict.get, self._owners, self._names))
-        self._parameters = [one for one, words in zip(self._values, self._words, strict=True) if words is _REPLACED and one is not None]
+        self._parameters = [one for one, words in zip(self._values, self._words, strict=True)
+                            if words is _REPLACED and one is not None and one.layout is strided]  # others lie in several places
         self._places = [parameter.data_ptr() for parameter in self._parameters]
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
         self._counts, self._all = list(map(_count, self._hooks)), sum(map(len, self._hooks))
