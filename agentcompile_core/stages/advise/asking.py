@@ -6,7 +6,6 @@ it returns. Advisors that need more (a service) keep a child process of their ow
 """
 
 import copy
-import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from ...errors import ContractError, bounded
 from ...ir.advice import Advice, Question, RejectedItem
 from ...plugin.interfaces import Advisor
 from ...plugin.secrets import scrubbed
+from ...processes import thread_exceptions
 from .advice_check import MAX_ITEMS, screen
 
 GRACE_S = 1.0  # beyond the budget of the question, which an advisor keeps by itself
@@ -49,7 +49,7 @@ def ask(advisor: Advisor, question: Question) -> Screened:
     worker.join(deadline_s)
     if worker.is_alive():
         _busy[id(advisor)] = worker
-        _interrupt(worker)
+        thread_exceptions.put(worker, SystemExit)
         raise Late(f"advisor {advisor.name} did not answer within {deadline_s:.3g} s; it is not waited for")
     (kind, value), *_ = found
     if kind == "raised":
@@ -80,11 +80,6 @@ def _answer(advisor: Advisor, asked: Question, question: Question) -> Screened:
     accepted, rejected = screen(evolve(answer, refused=given), question)
     rejected = tuple(RejectedItem(item=scrubbed(str(item.item)), rule=scrubbed(item.rule)[:8]) for item in rejected)
     return accepted, rejected, answer.tokens if type(answer.tokens) is int and answer.tokens >= 0 else 0
-
-
-def _interrupt(worker: threading.Thread) -> None:
-    if worker.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(SystemExit))
 
 
 def described(exc: BaseException) -> str:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...ops.agreement import disagreement
 from ...plugin.interfaces import LoadedModel
+from ...processes import thread_exceptions
 from ...runtime import calls
 from . import libraries
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
@@ -189,6 +190,7 @@ def _watched() -> Iterator[list[str]]:
         if is_outside and _asked_by_user(caller):
             seen.append(f"its forward reads from outside while it runs ({name})")
 
+    thread_exceptions.lower_flag()  # somebody's exception may be waiting, and this thread would wait with it
     sys.setprofile(look)
     try:
         yield seen

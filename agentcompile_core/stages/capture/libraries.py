@@ -32,15 +32,13 @@ def _standard() -> str:
 @cache
 def is_library_file(path: str) -> bool:
     """Whether a source file is part of torch, transformers, numpy, the standard library or this package."""
-    if path.startswith("<"):  # no file: a path of it would lie in whatever folder is the current one
-        return path.startswith("<frozen ")
-    return os.path.realpath(path).startswith(_folders()) or is_standard_file(path)
+    return is_standard_file(path) or (not path.startswith("<") and os.path.realpath(path).startswith(_folders()))
 
 
 @cache
 def is_standard_file(path: str) -> bool:
     """Whether a source file is part of the standard library."""
-    if path.startswith("<"):
+    if path.startswith("<"):  # no file: a path of it would lie in whatever folder is the current one
         return path.startswith("<frozen ")
     real = os.path.realpath(path)
     return real.startswith(_standard()) and not is_installed(real)

@@ -99,6 +99,7 @@ def test_it_computes_what_the_operator_does(position: int, window: int, group: i
 
 
 @pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(("position", "capacity"), [(0, 64), (129, 512), (2047, 2048), (5000, 8192)])
 def test_the_package_itself_does_so_on_the_device(position: int, capacity: int, dtype: DType) -> None:
