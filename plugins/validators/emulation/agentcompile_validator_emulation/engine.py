@@ -42,13 +42,14 @@ class Mode(enum.Enum):
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
            "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
 _LINES = ("-g1", "-gdwarf-4")  # source lines for messages
+_VECTORS = ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")  # of whose loads g++ may make loads of elements
 _BOUNDS = ("-fsanitize=bounds", "-fno-sanitize-recover=bounds")  # arrays of a thread, whose ends no address tells
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}
 _KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {
-    Mode.PLAIN: ("-O3",),  # g++ knows no `#pragma unroll`, and keeps the arrays of loops that stay loops in memory
-    Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0", *_BOUNDS),
+    Mode.PLAIN: ("-O3", *_VECTORS),  # g++ knows no `#pragma unroll`, and keeps the arrays of loops that stay loops in memory
+    Mode.CHECKED: ("-O1", *_LINES, "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0", *_BOUNDS, *_VECTORS),
     Mode.SANITIZER: ("-O1", *_LINES, "-fno-omit-frame-pointer", "-fsanitize-sections=emu_shared", *_SANITIZERS)}
 _LINK_FLAGS: dict[Mode, tuple[str, ...]] = {Mode.PLAIN: ("-s",), Mode.CHECKED: (), Mode.SANITIZER: _SANITIZERS}
 

@@ -38,6 +38,7 @@ BUGS = [
     ("bug_write_read_only", "write to the read-only argument 'in' at byte 12", {}),
     ("bug_dynamic_shared_too_small", "out of bounds: write of 4 bytes", {}),
     ("bug_misaligned_vector", "misaligned 16-byte", {}),
+    ("bug_misaligned_vector_of_elements", "misaligned 16-byte access to .*uint4", {}),
     ("bug_reads_its_output", "uninitialised read: argument 'out'", {}),
     ("bug_uninitialised_shared", "uninitialised read: static shared memory", {}),
     ("bug_missing_warp_barrier", "race: static shared memory|uninitialised read: static shared", {}),
@@ -119,6 +120,14 @@ def test_plain_build_gives_a_wrong_result_in_some_order(entry, twin):
             continue
         good += np.allclose(out, expected(values), rtol=1e-5, atol=1e-5)
     assert good < len(SCHEDULES)
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CHECKED])
+@pytest.mark.parametrize("entry", ["bug_misaligned_vector", "bug_misaligned_vector_of_elements"])
+def test_a_vector_at_an_address_that_a_device_refuses_is_refused_in_every_build(entry, mode):
+    for options in SCHEDULES:
+        with pytest.raises(EmulationError, match="misaligned 16-byte"):
+            run(entry, options, mode)
 
 
 @pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CHECKED])

@@ -1,4 +1,5 @@
-// The functions that g++ -fsanitize=thread,bounds calls at every load and store of kernel code and at an index beyond its array.
+// The functions that g++ -fsanitize=thread,bounds,alignment calls at every load and store of kernel code, at an index beyond its array
+// and at a type that needs another address than it has.
 // The sanitizers' own libraries are not linked: these are the only definitions.
 #include <cstdint>
 #include <cstdlib>
@@ -37,21 +38,38 @@ void __tsan_func_exit() {}
 void __tsan_init() {}
 
 #ifndef __SANITIZE_ADDRESS__  // whose own library says it there
-// What g++ says of an index: the line, the array's type, the index's type.
-struct BoundsType {
+// What g++ says of a type, of an index (the line, the array's type, the index's type) and of an address (the line, the type).
+struct Type {
   uint16_t kind, info;
   char name[1];
 };
-struct BoundsData {
+struct Line {
   const char* file;
   uint32_t line, column;
-  const BoundsType *array, *index;
+
+  const char* name() const {
+    const char* slash = file ? strrchr(file, '/') : nullptr;
+    return slash ? slash + 1 : file ? file : "?";
+  }
+};
+struct BoundsData {
+  Line at;
+  const Type *array, *index;
+};
+struct AddressData {
+  Line at;
+  const Type* type;
+  unsigned char log_alignment, use;
 };
 void __ubsan_handle_out_of_bounds_abort(BoundsData* data, uintptr_t index) {
   emu::RuntimeScope scope;
-  const char* slash = data->file ? strrchr(data->file, '/') : nullptr;
-  emu::fail("out of bounds: index %ld of an array %s (%s:%u)", long(int32_t(index)), data->array->name,
-            slash ? slash + 1 : data->file ? data->file : "?", data->line);
+  emu::fail("out of bounds: index %ld of an array %s (%s:%u)", long(int32_t(index)), data->array->name, data->at.name(), data->at.line);
+  abort();
+}
+// The loads and stores of a vector may be those of its elements once g++ has seen that nothing else is asked of it.
+void __ubsan_handle_type_mismatch_v1_abort(AddressData* data, uintptr_t) {
+  emu::RuntimeScope scope;
+  emu::fail("misaligned %d-byte access to %s (%s:%u)", 1 << data->log_alignment, data->type->name, data->at.name(), data->at.line);
   abort();
 }
 #endif

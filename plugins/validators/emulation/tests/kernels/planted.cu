@@ -68,6 +68,10 @@ extern "C" __global__ void bug_misaligned_vector(const float* in, float* out, in
   const uint4 bits = ac::load_stream16(in + 1);
   if (threadIdx.x == 0) out[0] = __uint_as_float(bits.x ^ bits.y ^ bits.z ^ bits.w);
 }
+extern "C" __global__ void bug_misaligned_vector_of_elements(const float* in, float* out, int count) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(in + 1);  // one element is used, so g++ loads no more
+  if (threadIdx.x == 0) out[0] = __uint_as_float(bits.y);
+}
 extern "C" __global__ void bug_reads_its_output(const float* in, float* out, int count) {
   const int i = blockIdx.x * threads + threadIdx.x;
   if (i < count) out[i] += in[i];
