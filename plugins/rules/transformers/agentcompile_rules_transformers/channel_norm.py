@@ -21,6 +21,8 @@ from agentcompile_core.plugin_api import (
     ref,
 )
 
+from .tails import tails
+
 
 @frozen(kw_only=True)
 class ChannelNorm:
@@ -37,11 +39,12 @@ class ChannelNorm:
 
 
 def channel_norms(view: RegionView) -> Iterator[Match]:
-    """``norm`` matches of every group norm, and of every instance norm by the statistics of its input."""
+    """``norm`` matches of every group norm, and of every instance norm by the statistics of its input, alone and with growing tails."""
     for node in view.graph.nodes:
         found = _norm_of(view, node)
         if found is not None:
-            yield _match(view, node, found)
+            yield _match(view, node, found, (), node.outputs[0], (), None)
+            yield from (_match(view, node, found, *tail) for tail in tails(view, node))
 
 
 def _norm_of(view: RegionView, node: Node) -> ChannelNorm | None:
@@ -74,13 +77,16 @@ def _parameters_fit(view: RegionView, node: Node, given: list[Argument], channel
     return fit and len(types) == 1 and types <= set(KERNEL_TYPES)
 
 
-def _match(view: RegionView, node: Node, norm: ChannelNorm) -> Match:
+def _match(view: RegionView, node: Node, norm: ChannelNorm, behind: tuple[str, ...], out: str, aux: tuple[str, ...],
+           expression: Expression | None) -> Match:
     parameters = [view.read(name, value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
+    others = [view.read(f"aux{i}", value) for i, value in enumerate(aux)]
     return Match(
-        kind=NORM, label=SemanticLabel.NORM, nodes=(node.name,),
-        operands=(view.read("x", norm.x), *parameters, view.write("out", node.outputs[0])),
+        kind=NORM, label=SemanticLabel.NORM, nodes=view.deps.members(view.deps.mask((node.name, *behind))),
+        operands=(view.read("x", norm.x), *parameters, *others, view.write("out", out)),
         attributes=(("rows", norm.rows), ("columns", norm.columns), ("norm", "layer"), ("norm_eps", norm.eps),
-                    *((("groups", norm.groups), ("span", norm.span)) if parameters else ())))
+                    *((("groups", norm.groups), ("span", norm.span)) if parameters else ())),
+        epilogue=expression)
 
 
 def batch_norm_of(view: RegionView, node: Node) -> tuple[tuple[str, ...], Expression] | None:

@@ -34,7 +34,7 @@ class ElementwiseRule(RegionRule):
     """``elementwise`` matches: each pointwise node, and each chain from it on that ends in one value."""
 
     name = "elementwise"
-    version = 3
+    version = 4
     kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -83,9 +83,11 @@ def composed(first: Expression, tail: Expression) -> Expression:
 
 
 def lies(spec: TensorSpec, result: TensorSpec) -> tuple[str, int]:
-    """How an input is read for a result of that shape: full, row, scalar or channel, and how many neighbours share an element.
+    """How an input is read for a result of that shape: full, row, scalar, channel or middle; and how many neighbours share an element of
+    a channel, or lie behind the axes along which a middle input repeats.
 
-    Empty if it is none of these. A channel input has its elements along neighbouring axes and repeats along all others.
+    Empty if it is none of these. A channel input has its elements along neighbouring axes and repeats along all others; a middle
+    input repeats along neighbouring axes and has elements along all others.
     """
     if not is_contiguous(spec):
         return "", 1
@@ -97,7 +99,13 @@ def lies(spec: TensorSpec, result: TensorSpec) -> tuple[str, int]:
         return "row", 1
     shape = (1,) * (len(result.shape) - len(spec.shape)) + spec.shape
     axes = [axis for axis, extent in enumerate(shape) if extent != 1]
-    if len(shape) != len(result.shape) or shape[axes[0]: axes[-1] + 1] != result.shape[axes[0]: axes[-1] + 1]:
+    if len(shape) != len(result.shape):
+        return "", 1
+    repeated = [axis for axis, extent in enumerate(shape) if extent != result.shape[axis]]
+    between = result.shape[repeated[0]: repeated[-1] + 1]
+    if axes[0] < repeated[0] and axes[-1] > repeated[-1] and math.prod(shape[repeated[0]: repeated[-1] + 1]) == 1 < math.prod(between):
+        return "middle", math.prod(result.shape[repeated[-1] + 1:])
+    if shape[axes[0]: axes[-1] + 1] != result.shape[axes[0]: axes[-1] + 1]:
         return "", 1
     return "channel", math.prod(result.shape[axes[-1] + 1:])
 
@@ -111,15 +119,16 @@ def _read(view: RegionView, nodes: tuple[str, ...], value: str, result: TensorSp
         made = view.graph.spec(node.outputs[0])
         by_channel = batch_norm_of(view, node) is not None and value != node.inputs[0]
         found.add(("channel", math.prod(made.shape[2:])) if by_channel else lies(spec, made) if made.numel == result.numel else ("", 1))
-    kinds_found = {*found, *(() if "channel" in {kind for kind, _ in found} else (lies(spec, result),))}
+    by_axis = {"channel", "middle"} & {kind for kind, _ in found}
+    kinds_found = {*found, *(() if by_axis else (lies(spec, result),))}
     return kinds_found.pop() if len(kinds_found) == 1 else ("", 1)
 
 
 def _matches(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], out: str, expression: Expression) -> Iterator[Match]:
-    """The match, if every input can be read and all channel inputs have as many neighbours to an element."""
+    """The match, if every input can be read and all that are read by an axis have as many neighbours there."""
     result = view.graph.spec(out)
     read = [_read(view, nodes, value, result) for value in inputs]
-    inner = {neighbours for kind, neighbours in read if kind == "channel"}
+    inner = {neighbours for kind, neighbours in read if kind in ("channel", "middle")}
     if len(inner) > 1 or not all(kind for kind, _ in read):
         return
     attributes: list[tuple[str, Scalar]] = [("count", result.numel), ("columns", result.shape[-1] if result.shape else 1)]

@@ -250,13 +250,15 @@ ATTENTION = Attention(
     ),
 )
 ELEMENTWISE = Pointwise(
-    name=kind_names.ELEMENTWISE, version=3,
+    name=kind_names.ELEMENTWISE, version=4,
     doc="out[i] = epilogue(in0[i], in1[i], ...); each input full or a scalar or one row, or one element per channel,"
-        " which is read at (i / inner) modulo its size; or in0 alone, of which out is a part that lies apart",
+        " which is read at (i / inner) modulo its size, or repeated along a middle axis: inner elements for every"
+        " inner * count / size of out; or in0 alone, of which out is a part that lies apart",
     operands=(OperandKind("in", READS, repeated=True), OperandKind("out", OUT)),
     attributes=(AttributeKind("count"), AttributeKind("columns"),
-                AttributeKind("broadcast", str, repeated=True, doc="full, row, scalar, channel or strided"),
-                AttributeKind("inner", int, 1, doc="of channel inputs: neighbours that share an element"),
+                AttributeKind("broadcast", str, repeated=True, doc="full, row, scalar, channel, middle or strided"),
+                AttributeKind("inner", int, 1, doc="of channel inputs: neighbours that share an element; of middle ones: how many lie"
+                                                   " behind the axis"),
                 AttributeKind("offset", int, 0, doc="of a strided input: its first element"),
                 AttributeKind("extent", int, repeated=True, doc="of a strided input: of its four axes"),
                 AttributeKind("stride", int, repeated=True, doc="of a strided input: of its four axes, in elements")),

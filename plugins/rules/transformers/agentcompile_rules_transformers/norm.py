@@ -21,8 +21,6 @@ from agentcompile_core.plugin_api import (
     SemanticLabel,
     Target,
     argument,
-    grow,
-    has_one_rounding,
     is_contiguous,
     packed,
     ref,
@@ -30,9 +28,9 @@ from agentcompile_core.plugin_api import (
 
 from . import kinds
 from .channel_norm import channel_norms
+from .tails import tails
 
 ATEN = ("aten.layer_norm.default", "aten.rms_norm.default")
-MOST_AUX = 2
 
 
 @frozen(kw_only=True)
@@ -110,10 +108,10 @@ def _called(view: RegionView, node: Node) -> _Called | None:
 
 
 class NormRule(RegionRule):
-    """``norm`` matches: every norm, those over the last axes also with what is around them, and with another one beside them."""
+    """``norm`` matches: every norm, also with what is behind it; those over the last axes with what is before them and beside them."""
 
     name = "norm"
-    version = 5
+    version = 6
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -124,7 +122,7 @@ class NormRule(RegionRule):
         for norm in norms:
             before = [_Before(reads=(view.read("x", norm.x),)), *_residual(view, norm)]
             found += [_match(view, norm, one, (), norm.out, (), None) for one in before]
-            found += [_match(view, norm, one, *tail) for one in before for tail in _tails(view, norm)]
+            found += [_match(view, norm, one, *tail) for one in before for tail in tails(view, norm.node)]
         return [*found, *_beside(view, norms), *channel_norms(view)]
 
 
@@ -149,22 +147,6 @@ def _residual(view: RegionView, norm: NormNode) -> Iterator[_Before]:
     shared = not view.only_used_by(norm.x, {norm.node.name})
     yield _Before(nodes=(add.name,), reads=(view.read("x", x), view.read("residual", residual)),
                   writes=(view.write("residual_out", norm.x),) if shared else (), label=SemanticLabel.RESIDUAL_NORM)
-
-
-_Tail = tuple[tuple[str, ...], str, tuple[str, ...], Expression | None]
-
-
-def _tails(view: RegionView, norm: NormNode) -> Iterator[_Tail]:
-    """Nodes, result, other operands and expression of what is computed of the norm element by element, in its type."""
-    dtype, count = view.graph.spec(norm.x).dtype, norm.rows * norm.columns
-
-    def fits(value: str) -> bool:
-        spec = view.graph.spec(value)
-        return spec.numel == count and spec.dtype is dtype and is_contiguous(spec)
-
-    for growth in grow(view, {norm.out: "acc0"}, frozenset({norm.node.name}), prefix="aux", limit=MOST_AUX, fits=fits):
-        if growth.expression.operations and fits(growth.output) and has_one_rounding(view, growth.nodes, growth.output):
-            yield growth.nodes, growth.output, growth.external, growth.expression
 
 
 def _match(view: RegionView, norm: NormNode, before: _Before, behind: tuple[str, ...], out: str, aux: tuple[str, ...],

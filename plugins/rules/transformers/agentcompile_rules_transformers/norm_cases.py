@@ -25,11 +25,15 @@ def norm_case(*, columns: int, rows: int = 1, norm: str = "rms", residual: bool 
     if residual:
         x = draft.one("aten.add.Tensor", (x, draft.given("residual", shape, dtype)), shape, dtype)
         outputs = (x,)
-    out = draft.norm("norm", x, norm, shape, dtype, weights)
+    out = _behind(draft, draft.norm("norm", x, norm, shape, dtype, weights), tail, shape, dtype)
+    return matched(NormRule(), draft.graph(out, *outputs))
+
+
+def _behind(draft: Draft, out: Ref, tail: Sequence[str], shape: tuple[int, ...], dtype: DType) -> Ref:
     for i, name in enumerate(tail):
         others = (draft.given(f"other{i}", shape, dtype),) if name in BINARY else ()
         out = draft.one(f"aten.{name}.{'Tensor' if others else 'default'}", (*others, out), shape, dtype)
-    return matched(NormRule(), draft.graph(out, *outputs))
+    return out
 
 
 def norms_beside_case(*, columns: tuple[int, int], rows: tuple[int, int] = (1, 1), norm: str = "rms", dtype: DType = DType.F16) -> Pair:
@@ -40,12 +44,17 @@ def norms_beside_case(*, columns: tuple[int, int], rows: tuple[int, int] = (1, 1
     return matched(NormRule(), draft.graph(*outputs))
 
 
-def channel_norm_case(*, shape: Sequence[int], groups: int = 0, weight: bool = True, dtype: DType = DType.F16) -> Pair:
-    """A group norm of ``shape`` [N, C, ..], with or without a weight and a bias per channel; ``groups`` 0: an instance norm."""
+def channel_norm_case(*, shape: Sequence[int], groups: int = 0, weight: bool = True, tail: Sequence[str] = (),
+                      dtype: DType = DType.F16) -> Pair:
+    """A group norm of ``shape`` [N, C, ..], with or without a weight and a bias per channel; ``groups`` 0: an instance norm.
+
+    ``tail``: as of ``norm_case``.
+    """
     draft, whole = Draft(), tuple(shape)
     x = draft.given("x", whole, dtype)
     parameters = tuple(draft.weight(name, whole[1], dtype=dtype) if weight else None for name in ("weight", "bias"))
     if groups:
-        return matched(NormRule(), draft.graph(draft.one("aten.group_norm.default", (x, groups, *parameters, 1e-6), whole, dtype)))
-    arguments = (x, *parameters, None, None, True, 0.1, 1e-6, True)
-    return matched(NormRule(), draft.graph(draft.one("aten.instance_norm.default", arguments, whole, dtype)))
+        out = draft.one("aten.group_norm.default", (x, groups, *parameters, 1e-6), whole, dtype)
+    else:
+        out = draft.one("aten.instance_norm.default", (x, *parameters, None, None, True, 0.1, 1e-6, True), whole, dtype)
+    return matched(NormRule(), draft.graph(_behind(draft, out, tail, whole, dtype)))

@@ -232,15 +232,17 @@ def test_results_without_axes_are_no_rows(decode_graphs):
     assert {m.text("broadcast0") for m in find(graph) if m.label == SemanticLabel.ELEMENTWISE} >= {"full"}
 
 
-@pytest.mark.parametrize(("shape", "inner"), [
-    ((3, 1), 16), ((1, 3, 1), 16), ((3, 16), 1), ((2, 1, 1), 48), ((2, 1, 16), 0), ((2, 3, 1), 16),
+@pytest.mark.parametrize(("shape", "kind", "inner"), [
+    ((3, 1, 1), "channel", 16), ((1, 3, 1, 1), "channel", 16), ((3, 2, 8), "channel", 1), ((2, 1, 1, 1), "channel", 48),
+    ((2, 3, 1, 1), "channel", 16), ((2, 1), "channel", 8), ((2, 1, 2, 8), "middle", 16), ((2, 3, 1, 8), "middle", 8),
+    ((2, 1, 1, 8), "middle", 8), ((3, 1, 8), "", 0), ((2, 1, 2, 1), "", 0), ((1, 3, 1, 8), "", 0),
 ])
-def test_broadcast_along_neighbouring_axes_is_by_channel(decode_graphs, shape, inner):
-    """What has elements along axes that are no neighbours is read by no kernel."""
+def test_what_repeats_along_neighbouring_axes_is_read_by_channel_or_around_the_middle(decode_graphs, shape, kind, inner):
+    """What repeats along axes that are no neighbours, and has elements around both, is read by no kernel."""
     b = decode_graphs.Builder()
-    x = b.given("x", b.randn(2, 3, 16), ValueKind.INPUT)
+    x = b.given("x", b.randn(2, 3, 2, 8), ValueKind.INPUT)
     found = find(b.graph(b.add(x, b.weight("part", *shape))))
-    assert [(m.text("broadcast1"), m.integer("inner")) for m in found] == ([("channel", inner)] if inner else [])
+    assert [(m.text("broadcast1"), m.integer("inner")) for m in found] == ([(kind, inner)] if kind else [])
 
 
 def test_a_view_between_keeps_what_a_channel_is(decode_graphs):

@@ -50,7 +50,8 @@ class TestNorm(RegionRuleConformance):
     rule, unserved = RULES["norm"], (LOOKUP,)
     graphs = (NORM, norm_case(columns=24, residual=True)[1], norm_case(columns=16, rows=3, norm="layer", dtype=DType.F32)[1],
               norm_case(columns=16, norm="rms_once")[1], channel_norm_case(shape=(2, 6, 5), groups=3)[1],
-              channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1])
+              channel_norm_case(shape=(2, 3, 4, 4), dtype=DType.F32)[1],
+              channel_norm_case(shape=(2, 6, 5), groups=3, tail=("silu", "mul"))[1])
 
 
 class TestRope(RegionRuleConformance):

@@ -1,8 +1,8 @@
 // Pointwise expression over up to six inputs: out[i] = Epilogue::apply({in0[i], in1[i], ...}), computed in fp32.
 //
-// An input is as large as out (Plan::broadcast_j = 0), one row of `columns` elements that repeats (1), one element (2), or
-// one of `extent_j` elements per channel, of which `inner` neighbours of out are (4); absent inputs are null. out [count]; it may
-// alias a full input. A thread owns Plan::step neighbouring elements, one 16-byte vector, where all types have one size and the
+// An input is as large as out (Plan::broadcast_j = 0), one row of `columns` elements that repeats (1), one element (2), one of
+// `extent_j` elements per channel, of which `inner` neighbours of out are (4), or it repeats along a middle axis (5): `inner` of its
+// elements belong to every `extent_j` of out; absent inputs are null. out [count]; it may alias a full input. A thread owns Plan::step neighbouring elements, one 16-byte vector, where all types have one size and the
 // addresses allow it. All loads of a thread are on their way before the first is used.
 // Wins where a pointwise chain stands between operators that no other family fuses.
 #include <agentcompile/activation.cuh>
@@ -13,14 +13,18 @@
 namespace {
 
 constexpr int step = Plan::step;
-enum Broadcast : int { full = 0, row = 1, scalar = 2, absent = 3, channel = 4 };
+enum Broadcast : int { full = 0, row = 1, scalar = 2, absent = 3, channel = 4, middle = 5 };
 
 template <int Kind, class A> __device__ __forceinline__ bool vector_ready(const A* input) {
   return Kind != full || (step == ac::Vec16<A>::size && ac::is_aligned16(input));
 }
 
 template <int Kind> __device__ __forceinline__ long long place_of(long long i, int columns, long long inner, long long extent) {
-  return Kind == scalar ? 0 : Kind == row ? i % columns : Kind == channel ? i / inner % extent : i;
+  return Kind == scalar    ? 0
+         : Kind == row     ? i % columns
+         : Kind == channel ? i / inner % extent
+         : Kind == middle  ? i / extent * inner + i % inner
+                           : i;
 }
 
 // What a step of one input is in registers: a vector as it lies in memory, or single elements.
@@ -29,6 +33,14 @@ template <int Kind, class A, bool Vector = Kind == full && step == ac::Vec16<A>:
 
   __device__ __forceinline__ void load(const A* input, long long first, int columns, long long inner, long long extent) {
     if constexpr (Kind == absent) return;
+    if constexpr (Kind == channel || Kind == middle) {
+      if (inner % step == 0) {  // one division for all elements of the step
+        const A* start = input + place_of<Kind>(first, columns, inner, extent);
+#pragma unroll
+        for (int e = 0; e < step; ++e) elements[e] = start[Kind == middle ? e : 0];
+        return;
+      }
+    }
 #pragma unroll
     for (int e = 0; e < step; ++e) elements[e] = input[place_of<Kind>(first + e, columns, inner, extent)];
   }
@@ -41,7 +53,9 @@ template <int Kind, class A, bool Vector = Kind == full && step == ac::Vec16<A>:
 template <int Kind, class A> struct Loaded<Kind, A, true> {
   ac::Vec16<A> vector;
 
-  __device__ __forceinline__ void load(const A* input, long long first, int, long long, long long) { vector = ac::Vec16<A>::load(input + first); }
+  __device__ __forceinline__ void load(const A* input, long long first, int, long long, long long) {
+    vector = ac::Vec16<A>{ac::load_stream16(input + first)};
+  }
   __device__ __forceinline__ void unpack(float (&values)[step][6], int j) const {
     float chunk[step];
     vector.unpack(chunk);

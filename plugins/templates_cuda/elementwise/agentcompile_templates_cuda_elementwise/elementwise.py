@@ -30,17 +30,17 @@ from .strided_copy import copy_source, is_strided, refusal
 
 TEMPLATE = Path(__file__).with_name("elementwise.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
-BROADCASTS = {"full": 0, "row": 1, "scalar": 2, "channel": 4}  # as in elementwise.cu
+BROADCASTS = {"full": 0, "row": 1, "scalar": 2, "channel": 4, "middle": 5}  # as in elementwise.cu
 ABSENT = 3
 MOST_INPUTS = 6
 
 
 class ElementwiseFamily(TemplateFamily):
-    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row, a scalar or one element
-    per channel; and copies of parts."""
+    """``elementwise`` matches: out[i] = epilogue(in0[i], in1[i], ...), each input full, one row, a scalar, one element
+    per channel, or repeated along a middle axis; and copies of parts."""
 
     name = "elementwise"
-    version = 2
+    version = 3
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one to six floating point inputs of any mix of types."""
@@ -82,7 +82,7 @@ class ElementwiseFamily(TemplateFamily):
             arguments=(*(operand_pointer(match, f"in{j}") for j in range(MOST_INPUTS)),
                        pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i64("count", count),
                        i32("columns", match.integer("columns", count)), i64("inner", match.integer("inner", 1)),
-                       *(i64(f"extent{j}", inputs[j].spec.numel if j < len(inputs) else 1) for j in range(MOST_INPUTS))),
+                       *(i64(f"extent{j}", _extent(match, inputs[j], j) if j < len(inputs) else 1) for j in range(MOST_INPUTS))),
         )
         return make_source(
             TEMPLATE,
@@ -92,6 +92,13 @@ class ElementwiseFamily(TemplateFamily):
             features=[Feature.GRIDDEPCONTROL] * pdl,
             reduction_depth=max(1, len(match.epilogue.operations) if match.epilogue else 1),
         )
+
+
+def _extent(match: Match, operand: Operand, j: int) -> int:
+    """Channels; of what repeats along a middle axis, how many neighbours of the result share ``inner`` of its elements."""
+    if match.text(f"broadcast{j}", "full") == "middle":
+        return match.integer("inner") * match.integer("count") // operand.spec.numel
+    return operand.spec.numel
 
 
 def _inputs(match: Match) -> tuple[Operand, ...]:

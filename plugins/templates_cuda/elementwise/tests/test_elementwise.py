@@ -115,6 +115,23 @@ def test_every_word_of_the_grammar_with_nan_and_infinities(kind: PointwiseKind) 
         torch.testing.assert_close(tensors["out"], expected, rtol=2.0**-21, atol=2.0**-24, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["channel", "middle"])
+@FEW
+@given(data=st.data())
+def test_inputs_that_repeat_along_axes_are_read_where_they_lie(kind: str, data: st.DataObject) -> None:
+    dtype, step = data.draw(st.sampled_from(((DType.F16, 8), (DType.BF16, 1), (DType.F32, 4))))
+    before, along, behind = (data.draw(st.sampled_from(sizes)) for sizes in ((1, 2, 5), (1, 3, 8), (1, 4, 8, 13, 24)))
+    shape = (before, 1, behind) if kind == "middle" else (along, 1)
+    added = Expression(arguments=("in0", "in1"), operations=(Operation(PointwiseKind.SUB, ("in0", "in1")),))
+    match = pointwise_match(before * along, behind, ("full", "full"), added, DType.F32, (DType.F32, dtype))
+    operands = (match.need("in0"), operand("in1", Role.INPUT, shape, dtype), match.need("out"))
+    match = evolve(match, operands=operands, attributes=(*match.attributes[:3], ("broadcast1", kind), ("inner", behind)))
+    tensors = draw(match, data.draw(st.integers(0, 99)), data.draw(st.sampled_from((0, 1))))
+    emulated(match, min(step, 4)).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    expected = tensors["in0"].view(before, along, behind) - tensors["in1"].float()
+    assert torch.equal(tensors["out"].view(before, along, behind), expected)
+
+
 def test_mixed_types_scalars_and_copies() -> None:
     product = Expression(arguments=("in0", "in1"), operations=(Operation(PointwiseKind.MUL, ("in0", "in1")),))
     match = pointwise_match(3, 40, ("full", "scalar"), product, DType.F32, (DType.F16, DType.F32))

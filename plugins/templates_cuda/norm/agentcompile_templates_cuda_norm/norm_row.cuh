@@ -18,8 +18,8 @@ template <class Element> struct Held {
   unsigned int bits[words];
 
   // The elements first .. first + step - 1 of a row, zero from `end` on. With `whole` all of them lie below `end` or none, and
-  // row + first is aligned for them.
-  static __device__ __forceinline__ Held load(const Element* row, int first, int end, bool whole) {
+  // row + first is aligned for them. `Once`: nobody reads them again, so they leave L1 alone.
+  template <bool Once = true> static __device__ __forceinline__ Held load(const Element* row, int first, int end, bool whole) {
     if (!whole) return gather(first, end, [&](int i) { return ac::to_float(row[i]); });
     Held held;
     if constexpr (words == 2) {
@@ -30,7 +30,8 @@ template <class Element> struct Held {
 #pragma unroll
       for (int w = 0; w < words; w += 4) {
         ac::Vec16<Element> vector = ac::Vec16<Element>::zero();
-        if (first < end) vector = ac::Vec16<Element>::load(row + first + w * 4 / static_cast<int>(sizeof(Element)));
+        const Element* address = row + first + w * 4 / static_cast<int>(sizeof(Element));
+        if (first < end) vector = Once ? ac::Vec16<Element>{ac::load_stream16(address)} : ac::Vec16<Element>::load(address);
         held.bits[w] = vector.bits.x;
         held.bits[w + 1] = vector.bits.y;
         held.bits[w + 2] = vector.bits.z;
@@ -90,8 +91,8 @@ struct Weights {
         shift = Held<Plan::W>::gather(first, end, [&](int i) { return ac::to_float(bias[channel + i / span]); });
       }
     } else {
-      if constexpr (Plan::has_weight) scale = Held<Plan::W>::load(weight, first, end, whole);
-      if constexpr (Plan::has_bias) shift = Held<Plan::W>::load(bias, first, end, whole);
+      if constexpr (Plan::has_weight) scale = Held<Plan::W>::load<false>(weight, first, end, whole);
+      if constexpr (Plan::has_bias) shift = Held<Plan::W>::load<false>(bias, first, end, whole);
     }
   }
 

@@ -23,7 +23,8 @@ EPS = 1e-6
 
 class TestChannelNorms(TemplateFamilyConformance):
     family = FAMILY
-    cases = (channel_norm_case(shape=(2, 6, 5, 3), groups=3),)
+    cases = (channel_norm_case(shape=(2, 6, 5, 3), groups=3), channel_norm_case(shape=(2, 4, 5, 7), groups=2, tail=("silu", "add")),
+             channel_norm_case(shape=(1, 3, 8, 8), weight=False, tail=("mul",), dtype=DType.F32))
     rejected = ()
     targets = (preset("h200"),)
     samples = 1

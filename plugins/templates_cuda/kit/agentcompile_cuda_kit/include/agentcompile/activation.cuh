@@ -1,12 +1,22 @@
 // Pointwise activations in fp32, with torch's definitions: NaN goes through, infinities have torch's limits. The caller
-// rounds. Full-precision math functions: an epilogue evaluates one per output row, so the fast intrinsics would gain
-// nothing, and fp32 models must agree with the framework.
+// rounds. Full-precision math functions: an epilogue evaluates one per output row, so that the fast intrinsics would gain
+// nothing there, and fp32 models must agree with the framework.
 #pragma once
+#include <agentcompile/ptx.cuh>
 
 namespace ac {
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+// By exp(-|x|), which is at most 1: the divisor lies in [1, 2], so that a quotient needs no path for the others. The general
+// division of 128 x 2048 elements took 0.36 us of 2.73 (H200). Over all floats it errs by as much as 1 / (1 + expf(-x)).
+__device__ __forceinline__ float sigmoid(float x) {
+  const float small = expf(-fabsf(x));
+  const float divisor = 1.0f + small;
+  const float dividend = x < 0.0f ? small : 1.0f;
+  const float inverse = quick_reciprocal(divisor);
+  const float quotient = dividend * inverse;
+  return fmaf(fmaf(-quotient, divisor, dividend), inverse, quotient);
+}
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
 __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
 

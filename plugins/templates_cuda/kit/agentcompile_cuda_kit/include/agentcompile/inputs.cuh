@@ -3,9 +3,11 @@
 //
 // `load` brings Step neighbouring elements with 16-byte loads; `element` brings one. Both write column j of `values` for
 // input j; columns of absent inputs are not read by the expression. `fetch` issues the loads alone and `evaluate` takes what
-// they bring: who fetches several steps before he evaluates the first has all their loads on the way at once.
+// they bring: who fetches several steps before he evaluates the first has all their loads on the way at once. Who fetches
+// reads once: full inputs leave L1 alone (sums of 128 x 2048 floats: 2.20 us instead of 2.44 on an H200).
 #pragma once
 #include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
 
 namespace ac {
 
@@ -40,7 +42,9 @@ template <int Kind, class A> struct Input {
       static_assert(Step % size == 0, "a step is a whole number of vectors of every input");
       const A* start = address + place(first);
 #pragma unroll
-      for (int part = 0; part < Step / size; ++part) step.parts[part] = Vec16<A>::load(start + part * size);
+      for (int part = 0; part < Step / size; ++part) {
+        step.parts[part] = Kind == input_full ? Vec16<A>{load_stream16(start + part * size)} : Vec16<A>::load(start + part * size);
+      }
     }
   }
 
