@@ -1,8 +1,10 @@
 """Greedy generation of full-size models with random weights: ours, eager and torch.compile, alternating on one GPU.
 
-Writes decode.json, pipeline.json, accuracy.json and compile_time.json under benchmarks/results/<gpu>/, one model per call:
+Writes decode.json, pipeline.json, accuracy.json, memory.json and compile_time.json under benchmarks/results/<gpu>/, one model per
+call; of bfloat16 decode_bf16.json and so on:
 
     python benchmarks/decode.py qwen3-1.7b --input 128 --output 128
+    python benchmarks/decode.py gemma-2-2b --dtype bfloat16 --baselines eager
 """
 
 import argparse
@@ -31,9 +33,11 @@ def decode_rows(name: str, model: Any, options: argparse.Namespace, ceiling_gbps
     rows = bench.compare(model, prompt=options.input, new_tokens=options.output, repetitions=options.repetitions, baselines=baselines)
     middle = options.input + options.output // 2
     moved = step_bytes(model.graphs, middle)
+    generated = accounting(model.compilation.programs["decode"])["share"].get("generated", 0.0)
     for row in rows:
         row |= {"model": name, "dtype": model.graphs.kv.dtype.value, "workload": f"{options.input}/{options.output}", "estimated": False,
                 "floor_step_ms": moved / ceiling_gbps / 1e6, "bandwidth_share": moved / (row["step_ms"] * ceiling_gbps * 1e6)}
+        row |= {"generated_share": generated} if row["system"] == "agentcompile" else {}
     return rows
 
 
@@ -77,6 +81,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "h200")
     options = parser.parse_args()
+    of_type = "_bf16" if options.dtype == "bfloat16" else ""
     torch.zeros(1, device="cuda")
     empty = harness.used_bytes()
     ceiling = harness.read_ceiling_gbps()
@@ -100,11 +105,11 @@ def main() -> int:
                   f"{row['speedup']:5.2f}x, {row['bandwidth_share']:.0%} of bandwidth", flush=True)
         accuracy = accuracy_row(options.model, model, options.positions)
         print(json.dumps(accuracy), flush=True)
-        harness.write_results("memory", [{"model": options.model, **memory}], ceiling, options.out, options.commit)
-        harness.write_results("decode", rows, ceiling, options.out, options.commit)
-        harness.write_results("pipeline", [pipeline_row(options.model, model)], ceiling, options.out, options.commit)
+        harness.write_results(f"memory{of_type}", [{"model": options.model, **memory}], ceiling, options.out, options.commit)
+        harness.write_results(f"decode{of_type}", rows, ceiling, options.out, options.commit)
+        harness.write_results(f"pipeline{of_type}", [pipeline_row(options.model, model)], ceiling, options.out, options.commit)
         if accuracy is not None:
-            harness.write_results("accuracy", [accuracy], ceiling, options.out, options.commit)
+            harness.write_results(f"accuracy{of_type}", [accuracy], ceiling, options.out, options.commit)
         times: dict[str, Any] = {"model": options.model, "cold_s": cold_s, "warm_s": None}
         if options.warm:
             del model
@@ -114,7 +119,7 @@ def main() -> int:
             again, warm_s = compiled_model(options.model, options, store)
             times |= {"warm_s": warm_s, "warm_with_loading_s": time.monotonic() - began, "warm_stages_s": dict(again.compilation.seconds)}
         print(json.dumps(times), flush=True)
-        harness.write_results("compile_time", [times], ceiling, options.out, options.commit)
+        harness.write_results(f"compile_time{of_type}", [times], ceiling, options.out, options.commit)
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import ablation_tables
+import architecture_tables
 import budget_tables
 import coverage_tables
 import kernel_tables
@@ -43,6 +44,7 @@ COLUMNS = {
     "kernels": ("family", "op", "shape", "dtype", "bytes", "flops", "us", "floor_us", "share", "why"),
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
 }
+COLUMNS |= {f"{name}_bf16": COLUMNS[name] for name in ("decode", "pipeline", "accuracy", "memory", "compile_time")}
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
 COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
@@ -211,7 +213,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
     "prefill": ("prefill", prefill_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
-    "compile_time": ("compile_time", compile_table),
+    "compile_time": ("compile_time", compile_table), "architectures": ("decode_bf16", architecture_tables.architectures),
+    "accuracy_bf16": ("accuracy_bf16", accuracy_table),
     "kernels_held": ("kernels", kernel_tables.held), "kernels_gemv": ("kernels", kernel_tables.gemv),
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
