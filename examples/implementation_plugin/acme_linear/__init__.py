@@ -32,6 +32,8 @@ class AcmeLinear(Implementation):
             return Reject(f"acme_linear serves {LINEAR} matches, not {match.kind}")
         if match.epilogue is not None or match.text("norm") != "none" or match.integer("pair") != 1:
             return Reject("acme_linear serves plain products: no norm, no second matrix, nothing behind")
+        if len({operand.spec.dtype for operand in match.operands}) > 1:
+            return Reject("acme_linear serves operands and results of one type")
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
