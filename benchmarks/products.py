@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--shapes", default=SHAPES, help="m x n x k and type, by commas (default: %(default)s)")
     made.add_argument("--points", type=int, default=24, help="schedules of each product, best guess first (default: %(default)s)")
-    made.add_argument("--paths", default="", help="only schedules of these paths, by commas (simt, tensor, wgmma)")
+    made.add_argument("--paths", default="", help="only schedules of these paths, by commas (simt, bf16x6, tensor, wgmma)")
     made.add_argument("--match", default="", help="only schedules whose text has one of these parts, separated by |")
     made.add_argument("--all", action="store_true", help="print a line per schedule as well")
     made.add_argument("--arch", default="", help="build for this variant of the device's architecture")

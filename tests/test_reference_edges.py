@@ -135,7 +135,8 @@ def test_the_framework_passes_every_family_and_little_is_left_unjudged(kind: str
         for name, bound in expected.items():
             check = compare(results[name], bound)
             assert check.ok, f"{case}: {name}: {check.detail}"
-            if case.family not in ("max_finite", "infinite", "all_minus_inf", "large_mean") and bound.value.is_floating_point():
+            far = case.family in ("max_finite", "infinite", "all_minus_inf", "large_mean", "large_mean_below")
+            if not far and bound.value.is_floating_point():
                 assert bool((bound.error.isfinite() | ~bound.value.isfinite()).all()), f"{case}: {name} is not judged"
 
 

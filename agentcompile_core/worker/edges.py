@@ -30,6 +30,10 @@ def _large_mean(tensor: Tensor, dtype: torch.dtype, generator: torch.Generator) 
     return MEAN + tensor * max(1.0, DEVIATIONS * MEAN * torch.finfo(dtype).eps)
 
 
+def _large_mean_below(tensor: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return -_large_mean(tensor, dtype, generator)
+
+
 def _ties(tensor: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     return _put(tensor.clamp(max=3.0), _some(tensor, TIED, generator), 4.0)
 
@@ -61,6 +65,6 @@ def _put(tensor: Tensor, where: Tensor, value: float) -> Tensor:
 
 
 EDGED: dict[str, Callable[[Tensor, torch.dtype, torch.Generator], Tensor]] = {
-    InputFamily.LARGE_MEAN: _large_mean, InputFamily.TIES: _ties, InputFamily.ONE_HUGE: _one_huge,
-    InputFamily.MAX_FINITE: _max_finite, InputFamily.NAN: _nan, InputFamily.INFINITE: _infinite,
+    InputFamily.LARGE_MEAN: _large_mean, InputFamily.LARGE_MEAN_BELOW: _large_mean_below, InputFamily.TIES: _ties,
+    InputFamily.ONE_HUGE: _one_huge, InputFamily.MAX_FINITE: _max_finite, InputFamily.NAN: _nan, InputFamily.INFINITE: _infinite,
 }

@@ -39,8 +39,9 @@ FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 MOST_AUX = 3
 FULL, ROW, REPEATS, SCALAR, ABSENT = range(5)  # as in gemm.cuh
-TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu"}
-FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "wgmma": [Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER]}
+TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu", "bf16x6": "gemm_bf16x6.cu"}
+FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "bf16x6": [Feature.MMA_SYNC],
+            "wgmma": [Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER]}
 GROUP = 8  # rows of tiles that are taken together
 FINISH_THREADS = 256
 SPAN, WIDE = 64, 8  # elements: what the copy engine fetches side by side, what is stored at once (wgmma.cuh)
@@ -105,6 +106,8 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
         wide = (tile.ahead or tile.by_warpgroups) and out is not DType.F32 and shape.whole > 1 and shape.n % WIDE == 0 and splits == 1
         own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead,
                "wide_stores": wide and tile.warp_columns % (4 * WIDE) == 0}
+    if tile.in_pieces:
+        own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns}
     if tile.by_warpgroups:
         copier, others = warpgroup_registers(tile)
         own = {"warp_rows": tile.warp_rows, "stages": tile.stages, "cluster": tile.cluster, "copier_registers": copier, "registers": others,

@@ -2,13 +2,12 @@
 //
 // A block makes Plan::rows x Plan::columns results, each of its warps Plan::warp_rows x Plan::warp_columns of them. Slices of
 // Plan::depth terms of both factors lie in shared memory as they do in global memory (terms side by side, or lines side by side), in
-// a ring of Plan::stages that cp.async fills while earlier slices are multiplied; ldmatrix turns what lies the other way. The
-// 16-byte chunks of a line are permuted by the line's number, so that eight neighbouring lines meet all banks. Fragments of the
+// a ring of Plan::stages that cp.async fills while earlier slices are multiplied (see fragments.cuh). Fragments of the
 // next 16 terms are read while the last ones are multiplied; Plan::ahead reads the first ones of the next slice at the end of one.
 // Copies are issued a part at a time beneath the products of a slice. Factors that allow no whole vectors go through registers, element
 // by element, into the same places.
 // Wins wherever two matrices of 16-bit elements are larger than a few tiles.
-#include "gemm.cuh"
+#include "fragments.cuh"
 
 namespace {
 
@@ -25,17 +24,15 @@ constexpr int portions = Plan::ahead && Plan::a_size > 1 && Plan::b_size > 1 ? s
 static_assert(threads == Plan::rows / Plan::warp_rows * warps_n * 32, "the tile is what its warps hold");
 static_assert(Plan::warp_columns % 16 == 0 && steps % 2 == 0, "fragments of b come in pairs, steps by turns");
 
-// A factor's slice in shared memory: `spans` of `width` elements in chunks of eight; a span is a line of `depth` terms, or a term
-// of `Lines` lines.
+// A factor's slice as it is copied, Size elements at a time.
 template <int Lines, int Along, int Size> struct Slices {
-  static constexpr bool by_terms = Along == along_terms;
-  static constexpr int width = by_terms ? depth : Lines;
-  static constexpr int spans = by_terms ? Lines : depth;
-  static constexpr int chunks = width / 8;
-  static constexpr int elements = Lines * depth;
+  using Own = Layout<Lines, Along>;
+  static constexpr bool by_terms = Own::by_terms;
+  static constexpr int spans = Own::spans;
+  static constexpr int chunks = Own::chunks;
+  static constexpr int elements = Own::elements;
   static constexpr int loads = spans * chunks / threads;
   static_assert(spans * chunks % threads == 0, "every thread copies as many chunks");
-  static_assert(chunks >= 2, "a span is at least two chunks");
 
   static constexpr int hop = threads / chunks;  // spans between two chunks of a thread
   static_assert(threads % chunks == 0, "a thread copies the same chunk of every span that it takes");
@@ -44,13 +41,6 @@ template <int Lines, int Along, int Size> struct Slices {
   long long line_step;
   long long term_step;
   int lines;  // that exist from there on
-
-  // Where a chunk lies: eight spans whose chunks share a row of banks are spread over it.
-  static __device__ __forceinline__ int place(int span, int chunk) {
-    constexpr int shift = chunks >= 8 ? 0 : chunks == 4 ? 1 : 2;
-    constexpr int mask = chunks >= 8 ? 7 : chunks - 1;
-    return (span * chunks + (chunk ^ ((span >> shift) & mask))) * 8;
-  }
 
   // A part of the next slice, of which `left` terms exist; the last part of `count` comes last.
   __device__ __forceinline__ void copy(Element* slice, int left, int part, int count) {
@@ -67,7 +57,7 @@ template <int Lines, int Along, int Size> struct Slices {
 #pragma unroll
       for (int i = first; i < end; ++i) {
         const bool exists = span + i * hop < height && chunk * 8 < length;
-        ac::cp_async16_zero_fill(slice + place(span + i * hop, chunk), from, exists);
+        ac::cp_async16_zero_fill(slice + Own::place(span + i * hop, chunk), from, exists);
         from += hop * across;
       }
     } else {
@@ -79,7 +69,7 @@ template <int Lines, int Along, int Size> struct Slices {
           const bool exists = span + i * hop < height && chunk * 8 + e < length;
           held[e] = exists ? from[e * along] : ac::from_float<Element>(0.0f);
         }
-        *reinterpret_cast<uint4*>(slice + place(span + i * hop, chunk)) = *reinterpret_cast<const uint4*>(held);
+        *reinterpret_cast<uint4*>(slice + Own::place(span + i * hop, chunk)) = *reinterpret_cast<const uint4*>(held);
         from += hop * across;
       }
     }
@@ -91,43 +81,15 @@ using SlicesA = Slices<Plan::rows, Plan::a_along, Plan::a_size>;
 using SlicesB = Slices<Plan::columns, Plan::b_along, Plan::b_size>;
 constexpr int stage_elements = SlicesA::elements + SlicesB::elements;
 
-// The 8 x 8 matrix that this lane gives the address of, and its row in it.
-struct Lane {
-  int matrix;
-  int row;
-};
-
-// Sixteen rows of a by sixteen terms from `term` on; rows from `row` on.
-__device__ __forceinline__ void read_a(const Element* slice, int row, int term, Lane lane, unsigned (&fragment)[4]) {
-  const int line = row + lane.matrix % 2 * 8;
-  const int at = term + lane.matrix / 2 * 8;
-  if constexpr (SlicesA::by_terms) {
-    ac::ldmatrix_x4(fragment, slice + SlicesA::place(line + lane.row, at / 8));
-  } else {
-    ac::ldmatrix_x4_transposed(fragment, slice + SlicesA::place(at + lane.row, line / 8));
-  }
-}
-
-// Two fragments of eight columns by sixteen terms.
-__device__ __forceinline__ void read_b(const Element* slice, int column, int term, Lane lane, unsigned (&fragments)[4]) {
-  const int line = column + lane.matrix / 2 * 8;
-  const int at = term + lane.matrix % 2 * 8;
-  if constexpr (SlicesB::by_terms) {
-    ac::ldmatrix_x4(fragments, slice + SlicesB::place(line + lane.row, at / 8));
-  } else {
-    ac::ldmatrix_x4_transposed(fragments, slice + SlicesB::place(at + lane.row, line / 8));
-  }
-}
-
 struct Fragments {
   unsigned a[row_fragments][4];
   unsigned b[column_fragments / 2][4];
 
   __device__ __forceinline__ void read(const Element* slice, int row, int column, int term, Lane lane) {
 #pragma unroll
-    for (int i = 0; i < row_fragments; ++i) read_a(slice, row + i * 16, term, lane, a[i]);
+    for (int i = 0; i < row_fragments; ++i) read_a<SlicesA::Own>(slice, row + i * 16, term, lane, a[i]);
 #pragma unroll
-    for (int j = 0; j < column_fragments / 2; ++j) read_b(slice + SlicesA::elements, column + j * 16, term, lane, b[j]);
+    for (int j = 0; j < column_fragments / 2; ++j) read_b<SlicesB::Own>(slice + SlicesA::elements, column + j * 16, term, lane, b[j]);
   }
 
   __device__ __forceinline__ void multiply(float (&sums)[row_fragments][column_fragments][4]) const {

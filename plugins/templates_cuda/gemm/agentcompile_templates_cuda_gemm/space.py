@@ -17,7 +17,8 @@ PAD = 4  # floats behind each term of a slice, as in gemm.cu
 STATIC_SHARED_BYTES = 48 << 10
 MOST_TENSOR, MOST_SIMT, MOST_ALIKE = 40, 16, 4
 LARGEST_WARP = 64 * 64  # results of a warp
-SM_TENSOR_FMA_PER_US = {"tensor": 1740e3, "wgmma": 3480e3}  # of fp16: 1,024 by mma.sync, 2,048 by warpgroups, at 1.7 GHz
+# Per SM and us, at 1.7 GHz: of fp16 1,024 per cycle by mma.sync, 2,048 by warpgroups; of fp32 a sixth of the former.
+SM_TENSOR_FMA_PER_US = {"tensor": 1740e3, "wgmma": 3480e3, "bf16x6": 290e3}
 MOST_PARTS_BYTES = 256 << 20
 LARGEST_GRID = 2**31 - 1
 LAUNCH_US = 3.0  # of a second launch
@@ -39,6 +40,10 @@ WARPGROUP = ((128, 256, 64, 4), (256, 128, 128, 4), (128, 128, 64, 6), (256, 128
 WARPGROUP_DEPTH = 64
 CLUSTERS = (1, 2)  # blocks that share columns of b
 BARRIER_BYTES = 2 * 8  # of a place in the ring
+# The same of tiles of fp32 that are split into three planes of bf16, two slices in turn.
+PIECES = ((128, 128, 64, 32), (128, 64, 32, 32), (64, 128, 32, 32), (64, 64, 32, 32), (64, 64, 32, 16), (32, 64, 16, 32), (64, 32, 32, 16),
+          (32, 32, 16, 16))
+PIECES_DEPTH, PLANES = 32, 3
 SLICES = ((64, 3), (32, 4), (64, 4), (32, 3), (64, 2), (32, 5))  # terms of a slice, and how many of them are in the ring
 
 
@@ -52,7 +57,7 @@ class Tile:
     depth: int
     thread_rows: int = 0  # path simt: sums of a thread
     thread_columns: int = 0
-    warp_rows: int = 0  # path tensor: results of a warp; path wgmma: of a warpgroup
+    warp_rows: int = 0  # paths tensor and bf16x6: results of a warp; path wgmma: of a warpgroup
     warp_columns: int = 0
     stages: int = 0  # slices in shared memory
     ahead: bool = False  # path tensor: fragments of the next slice are read at the end of one: more registers
@@ -64,6 +69,11 @@ class Tile:
     def tensor(self) -> bool:
         """Whether tensor cores multiply, and the slices lie in dynamic shared memory."""
         return self.path in SM_TENSOR_FMA_PER_US
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether fp32 is split into three numbers of bf16."""
+        return self.path == "bf16x6"
 
     @property
     def by_warpgroups(self) -> bool:
@@ -82,7 +92,10 @@ class Tile:
     def schedule(self) -> Schedule:
         """The tile as a point of the space."""
         own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages}
-        own |= {"cluster": self.cluster, "resident": self.resident} if self.by_warpgroups else {"ahead": self.ahead}
+        if self.by_warpgroups:
+            own |= {"cluster": self.cluster, "resident": self.resident}
+        elif not self.in_pieces:
+            own |= {"ahead": self.ahead}
         own = own if self.tensor else {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
         return Schedule({"path": self.path, "rows": self.rows, "columns": self.columns, "depth": self.depth, "splits": self.splits, **own})
 
@@ -95,7 +108,7 @@ def tile_of(schedule: Schedule) -> Tile:
 
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     """Legal schedules, those first that should take least time; two on tensor cores for each other one where there are both."""
-    on_tensor_cores = chain(_warpgroups(shape, target), _tensor(shape, target))
+    on_tensor_cores = chain(_warpgroups(shape, target), _tensor(shape, target), _pieces(shape, target))
     tensor, simt = iter(_best(on_tensor_cores, shape, target, MOST_TENSOR)), _best(_simt(shape, target), shape, target, MOST_SIMT)
     mixed = (tile for three in zip_longest(tensor, tensor, simt) for tile in three if tile is not None)
     points = tuple(tile.schedule for tile in mixed)
@@ -109,7 +122,8 @@ def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many tiles do not fit, by the reason."""
     found: Counter[str] = Counter()
     tensor = (*_tensor_tiles(),) if _has_tensor_cores(shape, target) else ()
-    for tile in (*_simt_tiles(), *tensor, *(_warpgroup_tiles() if _has_warpgroups(shape, target) else ())):
+    pieces = (*_pieces_tiles(),) if _has_pieces(shape, target) else ()
+    for tile in (*_simt_tiles(), *tensor, *pieces, *(_warpgroup_tiles() if _has_warpgroups(shape, target) else ())):
         if registers_of(tile) > most_registers(tile.threads, target):
             found[REGISTERS] += 1
         elif shared_bytes(tile) > (target.shared_bytes_per_block if tile.tensor else STATIC_SHARED_BYTES):
@@ -121,6 +135,10 @@ def registers_of(tile: Tile) -> int:
     """Registers per thread: sums, fragments of two slices (values of one step without tensor cores), and what is beside them."""
     if tile.by_warpgroups:  # the compiler gives each thread its share; warpgroups that multiply take some of the one that copies
         return min(MOST_REGISTERS, SM_REGISTERS // tile.threads // 8 * 8)
+    if tile.in_pieces:  # beside the sums those of a slice, both factors' planes, and the next slice on its way
+        fragments = tile.warp_columns // 2 + 2 * PLANES * (tile.warp_columns // 4 + 4)
+        held = tile.depth * (tile.rows + tile.columns) // tile.threads
+        return tile.warp_rows * tile.warp_columns // WARP + fragments + held + REGISTERS_BESIDE
     if tile.tensor:
         return tile.warp_rows * tile.warp_columns // WARP + 2 * (tile.warp_rows // 4 + tile.warp_columns // 4) + REGISTERS_BESIDE
     return tile.thread_rows * tile.thread_columns + 4 * (tile.thread_rows + tile.thread_columns) + REGISTERS_BESIDE
@@ -158,6 +176,8 @@ def splits_of(shape: Shape, tile: Tile) -> int:
 
 def shared_bytes(tile: Tile) -> int:
     """Shared memory of a block: static without tensor cores, dynamic with them."""
+    if tile.in_pieces:
+        return tile.stages * PLANES * tile.depth * (tile.rows + tile.columns) * 2
     if tile.tensor:
         return tile.stages * (tile.depth * (tile.rows + tile.columns) * 2 + (BARRIER_BYTES if tile.by_warpgroups else 0))
     return 2 * tile.depth * (tile.rows + tile.columns + 2 * PAD) * 4
@@ -191,6 +211,22 @@ def _tensor(shape: Shape, target: Target) -> Iterator[Tile]:
         if _fits_tensor(tile, target) and _fits_extents(shape, tile) and (tile.stages - 1) * tile.depth < max(shape.k, 2 * tile.depth):
             if tile.warp_rows * tile.warp_columns == LARGEST_WARP:  # its sums leave room for one block alone: nobody else fills its pauses
                 yield from _with_splits(shape, evolve(tile, ahead=True), target)
+            yield from _with_splits(shape, tile, target)
+
+
+def _has_pieces(shape: Shape, target: Target) -> bool:
+    return shape.dtype is DType.F32 and target.has(Feature.MMA_SYNC)
+
+
+def _pieces_tiles() -> Iterator[Tile]:
+    for rows, columns, warp_rows, warp_columns in PIECES:
+        yield Tile(path="bf16x6", rows=rows, columns=columns, depth=PIECES_DEPTH, warp_rows=warp_rows, warp_columns=warp_columns, stages=2)
+
+
+def _pieces(shape: Shape, target: Target) -> Iterator[Tile]:
+    for tile in _pieces_tiles() if _has_pieces(shape, target) else ():
+        fits = shared_bytes(tile) <= target.shared_bytes_per_block and registers_of(tile) <= most_registers(tile.threads, target)
+        if fits and tile.rows <= 2 * shape.m and tile.columns <= 2 * shape.n:
             yield from _with_splits(shape, tile, target)
 
 

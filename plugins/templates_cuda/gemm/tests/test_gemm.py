@@ -34,6 +34,11 @@ def tensor(rows: int, columns: int, depth: int, each: tuple[int, int], stages: i
                      "stages": stages, "ahead": ahead, "splits": splits})
 
 
+def pieces(rows: int, columns: int, each: tuple[int, int], splits: int = 1) -> Schedule:
+    return Schedule({"path": "bf16x6", "rows": rows, "columns": columns, "depth": 32, "warp_rows": each[0], "warp_columns": each[1],
+                     "stages": 2, "splits": splits})
+
+
 CASES = {  # the schedule, the type, and what one build serves: layouts, tails, and extents that allow vectors or do not
     "single elements": (simt(32, 64, 16, (4, 4)), DType.F32, {"extents": RAGGED, "activation": "relu"}),
     "vectors along terms": (simt(64, 64, 16, (4, 4)), DType.F16, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
@@ -44,6 +49,9 @@ CASES = {  # the schedule, the type, and what one build serves: layouts, tails, 
     "tensor, turned, split": (tensor(64, 32, 64, (32, 16), 2, splits=2), DType.BF16, {"extents": EVEN, "turned": "a"}),
     "tensor, single elements": (tensor(32, 64, 32, (16, 32), 4, ahead=True), DType.F16,
                                 {"extents": RAGGED, "turned": "ab", "weight": True}),
+    "pieces": (pieces(64, 64, (32, 32)), DType.F32, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
+    "pieces, turned, split": (pieces(32, 64, (16, 32), splits=2), DType.F32, {"extents": EVEN, "turned": "a"}),
+    "pieces, single elements": (pieces(32, 32, (16, 16)), DType.F32, {"extents": RAGGED, "turned": "ab", "activation": "relu"}),
 }
 
 
@@ -89,7 +97,7 @@ def test_within_budget(name: str, data: st.DataObject) -> None:
     assert budget_use(match, graph, tensors) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["vectors along lines, split", "tensor"])
+@pytest.mark.parametrize("name", ["vectors along lines, split", "tensor", "pieces", "pieces, turned, split"])
 def test_integers_are_exact_and_orders_of_threads_change_no_bit(name: str) -> None:
     point, dtype, said = CASES[name]
     b, n = ((72, 40), 72) if said["turned"] == "b" else ((40, 72), 72)
@@ -106,8 +114,9 @@ def test_integers_are_exact_and_orders_of_threads_change_no_bit(name: str) -> No
         assert torch.equal(real["out"], first)
 
 
-def test_a_nan_reaches_exactly_the_row_and_the_column_that_use_it() -> None:
-    point, dtype, _ = CASES["tensor"]
+@pytest.mark.parametrize("name", ["tensor", "pieces"])
+def test_a_nan_reaches_exactly_the_row_and_the_column_that_use_it(name: str) -> None:
+    point, dtype, _ = CASES[name]
     match, _ = matmul_case(shapes=((40, 72), (72, 40)), dtype=dtype)
     tensors = drawn(match, 5)
     tensors["a"][17, 71] = math.nan
@@ -115,6 +124,26 @@ def test_a_nan_reaches_exactly_the_row_and_the_column_that_use_it() -> None:
     Emulated(FAMILY.lower(match, point, H200), match, H200).run(tensors)
     wrong = ~tensors["out"].isfinite()
     assert wrong[17].all() and wrong[:, 39].all() and not wrong[:17, :39].any() and not wrong[18:, :39].any()
+
+
+SPECIAL = (math.inf, -math.inf, math.nan, 3.4e38, -3.4e38, 1e-38, 1e-44, 0.0, -0.0, 1.0)
+
+
+@FEW
+@given(data=st.data())
+def test_pieces_give_infinities_and_nans_where_fp32_does(data: st.DataObject) -> None:
+    point, dtype, _ = CASES["pieces, single elements"]
+    match, graph = matmul_case(shapes=((33, 40), (40, 24)), dtype=dtype)
+    tensors = drawn(match, data.draw(st.integers(0, 99), "seed"))
+    for name, size in (("a", 33), ("b", 24)):
+        for _ in range(data.draw(st.integers(1, 4))):
+            line, term = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 39))
+            tensors[name].view(-1)[line * 40 + term if name == "a" else term * 24 + line] = data.draw(st.sampled_from(SPECIAL))
+    Emulated(FAMILY.lower(match, point, H200), match, H200).run(tensors)
+    assert budget_use(match, graph, tensors) <= 1.0
+    product = tensors["a"].double() @ tensors["b"].double()
+    unknown = product.abs() > 3e38  # which of them fp32 reaches depends on the order
+    assert torch.equal(tensors["out"].isnan() | unknown, product.isnan() | unknown)
 
 
 WRONG = {  # what is wrong: file, text, with what it is replaced, case
@@ -129,6 +158,11 @@ WRONG = {  # what is wrong: file, text, with what it is replaced, case
                                      "const int end = loads * (part + 1) / count - part % 2;", "tensor, a warp that fills a block"),
     "lanes exchange the wrong groups": ("gemm.cuh", "const bool upper = lane & bit;", "const bool upper = lane & 1;",
                                         "tensor, a warp that fills a block"),
+    "the last bits of a are left out": ("gemm_bf16x6.cu", "pieces[2] = rest - pieces[1];", "pieces[2] = 0.0f;", "pieces, single elements"),
+    "a product of pieces is left out": ("gemm_bf16x6.cu", "for (int p = 0; p <= order; ++p) {",
+                                        "for (int p = order / 2; p <= order; ++p) {", "pieces"),
+    "pieces are written while they are read": ("gemm_bf16x6.cu", "    half ^= 1;\n", "", "pieces"),
+    "sums of a slice replace the others": ("gemm_bf16x6.cu", "sums[j][e] += parts[j][e]", "sums[j][e] = parts[j][e]", "pieces"),
     "terms behind the last are multiplied": ("gemm_tensor.cu", "chunk * 8 + e < length", "true", "tensor, single elements"),
 }
 

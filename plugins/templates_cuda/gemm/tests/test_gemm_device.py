@@ -110,6 +110,21 @@ def test_any_product_by_any_schedule_is_within_budget(data: st.DataObject) -> No
     assert torch.equal(run(match, point, target, tensors)["out"], found["out"])
 
 
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+def test_pieces_of_fp32_are_within_budget_and_repeat(turned: str) -> None:
+    """On a device tensor cores truncate where they add, which no emulator does."""
+    target = variant()
+    space = [p for p in FAMILY.space(product("b", (4096, 4096, 4096), DType.F32)[0], target).points if p["path"] == "bf16x6"]
+    assert len(space) >= 6
+    for number, extents in enumerate((*EXTENTS, (65, 33, 4099), (130, 70, 20000))):
+        match, graph = product(turned, extents, DType.F32, ())
+        tensors = drawn(match, number)
+        for point in [Schedule({**dict(p.items), "splits": splits}) for p in space for splits in (1, 2)]:
+            found = run(match, point, target, tensors)
+            assert budget_use(match, graph, found) <= 1.0, (str(point), extents)
+            assert torch.equal(run(match, point, target, tensors)["out"], found["out"]), (str(point), extents)
+
+
 def test_heads_whose_steps_do_not_grow_with_the_axes_are_fetched_as_they_lie() -> None:
     """Queries times keys [batch, position, head, element], read by head: heads are nearer to each other than positions."""
     target = variant()

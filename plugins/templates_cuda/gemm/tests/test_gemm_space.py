@@ -40,7 +40,7 @@ def test_space_is_bounded_distinct_and_legal(shape: str) -> None:
         for point in points[:10]:
             source = FAMILY.lower(match, point, target)
             check_source(match, source, target)
-            launch, tensor = source.launches[0], point["path"] == "tensor"
+            launch, tensor = source.launches[0], point["path"] in ("tensor", "bf16x6")
             assert launch.shared_bytes <= target.shared_bytes_per_block and (Feature.MMA_SYNC in source.features) is tensor
             assert len(source.launches) == 1 + (point["splits"] > 1) and launch.grid[1] == point["splits"]
 
@@ -49,7 +49,8 @@ def test_first_choices_fill_the_gpu() -> None:
     first = {name: FAMILY.space(match, H200).points[0] for name, match in SHAPES.items()}
     assert (first["square"]["path"], first["square"]["splits"]) == ("wgmma", 1)
     assert first["square"].integer("rows") * first["square"].integer("columns") == 128 * 256
-    assert {FAMILY.space(SHAPES[name], H200).points[0]["path"] for name in ("square_f32", "deep", "one_row")} == {"simt"}
+    assert {FAMILY.space(SHAPES[name], H200).points[0]["path"] for name in ("square_f32", "deep")} == {"bf16x6"}
+    assert FAMILY.space(SHAPES["one_row"], H200).points[0]["path"] == "simt"
     for name in ("deep", "few_rows"):
         assert FAMILY.lower(SHAPES[name], first[name], H200).launches[0].grid[0] * first[name].integer("splits") >= 100
     assert first["few_rows"].integer("rows") <= 32 and first["one_row"].integer("rows") <= 4
@@ -191,7 +192,9 @@ def test_products_of_warpgroups_follow_each_other_and_copies_are_found(cluster: 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name,shape,path", [
-    ("a100", "square", "tensor"), ("rtx3090", "ragged", "tensor"), ("rtx4090", "square_f32", "simt"), ("h200", "square", "tensor"),
+    ("a100", "square", "tensor"), ("rtx3090", "ragged", "tensor"), ("rtx4090", "square_f32", "simt"),
+    ("rtx4090", "square_f32", "bf16x6"), ("a100", "deep", "bf16x6"), ("h200", "square_f32", "bf16x6"),
+    ("b200", "square_f32", "bf16x6"), ("h200", "square", "tensor"),
     ("b200", "heads", "tensor"), ("rtx5090", "few_rows", "tensor"), ("h200", "square", "wgmma"), ("h200a", "turned", "wgmma")])
 def test_builds_without_spills(name: str, shape: str, path: str) -> None:
     backend = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend()

@@ -43,8 +43,9 @@ _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ff
            "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
 _LINES = ("-g1", "-gdwarf-4")  # source lines for messages
 _VECTORS = ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")  # of whose loads g++ may make loads of elements
-_BOUNDS = ("-fsanitize=bounds", "-fno-sanitize-recover=bounds")  # arrays of a thread, whose ends no address tells
-_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# Arrays of a thread, whose ends no address tells; strict: also those at the end of a struct, which may be meant to be longer in C.
+_BOUNDS = ("-fsanitize=bounds-strict", "-fno-sanitize-recover=bounds-strict")
+_SANITIZERS = ("-fsanitize=address,undefined", "-fsanitize=bounds-strict", "-fno-sanitize-recover=all")
 _RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
     Mode.PLAIN: ("-O2",), Mode.CHECKED: ("-O2",), Mode.SANITIZER: ("-O1", "-fno-omit-frame-pointer", *_SANITIZERS)}
 _KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {

@@ -39,11 +39,20 @@ extern "C" __global__ void integer_overflow(const float* in, float* out, int cou
   const int index = 65536 * (i + 32767 + (in[0] < 1e30f));
   out[i] = in[index >= 0 ? 0 : 1];
 }
+struct Ending {
+  float begin;
+  float last[4];
+};
+extern "C" __global__ void last_of_a_struct(const float* in, float* out, int count) {
+  Ending ending[2] = {};
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  out[i] = ending[0].last[(threadIdx.x + (in[0] < 1e30f)) % 5];
+}
 extern "C" __global__ void crash(const float* in, float* out, int count) {
   *reinterpret_cast<volatile float*>(16) = in[0];
 }
 """
-ENTRIES = ("clean", "heap_overflow", "shared_overflow", "local_overflow", "integer_overflow", "crash")
+ENTRIES = ("clean", "heap_overflow", "shared_overflow", "local_overflow", "integer_overflow", "last_of_a_struct", "crash")
 
 
 def run(entry: str, mode: Mode) -> tuple[np.ndarray, np.ndarray]:
@@ -71,9 +80,10 @@ def test_sanitizers_name_the_mistake_and_its_line(entry, reason):
         run(entry, Mode.SANITIZER)
 
 
-@pytest.mark.parametrize("entry", ["shared_overflow", "local_overflow"])
+@pytest.mark.parametrize("entry", ["shared_overflow", "local_overflow", "last_of_a_struct"])
 def test_the_checked_build_says_which_index_is_beyond_which_array(entry):
-    """A thread's own array has no addresses that the checks know: what the mutant `i <= Batch` of split.cuh passed by."""
+    """A thread's own array has no addresses that the checks know: what the mutant `i <= Batch` of split.cuh passed by, and
+    `number <= streams` of experts.cu, whose array is the last of a struct."""
     values, out = run("clean", Mode.CHECKED)
     np.testing.assert_array_equal(out, values.reshape(2, 64)[:, ::-1].ravel())
     where = r"block \(\d+,0,0\) thread \(\d+,0,0\)"
