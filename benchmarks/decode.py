@@ -81,12 +81,16 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
     parser.add_argument("--out", type=Path, default=harness.RESULTS / "h200")
     options = parser.parse_args()
-    of_type = "_bf16" if options.dtype == "bfloat16" else ""
     torch.zeros(1, device="cuda")
     empty = harness.used_bytes()
     ceiling = harness.read_ceiling_gbps()
     torch.cuda.empty_cache()
     print(f"read ceiling {ceiling:.0f} GB/s", flush=True)
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        of_type = "_bf16" if options.dtype == "bfloat16" else ""
+        harness.write_results(name + of_type, rows, ceiling, options.out, options.commit)
+
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(options.cache or Path(scratch))
         model, cold_s = compiled_model(options.model, options, store)
@@ -105,11 +109,11 @@ def main() -> int:
                   f"{row['speedup']:5.2f}x, {row['bandwidth_share']:.0%} of bandwidth", flush=True)
         accuracy = accuracy_row(options.model, model, options.positions)
         print(json.dumps(accuracy), flush=True)
-        harness.write_results(f"memory{of_type}", [{"model": options.model, **memory}], ceiling, options.out, options.commit)
-        harness.write_results(f"decode{of_type}", rows, ceiling, options.out, options.commit)
-        harness.write_results(f"pipeline{of_type}", [pipeline_row(options.model, model)], ceiling, options.out, options.commit)
+        write("memory", [{"model": options.model, **memory}])
+        write("decode", rows)
+        write("pipeline", [pipeline_row(options.model, model)])
         if accuracy is not None:
-            harness.write_results(f"accuracy{of_type}", [accuracy], ceiling, options.out, options.commit)
+            write("accuracy", [accuracy])
         times: dict[str, Any] = {"model": options.model, "cold_s": cold_s, "warm_s": None}
         if options.warm:
             del model
@@ -119,7 +123,7 @@ def main() -> int:
             again, warm_s = compiled_model(options.model, options, store)
             times |= {"warm_s": warm_s, "warm_with_loading_s": time.monotonic() - began, "warm_stages_s": dict(again.compilation.seconds)}
         print(json.dumps(times), flush=True)
-        harness.write_results(f"compile_time{of_type}", [times], ceiling, options.out, options.commit)
+        write("compile_time", [times])
     return 0
 
 

@@ -64,7 +64,7 @@ class InputFamily(enum.StrEnum):
     NAN = "nan"  # one NaN in an element that is used: it must reach every result that depends on it
     INFINITE = "infinite"  # one infinity of either sign
     ALL_MINUS_INF = "all_minus_inf"
-    LARGE_MEAN_BELOW = "large_mean_below"  # the same below zero: whatever stands for elements that are not there may not be the largest
+    LARGE_MEAN_BELOW = "large_mean_below"  # LARGE_MEAN below zero: what stands for elements that are not there may not be the largest
 
 
 @frozen(kw_only=True)

@@ -28,6 +28,7 @@ from .channel_norm import batch_norm_of
 from .parts import parts
 
 MOST_INPUTS = 6
+BY_AXIS = frozenset(("channel", "middle"))  # how an input is read for which the axes count, and not only the sizes
 
 
 class ElementwiseRule(RegionRule):
@@ -102,8 +103,7 @@ def lies(spec: TensorSpec, result: TensorSpec) -> tuple[str, int]:
     if len(shape) != len(result.shape):
         return "", 1
     repeated = [axis for axis, extent in enumerate(shape) if extent != result.shape[axis]]
-    between = result.shape[repeated[0]: repeated[-1] + 1]
-    if axes[0] < repeated[0] and axes[-1] > repeated[-1] and math.prod(shape[repeated[0]: repeated[-1] + 1]) == 1 < math.prod(between):
+    if axes[0] < repeated[0] and axes[-1] > repeated[-1] and math.prod(shape[repeated[0]: repeated[-1] + 1]) == 1 and result.numel:
         return "middle", math.prod(result.shape[repeated[-1] + 1:])
     if shape[axes[0]: axes[-1] + 1] != result.shape[axes[0]: axes[-1] + 1]:
         return "", 1
@@ -119,8 +119,7 @@ def _read(view: RegionView, nodes: tuple[str, ...], value: str, result: TensorSp
         made = view.graph.spec(node.outputs[0])
         by_channel = batch_norm_of(view, node) is not None and value != node.inputs[0]
         found.add(("channel", math.prod(made.shape[2:])) if by_channel else lies(spec, made) if made.numel == result.numel else ("", 1))
-    by_axis = {"channel", "middle"} & {kind for kind, _ in found}
-    kinds_found = {*found, *(() if by_axis else (lies(spec, result),))}
+    kinds_found = {*found, *(() if BY_AXIS & {kind for kind, _ in found} else (lies(spec, result),))}
     return kinds_found.pop() if len(kinds_found) == 1 else ("", 1)
 
 
@@ -128,7 +127,7 @@ def _matches(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], 
     """The match, if every input can be read and all that are read by an axis have as many neighbours there."""
     result = view.graph.spec(out)
     read = [_read(view, nodes, value, result) for value in inputs]
-    inner = {neighbours for kind, neighbours in read if kind in ("channel", "middle")}
+    inner = {neighbours for kind, neighbours in read if kind in BY_AXIS}
     if len(inner) > 1 or not all(kind for kind, _ in read):
         return
     attributes: list[tuple[str, Scalar]] = [("count", result.numel), ("columns", result.shape[-1] if result.shape else 1)]

@@ -2,8 +2,9 @@
 //
 // An input is as large as out (Plan::broadcast_j = 0), one row of `columns` elements that repeats (1), one element (2), one of
 // `extent_j` elements per channel, of which `inner` neighbours of out are (4), or it repeats along a middle axis (5): `inner` of its
-// elements belong to every `extent_j` of out; absent inputs are null. out [count]; it may alias a full input. A thread owns Plan::step neighbouring elements, one 16-byte vector, where all types have one size and the
-// addresses allow it. All loads of a thread are on their way before the first is used.
+// elements belong to every `extent_j` of out; absent inputs are null. out [count]; it may alias a full input. A thread owns
+// Plan::step neighbouring elements, one 16-byte vector, where all types have one size and the addresses allow it. All loads of a
+// thread are on their way before the first is used.
 // Wins where a pointwise chain stands between operators that no other family fuses.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
