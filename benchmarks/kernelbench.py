@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--commit")
     made.add_argument("--out", type=Path, help="results as JSON; beside it a table (.md) and a picture (.svg)")
     made.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
-    made.add_argument("--child", help=argparse.SUPPRESS)
+    made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return made
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run, print, write; 1 where a task is wrong or failed."""
     options = parser().parse_args(arguments)
     if options.child:
-        return _child(Path(options.folder), json.loads(options.child))
+        return _child(Path(options.folder))
     chosen = tasks.find(options.folder, options.level, options.only)
     device = options.device or ("cuda" if _has_cuda() else "cpu")
     with tempfile.TemporaryDirectory(prefix="kernelbench-") as scratch:
@@ -56,11 +56,18 @@ def main(arguments: list[str] | None = None) -> int:
                  "budget_plans": options.budget_plans, "timings": options.timings if device == "cuda" else 0,
                  "cache": str(options.cache or scratch)}
         rows: list[dict[str, Any]] = []
-        for number, task in enumerate(chosen, 1):
-            rows.append(_row(task, number, len(chosen), terms, options))
-            document = _document(rows, terms, options)
-            if options.out:  # as they come: who ends a long run keeps what it has
-                _write(options.out, document)
+        following = _Waiting(chosen[0])
+        try:
+            for number, task in enumerate(chosen, 1):
+                process = following
+                if number < len(chosen):
+                    following = _Waiting(chosen[number])
+                rows.append(_row(task, process, f"{number}/{len(chosen)}", terms, options))
+                document = _document(rows, terms, options)
+                if options.out:  # as they come: who ends a long run keeps what it has
+                    _write(options.out, document)
+        finally:
+            following.end()
     print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + _sentence(document["summary"], terms))
     return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
 
@@ -71,36 +78,57 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _row(task: tasks.Task, number: int, count: int, terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+class _Waiting:
+    """The process of one task: it imports what it needs while the task before it runs, and begins when it is told its terms."""
+
+    def __init__(self, task: tasks.Task) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), str(task.path), "--child"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def answer(self, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The row that it finds within ``seconds``, or why there is none."""
+        try:
+            out, err = self._process.communicate(json.dumps(terms) + "\n", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return {"error": f"it did not end within {seconds:g} s and was ended"}
+        return _said(out, err, self._process.returncode)
+
+    def end(self) -> None:
+        """End it, begun or not."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _said(out: str, err: str, code: int) -> dict[str, Any]:
+    for line in reversed(out.splitlines()):
+        if line.startswith(ANSWER):
+            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return answer
+    last = next((line for line in reversed(err.splitlines()) if line.strip()), "no message")
+    return {"error": f"its process ended with code {code}: {last[:300]}"}
+
+
+def _row(task: tasks.Task, process: _Waiting, place: str, terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     head = {"level": task.level, "number": task.number, "name": task.name}
-    row = {**head, **_asked(task, terms, options.task_seconds)}
+    row = {**head, **process.answer(terms, options.task_seconds)}
     row["seconds"] = round(time.monotonic() - began, 1)
     if not options.json:
-        print(f"[{number}/{count}] {task}: {scores.outcome(row)}, {row['seconds']:.0f} s {row.get('error', row.get('why', ''))[:200]}",
+        print(f"[{place}] {task}: {scores.outcome(row)}, {row['seconds']:.0f} s {row.get('error', row.get('why', ''))[:200]}",
               file=sys.stderr, flush=True)
     return row
 
 
-def _asked(task: tasks.Task, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).resolve()), str(task.path), "--child", json.dumps(terms)]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"it did not end within {seconds:g} s and was ended"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(ANSWER):
-            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
-            return answer
-    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
-    return {"error": f"its process ended with code {done.returncode}: {last[:300]}"}
-
-
-def _child(path: Path, terms: dict[str, Any]) -> int:
+def _child(path: Path) -> int:
     from kernelbench_run import judge
 
+    judge.prepared()
+    said = sys.stdin.readline()
+    if not said:  # nobody waits for an answer any more
+        return 0
     try:
-        row = judge.judged(path, judge.Terms(**terms))
+        row = judge.judged(path, judge.Terms(**json.loads(said)))
     except Exception as exc:  # one task says what happened, the others go on
         row = {"error": f"{type(exc).__name__}: {' '.join(str(exc).split())[:400]}"}
     print(ANSWER + json.dumps(row), flush=True)

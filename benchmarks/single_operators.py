@@ -28,6 +28,7 @@ from operators.cases import Case, cases
 BUDGET_S = {"head": 12.0, "gemv": 5.0, "gemm": 20.0}
 PLANS = 16
 OTHERS_S = 4.0  # the spaces of rows are small
+LARGE_BYTES, LARGE_S = 64 << 20, 7.0  # of which one candidate is checked and timed in a second
 CPU_S, CPU_PLANS = 120.0, 2
 ON_CPU = {"gpu": "no GPU, generated kernels on the emulator", "gpu_uuid": "none", "driver": "none", "read_ceiling_gbps": 0.0,
           "copy_ceiling_gbps": 0.0}
@@ -43,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default="", help="families, operators or shapes, by commas: gemv,rms_norm,4096x4096")
     made.add_argument("--shard", default="1/1", help="only this part of them, such as 1/2; shards may share --out and --cache")
     made.add_argument("--seconds", type=float, default=1800.0, help="no other operator is begun after this time (default: %(default)s)")
-    made.add_argument("--budget-s", type=float, help="search budget of each; default: GEMV 5 s, heads 12 s, products 20 s, others 4 s")
+    made.add_argument("--budget-s", type=float, help="search budget of each; default: GEMV 5 s, heads 12 s, products 20 s, "
+                      "others 4 s, from 64 MiB on 7 s")
     made.add_argument("--budget-plans", type=int, help=f"candidates of each operator (default: {PLANS}, on the CPU {CPU_PLANS})")
     made.add_argument("--again", action="store_true", help="measure rows of this commit again")
     made.add_argument("--no-autotune", action="store_true", help="products without torch.compile's max-autotune, which takes long")
@@ -128,7 +130,8 @@ def timed(case: Case, bench: compiling.Bench, options: argparse.Namespace) -> Ro
         ValueError: the selected kernel's result is wrong.
     """
     module, inputs = case.made(bench.device)
-    budget_s = options.budget_s or (CPU_S if options.device == "cpu" else BUDGET_S.get(case.op, BUDGET_S.get(case.family, OTHERS_S)))
+    others_s = LARGE_S if case.nbytes >= LARGE_BYTES else OTHERS_S
+    budget_s = options.budget_s or (CPU_S if options.device == "cpu" else BUDGET_S.get(case.op, BUDGET_S.get(case.family, others_s)))
     chosen, paths = bench.chosen(case, module, inputs, budget_s)
     l2_bytes = bench.context.target.l2_bytes if options.device == "cuda" else clock.CPU_L2_BYTES
     made = contenders.copies(case, inputs, tuple(p.data for p in module.parameters()), clock.copies_of(case.nbytes, l2_bytes))

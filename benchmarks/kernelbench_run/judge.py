@@ -47,6 +47,11 @@ class Terms:
     cache: str
 
 
+def prepared() -> None:
+    """Load the plugins, which is no part of a task's time."""
+    load_catalog()
+
+
 def judged(path: Path, terms: Terms) -> dict[str, Any]:
     """The row of one task.
 

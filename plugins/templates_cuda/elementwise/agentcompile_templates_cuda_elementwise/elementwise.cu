@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_elements(float (&values)[step][6], int j, c
 
 // One 16-byte store, where a thread's elements make one vector of A.
 template <class A> __device__ __forceinline__ void store_vector(const float (&results)[step], A* out) {
-  if constexpr (step == ac::Vec16<A>::size) ac::Vec16<A>::pack(results).store(out);
+  if constexpr (step == ac::Vec16<A>::size) ac::store_stream16(out, ac::Vec16<A>::pack(results).bits);
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ struct Weights {
 // The elements of a step that lie below `end` to where they belong; `whole` as of Held::load.
 __device__ __forceinline__ void store_step(const Step& values, T* row, int first, int end, bool whole) {
   if (whole) {
-    if (first < end) ac::Vec16<T>::pack(values).store(row + first);
+    if (first < end) ac::store_stream16(row + first, ac::Vec16<T>::pack(values).bits);
   } else {
 #pragma unroll
     for (int e = 0; e < step; ++e) {

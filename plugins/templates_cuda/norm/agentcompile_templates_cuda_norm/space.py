@@ -1,5 +1,6 @@
 """The schedules of the norm family, likeliest winner first: which path holds, keeps, splits or reads again the rows of a match."""
 
+import math
 from collections.abc import Iterable
 
 from attrs import frozen
@@ -63,11 +64,10 @@ def is_channels(match: Match) -> bool:
 def space_of(match: Match, target: Target) -> ScheduleSpace:
     """All points, at most 24."""
     shape = shape_of(match)
-    held: list[Point] = [{"threads": threads, "warps_per_row": warps} for threads, warps in _held(shape)
-                         if vectors_each(shape, WARP * warps) <= MOST_VECTORS]
+    held: list[Point] = [{"threads": threads, "warps_per_row": warps} for threads, warps in _held(shape, target)]
     kept = _kept(match, shape, target)
     few = 2 * shape.rows <= target.sm_count and VECTOR_BYTES * shape.vectors >= SPLIT_FROM
-    ordered = [*kept, *held, *(_long(shape, target) if shape.lone and (few or not held) else [])]
+    ordered = [*held[:2], *kept[:1], *held[2:], *kept[1:], *(_long(shape, target) if shape.lone and (few or not held) else [])]
     if match.integer("columns") >= LOOPED_FROM and match.operand("residual") is None and shape.lone and match.epilogue is None:
         ordered += [{"path": "looped", "threads": threads} for threads in (1024, 512)]
     names = sorted({name for point in ordered for name in point})
@@ -75,11 +75,18 @@ def space_of(match: Match, target: Target) -> ScheduleSpace:
     return ScheduleSpace(parameters=parameters, points=tuple(map(Schedule, ordered)))
 
 
-def _held(shape: Shape) -> list[tuple[int, int]]:
-    """Threads and warps per row: a warp per row first where rows are short and many, else one block per row."""
-    blocks = [(threads, threads // WARP) for threads in (256, 128, 512, 1024, 64)]
+def _held(shape: Shape, target: Target) -> list[tuple[int, int]]:
+    """Threads and warps per row: a warp per row first where rows are short and many, else one block per row.
+
+    Of rows that fill the device those blocks come first that give a thread two vectors: they reached the most on an H200 for rows of
+    16 and of 32 KiB in two types, four came behind them, one last (docs/performance.md).
+    """
     warp = (128, 1)
-    return [warp, *blocks] if shape.rows > 1 and shape.columns <= 512 else [*blocks, warp]
+    blocks = [(threads, threads // WARP) for threads in (256, 128, 512, 1024, 64)]
+    if shape.rows >= target.sm_count:
+        blocks.sort(key=lambda block: (abs(math.log2(vectors_each(shape, block[0]) / 2)), block[0]))
+    ordered = [warp, *blocks] if shape.rows > 1 and shape.columns <= 512 else [*blocks, warp]
+    return [(threads, warps) for threads, warps in ordered if vectors_each(shape, WARP * warps) <= MOST_VECTORS]
 
 
 def _kept(match: Match, shape: Shape, target: Target) -> list[Point]:

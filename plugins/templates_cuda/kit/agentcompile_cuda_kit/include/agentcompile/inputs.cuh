@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_below(const float (&results)[Step], T* out
       float some[size];
 #pragma unroll
       for (int e = 0; e < size; ++e) some[e] = results[part * size + e];
-      Vec16<T>::pack(some).store(out + first + part * size);
+      store_stream16(out + first + part * size, Vec16<T>::pack(some).bits);
     }
   } else {
 #pragma unroll
