@@ -1,10 +1,10 @@
 // Pointwise expression over up to six inputs: out[i] = Epilogue::apply({in0[i], in1[i], ...}), computed in fp32.
 //
-// An input is as large as out (Plan::broadcast_j = 0), one row of `columns` elements that repeats (1), one element (2), one of
-// `extent_j` elements per channel, of which `inner` neighbours of out are (4), or it repeats along a middle axis (5): `inner` of its
-// elements belong to every `extent_j` of out; absent inputs are null. out [count]; it may alias a full input. A thread owns
-// Plan::step neighbouring elements, one 16-byte vector, where all types have one size and the addresses allow it. All loads of a
-// thread are on their way before the first is used.
+// An input is as large as out (Plan::broadcast_j = 0; 6 where all inputs are so few bytes that loads past L1 are faster), one row of
+// `columns` elements that repeats (1), one element (2), one of `extent_j` elements per channel, of which `inner` neighbours of out are
+// (4), or it repeats along a middle axis (5): `inner` of its elements belong to every `extent_j` of out; absent inputs are null.
+// out [count]; it may alias a full input. A thread owns Plan::step neighbouring elements, one 16-byte vector, where all types have one
+// size and the addresses allow it. All loads of a thread are on their way before the first is used.
 // Wins where a pointwise chain stands between operators that no other family fuses.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
@@ -14,10 +14,12 @@
 namespace {
 
 constexpr int step = Plan::step;
-enum Broadcast : int { full = 0, row = 1, scalar = 2, absent = 3, channel = 4, middle = 5 };
+enum Broadcast : int { full = 0, row = 1, scalar = 2, absent = 3, channel = 4, middle = 5, few = 6 };
+
+constexpr bool is_full(int kind) { return kind == full || kind == few; }
 
 template <int Kind, class A> __device__ __forceinline__ bool vector_ready(const A* input) {
-  return Kind != full || (step == ac::Vec16<A>::size && ac::is_aligned16(input));
+  return !is_full(Kind) || (step == ac::Vec16<A>::size && ac::is_aligned16(input));
 }
 
 template <int Kind> __device__ __forceinline__ long long place_of(long long i, int columns, long long inner, long long extent) {
@@ -29,7 +31,7 @@ template <int Kind> __device__ __forceinline__ long long place_of(long long i, i
 }
 
 // What a step of one input is in registers: a vector as it lies in memory, or single elements.
-template <int Kind, class A, bool Vector = Kind == full && step == ac::Vec16<A>::size> struct Loaded {
+template <int Kind, class A, bool Vector = is_full(Kind) && step == ac::Vec16<A>::size> struct Loaded {
   A elements[step];
 
   __device__ __forceinline__ void load(const A* input, long long first, int columns, long long inner, long long extent) {
@@ -55,7 +57,7 @@ template <int Kind, class A> struct Loaded<Kind, A, true> {
   ac::Vec16<A> vector;
 
   __device__ __forceinline__ void load(const A* input, long long first, int, long long, long long) {
-    vector = ac::Vec16<A>{ac::load_stream16(input + first)};
+    vector = Kind == few ? ac::Vec16<A>{ac::load_stream16(input + first)} : ac::Vec16<A>::load(input + first);
   }
   __device__ __forceinline__ void unpack(float (&values)[step][6], int j) const {
     float chunk[step];
@@ -78,7 +80,7 @@ __device__ __forceinline__ void load_elements(float (&values)[step][6], int j, c
 
 // One 16-byte store, where a thread's elements make one vector of A.
 template <class A> __device__ __forceinline__ void store_vector(const float (&results)[step], A* out) {
-  if constexpr (step == ac::Vec16<A>::size) ac::store_stream16(out, ac::Vec16<A>::pack(results).bits);
+  if constexpr (step == ac::Vec16<A>::size) ac::Vec16<A>::pack(results).store(out);
 }
 
 }  // namespace

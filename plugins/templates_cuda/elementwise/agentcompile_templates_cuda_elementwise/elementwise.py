@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentcompile_cuda_kit import c_type, elementwise_struct, make_source, operand_pointer
+from agentcompile_cuda_kit.pointwise_inputs import are_few
 
 from agentcompile_core.plugin_api import (
     ELEMENTWISE,
@@ -31,7 +32,7 @@ from .strided_copy import copy_source, is_strided, refusal
 TEMPLATE = Path(__file__).with_name("elementwise.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 BROADCASTS = {"full": 0, "row": 1, "scalar": 2, "channel": 4, "middle": 5}  # as in elementwise.cu
-ABSENT = 3
+ABSENT, FEW = 3, 6
 MOST_INPUTS = 6
 
 
@@ -75,7 +76,8 @@ class ElementwiseFamily(TemplateFamily):
         inputs, out = _inputs(match), match.need("out")
         pdl = target.has(Feature.GRIDDEPCONTROL)
         types = {f"A{j}": c_type((inputs[j] if j < len(inputs) else out).spec.dtype) for j in range(MOST_INPUTS)}
-        broadcasts = {f"broadcast_{j}": BROADCASTS[match.text(f"broadcast{j}", "full")] if j < len(inputs) else ABSENT
+        kinds = {**BROADCASTS, "full": FEW if are_few(inputs) else BROADCASTS["full"]}
+        broadcasts = {f"broadcast_{j}": kinds[match.text(f"broadcast{j}", "full")] if j < len(inputs) else ABSENT
                       for j in range(MOST_INPUTS)}
         launch = Launch(
             entry="elementwise_kernel", grid=(-(-count // (threads * step)), 1, 1), block=(threads, 1, 1), pdl=pdl,

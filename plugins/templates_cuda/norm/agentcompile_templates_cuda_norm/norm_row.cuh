@@ -18,8 +18,8 @@ template <class Element> struct Held {
   unsigned int bits[words];
 
   // The elements first .. first + step - 1 of a row, zero from `end` on. With `whole` all of them lie below `end` or none, and
-  // row + first is aligned for them. `Once`: nobody reads them again, so they leave L1 alone.
-  template <bool Once = true> static __device__ __forceinline__ Held load(const Element* row, int first, int end, bool whole) {
+  // row + first is aligned for them.
+  static __device__ __forceinline__ Held load(const Element* row, int first, int end, bool whole) {
     if (!whole) return gather(first, end, [&](int i) { return ac::to_float(row[i]); });
     Held held;
     if constexpr (words == 2) {
@@ -31,7 +31,7 @@ template <class Element> struct Held {
       for (int w = 0; w < words; w += 4) {
         ac::Vec16<Element> vector = ac::Vec16<Element>::zero();
         const Element* address = row + first + w * 4 / static_cast<int>(sizeof(Element));
-        if (first < end) vector = Once ? ac::Vec16<Element>{ac::load_stream16(address)} : ac::Vec16<Element>::load(address);
+        if (first < end) vector = ac::Vec16<Element>::load(address);
         held.bits[w] = vector.bits.x;
         held.bits[w + 1] = vector.bits.y;
         held.bits[w + 2] = vector.bits.z;
@@ -91,8 +91,8 @@ struct Weights {
         shift = Held<Plan::W>::gather(first, end, [&](int i) { return ac::to_float(bias[channel + i / span]); });
       }
     } else {
-      if constexpr (Plan::has_weight) scale = Held<Plan::W>::load<false>(weight, first, end, whole);
-      if constexpr (Plan::has_bias) shift = Held<Plan::W>::load<false>(bias, first, end, whole);
+      if constexpr (Plan::has_weight) scale = Held<Plan::W>::load(weight, first, end, whole);
+      if constexpr (Plan::has_bias) shift = Held<Plan::W>::load(bias, first, end, whole);
     }
   }
 
@@ -111,7 +111,7 @@ struct Weights {
 // The elements of a step that lie below `end` to where they belong; `whole` as of Held::load.
 __device__ __forceinline__ void store_step(const Step& values, T* row, int first, int end, bool whole) {
   if (whole) {
-    if (first < end) ac::store_stream16(row + first, ac::Vec16<T>::pack(values).bits);
+    if (first < end) ac::Vec16<T>::pack(values).store(row + first);
   } else {
 #pragma unroll
     for (int e = 0; e < step; ++e) {

@@ -60,10 +60,6 @@ inline uint4 load_stream16(const void* global) {
   ::emu::require_aligned(global, 16);
   return *static_cast<const uint4*>(global);
 }
-inline void store_stream16(void* global, uint4 value) {
-  ::emu::require_aligned(global, 16);
-  *static_cast<uint4*>(global) = value;
-}
 template <class T>
 inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
 // In odd blocks the hint is stale by one.
@@ -235,13 +231,6 @@ __device__ __forceinline__ uint4 load_stream16(const void* global) {
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(global));
   return value;
-}
-// 16-byte store that leaves L1 alone: beside load_stream16 in kernels that stream. Plain stores beside such loads cost 3 to 5 % of the
-// bandwidth of an H200 (docs/performance.md), stores of the same kind nothing.
-__device__ __forceinline__ void store_stream16(void* global, uint4 value) {
-  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y), "r"(value.z),
-               "r"(value.w)
-               : "memory");
 }
 // Load (4 or 8 bytes) that is never served from a stale line: for what other blocks of the same launch wrote before a fence.
 template <class T>
