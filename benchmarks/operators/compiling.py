@@ -15,7 +15,7 @@ from agentcompile_core.api import hardware
 from agentcompile_core.api.setting_up import context
 from agentcompile_core.budget import Budget
 from agentcompile_core.configuration import Config
-from agentcompile_core.ir.plan import Origin
+from agentcompile_core.ir.plan import Origin, Step
 from agentcompile_core.ir.record import TuningRecord
 from agentcompile_core.ir.selection import SelectedStep
 from agentcompile_core.plugin.discovery import load_catalog
@@ -23,7 +23,7 @@ from agentcompile_core.plugin.events import silent
 from agentcompile_core.runtime.binder import bind
 from agentcompile_core.runtime.bound_program import BoundProgram
 from agentcompile_core.runtime.executables import Executables
-from agentcompile_core.runtime.program import Program
+from agentcompile_core.runtime.program import Program, Segment
 from agentcompile_core.runtime.sources import source_of
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages.capture.describe import default_workload
@@ -104,24 +104,30 @@ class Bench:
         return pipeline.compile_graphs(graphs, ctx)
 
     def _other_paths(self, chosen: Chosen, mine: SelectedStep, tried: Sequence[TuningRecord]) -> dict[str, Chosen]:
-        """The fastest kernel of each other path that passed, in the same program."""
-        found: dict[str, Chosen] = {}
+        """Each other path in the same program: its fastest kernel that passed, or its best guess where none was tried."""
+        segment = next(s for s in chosen.program.segments if s.step is not None)
+        assert segment.match is not None
         usable = [record for record in tried if record.usable and record.measurement and record.step.match_id == mine.step.match_id]
-        for record in sorted(usable, key=lambda one: one.measurement.us if one.measurement else 0.0):
-            path = path_of(record.step.schedule)
-            if path in found or path == path_of(mine.step.schedule):
-                continue
-            segment = next(s for s in chosen.program.segments if s.step is not None)
-            assert segment.match is not None
-            source = source_of(record.step, segment.match, self.context.catalog, self.context.target)
-            segments = tuple(evolve(s, step=record.step, source=source.key) if s is segment else s for s in chosen.program.segments)
-            kernel = self.backend.build(source, self.context.target)
-            program = evolve(chosen.program, segments=segments, sources=(source,))
-            executables = evolve(chosen.executables, kernels={source.digest: kernel})
-            found[path] = Chosen(program=program, executables=executables, facts={
-                "implementation": record.step.implementation, "schedule": dict(record.step.schedule.items), "path": path,
-                "registers": kernel.resources.registers})
+        usable.sort(key=lambda one: one.measurement.us if one.measurement else 0.0)
+        family = self.context.catalog.template_families[mine.step.implementation]
+        guesses = [evolve(mine.step, schedule=point) for point in family.space(segment.match, self.context.target).points]
+        found: dict[str, Chosen] = {}
+        for step in (*(record.step for record in usable), *guesses):
+            path = path_of(step.schedule)
+            if path not in found and path != path_of(mine.step.schedule):
+                found[path] = self._in_program(chosen, step, segment)
         return found
+
+    def _in_program(self, chosen: Chosen, step: Step, segment: Segment) -> Chosen:
+        """The program with another step in a segment."""
+        assert segment.match is not None
+        source = source_of(step, segment.match, self.context.catalog, self.context.target)
+        segments = tuple(evolve(s, step=step, source=source.key) if s is segment else s for s in chosen.program.segments)
+        kernel = self.backend.build(source, self.context.target)
+        return Chosen(program=evolve(chosen.program, segments=segments, sources=(source,)),
+                      executables=evolve(chosen.executables, kernels={source.digest: kernel}),
+                      facts={"implementation": step.implementation, "schedule": dict(step.schedule.items), "path": path_of(step.schedule),
+                             "registers": kernel.resources.registers})
 
 
 def path_of(schedule: Any) -> str:
