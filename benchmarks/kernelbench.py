@@ -21,6 +21,7 @@ import harness
 from kernelbench_run import scores, tasks
 
 ANSWER = "kernelbench row: "
+HEAD = ("level", "number", "name")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cache", type=Path, help="the cache that all tasks share; default: a new one, removed afterwards")
     made.add_argument("--commit")
     made.add_argument("--out", type=Path, help="results as JSON; beside it a table (.md) and a picture (.svg)")
+    made.add_argument("--resume", action="store_true", help="keep the rows of --out that have this commit and these terms")
     made.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
     made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return made
@@ -55,21 +57,42 @@ def main(arguments: list[str] | None = None) -> int:
         terms = {"device": device, "dtype": options.dtype, "baseline": options.baseline, "budget_s": options.budget_s,
                  "budget_plans": options.budget_plans, "timings": options.timings if device == "cuda" else 0,
                  "cache": str(options.cache or scratch)}
-        rows: list[dict[str, Any]] = []
-        following = _Waiting(chosen[0])
+        rows = _known(chosen, terms, options)
+        left = [task for task in chosen if _head(task) not in [{key: row[key] for key in HEAD} for row in rows]]
+        document = _document(rows, terms, options)
+        following = _Waiting(left[0]) if left else None
         try:
-            for number, task in enumerate(chosen, 1):
-                process = following
-                if number < len(chosen):
-                    following = _Waiting(chosen[number])
-                rows.append(_row(task, process, f"{number}/{len(chosen)}", terms, options))
+            for number, task in enumerate(left, 1):
+                process, following = following, _Waiting(left[number]) if number < len(left) else None
+                assert process is not None
+                rows.append(_row(task, process, f"{len(chosen) - len(left) + number}/{len(chosen)}", terms, options))
                 document = _document(rows, terms, options)
                 if options.out:  # as they come: who ends a long run keeps what it has
                     _write(options.out, document)
         finally:
-            following.end()
+            if following is not None:
+                following.end()
     print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + _sentence(document["summary"], terms))
     return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
+
+
+def _head(task: tasks.Task) -> dict[str, Any]:
+    return dict(zip(HEAD, (task.level, task.number, task.name), strict=True))
+
+
+def _known(chosen: list[tasks.Task], terms: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """With ``--resume`` the rows that ``--out`` holds of these tasks, measured on these terms at this commit."""
+    if not (options.resume and options.out and options.out.exists()):
+        return []
+    found = json.loads(options.out.read_text())
+    if found["commit"] != harness.commit(options.commit) or found["terms"] != _said_terms(terms):
+        return []
+    wanted = [_head(task) for task in chosen]
+    return [row for row in found["rows"] if {key: row[key] for key in HEAD} in wanted]
+
+
+def _said_terms(terms: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in terms.items() if key != "cache"}
 
 
 def _has_cuda() -> bool:
@@ -111,8 +134,7 @@ def _said(out: str, err: str, code: int) -> dict[str, Any]:
 
 def _row(task: tasks.Task, process: _Waiting, place: str, terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
-    head = {"level": task.level, "number": task.number, "name": task.name}
-    row = {**head, **process.answer(terms, options.task_seconds)}
+    row = {**_head(task), **process.answer(terms, options.task_seconds)}
     row["seconds"] = round(time.monotonic() - began, 1)
     if not options.json:
         print(f"[{place}] {task}: {scores.outcome(row)}, {row['seconds']:.0f} s {row.get('error', row.get('why', ''))[:200]}",
@@ -140,7 +162,7 @@ def _document(rows: list[dict[str, Any]], terms: dict[str, Any], options: argpar
     levels = sorted({row["level"] for row in rows})
     made = {"versions": harness.versions(), "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d")}
     return {"schema": 1, **here, **made,
-            "terms": {key: value for key, value in terms.items() if key != "cache"}, "summary": scores.summary(rows),
+            "terms": _said_terms(terms), "summary": scores.summary(rows),
             "levels": {level: scores.summary([row for row in rows if row["level"] == level]) for level in levels}, "rows": rows}
 
 

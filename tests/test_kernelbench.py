@@ -99,3 +99,11 @@ def test_a_folder_is_run_and_what_fails_stops_nobody(bench: Any, tmp_path: Path,
     assert len(set(halved["seeds"])) == 5 and "speedup" not in halved
     assert document["summary"]["tasks"] == 2 and document["summary"]["fast_0"] == 0.5 and document["summary"]["fast_1"] == 0.0
     assert out.with_suffix(".md").read_text().count("\n") == 4 and out.with_suffix(".svg").exists()
+
+    document["rows"][0]["error"] = "kept"
+    out.write_text(json.dumps(document | {"rows": document["rows"][:1]}))
+    resumed = [str(tmp_path), *little, "--out", str(out), "--json", "--resume"]
+    assert bench("kernelbench").main([*resumed, "--only", "1"]) == 1
+    assert json.loads(capsys.readouterr().out)["rows"] == document["rows"][:1]
+    bench("kernelbench").main([*resumed, "--only", "1", "--commit", "f" * 40])
+    assert "on purpose" in json.loads(capsys.readouterr().out)["rows"][0]["error"]
