@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
                  "budget_plans": options.budget_plans, "timings": options.timings if device == "cuda" else 0,
                  "cache": str(options.cache or scratch)}
         rows = _known(chosen, terms, options)
-        left = [task for task in chosen if _head(task) not in [{key: row[key] for key in HEAD} for row in rows]]
+        there = [_head(row) for row in rows]
+        left = [task for task in chosen if _named(task) not in there]
         document = _document(rows, terms, options)
         following = _Waiting(left[0]) if left else None
         try:
@@ -76,8 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
 
 
-def _head(task: tasks.Task) -> dict[str, Any]:
-    return dict(zip(HEAD, (task.level, task.number, task.name), strict=True))
+def _named(task: tasks.Task) -> dict[str, Any]:
+    return {key: getattr(task, key) for key in HEAD}
+
+
+def _head(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in HEAD}
 
 
 def _known(chosen: list[tasks.Task], terms: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -87,8 +92,8 @@ def _known(chosen: list[tasks.Task], terms: dict[str, Any], options: argparse.Na
     found = json.loads(options.out.read_text())
     if found["commit"] != harness.commit(options.commit) or found["terms"] != _said_terms(terms):
         return []
-    wanted = [_head(task) for task in chosen]
-    return [row for row in found["rows"] if {key: row[key] for key in HEAD} in wanted]
+    wanted = [_named(task) for task in chosen]
+    return [row for row in found["rows"] if _head(row) in wanted]
 
 
 def _said_terms(terms: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +120,9 @@ class _Waiting:
         except subprocess.TimeoutExpired:
             self.end()
             return {"error": f"it did not end within {seconds:g} s and was ended"}
+        except BaseException:  # whoever interrupts this leaves no process behind
+            self.end()
+            raise
         return _said(out, err, self._process.returncode)
 
     def end(self) -> None:
@@ -134,7 +142,7 @@ def _said(out: str, err: str, code: int) -> dict[str, Any]:
 
 def _row(task: tasks.Task, process: _Waiting, place: str, terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
-    row = {**_head(task), **process.answer(terms, options.task_seconds)}
+    row = {**_named(task), **process.answer(terms, options.task_seconds)}
     row["seconds"] = round(time.monotonic() - began, 1)
     if not options.json:
         print(f"[{place}] {task}: {scores.outcome(row)}, {row['seconds']:.0f} s {row.get('error', row.get('why', ''))[:200]}",
