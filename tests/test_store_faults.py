@@ -116,6 +116,21 @@ def test_killed_and_concurrent_writers_leave_whole_entries(tmp_path: Path) -> No
     assert survivor.kernel("k0") == kernel(7) and survivor.warnings == []
 
 
+def test_a_place_that_two_others_take_in_turn_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One writer was faster, and the next one has moved its entry away before anybody looks."""
+    store, rename, refused = Store(tmp_path), Path.rename, []
+
+    def taken(path: Path, target: Path) -> Path:
+        if path.name == "new" and not refused:
+            refused.append(path)
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path), None, str(target))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", taken)
+    store.put_kernel("shared", kernel(1))
+    assert refused and store.kernel("shared") == kernel(1) and store.warnings == []
+
+
 def test_threads_share_a_store(tmp_path: Path) -> None:
     store, failures = Store(tmp_path), []
 

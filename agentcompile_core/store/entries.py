@@ -6,6 +6,7 @@ disk or a flipped bit is a miss and never wrong content. That is also why nothin
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import re
@@ -104,8 +105,8 @@ class Entries:
             try:
                 entry.rename(target)
                 return
-            except OSError:
-                if not target.is_dir():
+            except OSError as exc:  # not a look at the target: a third writer may have moved away what stood there
+                if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
 
     def remove_stale(self, young_s: float = YOUNG_S) -> int:
