@@ -44,7 +44,7 @@ class Sum(Implementation):
 
 
 def steps(model: Any) -> int:
-    return sum(1 for s in model.session._bound.program.segments if s.step)
+    return sum(1 for s in model.session.program.segments if s.step)
 
 
 def notes(model: Any) -> list[str]:

@@ -83,10 +83,10 @@ def test_a_plain_softmax_and_a_plain_sum_run_as_generated_kernels(sweep: Any, tm
         found = mine(x)
     finally:
         launches.stop()
-    facts = launches.facts(mine.session._bound.program)
+    facts = launches.facts(mine.session.program)
     assert (facts["kernels_run"], facts["generated_share"], facts["framework_operators"]) == (2, 1.0, {})
     idle = Launches(())  # bytes of kernels that did not run count as the framework's
-    assert idle.facts(mine.session._bound.program)["generated_share"] == 0.0
+    assert idle.facts(mine.session.program)["generated_share"] == 0.0
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, SharesAndTotals()(x), strict=True))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_ways import WAYS, put
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,11 +42,17 @@ def module() -> Mixed:
 
 
 @pytest.fixture(scope="module")
-def compiled(module: Mixed, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
+def made(module: Mixed, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
     store = Store(tmp_path_factory.mktemp("memory"))
     made = ac.compile(module, example_inputs=(torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)), run_on="emulation",
                       config=Config(device="cpu", budget_s=60.0, budget_plans=3), store=store)
-    assert not made.graphs.eager_reason and any(s.source for s in made.session._bound.program.segments)
+    assert not made.graphs.eager_reason and any(s.source for s in made.session.program.segments)
+    return made
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def compiled(made: CompiledModel, module: Mixed, request: pytest.FixtureRequest) -> CompiledModel:
+    put(made.session, module, request.param)
     return made
 
 
@@ -159,7 +166,7 @@ def test_kernels_read_and_write_the_callers_memory(tmp_path: Path) -> None:
     x = torch.randn(ROWS, WIDTH)
     made = ac.compile(Plain(), example_inputs=(x,), run_on="emulation", config=Config(device="cpu", budget_s=60.0, budget_plans=2),
                       store=Store(tmp_path))
-    assert all(s.source for s in made.session._bound.program.segments)
+    assert all(s.source for s in made.session.program.segments)
     with Copies() as copies:
         found = made(x)
     assert copies.found == [] and torch.allclose(found, Plain()(x), atol=1e-6)

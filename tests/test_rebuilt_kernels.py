@@ -52,7 +52,7 @@ def with_behaviour(made: Any, behaviour: str, folder: Path, us: float = 5.0) -> 
 
 
 def steps(model: Any) -> int:
-    return sum(1 for s in model.session._bound.program.segments if s.step)
+    return sum(1 for s in model.session.program.segments if s.step)
 
 
 def test_it_is_validated_once_per_user(author: tuple[Any, Path, Path], judged: list[Any], tmp_path: Path) -> None:

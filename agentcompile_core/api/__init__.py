@@ -22,7 +22,7 @@ from ..plugin.interfaces import LoadedModel
 from ..runtime import bundle_reader
 from ..store import Store
 from ..version import __version__
-from . import arguments, hardware
+from . import arguments, hardware, whole_calls
 from .model import CompiledModel, Parts
 from .setting_up import context
 
@@ -83,6 +83,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     runnable = install.Runnable(graphs=graphs, programs=compilation.programs, kernels=compilation.kernels,
                                 provisional=compilation.provisional)
     session, notes = install.install(loaded, runnable, found.device, run_on, ctx)
+    notes = (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
     return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation, context=ctx,
                                notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
 
@@ -146,6 +147,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     runnable = install.Runnable(graphs=installed.graphs, programs=programs, kernels=kernels,
                                 provisional=installed.manifest.provisional, foreign=foreign)
     session, notes = install.install(loaded, runnable, device, run_on, ctx)
+    notes = (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,
                                notes=(*unused, *loaded.notes, *reasons, *notes)))

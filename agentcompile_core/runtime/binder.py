@@ -17,7 +17,7 @@ from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
 from .head_rows import HeadRows
 from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
-from .moving import Launches, Moving, MovingLaunches, own_results
+from .moving import Launches, Moving, MovingLaunches, late_values, lies_as, own_results
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
 
@@ -49,6 +49,7 @@ class _Binder:
         self.workspaces: dict[tuple[str, str], torch.Tensor] = {}
         fixed = fixed_values(self.graph, self.segments, self._outside)
         results = own_results(self.graph, self.segments, fixed) if moves else ()
+        self.late = late_values(self.graph, self.segments, fixed) if moves else frozenset()
         self.moving = Moving(self.graph, results, self.environment, self.planned) if moves else None
         self._place_weights()
         self._place_values(states, inputs)
@@ -167,14 +168,18 @@ class _Binder:
         wanted = tuple(name for name in made if name in later or name in copies)
         bodies = self.executables.backend.body if self.apart and self.executables.backend is not None else None
         prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies)
-        environment, planned, forget = self.environment, self.planned, self._forget
+        environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
         fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}
 
         def run() -> None:
             environment.update(prepared.run(environment))
             for name in copies:
+                if name in late and lies_as(environment[name], planned[name]):
+                    continue
                 planned[name].copy_(environment[name])
+                if name in late:
+                    environment[name] = planned[name]
             environment.update(fixed)
             forget(index)
 
@@ -198,13 +203,16 @@ class _Binder:
         def prepare(addresses: Mapping[str, int]) -> Launches:
             return tuple(self._launch(handle, launch, addresses, chained or index > 0) for index, launch in enumerate(source.launches))
 
-        launches = MovingLaunches(prepare, addresses, self._moved(segment))
-        if self.moving is not None and launches.moves:
-            self.moving.follow(launches.move)
-        else:
+        moved, environment = self._moved(segment), self.environment
+        launches, is_late = MovingLaunches(prepare, addresses, moved), not self.late.isdisjoint(moved.values())
+        if self.moving is None or not moved:
             launches.move({})
+        elif not is_late:
+            self.moving.follow(launches.move)
 
         def run() -> None:
+            if is_late:
+                launches.move(environment)
             stream = current()
             for launch in launches.current:
                 launch(stream)
@@ -215,7 +223,8 @@ class _Binder:
         """Operands whose memory is another one at every call, and whose it is."""
         if self.moving is None:
             return {}
-        return {name: self.roots[values[0]] for name, values in segment.operands if self.roots[values[0]] in self.moving}
+        roots = ((name, self.roots[values[0]]) for name, values in segment.operands)
+        return {name: root for name, root in roots if root in self.moving or root in self.late}
 
     def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
         assert self.executables.backend is not None
@@ -240,22 +249,14 @@ class _Binder:
         bound = self.executables.calls.get(call_key(segment.step, segment.version, segment.match))
         if bound is None:
             raise ContractError(f"program {self.graph.name}: nothing is bound for step {segment.step}")
-        call, operands = bound.run, {name: self._operand(segment, name, values) for name, values in segment.operands}
-        moved = self._moved(segment)
-        if self.moving is not None and moved:
-            shapes = {name: self.graph.spec(values[0]).shape for name, values in segment.operands}
-
-            def move(tensors: "Mapping[str, torch.Tensor] | None") -> None:
-                for name, value in moved.items():
-                    operands.pop(name, None)
-                    if tensors is not None:
-                        operands[name] = tensors[value].view(shapes[name])
-
-            self.moving.follow(move)
+        call, moved, environment = bound.run, self._moved(segment), self.environment
+        operands = {name: self._operand(segment, name, values) for name, values in segment.operands if name not in moved}
+        shapes = {name: self.graph.spec(values[0]).shape for name, values in segment.operands}
 
         def run() -> None:
+            now = {name: environment[value].view(shapes[name]) for name, value in moved.items()}
             with torch.no_grad():
-                call(**operands)
+                call(**operands | now)
 
         return run, bound.capturable
 

@@ -4,13 +4,17 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import Reject, UsageError
 from ..ir.graph import GraphSet
 from ..ops.aliasing import alias_roots, memory_roots
 from ..ops.dtypes import torch_dtype, zeros
 from . import calls
 from .binder import bind
+from .captured_calls import CapturedCalls, capture_calls
 from .executables import Executables
+from .graph_capture import Capture
+from .moving import ALIGNMENT_BYTES
+from .own_forward import OwnForward
 from .program import Program
 
 if TYPE_CHECKING:
@@ -18,14 +22,13 @@ if TYPE_CHECKING:
 
     from .weights import WeightStore
 
-ALIGNMENT_BYTES = 16  # kernels read and write that much at a time
-
 
 class ModuleSession:
     """The owner of one module's bound program; one call at a time.
 
     Kernels read the caller's tensors where they are and write results into new ones. What they cannot read so (strides,
-    another device, an odd address) is copied first.
+    another device, an odd address) is copied first. A session can be told to replay calls (``replay``), or to leave them to the
+    module's own forward (``step_aside``); it then does so where it can, with the same results in memory of their own.
     """
 
     def __init__(
@@ -39,11 +42,15 @@ class ModuleSession:
 
         self._strided = torch.strided
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
+        self._captured: CapturedCalls | None = None
+        self._own: OwnForward | None = None
+        self._is_recording = getattr(torch.get_device_module(executables.device), "is_current_stream_capturing", lambda: False)
         self.graphs, self.device, self._weights = graphs, executables.device, weights
         self._device_type = torch.device(executables.device).type
         self._lock = threading.Lock()
         graph = program.graph
         self._inputs = tuple((name, torch.Size(graph.spec(name).shape), torch_dtype(graph.spec(name).dtype)) for name in graph.inputs)
+        self._names = graph.inputs
         places = {name: zeros(graph.spec(name), self.device) for name in graph.inputs}
         self._place = next(iter(places.values())).device if places else None  # with its number, as tensors have it
         self._bound = bind(program, weights, {}, places, executables, moves=True)
@@ -79,8 +86,58 @@ class ModuleSession:
         Raises:
             UsageError: the arguments differ from what was compiled for; the message says where.
         """
-        found = self.run(self.flat(args, keywords))
+        inputs = self.flat(args, keywords)
+        if self._own is not None and all(map(self._is_readable, self._names, inputs)):
+            return self._by_itself(self._own, args, keywords, inputs)
+        found = self.run(inputs)
         return found if self._call is None else calls.rebuilt(self._call.outputs, found)
+
+    @property
+    def program(self) -> Program:
+        """What it runs, unless calls are left to the module's own forward."""
+        return self._bound.program
+
+    @property
+    def weights(self) -> "WeightStore":
+        """What the program is bound to."""
+        return self._weights
+
+    @property
+    def runs_itself(self) -> bool:
+        """Whether calls are left to the module's own forward."""
+        return self._own is not None
+
+    def replay(self, capture: Capture) -> Reject | None:
+        """Record the program once; from now on calls replay it. A Reject, and nothing changes, where that cannot be."""
+        with self._lock, self._torch.inference_mode():
+            self._order_streams()
+            made = capture_calls(self._bound, self._bound.graph, self.device, capture)
+        if isinstance(made, Reject):
+            return made
+        self._captured = made
+        return None
+
+    def launch(self) -> None:
+        """Replay no more: run launch by launch."""
+        self._captured = None
+
+    def stay(self) -> None:
+        """Leave no calls to the module's own forward."""
+        self._own = None
+
+    def step_aside(self, module: "torch.nn.Module") -> Reject | None:
+        """Leave calls to ``module``; a Reject, and nothing changes, where it does to memory what a program does not."""
+        if self._call is None or any(node.mutates for node in self._bound.graph.nodes):
+            return Reject("its own forward writes in place, or nobody knows how it is called")
+        self._own = OwnForward(module, self._call)
+        return None
+
+    def _by_itself(self, own: OwnForward, args: tuple[Any, ...], keywords: dict[str, Any], inputs: "Sequence[torch.Tensor]") -> Any:
+        assert self._call is not None
+        self._check(inputs)
+        self._weights.check_unchanged(self.graphs.model.name)
+        found = own(args, keywords)
+        return calls.rebuilt(self._call.outputs, self._unshared(tuple(found), inputs, (False,) * len(found)))
 
     def takes(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         """Whether a call by position alone has as many arguments as the captured one, so that it is canonical as it is."""
@@ -98,18 +155,17 @@ class ModuleSession:
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for, or the module was changed since.
         """
-        if len(inputs) != len(self._inputs):
-            raise UsageError(f"{len(inputs)} inputs were given; the module was compiled for {len(self._inputs)}")
+        self._check(inputs)
         moving, tensors = self._moving, {}
         with self._lock, self._torch.inference_mode():
             self._weights.check_unchanged(self.graphs.model.name)
             self._order_streams()
-            for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
-                if tensor.layout is not self._strided or tensor.is_nested or tensor.shape != shape or tensor.dtype is not dtype:
-                    raise UsageError(
-                        f"input {name} is {_described(tensor)}; the module was compiled for {tuple(shape)} "
-                        f"{dtype}; compile again for other shapes"
-                    )
+            if self._captured is not None and not self._is_recording():
+                if filled_with is not None:
+                    self._captured.poison(filled_with)
+                    self._bound.poison(filled_with)
+                return self._captured(inputs)
+            for name, tensor in zip(self._names, inputs, strict=True):
                 tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(name, tensor)
             for name, size, dtype in self._results:
                 result = tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
@@ -123,15 +179,24 @@ class ModuleSession:
                 found = tuple(self._bound.environment[name] for name in self._bound.graph.outputs)
             finally:
                 moving.forget()
-            return found if self._all_fresh else self._unshared(found, tensors)
+            return found if self._all_fresh else self._unshared(found, [tensors[name] for name in self._names], self._fresh)
 
-    def _unshared(self, found: "tuple[torch.Tensor, ...]", tensors: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
+    def _check(self, inputs: "Sequence[torch.Tensor]") -> None:
+        if len(inputs) != len(self._inputs):
+            raise UsageError(f"{len(inputs)} inputs were given; the module was compiled for {len(self._inputs)}")
+        for (name, shape, dtype), tensor in zip(self._inputs, inputs, strict=True):
+            if tensor.layout is not self._strided or tensor.is_nested or tensor.shape != shape or tensor.dtype is not dtype:
+                raise UsageError(f"input {name} is {_described(tensor)}; the module was compiled for {tuple(shape)} {dtype}; "
+                                 "compile again for other shapes")
+
+    def _unshared(self, found: "tuple[torch.Tensor, ...]", inputs: "Sequence[torch.Tensor]",
+                  are_fresh: tuple[bool, ...]) -> "tuple[torch.Tensor, ...]":
         """Results, with copies of those that are others' memory: an operator may have returned an operand itself, or a view of it."""
         storages = [tensor.untyped_storage().data_ptr() for tensor in found]
-        taken = {*self._foreign, *(tensors[name].untyped_storage().data_ptr() for name, _, _ in self._inputs),
-                 *(at for at, fresh in zip(storages, self._fresh, strict=True) if fresh)}
+        taken = {*self._foreign, *(tensor.untyped_storage().data_ptr() for tensor in inputs),
+                 *(at for at, fresh in zip(storages, are_fresh, strict=True) if fresh)}
         results = []
-        for tensor, at, fresh, owned in zip(found, storages, self._fresh, self._owned, strict=True):
+        for tensor, at, fresh, owned in zip(found, storages, are_fresh, self._owned, strict=True):
             results.append(tensor if fresh or (owned and at not in taken) else tensor.clone())
             taken.add(at)
         return tuple(results)
@@ -154,10 +219,8 @@ class ModuleSession:
         Whoever records this call in a graph has waited before, and must not be made to wait while recording.
         """
         stream = self._stream()
-        if self._last_stream != stream and self._last_stream is not None:
-            is_recording = getattr(self._torch.get_device_module(self.device), "is_current_stream_capturing", lambda: False)
-            if not is_recording():
-                self._torch.accelerator.synchronize()
+        if self._last_stream != stream and self._last_stream is not None and not self._is_recording():
+            self._torch.accelerator.synchronize()
         self._last_stream = stream
 
 

@@ -11,6 +11,7 @@ from .program import Segment
 if TYPE_CHECKING:
     import torch
 
+ALIGNMENT_BYTES = 16  # kernels read and write that much at a time
 KEPT = 8  # sets of addresses whose launches a step keeps ready: allocators give the same blocks again
 Launches = tuple[Callable[[int], None], ...]
 
@@ -26,6 +27,25 @@ def own_results(graph: Graph, segments: Sequence[Segment], fixed: Sequence[str])
     wanted = dict.fromkeys(roots[output] for output in graph.outputs)
     return tuple(root for root in wanted if root in made and root not in beside and root not in fixed and memory[root] == root
                  and graph.kind_of(root) is ValueKind.INTERMEDIATE)
+
+
+def late_values(graph: Graph, segments: Sequence[Segment], fixed: Sequence[str]) -> frozenset[str]:
+    """Memory that framework operators make anew at every call, which steps can read where it is then; ``fixed`` values keep their place.
+
+    None where anything is written in place: what shares memory with what is not known before the call.
+    """
+    if any(node.mutates for node in graph.nodes):
+        return frozenset()
+    roots = alias_roots(graph)
+    beside = {roots[v] for s in segments for _, values in s.operands if len(values) > 1 for v in values}
+    made = {o for s in segments if s.step is None for name in s.nodes for o in graph.node_by_name[name].outputs}
+    return frozenset(name for name in made if roots[name] == name and name not in beside and name not in fixed)
+
+
+def lies_as(tensor: "torch.Tensor", planned: "torch.Tensor") -> bool:
+    """Whether a step that was planned to read ``planned`` can read ``tensor`` instead, where it is."""
+    return (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT_BYTES == 0 and tensor.dtype is planned.dtype
+            and tensor.shape == planned.shape and tensor.device == planned.device)
 
 
 class Moving:
@@ -98,11 +118,6 @@ class MovingLaunches:
         self._prepare, self._addresses, self._moved = prepare, addresses, tuple(moved.items())
         self._known: dict[tuple[int, ...], Launches] = {}
         self.current: Launches = ()
-
-    @property
-    def moves(self) -> bool:
-        """Whether any operand does."""
-        return bool(self._moved)
 
     def move(self, tensors: "Mapping[str, torch.Tensor] | None") -> None:
         """Choose the launches for these tensors."""

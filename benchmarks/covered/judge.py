@@ -124,8 +124,7 @@ def _module(case: Case, bench: Bench, launches: Launches) -> tuple[str, Row]:
         why = why or judging.results_differ(found, wanted) or judging.results_differ(twin, given, "the arguments afterwards")
     for found, wanted in kept:  # a later call must not change what an earlier one returned
         why = why or judging.results_differ(found, wanted, "an earlier result")
-    is_captured = bool(mine.graphs.graphs)
-    program = mine.session._bound.program if is_captured else None
+    program = mine.session.program if mine.graphs.graphs and not mine.session.runs_itself else None
     return why, {**_facts(mine, launches, program), "class": type(original).__name__}
 
 

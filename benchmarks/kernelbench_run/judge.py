@@ -72,12 +72,13 @@ def judged(path: Path, terms: Terms) -> dict[str, Any]:
     seconds = time.monotonic() - began
     seeds = [secrets.randbits(31) for _ in range(TRIALS)]  # fresh, so that nothing can be made for them
     checks = _checked(module, mine, path, seeds, terms)
-    program = mine.session._bound.program if mine.graphs.graphs else None
-    facts = launches.facts(program)
+    by_itself = not mine.graphs.graphs or mine.session.runs_itself
+    facts = launches.facts(None if by_itself else mine.session.program)
     times = _timed(module, mine, examples, terms) if terms.timings else {}
+    reason = mine.graphs.eager_reason or (mine.notes[-1] if by_itself else "")
     return {"correct": all(why == "" for why, _ in checks), "why": next((why for why, _ in checks if why), ""),
             "correct_ours": _all_known([ours for _, ours in checks]), "seeds": seeds, "compile_s": round(seconds, 2),
-            "reason": mine.graphs.eager_reason, "fallbacks": _fallbacks(mine), "is_fallback": facts["kernels_run"] == 0,
+            "reason": reason, "fallbacks": _fallbacks(mine), "is_fallback": facts["kernels_run"] == 0,
             "differs_from_public": any(isinstance(part, MODES) for part in module.modules()), **facts, **times}
 
 
