@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import agentcompile_core as ac
 from agentcompile_core.api import CompiledModel
 from agentcompile_core.configuration import Config
+from agentcompile_core.installation.install import capturing
 from agentcompile_core.store import Store
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -44,7 +45,9 @@ def made(module: nn.Module) -> CompiledModel:
 @pytest.fixture(scope="module", params=WAYS)
 def compiled(made: CompiledModel, module: nn.Module, request: pytest.FixtureRequest) -> CompiledModel:
     """In each of the ways in which calls can run, whichever was found to be the fastest."""
-    capture = partial(made.context.catalog.backends["cuda"].capture, owner=made.session)
+    backend = capturing("cuda", made.context)
+    assert backend is not None
+    capture = partial(backend.capture, owner=made.session)
     put(made.session, module, request.param, capture)
     return made
 

@@ -20,6 +20,7 @@ from agentcompile_core.configuration.values import ORIGINS
 from agentcompile_core.errors import Reject, UsageError
 from agentcompile_core.installation import install, program_check
 from agentcompile_core.ir.baseline import FRAMEWORK
+from agentcompile_core.runtime import calls
 from agentcompile_core.store import Store
 
 X = torch.arange(8.0).view(2, 4)
@@ -165,3 +166,17 @@ def test_kernels_read_what_the_framework_made_where_it_is(tmp_path: Path) -> Non
     with Copies():
         found = [made(tensor) for tensor in (x, x + 1.0, x)]
     assert torch.equal(found[0], found[2]) and torch.allclose(found[0], Late()(x), atol=1e-6)
+
+
+def test_defaults_that_change_are_seen() -> None:
+    """Signatures are looked at once per function, and again where its defaults are others."""
+    def forward(self: Any, x: Tensor, power: int = 2) -> Tensor:
+        return x**power
+
+    kind = type("Changing", (nn.Module,), {"forward": forward})
+    module = kind()
+    assert calls.canonical(module, (X,), {}) == ((X, 2), {})
+    forward.__defaults__ = (3,)
+    assert calls.canonical(module, (X,), {}) == ((X, 3), {})
+    module.forward = lambda x, *, other=5: x
+    assert calls.canonical(module, (X,), {}) == ((X,), {"other": 5})

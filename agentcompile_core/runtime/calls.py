@@ -10,7 +10,9 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from attrs import frozen
 
@@ -19,11 +21,23 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+_SIGNATURES: WeakKeyDictionary[Any, tuple[Any, bool, inspect.Signature]] = WeakKeyDictionary()
 _SEEN: dict[str, type] = {}  # classes met while capturing in this process, also those that no module holds by name
 
 
 class Shapeless(ValueError):
     """A value that cannot be written as a tree."""
+
+
+def _signature(forward: Any) -> inspect.Signature:
+    """``inspect.signature``, which takes longer than many a call, once per plain function with these defaults."""
+    function = getattr(forward, "__func__", forward)
+    if not isinstance(function, FunctionType) or function.__dict__ or function.__kwdefaults__:  # what it wraps, what can change within
+        return inspect.signature(forward)
+    known = _SIGNATURES.get(function)
+    if known is None or known[0] is not function.__defaults__ or known[1] is not (function is not forward):
+        known = _SIGNATURES[function] = (function.__defaults__, function is not forward, inspect.signature(forward))
+    return known[2]
 
 
 def canonical(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -33,7 +47,7 @@ def canonical(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> t
         UsageError: they do not fit its signature.
     """
     try:
-        signature = inspect.signature(module.forward)
+        signature = _signature(module.forward)
     except ValueError:  # of what is written in C
         return args, keywords
     try:
@@ -50,7 +64,7 @@ def by_name(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> tup
     Wrappers of a ``forward`` that put in what was left out look for it among the names.
     """
     try:
-        parameters = tuple(inspect.signature(module.forward).parameters.values())
+        parameters = tuple(_signature(module.forward).parameters.values())
     except ValueError:  # of what is written in C
         return args, keywords
     named = [p.name for p in parameters[: len(args)] if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty]

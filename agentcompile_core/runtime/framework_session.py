@@ -106,17 +106,25 @@ class EagerModule:
     """A plain module that could not be captured: called as it is."""
 
     def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str) -> None:
+        import torch
+
         self.module, self.graphs, self.device = module.to(device), graphs, device
+        self._torch, self._place = torch, torch.empty(0, device=device).device  # with its number, as tensors have it
+
+    @property
+    def runs_itself(self) -> bool:
+        """Always."""
+        return True
 
     def prepare(self, report: Any = None) -> None:
         """Nothing to prepare."""
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         """What the module returns, without gradients."""
-        import torch
-        from torch.utils import _pytree as pytree
+        if keywords or not all(isinstance(one, self._torch.Tensor) and one.device == self._place for one in inputs):
+            from torch.utils import _pytree as pytree
 
-        inputs, keywords = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, keywords))
+            inputs, keywords = pytree.tree_map_only(self._torch.Tensor, lambda tensor: tensor.to(self.device), (inputs, keywords))
         inputs, keywords = by_name(self.module, inputs, keywords)
-        with torch.no_grad():  # what the module keeps must serve elsewhere too; within it may ask for gradients of its own
+        with self._torch.no_grad():  # what the module keeps must serve elsewhere too; within it may ask for gradients of its own
             return self.module(*inputs, **keywords)

@@ -156,8 +156,14 @@ class ModuleSession:
             UsageError: count, shape or type of the inputs differ from what was compiled for, or the module was changed since.
         """
         self._check(inputs)
+        if self._torch.is_inference_mode_enabled():  # to enter it again takes longer than to ask
+            return self._run(inputs, filled_with)
+        with self._torch.inference_mode():
+            return self._run(inputs, filled_with)
+
+    def _run(self, inputs: "Sequence[torch.Tensor]", filled_with: int | None) -> "tuple[torch.Tensor, ...]":
         moving, tensors = self._moving, {}
-        with self._lock, self._torch.inference_mode():
+        with self._lock:
             self._weights.check_unchanged(self.graphs.model.name)
             self._order_streams()
             if self._captured is not None and not self._is_recording():
@@ -192,9 +198,11 @@ class ModuleSession:
     def _unshared(self, found: "tuple[torch.Tensor, ...]", inputs: "Sequence[torch.Tensor]",
                   are_fresh: tuple[bool, ...]) -> "tuple[torch.Tensor, ...]":
         """Results, with copies of those that are others' memory: an operator may have returned an operand itself, or a view of it."""
+        read = [tensor.untyped_storage().data_ptr() for tensor in inputs]
         storages = [tensor.untyped_storage().data_ptr() for tensor in found]
-        taken = {*self._foreign, *(tensor.untyped_storage().data_ptr() for tensor in inputs),
-                 *(at for at, fresh in zip(storages, are_fresh, strict=True) if fresh)}
+        if len(found) == 1 and (are_fresh[0] or (self._owned[0] and storages[0] not in self._foreign and storages[0] not in read)):
+            return found
+        taken = {*self._foreign, *read, *(at for at, fresh in zip(storages, are_fresh, strict=True) if fresh)}
         results = []
         for tensor, at, fresh, owned in zip(found, storages, are_fresh, self._owned, strict=True):
             results.append(tensor if fresh or (owned and at not in taken) else tensor.clone())

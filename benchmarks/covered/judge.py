@@ -124,7 +124,7 @@ def _module(case: Case, bench: Bench, launches: Launches) -> tuple[str, Row]:
         why = why or judging.results_differ(found, wanted) or judging.results_differ(twin, given, "the arguments afterwards")
     for found, wanted in kept:  # a later call must not change what an earlier one returned
         why = why or judging.results_differ(found, wanted, "an earlier result")
-    program = mine.session.program if mine.graphs.graphs and not mine.session.runs_itself else None
+    program = None if mine.session.runs_itself else mine.session.program
     return why, {**_facts(mine, launches, program), "class": type(original).__name__}
 
 

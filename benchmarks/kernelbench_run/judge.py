@@ -72,7 +72,7 @@ def judged(path: Path, terms: Terms) -> dict[str, Any]:
     seconds = time.monotonic() - began
     seeds = [secrets.randbits(31) for _ in range(TRIALS)]  # fresh, so that nothing can be made for them
     checks = _checked(module, mine, path, seeds, terms)
-    by_itself = not mine.graphs.graphs or mine.session.runs_itself
+    by_itself = mine.session.runs_itself
     facts = launches.facts(None if by_itself else mine.session.program)
     times = _timed(module, mine, examples, terms) if terms.timings else {}
     reason = mine.graphs.eager_reason or (mine.notes[-1] if by_itself else "")
