@@ -13,6 +13,12 @@ using T = Plan::T;
 using Step = float[ac::Vec16<T>::size];
 constexpr int step = ac::Vec16<T>::size;
 
+// `whole` of a body that is compiled once for each value and has no branch on it: with a branch at every load and store a turn of
+// norm_kept takes 325 instructions for rows of 256 halves, without 281 (sm_90a).
+template <bool Value> struct Known {
+  __device__ __forceinline__ constexpr operator bool() const { return Value; }
+};
+
 template <class Element> struct Held {
   static constexpr int words = step * static_cast<int>(sizeof(Element)) / 4;
   unsigned int bits[words];
@@ -135,7 +141,7 @@ __device__ __forceinline__ void add_rounded(Step& values, const Held<T>& residua
 
 // Whether all of these may be used with 16-byte vectors; an absent operand is null, which may.
 template <class... Pointers> __device__ __forceinline__ bool all_aligned(Pointers... pointers) {
-  return (... && ac::is_aligned16(pointers));
+  return ((... | reinterpret_cast<unsigned long long>(pointers)) & 15u) == 0;  // no branch between them
 }
 
 }  // namespace
