@@ -49,7 +49,8 @@ def lower_held(match: Match, schedule: Schedule, target: Target) -> StepSource:
                    i32("rows_beside", match.integer("rows_beside", 0)), i32("columns_beside", match.integer("columns_beside", 0)),
                    f32("eps", match.number("norm_eps")), *_channels(match)))
     plan = {**_plan(match, threads, pdl), "warps_per_row": warps_per_row, "vectors": vectors, "beside": beside,
-            "columns": shape.columns if alike else 0, "early_weights": early_weights(match, warps_per_row, threads, target)}
+            "has_epilogue": bool(match.epilogue), "columns": shape.columns if alike else 0,
+            "early_weights": early_weights(match, warps_per_row, threads, target)}
     return _source(match, "norm.cu", plan, (launch,), vectors * shape.step + (WARP * warps_per_row).bit_length())
 
 

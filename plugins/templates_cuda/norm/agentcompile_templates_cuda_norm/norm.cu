@@ -7,8 +7,7 @@
 // Epilogue of the rounded norm and of aux0, aux1. With Plan::beside the second half of the grid normalizes other rows: those of K
 // beside those of Q, which depend on each other in nothing. Weights are read before the row where blocks are few and wait for the kernel
 // before them (Plan::early_weights), else behind the statistics: they would keep registers from further blocks.
-// Where blocks are few a body of its own is compiled for rows that are vectors throughout, without a branch at every load; many blocks
-// share a body instead, since two take more registers than leave room for all the blocks that an SM can hold.
+// Rows that are vectors throughout have a body of their own, without a branch at every load.
 // Wins as a kernel of its own only where no matrix-vector product follows that could recompute the norm in its prologue.
 #include "plan.cuh"
 #include "norm_row.cuh"
@@ -87,7 +86,7 @@ norm_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, const 
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       if constexpr (!Plan::early_weights) load_weights(i, weights[0]);
-      weights[Plan::early_weights ? i : 0].normalize(values[i], statistics);
+      weights[Plan::early_weights ? i : 0].template normalize<Plan::has_epilogue>(values[i], statistics);
       Step others[2];
       if constexpr (Plan::has_aux0) with0[i].unpack(others[0]);
       if constexpr (Plan::has_aux1) with1[i].unpack(others[1]);
@@ -102,9 +101,7 @@ norm_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, const 
   };
   const bool whole = columns % step == 0 && all_aligned(x, out, weight, bias, residual, residual_out) &&
                      (!Plan::has_aux0 || ac::is_aligned16(aux0)) && (!Plan::has_aux1 || ac::is_aligned16(aux1));
-  if constexpr (!Plan::early_weights) {
-    run(whole);
-  } else if (whole) {
+  if (whole) {
     run(Known<true>{});
   } else {
     run(Known<false>{});

@@ -115,7 +115,7 @@ norm_kept_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, c
       for (int j = 0; j < batch; ++j) {
         const int row = first + j * teams + team;
 #pragma unroll
-        for (int i = 0; i < vectors; ++i) weights[i].normalize(values[j][i], statistics[j]);
+        for (int i = 0; i < vectors; ++i) weights[i].template normalize<false>(values[j][i], statistics[j]);
         if (row < rows) store_row(values[j], out, row, whole);
       }
     }

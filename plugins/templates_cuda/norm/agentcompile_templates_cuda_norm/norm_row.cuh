@@ -82,6 +82,9 @@ template <class Element> struct Held {
   }
 };
 
+// Rounds a step to T, two elements by one instruction.
+__device__ __forceinline__ void round_step(Step& values) { Held<T>::pack(values).unpack(values); }
+
 // Weight and bias of a step, where the norm has them.
 struct Weights {
   Held<Plan::W> scale;
@@ -102,14 +105,17 @@ struct Weights {
     }
   }
 
-  // Normalizes a step in place, rounded to T.
-  __device__ __forceinline__ void normalize(Step& values, ac::RowStatistics statistics) const {
+  // Normalizes a step in place, rounded to T; without Round not, where it is stored as it is, which rounds it.
+  template <bool Round = true> __device__ __forceinline__ void normalize(Step& values, ac::RowStatistics statistics) const {
     Step scales, shifts;
     if constexpr (Plan::has_weight) scale.unpack(scales);
     if constexpr (Plan::has_bias) shift.unpack(shifts);
 #pragma unroll
     for (int e = 0; e < step; ++e) {
-      values[e] = ac::normalize<Plan::norm, T>(values[e], statistics, Plan::has_weight ? scales[e] : 1.0f, Plan::has_bias ? shifts[e] : 0.0f);
+      const float weight = Plan::has_weight ? scales[e] : 1.0f;
+      const float bias = Plan::has_bias ? shifts[e] : 0.0f;
+      values[e] = Round ? ac::normalize<Plan::norm, T>(values[e], statistics, weight, bias)
+                        : ac::normalize_unrounded<Plan::norm, T>(values[e], statistics, weight, bias);
     }
   }
 };
@@ -136,7 +142,8 @@ __device__ __forceinline__ void add_rounded(Step& values, const Held<T>& residua
   Step added;
   residual.unpack(added);
 #pragma unroll
-  for (int e = 0; e < step; ++e) values[e] = ac::round_to<T>(values[e] + added[e]);
+  for (int e = 0; e < step; ++e) values[e] += added[e];
+  round_step(values);
 }
 
 // Whether all of these may be used with 16-byte vectors; an absent operand is null, which may.
