@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             if following is not None:
                 following.end()
-    print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + _sentence(document["summary"], terms))
+    print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + scores.sentence(document["summary"], terms))
     return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
 
 
@@ -168,6 +168,7 @@ def _child(path: Path) -> int:
 def _document(rows: list[dict[str, Any]], terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     here = harness.machine() if terms["device"] == "cuda" else {"gpu": "no GPU, generated kernels on the emulator", "driver": "none"}
     levels = sorted({row["level"] for row in rows})
+    rows = [{**row, "gpu_uuid": here["gpu_uuid"]} for row in rows] if "gpu_uuid" in here else rows
     made = {"versions": harness.versions(), "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d")}
     return {"schema": 1, **here, **made,
             "terms": _said_terms(terms), "summary": scores.summary(rows),
@@ -181,12 +182,6 @@ def _write(out: Path, document: dict[str, Any]) -> None:
     fresh = out.with_suffix(".new")
     fresh.write_text(json.dumps(document, indent=1) + "\n")
     fresh.replace(out)
-
-
-def _sentence(found: dict[str, Any], terms: dict[str, Any]) -> str:
-    fast = ", ".join(f"fast_{t:g} {found[f'fast_{t:g}']:.0%}" for t in scores.THRESHOLDS)
-    return (f"{found['tasks']} tasks, {terms['dtype']}: {found['fast_0']:.0%} correct (fast_0), {fast} over {terms['baseline']}; "
-            f"{found['fallbacks']} fallbacks (counted as 1.0), {found['half_by_kernels']} with half of their bytes or more through kernels")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,12 @@ import mutant_tables
 import sweep_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
+from kernelbench_run import scores
 from markdown_table import table
 
 ROOT = RESULTS.parent.parent
-DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "kernels", "coverage", "mutants", "budgets")), ROOT / "README.md")
+PAGES = ("performance", "kernels", "kernelbench", "coverage", "mutants", "budgets")
+DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -47,10 +49,12 @@ COLUMNS = {
 COLUMNS |= {f"{name}_bf16": COLUMNS[name] for name in ("decode", "pipeline", "accuracy", "memory", "compile_time")}
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
+COLUMNS["kernelbench"] = ("level", "number", "name", "correct", "correct_ours", "is_fallback", "generated_share", "us",
+                         "baseline_us", "speedup")
 COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
-UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned"))  # nothing in these is compared with a floor
+UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
 
 
@@ -208,6 +212,11 @@ def attention_table(document: dict[str, Any]) -> str:
                   "schedule"), rows)
 
 
+def kernelbench_table(document: dict[str, Any]) -> str:
+    """What the whole set adds up to, then every task."""
+    return f"{scores.sentence(document['summary'], document['terms'])}.\n\n{scores.markdown(document['rows'])}"
+
+
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
@@ -222,7 +231,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
-    "planned": ("planned", coverage_tables.planned),
+    "planned": ("planned", coverage_tables.planned), "kernelbench": ("kernelbench", kernelbench_table),
     "mutant_classes": ("mutants", mutant_tables.by_class), "mutant_families": ("mutants", mutant_tables.by_family),
     "mutants_right": ("mutants", mutant_tables.right), "budgets": ("budgets", budget_tables.budgets),
 }

@@ -31,6 +31,13 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
+def sentence(found: dict[str, Any], terms: dict[str, Any]) -> str:
+    """A summary in words; ``terms``: the type and the baseline."""
+    fast = ", ".join(f"fast_{t:g} {found[f'fast_{t:g}']:.0%}" for t in THRESHOLDS)
+    return (f"{found['tasks']} tasks, {terms['dtype']}: {found['fast_0']:.0%} correct (fast_0), {fast} over {terms['baseline']}; "
+            f"{found['fallbacks']} fallbacks (counted as 1.0), {found['half_by_kernels']} with half of their bytes or more through kernels")
+
+
 def outcome(row: Row) -> str:
     """In a word: failed, wrong, fallback or right."""
     if "error" in row:
