@@ -180,3 +180,10 @@ def test_defaults_that_change_are_seen() -> None:
     assert calls.canonical(module, (X,), {}) == ((X, 3), {})
     module.forward = lambda x, *, other=5: x
     assert calls.canonical(module, (X,), {}) == ((X,), {"other": 5})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_input_without_numbers_gets_one_sentence(scaled: CompiledModel, way: str) -> None:
+    put(scaled.session, scaled.loaded.module, way)
+    with pytest.raises(UsageError, match="cannot be copied"):
+        scaled(torch.empty(X.shape, device="meta"))

@@ -166,13 +166,13 @@ class ModuleSession:
         with self._lock:
             self._weights.check_unchanged(self.graphs.model.name)
             self._order_streams()
+            for name, tensor in zip(self._names, inputs, strict=True):
+                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(name, tensor)
             if self._captured is not None and not self._is_recording():
                 if filled_with is not None:
                     self._captured.poison(filled_with)
                     self._bound.poison(filled_with)
-                return self._captured(inputs)
-            for name, tensor in zip(self._names, inputs, strict=True):
-                tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(name, tensor)
+                return self._captured([tensors[name] for name in self._names])
             for name, size, dtype in self._results:
                 result = tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
                 if filled_with is not None:
