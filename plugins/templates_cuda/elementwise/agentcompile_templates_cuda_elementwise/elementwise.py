@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, elementwise_struct, make_source, operand_pointer
+from agentcompile_cuda_kit import c_type, elementwise_struct, known_length, make_source, operand_pointer
 from agentcompile_cuda_kit.pointwise_inputs import are_few
 
 from agentcompile_core.plugin_api import (
@@ -32,8 +32,9 @@ from .strided_copy import copy_source, is_strided, refusal
 TEMPLATE = Path(__file__).with_name("elementwise.cu")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 BROADCASTS = {"full": 0, "row": 1, "scalar": 2, "channel": 4, "middle": 5}  # as in elementwise.cu
-ABSENT, FEW = 3, 6
+ABSENT = 3
 MOST_INPUTS = 6
+LARGEST = 2**31 - 1
 
 
 class ElementwiseFamily(TemplateFamily):
@@ -76,11 +77,15 @@ class ElementwiseFamily(TemplateFamily):
         inputs, out = _inputs(match), match.need("out")
         pdl = target.has(Feature.GRIDDEPCONTROL)
         types = {f"A{j}": c_type((inputs[j] if j < len(inputs) else out).spec.dtype) for j in range(MOST_INPUTS)}
-        kinds = {**BROADCASTS, "full": FEW if are_few(inputs) else BROADCASTS["full"]}
-        broadcasts = {f"broadcast_{j}": kinds[match.text(f"broadcast{j}", "full")] if j < len(inputs) else ABSENT
+        broadcasts = {f"broadcast_{j}": BROADCASTS[match.text(f"broadcast{j}", "full")] if j < len(inputs) else ABSENT
                       for j in range(MOST_INPUTS)}
+        blocks, rest = divmod(count, threads * step)
+        grid = blocks + (rest > 0)
+        plan = {"T": c_type(out.spec.dtype), **types, "Index": c_type(DType.I32 if grid * threads * step <= LARGEST else DType.I64),
+                "threads": threads, "step": step, "pdl": pdl, **broadcasts, "even": rest == 0, "past_l1": are_few(inputs),
+                "columns": known_length(match.integer("columns", count)) if BROADCASTS["row"] in broadcasts.values() else 0}
         launch = Launch(
-            entry="elementwise_kernel", grid=(-(-count // (threads * step)), 1, 1), block=(threads, 1, 1), pdl=pdl,
+            entry="elementwise_kernel", grid=(grid, 1, 1), block=(threads, 1, 1), pdl=pdl,
             arguments=(*(operand_pointer(match, f"in{j}") for j in range(MOST_INPUTS)),
                        pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i64("count", count),
                        i32("columns", match.integer("columns", count)), i64("inner", match.integer("inner", 1)),
@@ -88,7 +93,7 @@ class ElementwiseFamily(TemplateFamily):
         )
         return make_source(
             TEMPLATE,
-            plan={"T": c_type(out.spec.dtype), **types, "threads": threads, "step": step, "pdl": pdl, **broadcasts},
+            plan=plan,
             launches=(launch,),
             epilogue=elementwise_struct(match.epilogue, len(inputs)),
             features=[Feature.GRIDDEPCONTROL] * pdl,

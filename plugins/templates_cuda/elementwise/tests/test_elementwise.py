@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from agentcompile_cuda_kit import pointwise_inputs
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import batch_norm_case
-from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily
+from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily, elementwise
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -84,6 +85,31 @@ def test_gate_within_budget(dtype: DType, step: int, data: st.DataObject) -> Non
     gate_error = 1.001 * unit * gate.abs() + tiny + 2.0**-21 * gate.abs()
     budget = 1.001 * unit * expected.abs() + tiny + gate_error * tensors["in1"].double().abs() + 2.0**-22 * product.abs()
     assert bool(((tensors["out"].double() - expected).abs() <= budget).all())
+
+
+CHANGES = {  # what is changed: module, name, value
+    "lengths told at launch": (elementwise, "known_length", lambda columns: 0),
+    "loads through L1": (pointwise_inputs, "FEW_BYTES", 0),
+    "places of 64 bits": (elementwise, "LARGEST", 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_choice_of_a_plan_changes_a_bit(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks whose threads all have a step (1024 elements, 8 for each of 64 threads), with an input that repeats in every row."""
+    match = pointwise_match(8, 128, ("full", "full", "row"), GATE, DType.F16)
+    found, digests = [], set()
+    for changed in (False, True):
+        if changed:
+            monkeypatch.setattr(*CHANGES[change])
+        for offset in (0, 1):
+            tensors = draw(match, 5, offset)
+            kernel = emulated(match, 8)
+            kernel.run(tensors)
+            found.append(tensors["out"])
+        digests.add(kernel.source.digest)
+    assert len(digests) == 2 and torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    assert torch.equal(found[0], found[1]) and not bool(found[0].isnan().any())
 
 
 EXACT = {

@@ -9,7 +9,7 @@ from .render import Value, c_type
 
 MOST_INPUTS = 3
 FLOATS = (DType.F16, DType.BF16, DType.F32)
-FULL, REPEATS, SCALAR, ABSENT, FEW = range(5)  # as in inputs.cuh
+FULL, REPEATS, SCALAR, ABSENT = range(4)  # as in inputs.cuh
 FEW_BYTES = 12 << 20  # of all inputs of a kernel, whose loads then leave L1 alone; measured on an H200 (docs/performance.md)
 
 
@@ -34,8 +34,7 @@ def inputs_plan(match: Match, count: int) -> dict[str, Value]:
     """What ``struct Plan`` says of the inputs of an expression over ``count`` elements: types A0 to A2, kinds kind_0 to kind_2."""
     inputs = pointwise_inputs(match)
     types: dict[str, Value] = {f"A{j}": c_type(inputs[min(j, len(inputs) - 1)].spec.dtype) for j in range(MOST_INPUTS)}
-    full = FEW if are_few(inputs) else FULL
-    kinds = {f"kind_{j}": _kind(inputs[j].spec.numel, count, full) if j < len(inputs) else ABSENT for j in range(MOST_INPUTS)}
+    kinds = {f"kind_{j}": _kind(inputs[j].spec.numel, count) if j < len(inputs) else ABSENT for j in range(MOST_INPUTS)}
     return {**types, **kinds}
 
 
@@ -61,5 +60,5 @@ def step_of(match: Match, *others: DType) -> int:
     return 16 // min((*sizes, *(dtype.bytes for dtype in others)), default=4)
 
 
-def _kind(numel: int, count: int, full: int) -> int:
-    return full if numel == count else SCALAR if numel == 1 else REPEATS
+def _kind(numel: int, count: int) -> int:
+    return FULL if numel == count else SCALAR if numel == 1 else REPEATS

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from agentcompile_cuda_kit import c_type, elementwise_struct, epilogue_struct, make_source, plan_struct
+from agentcompile_cuda_kit import c_type, elementwise_struct, epilogue_struct, known_length, make_source, plan_struct
 from agentcompile_cuda_kit.functors import ORDERING, literal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,3 +201,10 @@ def test_headers_beside_the_template_travel_with_the_source(tmp_path):
     (other / "b.cu").write_text('#include "absent.cuh"\n' + TEMPLATE)
     with pytest.raises(ContractError, match=r'b.cu includes "absent.cuh", which is not beside it'):
         make_source(other / "b.cu", **arguments)
+
+
+def test_lengths_that_models_have_are_constants_and_no_others() -> None:
+    """What is no constant shares one kernel: a test or an odd shape makes none of its own."""
+    constants = (128, 192, 256, 768, 2048, 2880, 4096, 151936)
+    assert [known_length(columns) for columns in constants] == list(constants)
+    assert not any(map(known_length, (0, 1, 33, 64, 100, 127, 129, 1000, 2063)))

@@ -42,13 +42,15 @@ def lower_held(match: Match, schedule: Schedule, target: Target) -> StepSource:
     threads, warps_per_row = schedule.integer("threads"), schedule.integer("warps_per_row")
     shape, pdl = shape_of(match), target.has(Feature.GRIDDEPCONTROL)
     vectors, beside = vectors_each(shape, WARP * warps_per_row), not shape.lone
+    alike = not beside or match.integer("columns_beside") == match.integer("columns")
     launch = Launch(
         entry="norm_kernel", grid=(-(-shape.rows // (threads // WARP // warps_per_row)), 1 + beside, 1), block=(threads, 1, 1), pdl=pdl,
         arguments=(*_pointers(match, POINTERS), i32("rows", match.integer("rows")), i32("columns", match.integer("columns")),
                    i32("rows_beside", match.integer("rows_beside", 0)), i32("columns_beside", match.integer("columns_beside", 0)),
                    f32("eps", match.number("norm_eps")), *_channels(match)))
     plan = {**_plan(match, threads, pdl), "warps_per_row": warps_per_row, "vectors": vectors, "beside": beside,
-            "columns": 0 if beside else shape.columns, "early_weights": early_weights(match, warps_per_row, threads, target)}
+            "has_epilogue": bool(match.epilogue), "columns": shape.columns if alike else 0,
+            "early_weights": early_weights(match, warps_per_row, threads, target)}
     return _source(match, "norm.cu", plan, (launch,), vectors * shape.step + (WARP * warps_per_row).bit_length())
 
 

@@ -7,6 +7,7 @@
 // Epilogue of the rounded norm and of aux0, aux1. With Plan::beside the second half of the grid normalizes other rows: those of K
 // beside those of Q, which depend on each other in nothing. Weights are read before the row where blocks are few and wait for the kernel
 // before them (Plan::early_weights), else behind the statistics: they would keep registers from further blocks.
+// Rows that are vectors throughout have a body of their own, without a branch at every load.
 // Wins as a kernel of its own only where no matrix-vector product follows that could recompute the norm in its prologue.
 #include "plan.cuh"
 #include "norm_row.cuh"
@@ -28,7 +29,6 @@ norm_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, const 
             Plan::T* out_beside, int rows, int columns, int rows_beside, int columns_beside, float eps, int groups, int span) {
   __shared__ float scratch[warps];
   if (Plan::pdl) ac::launch_dependents();
-  if constexpr (Plan::columns > 0) columns = Plan::columns;
   if (Plan::beside && blockIdx.y == 1) {
     x = x_beside;
     weight = weight_beside;
@@ -36,66 +36,74 @@ norm_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, const 
     rows = rows_beside;
     columns = columns_beside;
   }
+  if constexpr (Plan::columns > 0) columns = Plan::columns;
   const int warp = threadIdx.x / ac::warp_size;
   const int lane = threadIdx.x % ac::warp_size;
-  const int thread = threadIdx.x % threads_per_row;
+  const int thread = threadIdx.x % threads_per_row;  // also of whole blocks: tells the compiler how large it is
   const int row = blockIdx.x * rows_per_block + (warps_per_row == 1 ? warp : 0);
-  const bool whole = columns % step == 0 && all_aligned(x, out, weight, bias, residual, residual_out) &&
-                     (!Plan::has_aux0 || ac::is_aligned16(aux0)) && (!Plan::has_aux1 || ac::is_aligned16(aux1));
-  auto first_of = [&](int i) { return (i * threads_per_row + thread) * step; };
-
-  const int channel = first_channel(row, groups, columns, span);
-  Weights weights[Plan::early_weights ? vectors : 1];
-  auto load_weights = [&](int i, Weights& of) { of.load(weight, bias, first_of(i), columns, whole, channel, span); };
-  if constexpr (Plan::early_weights) {
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) load_weights(i, weights[i]);
-  }
-  ac::grid_dependency_wait();
-  if (row >= rows) return;
-
   const long long offset = static_cast<long long>(row) * columns;
-  Held<T> own[vectors], added[vectors], with0[vectors], with1[vectors];
+  const int channel = first_channel(row, groups, columns, span);
+  const auto first_of = [&](int i) { return i * threads_per_row * step + thread * step; };
+
+  const auto run = [&](auto whole) {
+    Weights weights[Plan::early_weights ? vectors : 1];
+    const auto load_weights = [&](int i, Weights& of) { of.load(weight, bias, first_of(i), columns, whole, channel, span); };
+    if constexpr (Plan::early_weights) {
 #pragma unroll
-  for (int i = 0; i < vectors; ++i) {
-    own[i] = Held<T>::load(x + offset, first_of(i), columns, whole);
-    if constexpr (Plan::has_residual) added[i] = Held<T>::load(residual + offset, first_of(i), columns, whole);
-    if constexpr (Plan::has_aux0) with0[i] = Held<T>::load(aux0 + offset, first_of(i), columns, whole);
-    if constexpr (Plan::has_aux1) with1[i] = Held<T>::load(aux1 + offset, first_of(i), columns, whole);
-  }
-  Step values[vectors];
-#pragma unroll
-  for (int i = 0; i < vectors; ++i) {
-    own[i].unpack(values[i]);
-    if constexpr (Plan::has_residual) {
-      add_rounded(values[i], added[i]);
-      store_step(values[i], residual_out + offset, first_of(i), columns, whole);
+      for (int i = 0; i < vectors; ++i) load_weights(i, weights[i]);
     }
-  }
-  auto each = [&](auto visit) {
+    ac::grid_dependency_wait();
+    if (row >= rows) return;
+
+    Held<T> own[vectors], added[vectors], with0[vectors], with1[vectors];
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
+      own[i] = Held<T>::load(x + offset, first_of(i), columns, whole);
+      if constexpr (Plan::has_residual) added[i] = Held<T>::load(residual + offset, first_of(i), columns, whole);
+      if constexpr (Plan::has_aux0) with0[i] = Held<T>::load(aux0 + offset, first_of(i), columns, whole);
+      if constexpr (Plan::has_aux1) with1[i] = Held<T>::load(aux1 + offset, first_of(i), columns, whole);
+    }
+    Step values[vectors];
 #pragma unroll
-      for (int e = 0; e < step; ++e) {
-        if (first_of(i) + e < columns) visit(values[i][e]);
+    for (int i = 0; i < vectors; ++i) {
+      own[i].unpack(values[i]);
+      if constexpr (Plan::has_residual) {
+        add_rounded(values[i], added[i]);
+        store_step(values[i], residual_out + offset, first_of(i), columns, whole);
       }
     }
-  };
-  const int warp_of_row = warps_per_row == 1 ? 0 : warp;
-  const ac::RowStatistics statistics = ac::row_statistics<Plan::norm, warps_per_row>(each, columns, eps, scratch, warp_of_row, lane);
+    const auto each = [&](auto visit) {
 #pragma unroll
-  for (int i = 0; i < vectors; ++i) {
-    if constexpr (!Plan::early_weights) load_weights(i, weights[0]);
-    weights[Plan::early_weights ? i : 0].normalize(values[i], statistics);
-    Step others[2];
-    if constexpr (Plan::has_aux0) with0[i].unpack(others[0]);
-    if constexpr (Plan::has_aux1) with1[i].unpack(others[1]);
+      for (int i = 0; i < vectors; ++i) {
 #pragma unroll
-    for (int e = 0; e < step; ++e) {
-      const float normal[1] = {values[i][e]};
-      const float with[2] = {Plan::has_aux0 ? others[0][e] : 0.0f, Plan::has_aux1 ? others[1][e] : 0.0f};
-      values[i][e] = Epilogue::apply(normal, with);
+        for (int e = 0; e < step; ++e) {
+          if (first_of(i) + (whole ? 0 : e) < columns) visit(values[i][e]);
+        }
+      }
+    };
+    const int warp_of_row = warps_per_row == 1 ? 0 : warp;
+    const ac::RowStatistics statistics = ac::row_statistics<Plan::norm, warps_per_row>(each, columns, eps, scratch, warp_of_row, lane);
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      if constexpr (!Plan::early_weights) load_weights(i, weights[0]);
+      weights[Plan::early_weights ? i : 0].template normalize<Plan::has_epilogue>(values[i], statistics);
+      Step others[2];
+      if constexpr (Plan::has_aux0) with0[i].unpack(others[0]);
+      if constexpr (Plan::has_aux1) with1[i].unpack(others[1]);
+#pragma unroll
+      for (int e = 0; e < step; ++e) {
+        const float normal[1] = {values[i][e]};
+        const float with[2] = {Plan::has_aux0 ? others[0][e] : 0.0f, Plan::has_aux1 ? others[1][e] : 0.0f};
+        values[i][e] = Epilogue::apply(normal, with);
+      }
+      store_step(values[i], out + offset, first_of(i), columns, whole);
     }
-    store_step(values[i], out + offset, first_of(i), columns, whole);
+  };
+  const bool whole = columns % step == 0 && all_aligned(x, out, weight, bias, residual, residual_out) &&
+                     (!Plan::has_aux0 || ac::is_aligned16(aux0)) && (!Plan::has_aux1 || ac::is_aligned16(aux1));
+  if (whole) {
+    run(Known<true>{});
+  } else {
+    run(Known<false>{});
   }
 }

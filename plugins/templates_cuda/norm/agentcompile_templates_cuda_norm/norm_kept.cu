@@ -17,22 +17,23 @@ constexpr int vectors = Plan::vectors;  // per thread and row: lanes * vectors *
 constexpr int columns = Plan::columns;
 static_assert(lanes <= ac::warp_size || (lanes == Plan::threads && batch == 1), "a row belongs to a part of a warp or to the whole block");
 
-__device__ __forceinline__ int first_of(int i) { return (i * lanes + static_cast<int>(threadIdx.x) % lanes) * step; }
+__device__ __forceinline__ int first_of(int i) { return i * lanes * step + static_cast<int>(threadIdx.x % lanes) * step; }
 
 // What a team holds of its rows as they are stored.
 struct Rows {
   Held<T> own[batch][vectors];
   Held<T> added[batch][vectors];
 
+  // Of a row that does not exist what was there stays: nothing of it is written.
   __device__ __forceinline__ void load(const T* x, const T* residual, int row, int rows, bool whole) {
 #pragma unroll
     for (int j = 0; j < batch; ++j) {
+      if (row + j * teams >= rows) continue;
       const long long offset = static_cast<long long>(row + j * teams) * columns;
-      const int end = row + j * teams < rows ? columns : 0;
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
-        own[j][i] = Held<T>::load(x + offset, first_of(i), end, whole);
-        if constexpr (Plan::has_residual) added[j][i] = Held<T>::load(residual + offset, first_of(i), end, whole);
+        own[j][i] = Held<T>::load(x + offset, first_of(i), columns, whole);
+        if constexpr (Plan::has_residual) added[j][i] = Held<T>::load(residual + offset, first_of(i), columns, whole);
       }
     }
   }
@@ -50,6 +51,28 @@ __device__ __forceinline__ float team_sum(float value, float* scratch) {
   return ac::block_sum<Plan::threads / ac::warp_size>(value, scratch, threadIdx.x / ac::warp_size, threadIdx.x % ac::warp_size);
 }
 
+__device__ __forceinline__ ac::RowStatistics statistics_of(const Step (&values)[vectors], float eps, float* scratch, bool whole) {
+  auto add_up = [&](auto term) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+#pragma unroll
+      for (int e = 0; e < step; ++e) {
+        if (first_of(i) + (whole ? 0 : e) < columns) sum += term(values[i][e]);
+      }
+    }
+    return team_sum(sum, scratch) * (1.0f / static_cast<float>(columns));
+  };
+  const float mean = Plan::norm == ac::norm_layer ? add_up([](float value) { return value; }) : 0.0f;
+  const float square = add_up([&](float value) { return (value - mean) * (value - mean); });
+  return ac::RowStatistics{mean, rsqrtf(square + eps)};
+}
+
+__device__ __forceinline__ void store_row(const Step (&values)[vectors], T* rows, int row, bool whole) {
+#pragma unroll
+  for (int i = 0; i < vectors; ++i) store_step(values[i], rows + static_cast<long long>(row) * columns, first_of(i), columns, whole);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks)
@@ -57,62 +80,49 @@ norm_kept_kernel(const Plan::T* x, const Plan::W* weight, const Plan::W* bias, c
                  Plan::T* residual_out, int rows, float eps) {
   __shared__ float scratch[Plan::threads / ac::warp_size];
   if (Plan::pdl) ac::launch_dependents();
-  const bool whole = columns % step == 0 && all_aligned(x, out, weight, bias, residual, residual_out);
-  Weights weights[vectors];
-#pragma unroll
-  for (int i = 0; i < vectors; ++i) weights[i].load(weight, bias, first_of(i), columns, whole, 0, 1);
-  ac::grid_dependency_wait();
-
-  const int team = static_cast<int>(threadIdx.x) / lanes;
+  const int team = static_cast<int>(threadIdx.x / lanes);
   const int stride = gridDim.x * teams * batch;
-  Rows next;
-  next.load(x, residual, blockIdx.x * teams * batch + team, rows, whole);
-  for (int first = blockIdx.x * teams * batch; first < rows; first += stride) {  // the same for all threads: they sum up together
-    Step values[batch][vectors];
+  const auto walk = [&](auto whole) {
+    Weights weights[vectors];
 #pragma unroll
-    for (int j = 0; j < batch; ++j) {
-      const int row = first + j * teams + team;
+    for (int i = 0; i < vectors; ++i) weights[i].load(weight, bias, first_of(i), columns, whole, 0, 1);
+    ac::grid_dependency_wait();
+    Rows next = {};
+    next.load(x, residual, blockIdx.x * teams * batch + team, rows, whole);
+    for (int first = blockIdx.x * teams * batch; first < rows; first += stride) {  // the same for all threads: they sum up together
+      Step values[batch][vectors];
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        next.own[j][i].unpack(values[j][i]);
+      for (int j = 0; j < batch; ++j) {
+        const int row = first + j * teams + team;
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) next.own[j][i].unpack(values[j][i]);
         if constexpr (Plan::has_residual) {
-          add_rounded(values[j][i], next.added[j][i]);
-          store_step(values[j][i], residual_out + static_cast<long long>(row) * columns, first_of(i), row < rows ? columns : 0, whole);
+#pragma unroll
+          for (int i = 0; i < vectors; ++i) add_rounded(values[j][i], next.added[j][i]);
+          if (row < rows) store_row(values[j], residual_out, row, whole);
         }
       }
-    }
-    next.load(x, residual, first + stride + team, rows, whole);
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      if constexpr (Plan::has_weight) opaque(weights[i].scale);
-      if constexpr (Plan::has_bias) opaque(weights[i].shift);
-    }
-    ac::RowStatistics statistics[batch];
-#pragma unroll
-    for (int j = 0; j < batch; ++j) {
-      auto add_up = [&](auto term) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < vectors; ++i) {
-#pragma unroll
-          for (int e = 0; e < step; ++e) {
-            if (first_of(i) + e < columns) sum += term(values[j][i][e]);
-          }
-        }
-        return team_sum(sum, scratch) * (1.0f / static_cast<float>(columns));
-      };
-      const float mean = Plan::norm == ac::norm_layer ? add_up([](float value) { return value; }) : 0.0f;
-      const float square = add_up([&](float value) { return (value - mean) * (value - mean); });
-      statistics[j] = ac::RowStatistics{mean, rsqrtf(square + eps)};
-    }
-#pragma unroll
-    for (int j = 0; j < batch; ++j) {
-      const int row = first + j * teams + team;
+      next.load(x, residual, first + stride + team, rows, whole);
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
-        weights[i].normalize(values[j][i], statistics[j]);
-        store_step(values[j][i], out + static_cast<long long>(row) * columns, first_of(i), row < rows ? columns : 0, whole);
+        if constexpr (Plan::has_weight) opaque(weights[i].scale);
+        if constexpr (Plan::has_bias) opaque(weights[i].shift);
+      }
+      ac::RowStatistics statistics[batch];
+#pragma unroll
+      for (int j = 0; j < batch; ++j) statistics[j] = statistics_of(values[j], eps, scratch, whole);
+#pragma unroll
+      for (int j = 0; j < batch; ++j) {
+        const int row = first + j * teams + team;
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) weights[i].template normalize<false>(values[j][i], statistics[j]);
+        if (row < rows) store_row(values[j], out, row, whole);
       }
     }
+  };
+  if (columns % step == 0 && all_aligned(x, out, weight, bias, residual, residual_out)) {
+    walk(Known<true>{});
+  } else {
+    walk(Known<false>{});
   }
 }

@@ -4,7 +4,8 @@
 // belongs to Plan::lanes neighbouring lanes (several rows per warp), to one warp or to all warps of the block. Threads take 16
 // bytes at a time, and Plan::unroll of them are on their way before the first is used; where the length or the address of rows
 // allows no vectors, neighbouring threads take neighbouring elements. Where rows are split, the parts' states go to ws_states
-// [splits, rows, words], and a second launch merges them, a warp per row.
+// [splits, rows, words], and a second launch merges them, a warp per row. Where Plan::columns is not 0 rows have that many elements,
+// and where Plan::part is not 0 so many are in every part: what is told at launch says the same, but nothing folds or unrolls by it.
 // A few lanes per row win where rows are short and many, a block where they are long, parts where rows are fewer than SMs.
 #include "plan.cuh"
 #include "finish.cuh"
@@ -28,24 +29,30 @@ __device__ __forceinline__ State scan_vectors(const Elements& elements, long lon
   State state = State::nothing();
   int first = begin + thread * step;
   Elements::Fetched<step> some[unroll];
-  const auto take = [&](int i) {
-    float values[step];
-    elements.evaluate(some[i], values);
-    state.add(values, first + i * stride, step);
+  const auto turn = [&](auto exists) {  // the next `unroll` steps, as far as they exist
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      if (exists(i)) elements.fetch<Plan::past_l1>(row + first + i * stride, some[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      if (!exists(i)) continue;
+      float values[step];
+      elements.evaluate(some[i], values);
+      state.add(values, first + i * stride, step);
+    }
+    first += unroll * stride;
   };
-  for (; first + (unroll - 1) * stride < end; first += unroll * stride) {
-#pragma unroll
-    for (int i = 0; i < unroll; ++i) elements.fetch(row + first + i * stride, some[i]);
-#pragma unroll
-    for (int i = 0; i < unroll; ++i) take(i);
-  }
-#pragma unroll
-  for (int i = 0; i < unroll - 1; ++i) {
-    if (first + i * stride < end) elements.fetch(row + first + i * stride, some[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < unroll - 1; ++i) {
-    if (first + i * stride < end) take(i);
+  const auto all = [](int) { return true; };
+  if constexpr (Plan::part > 0) {
+    constexpr int steps = Plan::part / stride;  // that every thread has
+    constexpr int turns = steps / unroll;
+#pragma unroll(turns <= 2 ? 2 : 1)
+    for (int i = 0; i < turns; ++i) turn(all);
+    turn([&](int i) { return i < steps % unroll || (i == steps % unroll && Plan::part % stride != 0 && first + i * stride < end); });
+  } else {
+    while (first + (unroll - 1) * stride < end) turn(all);
+    turn([&](int i) { return i < unroll - 1 && first + i * stride < end; });
   }
   return state;
 }
@@ -71,26 +78,35 @@ __device__ __forceinline__ State scan_elements(const Elements& elements, long lo
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 reduction_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A2* in2, Plan::T* out, long long* indices, float* ws_states,
                  long long rows, int columns, int part, float scale, long long period0, long long period1, long long period2) {
-  __shared__ State states[warps];
+  __shared__ __align__(16) State states[warps];
   if (Plan::pdl) ac::launch_dependents();
   ac::grid_dependency_wait();
   const int warp = threadIdx.x / ac::warp_size;
-  const int thread = threadIdx.x % threads_per_row;
-  const long long row = static_cast<long long>(blockIdx.x) * rows_per_block + threadIdx.x / threads_per_row;
+  const int thread = rows_per_block == 1 ? threadIdx.x : threadIdx.x % threads_per_row;
+  if constexpr (Plan::columns > 0) columns = Plan::columns;
+  if constexpr (Plan::part > 0) part = Plan::part;
+  const long long block = blockIdx.x;
+  const long long own = rows_per_block == 1 ? block : block * rows_per_block + threadIdx.x / threads_per_row;
+  const long long row = rows_per_block == 1 ? own : min(own, rows - 1);  // lanes without a row stay for the shuffles of the others
   const Elements elements = elements_of(in0, in1, in2, period0, period1, period2);
-  const int begin = blockIdx.y * part;
-  const int end = row < rows ? min(begin + part, columns) : begin;  // the lanes of rows that do not exist stay for the shuffles
+  const int begin = Plan::split ? static_cast<int>(blockIdx.y) * part : 0;
+  const int end = Plan::part > 0 ? begin + part : min(begin + part, columns);
   const bool vectors = columns % step == 0 && elements.in_vectors<step>();
-  State state = vectors ? scan_vectors(elements, row * columns, begin, end, thread) : scan_elements(elements, row * columns, begin, end, thread);
+  State state = vectors ? scan_vectors(elements, row * columns, begin, end, thread)
+                        : scan_elements(elements, row * columns, begin, end, thread);
   state = reduction::merge_warp<lanes>(state);
   if constexpr (warps_per_row > 1) {
     const int lane = threadIdx.x % ac::warp_size;
     if (lane == 0) states[warp] = state;
     __syncthreads();
     if (warp > 0) return;
-    state = reduction::merge_warp<power_of_two(warps)>(lane < warps ? states[lane] : State::nothing());
+    if constexpr (State::words == 1) {
+      state = reduction::merge_in_pairs(states);
+    } else {
+      state = reduction::merge_warp<power_of_two(warps)>(lane < warps ? states[lane] : State::nothing());
+    }
   }
-  if (thread > 0 || row >= rows) return;
+  if (thread > 0 || (rows_per_block > 1 && own >= rows)) return;
   if constexpr (Plan::split) {
     keep(state, ws_states, blockIdx.y * rows + row);
   } else {

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, elementwise_struct, make_source, operand_pointer
+from agentcompile_cuda_kit import c_type, elementwise_struct, known_length, make_source, operand_pointer
 from agentcompile_cuda_kit.pointwise_inputs import (
+    are_few,
     inputs_arguments,
     inputs_periods,
     inputs_plan,
@@ -265,7 +266,9 @@ def _lower_rows(match: Match, schedule: Schedule, pdl: bool) -> StepSource:
                    _scale(match), *inputs_periods(match)))
     steps = -(-part // (threads_per_row * step))
     unroll = next(count for count in (8, 4, 2, 1) if count <= steps and count * step <= MOST_FETCHED)
-    plan = {**_plan(match, step, splits, pdl), "threads": threads, "warps_per_row": warps_per_row, "lanes": lanes, "unroll": unroll}
+    known = known_length(columns)
+    plan = {**_plan(match, step, splits, pdl), "threads": threads, "warps_per_row": warps_per_row, "lanes": lanes, "unroll": unroll,
+            "columns": known, "part": part if known and known % part == 0 else 0, "past_l1": are_few(pointwise_inputs(match))}
     return _finished(match, "reduction.cu", plan, launch, steps * step + threads_per_row.bit_length())
 
 

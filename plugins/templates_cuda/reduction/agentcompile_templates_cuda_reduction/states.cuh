@@ -172,4 +172,17 @@ template <int Width = ac::warp_size, class State> __device__ __forceinline__ Sta
   return state;
 }
 
+// Of all `states`, by one thread in the order of merge_warp, so that both give the same bits; quicker where a state is one number.
+template <class State, int Count> __device__ __forceinline__ State merge_in_pairs(const State (&states)[Count]) {
+  State some[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) some[i] = states[i];
+#pragma unroll
+  for (int offset = 1; offset < Count; offset *= 2) {
+#pragma unroll
+    for (int i = 0; i + offset < Count; i += 2 * offset) some[i].merge(some[i + offset]);
+  }
+  return some[0];
+}
+
 }  // namespace reduction

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from agentcompile_cuda_kit import pointwise_inputs
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import reduction_case
-from agentcompile_templates_cuda_reduction import ReductionFamily
+from agentcompile_templates_cuda_reduction import ReductionFamily, reduction
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -119,6 +120,50 @@ def test_what_is_before_a_sum_is_taken_in() -> None:
     run(match, WARP, tensors)
     expected = oracle(graph, {"x": tensors["in0"], "other0": tensors["in1"]})[graph.outputs[0]]
     assert bool(((tensors["out"].double() - expected.value).abs() <= expected.error).all())
+
+
+def results(match: Match, point: dict[str, int | str], x: torch.Tensor) -> list[torch.Tensor]:
+    """Of aligned and of unaligned elements, none of which is written to."""
+    found = []
+    for offset in (0, 1):
+        tensors = tensors_of(match, x, offset)
+        run(match, point, tensors)
+        assert torch.equal(tensors["in0"].view(torch.uint8), aligned(x.reshape(tensors["in0"].shape), x.dtype, offset).view(torch.uint8))
+        found += [tensors[name] for name in ("out", "indices") if name in tensors]
+    return found
+
+
+@pytest.mark.parametrize("op,point,columns", [
+    ("sum", WARP, 512),  # one pass
+    ("std", WARP, 2304),  # two turns of four steps and a ninth
+    ("max", LANES, 320),  # of a turn and half of it, the last thread has nothing
+    ("sum", PARTS, 960),  # threads of a part that have no step; rows in parts of one length
+    ("logsumexp", PARTS, 2048)])  # the last part is shorter than the others
+def test_a_length_known_to_the_kernel_changes_no_bit(
+    op: str, point: dict[str, int | str], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match, _ = reduced(op, columns, 1, DType.F16)
+    x = torch.randn(match.need("in0").spec.shape, generator=torch.Generator().manual_seed(columns)).half()
+    known, constant = results(match, point, x), FAMILY.lower(match, Schedule(point), H200)
+    monkeypatch.setattr(reduction, "known_length", lambda columns: 0)
+    told = FAMILY.lower(match, Schedule(point), H200)
+    assert constant.digest != told.digest and constant.launches[0].arguments == told.launches[0].arguments
+    assert all(torch.equal(a, b) for a, b in zip(known, results(match, point, x), strict=True))
+
+
+def test_lengths_that_are_told_share_a_kernel() -> None:
+    """Ragged and tiny rows are of one kernel each schedule, whatever their length."""
+    digests = {FAMILY.lower(reduced("sum", columns, 1, DType.F16)[0], Schedule(WARP), H200).digest for columns in (2, 7, 64, 127, 250)}
+    assert len(digests) == 1
+
+
+def test_many_bytes_are_loaded_through_l1(monkeypatch: pytest.MonkeyPatch) -> None:
+    match, _ = reduced("sum", 512, 1, DType.F16)
+    x = torch.randn(match.need("in0").spec.shape, generator=torch.Generator().manual_seed(1)).half()
+    few, digest = results(match, WARP, x), FAMILY.lower(match, Schedule(WARP), H200).digest
+    monkeypatch.setattr(pointwise_inputs, "FEW_BYTES", 0)
+    assert FAMILY.lower(match, Schedule(WARP), H200).digest != digest
+    assert all(torch.equal(a, b) for a, b in zip(few, results(match, WARP, x), strict=True))
 
 
 WRONG = {  # what is wrong: file, text, with what it is replaced, operation, point

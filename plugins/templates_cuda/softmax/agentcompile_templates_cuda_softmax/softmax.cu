@@ -33,7 +33,7 @@ __device__ __forceinline__ void read(const Scores& scores, long long row, int co
     Scores::Fetched<step> steps[held] = {};
 #pragma unroll
     for (int i = 0; i < held; ++i) {
-      if (in_row(i, thread, columns)) scores.fetch(row + place_of(i, thread), steps[i]);
+      if (in_row(i, thread, columns)) scores.fetch<Plan::past_l1>(row + place_of(i, thread), steps[i]);
     }
 #pragma unroll
     for (int i = 0; i < held; ++i) {
@@ -79,6 +79,7 @@ softmax_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A2* in2, Pl
                long long period0, long long period1, long long period2) {
   __shared__ Online states[warps];
   if (Plan::pdl) ac::launch_dependents();
+  if constexpr (Plan::columns > 0) columns = Plan::columns;
   ac::grid_dependency_wait();
   const int thread = threadIdx.x % threads_per_row;
   const long long own_row = static_cast<long long>(blockIdx.x) * rows_per_block + threadIdx.x / threads_per_row;

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from agentcompile_cuda_kit import c_type, elementwise_struct, make_source
+from agentcompile_cuda_kit import c_type, elementwise_struct, known_length, make_source
 from agentcompile_cuda_kit.pointwise_inputs import (
+    are_few,
     inputs_arguments,
     inputs_periods,
     inputs_plan,
@@ -166,7 +167,8 @@ def _lower_held(match: Match, schedule: Schedule, target: Target) -> StepSource:
                    *inputs_periods(match)))
     plan = {**_plan(match, pdl), "threads": threads, "warps_per_row": warps_per_row, "lanes": lanes, "held": held, "step": step,
             "blocks": _resident(match, target, threads, held * step) if threads == threads_per_row else 1,
-            "ragged": match.integer("columns") % (held * step * threads_per_row) != 0}
+            "ragged": match.integer("columns") % (held * step * threads_per_row) != 0, "columns": known_length(match.integer("columns")),
+            "past_l1": are_few(pointwise_inputs(match))}
     return _source(match, "softmax.cu", plan, (launch,), held * step + threads_per_row.bit_length())
 
 

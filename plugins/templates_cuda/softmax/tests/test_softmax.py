@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from agentcompile_cuda_kit import pointwise_inputs
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import softmax_case
-from agentcompile_templates_cuda_softmax import SoftmaxFamily
+from agentcompile_templates_cuda_softmax import SoftmaxFamily, softmax
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -92,6 +93,27 @@ def test_rows_keep_to_themselves_and_extremes_are_torchs() -> None:
         tensors["in0"][0, 2] = put
         Emulated(lowered(match, "warp"), match, H200).run(tensors)
         assert torch.allclose(tensors["out"], tensors["in0"].softmax(-1), rtol=1e-5, atol=0.0, equal_nan=True), put
+
+
+@pytest.mark.parametrize("change", ["a length told at launch", "loads through L1"])
+@pytest.mark.parametrize("path,columns", [("lanes", 192), ("block", 512)])
+def test_neither_a_known_length_nor_loads_past_l1_change_a_bit(
+    path: str, columns: int, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match = softmax_match(path, columns, DType.F16, False, False)
+    found, digests = [], set()
+    for changed in (False, True):
+        if changed and change == "loads through L1":
+            monkeypatch.setattr(pointwise_inputs, "FEW_BYTES", 0)
+        elif changed:
+            monkeypatch.setattr(softmax, "known_length", lambda columns: 0)
+        for offset in (0, 1):
+            tensors = draw(match, 7, offset, 0.1)
+            Emulated(lowered(match, path), match, H200).run(tensors)
+            found.append(tensors["out"])
+        digests.add(lowered(match, path).digest)
+    assert len(digests) == 2 and torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    assert not bool(found[0].isnan().any())
 
 
 WRONG = {  # what is wrong: text, with what it is replaced, path

@@ -4,7 +4,8 @@
 // `load` brings Step neighbouring elements with 16-byte loads; `element` brings one. Both write column j of `values` for
 // input j; columns of absent inputs are not read by the expression. `fetch` issues the loads alone and `evaluate` takes what
 // they bring: who fetches several steps before he evaluates the first has all their loads on the way at once. Who fetches
-// reads once: few full inputs leave L1 alone (sums of 128 x 2048 floats: 2.20 us instead of 2.44 on an H200).
+// reads once, and says whether full inputs leave L1 alone (PastL1): where all are few bytes, up to 12 MiB, rows were 1 to 23 %
+// faster so, from 24 MiB on 2 to 5 % slower (H200, docs/performance.md).
 #pragma once
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -15,10 +16,9 @@ constexpr int input_full = 0;
 constexpr int input_repeats = 1;
 constexpr int input_scalar = 2;
 constexpr int input_absent = 3;
-constexpr int input_few = 4;  // full, and so few bytes that loads leave L1 alone: 5 to 15 % faster there, 5 % slower from 32 MiB on
 
 template <int Kind, class A> struct Input {
-  static constexpr bool full = Kind == input_full || Kind == input_few;
+  static constexpr bool full = Kind == input_full;
   const A* address;
   long long period;
 
@@ -38,14 +38,14 @@ template <int Kind, class A> struct Input {
     Vec16<A> parts[full || Kind == input_repeats ? Step / Vec16<A>::size : 1];
   };
 
-  template <int Step> __device__ __forceinline__ void fetch(long long first, Step16<Step>& step) const {
+  template <bool PastL1, int Step> __device__ __forceinline__ void fetch(long long first, Step16<Step>& step) const {
     if constexpr (full || Kind == input_repeats) {
       constexpr int size = Vec16<A>::size;
       static_assert(Step % size == 0, "a step is a whole number of vectors of every input");
       const A* start = address + place(first);
 #pragma unroll
       for (int part = 0; part < Step / size; ++part) {
-        step.parts[part] = Kind == input_few ? Vec16<A>{load_stream16(start + part * size)} : Vec16<A>::load(start + part * size);
+        step.parts[part] = PastL1 && full ? Vec16<A>{load_stream16(start + part * size)} : Vec16<A>::load(start + part * size);
       }
     }
   }
@@ -126,10 +126,10 @@ template <class Apply, class In0, class In1, class In2> struct Inputs {
   };
 
   // `first` is a multiple of Step; only where in_vectors<Step>().
-  template <int Step> __device__ __forceinline__ void fetch(long long first, Fetched<Step>& step) const {
-    in0.fetch(first, step.in0);
-    in1.fetch(first, step.in1);
-    in2.fetch(first, step.in2);
+  template <bool PastL1, int Step> __device__ __forceinline__ void fetch(long long first, Fetched<Step>& step) const {
+    in0.template fetch<PastL1>(first, step.in0);
+    in1.template fetch<PastL1>(first, step.in1);
+    in2.template fetch<PastL1>(first, step.in2);
   }
 
   template <int Step> __device__ __forceinline__ void evaluate(const Fetched<Step>& step, float (&results)[Step]) const {

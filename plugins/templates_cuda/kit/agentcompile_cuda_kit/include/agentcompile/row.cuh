@@ -19,21 +19,28 @@ struct RowStatistics {
   float inverse;
 };
 
-// One element of a normalized row, rounded as above; the result is a value of T held in a float. `scale` is the norm
-// weight (1 where there is none), `shift` the bias (0 where there is none; used by `layer` only).
+// One element of a normalized row before the outermost rounding above. `scale` is the norm weight (1 where there is none),
+// `shift` the bias (0 where there is none; used by `layer` only).
 template <int Kind, class T>
-__device__ __forceinline__ float normalize(float x, RowStatistics row, float scale, float shift) {
+__device__ __forceinline__ float normalize_unrounded(float x, RowStatistics row, float scale, float shift) {
   if constexpr (Kind == norm_rms) {
-    return round_to<T>(scale * round_to<T>(x * row.inverse));
+    return scale * round_to<T>(x * row.inverse);
   } else if constexpr (Kind == norm_rms_one_plus) {
-    return round_to<T>(x * row.inverse * (1.0f + scale));
+    return x * row.inverse * (1.0f + scale);
   } else if constexpr (Kind == norm_rms_once) {
-    return round_to<T>(x * row.inverse * scale);
+    return x * row.inverse * scale;
   } else if constexpr (Kind == norm_layer) {
-    return round_to<T>((x - row.mean) * row.inverse * scale + shift);
+    return (x - row.mean) * row.inverse * scale + shift;
   } else {
     return x;
   }
+}
+
+// The same rounded: a value of T held in a float.
+template <int Kind, class T>
+__device__ __forceinline__ float normalize(float x, RowStatistics row, float scale, float shift) {
+  const float value = normalize_unrounded<Kind, T>(x, row, scale, shift);
+  return Kind == norm_none ? value : round_to<T>(value);
 }
 
 // Statistics of a row of `columns` elements spread over `Warps` warps. `each(f)` calls f(x) for every element that this
