@@ -3,9 +3,9 @@
 // An input is as large as out (Plan::broadcast_j = 0), one row of `columns` elements that repeats (1), one element (2), one of `extent_j`
 // elements per channel, of which `inner` neighbours of out are (4), or it repeats along a middle axis (5): `inner` of its elements belong
 // to every `extent_j` of out; absent inputs are null. out [count]; it may alias a full input. A thread owns Plan::step neighbouring
-// elements, one 16-byte vector, where all types have one size and the addresses allow it. All loads of a thread are on their way before
-// the first is used, past L1 where inputs are few bytes (Plan::past_l1). Plan::columns is 0 or `columns`; with Plan::even every thread of
-// every block has Plan::step elements.
+// elements: of what lies side by side one vector of 4, 8 or 16 bytes, or several of 16, where the addresses allow it. All loads of a thread
+// are on their way before the first is used, past L1 where inputs are few bytes (Plan::past_l1). Plan::columns is 0 or `columns`; with
+// Plan::even every thread of every block has Plan::step elements.
 // Wins where a pointwise chain stands between operators that no other family fuses.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
@@ -23,11 +23,16 @@ struct Sizes {
 };
 
 // Whether the elements of a step lie side by side in an input, as far as its kind says.
-template <int Kind> constexpr bool side_by_side = Kind == full || (Kind == row && Plan::columns > 0 && Plan::columns % step == 0);
+template <int Kind>
+constexpr bool side_by_side = step > 1 && (Kind == full || (Kind == row && Plan::columns > 0 && Plan::columns % step == 0));
 
-// The bits of an input's address that must be 0 for vectors of it.
+// The bits of an address that must be 0 for vectors of what lies there.
+template <class A> __device__ __forceinline__ unsigned long long unaligned(const A* address) {
+  constexpr int bytes = step * static_cast<int>(sizeof(A));
+  return reinterpret_cast<unsigned long long>(address) & ((bytes < 16 ? bytes : 16) - 1);
+}
 template <int Kind, class A> __device__ __forceinline__ unsigned long long unaligned(const A* input) {
-  return side_by_side<Kind> ? reinterpret_cast<unsigned long long>(input) & 15u : 0u;
+  return side_by_side<Kind> ? unaligned(input) : 0u;
 }
 
 template <int Kind> __device__ __forceinline__ Index place_of(Index i, const Sizes& sizes, Index extent) {
@@ -39,7 +44,7 @@ template <int Kind> __device__ __forceinline__ Index place_of(Index i, const Siz
 }
 
 // What a step of one input is in registers: a vector as it lies in memory, or single elements.
-template <int Kind, class A, bool Vector = side_by_side<Kind> && step == ac::Vec16<A>::size> struct Loaded {
+template <int Kind, class A, bool Vector = side_by_side<Kind>> struct Loaded {
   A elements[step];
 
   __device__ __forceinline__ void load(const A* input, Index first, const Sizes& sizes, Index extent) {
@@ -62,11 +67,15 @@ template <int Kind, class A, bool Vector = side_by_side<Kind> && step == ac::Vec
   }
 };
 template <int Kind, class A> struct Loaded<Kind, A, true> {
-  ac::Vec16<A> vector;
+  ac::Vector<A, step> vector;
 
   __device__ __forceinline__ void load(const A* input, Index first, const Sizes& sizes, Index extent) {
     const A* start = input + place_of<Kind>(first, sizes, extent);
-    vector = Plan::past_l1 && Kind == full ? ac::Vec16<A>{ac::load_stream16(start)} : ac::Vec16<A>::load(start);
+    if constexpr (Plan::past_l1 && Kind == full && ac::Vector<A, step>::words <= 4) {
+      ac::load_stream(vector.bits, start);
+    } else {
+      vector = ac::Vector<A, step>::load(start);
+    }
   }
   __device__ __forceinline__ void unpack(float (&values)[step][6], int j) const {
     float chunk[step];
@@ -87,9 +96,8 @@ __device__ __forceinline__ void load_elements(float (&values)[step][6], int j, c
   }
 }
 
-// One 16-byte store, where a thread's elements make one vector of A.
 template <class A> __device__ __forceinline__ void store_vector(const float (&results)[step], A* out) {
-  if constexpr (step == ac::Vec16<A>::size) ac::Vec16<A>::pack(results).store(out);
+  if constexpr (step > 1) ac::Vector<A, step>::pack(results).store(out);
 }
 
 __device__ __forceinline__ void apply(const float (&values)[step][6], float (&results)[step]) {
@@ -110,11 +118,10 @@ elementwise_kernel(const Plan::A0* in0, const Plan::A1* in1, const Plan::A2* in2
   if (!Plan::even && first >= sizes.count) return;
   float values[step][6] = {};
   float results[step];
-  if constexpr (step == ac::Vec16<Plan::T>::size) {  // 16-byte vectors of the result; of inputs where they have its size
-    const unsigned long long bits = (reinterpret_cast<unsigned long long>(out) & 15u) | unaligned<Plan::broadcast_0>(in0) |
-                                    unaligned<Plan::broadcast_1>(in1) | unaligned<Plan::broadcast_2>(in2) |
-                                    unaligned<Plan::broadcast_3>(in3) | unaligned<Plan::broadcast_4>(in4) |
-                                    unaligned<Plan::broadcast_5>(in5);
+  if constexpr (step > 1) {
+    const unsigned long long bits = unaligned(out) | unaligned<Plan::broadcast_0>(in0) | unaligned<Plan::broadcast_1>(in1) |
+                                    unaligned<Plan::broadcast_2>(in2) | unaligned<Plan::broadcast_3>(in3) |
+                                    unaligned<Plan::broadcast_4>(in4) | unaligned<Plan::broadcast_5>(in5);
     if ((Plan::even || first + step <= sizes.count) && bits == 0) {
       Loaded<Plan::broadcast_0, Plan::A0> step0;
       Loaded<Plan::broadcast_1, Plan::A1> step1;

@@ -35,6 +35,8 @@ BROADCASTS = {"full": 0, "row": 1, "scalar": 2, "channel": 4, "middle": 5}  # as
 ABSENT = 3
 MOST_INPUTS = 6
 LARGEST = 2**31 - 1
+THREADS = (128, 256, 64)
+FILLS = 2  # blocks for every SM
 
 
 class ElementwiseFamily(TemplateFamily):
@@ -42,7 +44,7 @@ class ElementwiseFamily(TemplateFamily):
     per channel, or repeated along a middle axis; and copies of parts."""
 
     name = "elementwise"
-    version = 3
+    version = 4
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one to six floating point inputs of any mix of types."""
@@ -63,9 +65,16 @@ class ElementwiseFamily(TemplateFamily):
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
-        """At most 6 points: block size, and 16-byte vectors or single elements per thread."""
+        """At most 12 points: block size, and elements per thread: a 16-byte vector, less of one, or a single element.
+
+        Whole vectors come first where they make blocks for every SM twice, the smaller ones where they do not: of 151,936 halves
+        two and four a thread were the fastest, eight the slowest of all (docs/performance.md).
+        """
         vector = 1 if is_strided(match) else 16 // match.need("out").spec.dtype.bytes
-        values = {"step": tuple(dict.fromkeys((vector, 1))), "threads": (128, 256, 64)}
+        steps = [vector >> halvings for halvings in range(vector.bit_length())]
+        if match.integer("count") < FILLS * target.sm_count * vector * THREADS[0]:
+            steps = [*steps[1:-1], steps[0], *steps[-1:]] if len(steps) > 1 else steps
+        values = {"step": tuple(steps), "threads": THREADS}
         points = tuple(Schedule({"step": s, "threads": t}) for s in values["step"] for t in values["threads"])
         return ScheduleSpace(parameters=tuple(Parameter(name=k, values=v) for k, v in sorted(values.items())), points=points)
 

@@ -70,7 +70,8 @@ def draw(match: Match, seed: int, offset: int = 0) -> dict[str, torch.Tensor]:
     return {**tensors, "out": aligned(torch.full(out.shape, math.nan), TORCH[out.dtype])}
 
 
-@pytest.mark.parametrize("dtype,step", [(DType.F16, 8), (DType.BF16, 1), (DType.F32, 4)], ids=str)
+@pytest.mark.parametrize("dtype,step", [(DType.F16, 8), (DType.F16, 2), (DType.BF16, 4), (DType.BF16, 1), (DType.F32, 4), (DType.F32, 2)],
+                         ids=str)
 @FEW
 @given(data=st.data())
 def test_gate_within_budget(dtype: DType, step: int, data: st.DataObject) -> None:
@@ -158,13 +159,22 @@ def test_inputs_that_repeat_along_axes_are_read_where_they_lie(kind: str, data: 
     assert torch.equal(tensors["out"].view(before, along, behind), expected)
 
 
-def test_mixed_types_scalars_and_copies() -> None:
+@FEW
+@given(data=st.data())
+def test_mixed_types_in_vectors_of_each_ones_size(data: st.DataObject) -> None:
     product = Expression(arguments=("in0", "in1"), operations=(Operation(PointwiseKind.MUL, ("in0", "in1")),))
-    match = pointwise_match(3, 40, ("full", "scalar"), product, DType.F32, (DType.F16, DType.F32))
-    for step in (4, 1):
-        tensors = draw(match, step)
-        emulated(match, step).run(tensors)
-        assert torch.equal(tensors["out"], tensors["in0"].float() * tensors["in1"])
+    types = (DType.F16, DType.BF16, DType.F32)
+    dtypes = data.draw(st.tuples(st.sampled_from(types), st.sampled_from(types)))
+    out, kind = data.draw(st.sampled_from(types)), data.draw(st.sampled_from(("full", "scalar", "row")))
+    rows, columns = data.draw(st.sampled_from((1, 3))), data.draw(st.sampled_from((8, 40, 128, 129)))
+    match = pointwise_match(rows, columns, ("full", kind), product, out, dtypes)
+    step = data.draw(st.sampled_from(sorted({point.integer("step") for point in POINTWISE.space(match, H200).points})))
+    tensors = draw(match, data.draw(st.integers(0, 99)), data.draw(st.sampled_from((0, 1, 2))))
+    emulated(match, step).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
+    assert torch.equal(tensors["out"], (tensors["in0"].float() * tensors["in1"].float()).to(TORCH[out]))
+
+
+def test_copies_of_odd_lengths() -> None:
     copy = pointwise_match(1, 33, ("full",), None, DType.F16)
     tensors = draw(copy, 3)
     emulated(copy, 8).run(tensors)
@@ -220,6 +230,12 @@ def test_a_part_is_copied_in_its_order(data: st.DataObject) -> None:
     tensors = {"in0": aligned(source, TORCH[dtype]), "out": aligned(torch.full(part.shape, math.nan), TORCH[dtype])}
     emulated(match, 1).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
     assert torch.equal(tensors["out"], part)
+
+
+def test_small_ones_are_dealt_out_in_small_vectors_first() -> None:
+    first = {count: POINTWISE.space(pointwise_match(1, count, ("full",), None, DType.F16), H200).points[0].integer("step")
+             for count in (2048, 151936, 1 << 24)}
+    assert first == {2048: 4, 151936: 4, 1 << 24: 8}
 
 
 def test_spaces_and_rejects() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agentcompile_cuda_kit import c_type, epilogue_struct, make_source, operand_pointer
+from agentcompile_cuda_kit import c_type, epilogue_struct, known_length, make_source, operand_pointer
 
 from agentcompile_core.plugin_api import (
     Access,
@@ -31,6 +31,11 @@ EARLY_WORDS = 64  # registers of weights that a thread of a cluster has beside i
 Plan = dict[str, bool | int | float | str]
 
 
+def rows_each_of(schedule: Schedule) -> int:
+    """Rows of a warp that holds whole rows, or of a block."""
+    return int(dict(schedule.items).get("rows_each", 1))
+
+
 def early_weights(match: Match, warps_per_row: int, threads: int, target: Target) -> bool:
     """Whether weights are read before the wait for what comes before: where each SM has a block or two, and nothing else to do."""
     rows = max(match.integer("rows"), match.integer("rows_beside", 0))
@@ -40,15 +45,17 @@ def early_weights(match: Match, warps_per_row: int, threads: int, target: Target
 def lower_held(match: Match, schedule: Schedule, target: Target) -> StepSource:
     """A row in the registers of a warp or of a block."""
     threads, warps_per_row = schedule.integer("threads"), schedule.integer("warps_per_row")
+    rows_each = rows_each_of(schedule)
     shape, pdl = shape_of(match), target.has(Feature.GRIDDEPCONTROL)
     vectors, beside = vectors_each(shape, WARP * warps_per_row), not shape.lone
     alike = not beside or match.integer("columns_beside") == match.integer("columns")
     launch = Launch(
-        entry="norm_kernel", grid=(-(-shape.rows // (threads // WARP // warps_per_row)), 1 + beside, 1), block=(threads, 1, 1), pdl=pdl,
+        entry="norm_kernel", grid=(-(-shape.rows // (threads // WARP // warps_per_row * rows_each)), 1 + beside, 1),
+        block=(threads, 1, 1), pdl=pdl,
         arguments=(*_pointers(match, POINTERS), i32("rows", match.integer("rows")), i32("columns", match.integer("columns")),
                    i32("rows_beside", match.integer("rows_beside", 0)), i32("columns_beside", match.integer("columns_beside", 0)),
                    f32("eps", match.number("norm_eps")), *_channels(match)))
-    plan = {**_plan(match, threads, pdl), "warps_per_row": warps_per_row, "vectors": vectors, "beside": beside,
+    plan = {**_plan(match, threads, pdl), "warps_per_row": warps_per_row, "rows_each": rows_each, "vectors": vectors, "beside": beside,
             "has_epilogue": bool(match.epilogue), "columns": shape.columns if alike else 0,
             "early_weights": early_weights(match, warps_per_row, threads, target)}
     return _source(match, "norm.cu", plan, (launch,), vectors * shape.step + (WARP * warps_per_row).bit_length())
@@ -103,10 +110,11 @@ def lower_cluster(match: Match, schedule: Schedule, target: Target) -> StepSourc
 def lower_looped(match: Match, schedule: Schedule, target: Target) -> StepSource:
     """Rows that blocks read again for each pass."""
     columns, threads, pdl = match.integer("columns"), schedule.integer("threads"), target.has(Feature.GRIDDEPCONTROL)
+    plan = {**_plan(match, threads, pdl), "columns": known_length(columns)}
     launch = Launch(entry="norm_looped_kernel", grid=(match.integer("rows"), 1, 1), block=(threads, 1, 1), pdl=pdl,
                     arguments=(*_pointers(match, ("x", "weight", "bias", "out")), i32("columns", columns),
                                f32("eps", match.number("norm_eps")), *_channels(match)))
-    return _source(match, "norm_looped.cu", _plan(match, threads, pdl), (launch,), -(-columns // threads) + threads.bit_length())
+    return _source(match, "norm_looped.cu", plan, (launch,), -(-columns // threads) + threads.bit_length())
 
 
 LOWER = {"held": lower_held, "kept": lower_kept, "split": lower_split, "cluster": lower_cluster, "looped": lower_looped}

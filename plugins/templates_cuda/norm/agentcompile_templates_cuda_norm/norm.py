@@ -17,7 +17,7 @@ from agentcompile_core.plugin_api import (
     TemplateFamily,
 )
 
-from .lowering import AUX, LOWER, NORMS, POINTERS, early_weights
+from .lowering import AUX, LOWER, NORMS, POINTERS, early_weights, rows_each_of
 from .space import WARP, shape_of, space_of, vectors_each
 
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -28,7 +28,7 @@ class NormFamily(TemplateFamily):
     """``norm`` matches: [rows, columns] normalized row by row, with weight and bias where they exist, of columns or of channels."""
 
     name = "norm"
-    version = 4
+    version = 5
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True where rows have one floating point type, parameters one, and what is held of a row fits into the registers of a block."""
@@ -65,7 +65,7 @@ class NormFamily(TemplateFamily):
         vectors = vectors_each(shape, WARP * warps_per_row)
         weights = shape.weight_words * (vectors if early_weights(match, warps_per_row, threads, target) else 1)
         others = sum(match.operand(name) is not None for name in ("residual", *AUX))
-        return block_needs(target, threads=threads, registers=vectors * (shape.step + 4 * others) + weights + 24)
+        return block_needs(target, threads=threads, registers=rows_each_of(schedule) * vectors * (shape.step + 4 * others) + weights + 24)
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 24 points: rows in registers of a warp or a block, weights kept over many rows, long rows over several blocks."""

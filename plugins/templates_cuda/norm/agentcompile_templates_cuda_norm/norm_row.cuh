@@ -19,32 +19,14 @@ template <bool Value> struct Known {
   __device__ __forceinline__ constexpr operator bool() const { return Value; }
 };
 
-template <class Element> struct Held {
-  static constexpr int words = step * static_cast<int>(sizeof(Element)) / 4;
-  unsigned int bits[words];
+template <class Element> struct Held : ac::Vector<Element, step> {
+  using Vector = ac::Vector<Element, step>;
 
   // The elements first .. first + step - 1 of a row, zero from `end` on. With `whole` all of them lie below `end` or none, and
   // row + first is aligned for them.
   static __device__ __forceinline__ Held load(const Element* row, int first, int end, bool whole) {
     if (!whole) return gather(first, end, [&](int i) { return ac::to_float(row[i]); });
-    Held held;
-    if constexpr (words == 2) {
-      const uint2 pair = first < end ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0u, 0u);
-      held.bits[0] = pair.x;
-      held.bits[1] = pair.y;
-    } else {
-#pragma unroll
-      for (int w = 0; w < words; w += 4) {
-        ac::Vec16<Element> vector = ac::Vec16<Element>::zero();
-        const Element* address = row + first + w * 4 / static_cast<int>(sizeof(Element));
-        if (first < end) vector = ac::Vec16<Element>::load(address);
-        held.bits[w] = vector.bits.x;
-        held.bits[w + 1] = vector.bits.y;
-        held.bits[w + 2] = vector.bits.z;
-        held.bits[w + 3] = vector.bits.w;
-      }
-    }
-    return held;
+    return Held{first < end ? Vector::load(row + first) : Vector::zero()};
   }
 
   // of(i) of the same elements, each a value of Element.
@@ -52,38 +34,12 @@ template <class Element> struct Held {
     Step values;
 #pragma unroll
     for (int e = 0; e < step; ++e) values[e] = first + e < end ? of(first + e) : 0.0f;
-    return pack(values);
-  }
-
-  static __device__ __forceinline__ Held pack(const Step& values) {
-    Held held;
-#pragma unroll
-    for (int w = 0; w < words; ++w) {
-      if constexpr (sizeof(Element) == 4) {
-        held.bits[w] = *reinterpret_cast<const unsigned int*>(&values[w]);
-      } else {
-        held.bits[w] = ac::Pair<Element>::pack(values[2 * w], values[2 * w + 1]);
-      }
-    }
-    return held;
-  }
-
-  __device__ __forceinline__ void unpack(Step& values) const {
-#pragma unroll
-    for (int w = 0; w < words; ++w) {
-      if constexpr (sizeof(Element) == 4) {
-        values[w] = *reinterpret_cast<const float*>(&bits[w]);
-      } else {
-        const float2 both = ac::Pair<Element>::unpack(bits[w]);
-        values[2 * w] = both.x;
-        values[2 * w + 1] = both.y;
-      }
-    }
+    return Held{Vector::pack(values)};
   }
 };
 
 // Rounds a step to T, two elements by one instruction.
-__device__ __forceinline__ void round_step(Step& values) { Held<T>::pack(values).unpack(values); }
+__device__ __forceinline__ void round_step(Step& values) { ac::Vector<T, step>::pack(values).unpack(values); }
 
 // Weight and bias of a step, where the norm has them.
 struct Weights {
@@ -123,7 +79,7 @@ struct Weights {
 // The elements of a step that lie below `end` to where they belong; `whole` as of Held::load.
 __device__ __forceinline__ void store_step(const Step& values, T* row, int first, int end, bool whole) {
   if (whole) {
-    if (first < end) ac::Vec16<T>::pack(values).store(row + first);
+    if (first < end) ac::Vector<T, step>::pack(values).store(row + first);
   } else {
 #pragma unroll
     for (int e = 0; e < step; ++e) {

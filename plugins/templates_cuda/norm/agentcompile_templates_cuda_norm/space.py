@@ -12,6 +12,10 @@ VECTOR_BYTES = 16
 MOST_VECTORS = 4  # of a row that a thread holds in registers
 MOST_VALUES = 32  # elements that a thread of a cluster holds as floats
 LOOPED_FROM = 12288  # elements of a row that pay for reading it more than once
+LOOPED_BYTES = 16384  # of a row from which on blocks that read it again compete with those that hold it, where rows fill the device
+LONGEST_LOOPED = 2**31 - 2**14  # elements: the place behind the last of a block is counted in 32 bits too
+MOST_OF_ROWS = 8  # vectors that a thread holds of several rows
+MANY = 16  # rows for every SM, of which a warp may have several
 SPLIT_FROM = 32768  # bytes of a row that pay for a second launch where rows are fewer than SMs
 SPLIT_THREADS = 512
 MOST_SPLIT_ROWS = 65535  # rows are the second dimension of the grid
@@ -64,29 +68,45 @@ def is_channels(match: Match) -> bool:
 def space_of(match: Match, target: Target) -> ScheduleSpace:
     """All points, at most 24."""
     shape = shape_of(match)
-    held: list[Point] = [{"threads": threads, "warps_per_row": warps} for threads, warps in _held(shape, target)]
-    kept = _kept(match, shape, target)
+    held, kept, looped = _held(match, shape, target), _kept(match, shape, target), _looped(match, shape)
     few = 2 * shape.rows <= target.sm_count and VECTOR_BYTES * shape.vectors >= SPLIT_FROM
-    ordered = [*held[:2], *kept[:1], *held[2:], *kept[1:], *(_long(shape, target) if shape.lone and (few or not held) else [])]
-    if match.integer("columns") >= LOOPED_FROM and match.operand("residual") is None and shape.lone and match.epilogue is None:
-        ordered += [{"path": "looped", "threads": threads} for threads in (1024, 512)]
+    fills = bool(held) and shape.rows >= target.sm_count and VECTOR_BYTES * shape.vectors >= LOOPED_BYTES
+    early, late = (looped, []) if fills else ([], looped if shape.columns >= LOOPED_FROM else [])
+    long = _long(shape, target) if shape.lone and (few or not held) else []
+    ordered = [*held[:2], *kept[:1], *early, *held[2:], *kept[1:], *long, *late]
     names = sorted({name for point in ordered for name in point})
     parameters = tuple(Parameter(name=name, values=tuple(sorted({p[name] for p in ordered if name in p}))) for name in names)
     return ScheduleSpace(parameters=parameters, points=tuple(map(Schedule, ordered)))
 
 
-def _held(shape: Shape, target: Target) -> list[tuple[int, int]]:
-    """Threads and warps per row: a warp per row first where rows are short and many, else one block per row.
+def _held(match: Match, shape: Shape, target: Target) -> list[Point]:
+    """A warp per row first where rows are short and many, else one block per row.
 
     Of rows that fill the device those blocks come first that give a thread two vectors: they reached the most on an H200 for rows of
-    16 and of 32 KiB in two types, four came behind them, one last (docs/performance.md).
+    16 and of 32 KiB in two types, four came behind them, one last (docs/performance.md). Of many short rows a warp may have several.
     """
-    warp = (128, 1)
-    blocks = [(threads, threads // WARP) for threads in (256, 128, 512, 1024, 64)]
+    warp, many = [(128, 1, 1)], shape.rows >= MANY * target.sm_count and not is_channels(match)
+    blocks = [(threads, threads // WARP, 1) for threads in (256, 128, 512, 1024, 64)]
     if shape.rows >= target.sm_count:
         blocks.sort(key=lambda block: (abs(math.log2(vectors_each(shape, block[0]) / 2)), block[0]))
-    ordered = [warp, *blocks] if shape.rows > 1 and shape.columns <= 512 else [*blocks, warp]
-    return [(threads, warps) for threads, warps in ordered if vectors_each(shape, WARP * warps) <= MOST_VECTORS]
+    short = shape.rows > 1 and shape.columns <= 512
+    if short and many:
+        warp += [(WARP, 1, 4), (512, 1, 1), (2 * WARP, 1, 2)]
+    chosen = [*warp, *blocks] if short else [*blocks, *warp]
+    found: list[Point] = []
+    for threads, warps, rows in chosen:
+        each = vectors_each(shape, WARP * warps)
+        if each <= MOST_VECTORS and rows * each <= MOST_OF_ROWS:
+            found.append({"threads": threads, "warps_per_row": warps, **({"rows_each": rows} if rows > 1 else {})})
+    return found
+
+
+def _looped(match: Match, shape: Shape) -> list[Point]:
+    """Blocks that read their row for each pass, those first of whose threads each reads two vectors of it."""
+    if match.operand("residual") is not None or not shape.lone or match.epilogue is not None or shape.columns > LONGEST_LOOPED:
+        return []
+    sizes = [threads for threads in (1024, 512) if threads <= shape.vectors]
+    return [{"path": "looped", "threads": threads} for threads in sorted(sizes, key=lambda size: abs(vectors_each(shape, size) - 2))]
 
 
 def _kept(match: Match, shape: Shape, target: Target) -> list[Point]:

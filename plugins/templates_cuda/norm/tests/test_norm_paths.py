@@ -1,4 +1,7 @@
-"""The paths of the norm family beyond rows in a block: split rows, clusters, kept weights; against fp64, emulated, and their spaces."""
+"""The paths of the norm family beyond one row in a block, against fp64, emulated, and their spaces.
+
+Split rows, clusters, kept weights, several rows of a warp, rows that are read again.
+"""
 
 import math
 from typing import Any
@@ -28,8 +31,11 @@ POINTS: dict[str, dict[str, Any]] = {
     "block": {"path": "kept", "threads": 64, "lanes": 64, "batch": 1, "blocks": 1},
     "warp": {"path": "kept", "threads": 64, "lanes": 32, "batch": 2, "blocks": 1},
     "part of a warp": {"path": "kept", "threads": 64, "lanes": 8, "batch": 2, "blocks": 1},
+    "rows of a warp": {"threads": 64, "warps_per_row": 1, "rows_each": 3}, "looped": {"path": "looped", "threads": 64},
 }
-COLUMNS = {"split": (65, 601, 1024), "cluster": (64, 517, 1024), "block": (8, 257, 1000),
+MANY_ROWS = ("block", "warp", "part of a warp", "rows of a warp")
+COLUMNS = {"rows of a warp": (3, 200, 512), "looped": (7, 601, 2048),
+           "split": (65, 601, 1024), "cluster": (64, 517, 1024), "block": (8, 257, 1000),
            "warp": (3, 200, 256), "part of a warp": (8, 61, 128)}
 SMALL = evolve(H200, sm_count=2)  # a grid that walks over rows soon has several for each team
 
@@ -84,8 +90,8 @@ def test_within_budget(path: str, data: st.DataObject) -> None:
     kind, dtype, weights = data.draw(st.sampled_from((
         ("layer", DType.F16, DType.F16), ("layer", DType.F32, DType.F32), ("rms", DType.BF16, DType.BF16),
         ("rms_once", DType.F32, DType.F16), ("rms_one_plus", DType.BF16, DType.F32))))
-    rows = data.draw(st.sampled_from((1, 3, 9, 70) if POINTS[path]["path"] == "kept" else (1, 3)))
-    columns, residual = data.draw(st.sampled_from(COLUMNS[path])), data.draw(st.booleans())
+    rows = data.draw(st.sampled_from((1, 3, 9, 70) if path in MANY_ROWS else (1, 3)))
+    columns, residual = data.draw(st.sampled_from(COLUMNS[path])), path != "looped" and data.draw(st.booleans())
     match = norm_match(rows, columns, kind, dtype, bias=kind == "layer", weights=weights, residual=residual)
     mean = data.draw(st.sampled_from((0.0, 300.0))) if kind == "layer" else 0.0
     scale, offset = data.draw(st.sampled_from((1e-2, 1.0, 50.0))), data.draw(st.sampled_from((0, 1)))
@@ -96,9 +102,9 @@ def test_within_budget(path: str, data: st.DataObject) -> None:
     assert budget_use(match, tensors, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("path", ["split", "cluster"])
+@pytest.mark.parametrize("path", ["split", "cluster", "rows of a warp"])
 @FEW
-@given(dtype=st.sampled_from((DType.F16, DType.F32)), columns=st.sampled_from((201, 1024)), seed=st.integers(0, 99))
+@given(dtype=st.sampled_from((DType.F16, DType.F32)), columns=st.sampled_from((201, 512)), seed=st.integers(0, 99))
 def test_a_tail_is_what_the_framework_computes_of_the_rounded_norm(path: str, dtype: DType, columns: int, seed: int) -> None:
     plain, match = (norm_match(2, columns, "rms_once", dtype, tail=tail) for tail in (None, ADDED))
     tensors = draw(match, seed)
@@ -152,6 +158,9 @@ WRONG = {  # what is wrong: text, with what it is replaced, path
     "parts have one mean": ("norm_part.cuh", "(part.mean - mean) * (part.mean - mean) * count", "0.0f", "split"),
     "parts overlap": ("norm_part.cuh", "min((part + 1)", "max((part + 1)", "split"),
     "blocks do not wait for each other": ("norm_cluster.cu", "  ac::cluster_arrive_release();\n  ac::cluster_wait();\n", "", "cluster"),
+    "a row of a warp is another": ("norm.cu", "return first_row + j * rows_at_once", "return first_row + j", "rows of a warp"),
+    "the second pass reads its neighbour": ("norm_looped.cu", "again = Held<T>::load(own, first", "again = Held<T>::load(own, first + step",
+                                            "looped"),
     "the next rows are the same": ("norm_kept.cu", "residual, first + stride + team", "residual, first + team", "warp"),
 }
 
@@ -159,7 +168,8 @@ WRONG = {  # what is wrong: text, with what it is replaced, path
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_kernel_is_seen(what: str) -> None:
     file, text, wrong, path = WRONG[what]
-    match = norm_match(70 if path == "warp" else 2, 256 if path == "warp" else 601, "layer", DType.F32, bias=True)
+    many = path in MANY_ROWS
+    match = norm_match(70 if many else 2, 256 if many else 601, "layer", DType.F32, bias=True)
     source = FAMILY.lower(match, Schedule(POINTS[path]), SMALL)
     headers = tuple((name, part.replace(text, wrong) if name == file else part) for name, part in source.headers)
     changed = evolve(source, headers=headers, code=source.code.replace(text, wrong) if file not in dict(headers) else source.code)
@@ -184,6 +194,9 @@ def test_spaces_fit_their_rows() -> None:
                 assert paths[0] == ("split" if first == "cluster" and target != H200 else first), (rows, columns, target.name)
                 assert 0 < len(points) == len(set(points)) <= 24
                 assert ("kept" in paths[:3]) == (rows >= 4096), (rows, columns, target.name)
+                fills = columns in (4096, 8192) and columns * dtype.bytes >= 16384
+                assert ("looped" in paths[:5] and "split" not in paths) == fills, (rows, columns, target.name)
+                assert ("rows_each" in {name for point in points for name, _ in point.items}) == (rows == 65536)
 
 
 def test_clusters_are_for_targets_that_have_them_and_kept_weights_for_rows_alone() -> None:
@@ -203,7 +216,7 @@ def test_builds_without_spills(place: int, name: str) -> None:
         pytest.skip(backend.can_build(target).reason)
     for match in (norm_match(65536, 256, "layer", DType.F16, bias=True), norm_match(16384, 8192, "layer", DType.F16, bias=True),
                   norm_match(16384, 8192, "rms", DType.F32, residual=True), norm_match(16, 131072, "layer", DType.F32, bias=True),
-                  norm_match(1, 151936, "layer", DType.F16, bias=True, tail=ADDED)):
-        points = [p for p in FAMILY.space(match, target).points if dict(p.items).get("path") in ("kept", "split", "cluster")]
+                  norm_match(65536, 256, "layer", DType.F32, bias=True), norm_match(1, 151936, "layer", DType.F16, bias=True, tail=ADDED)):
+        points = [p for p in FAMILY.space(match, target).points if {"path", "rows_each"} & set(dict(p.items))]
         for point in points[place % 3::3]:
             assert backend.build(FAMILY.lower(match, point, target), target).resources.spill_bytes == 0, (match, point)

@@ -90,6 +90,78 @@ template <class T> struct Vec16 {
   }
 };
 
+// Size neighbouring elements as they lie in memory: 4, 8 or a multiple of 16 bytes, moved by as few instructions as possible. The
+// address must be a multiple of these bytes, of 16 at most.
+template <class T, int Size> struct Vector {
+  static constexpr int words = Size * static_cast<int>(sizeof(T)) / 4;
+  static_assert(words == 1 || words == 2 || (words > 0 && words % 4 == 0), "a vector has 4, 8 or a multiple of 16 bytes");
+  unsigned int bits[words];
+
+  static __device__ __forceinline__ Vector load(const T* address) {
+    Vector vector;
+    if constexpr (words == 1) {
+      vector.bits[0] = *reinterpret_cast<const unsigned int*>(address);
+    } else if constexpr (words == 2) {
+      const uint2 pair = *reinterpret_cast<const uint2*>(address);
+      vector.bits[0] = pair.x;
+      vector.bits[1] = pair.y;
+    } else {
+#pragma unroll
+      for (int w = 0; w < words; w += 4) {
+        const uint4 four = reinterpret_cast<const uint4*>(address)[w / 4];
+        vector.bits[w] = four.x;
+        vector.bits[w + 1] = four.y;
+        vector.bits[w + 2] = four.z;
+        vector.bits[w + 3] = four.w;
+      }
+    }
+    return vector;
+  }
+  static __device__ __forceinline__ Vector zero() {
+    Vector vector;
+#pragma unroll
+    for (int w = 0; w < words; ++w) vector.bits[w] = 0u;
+    return vector;
+  }
+  __device__ __forceinline__ void store(T* address) const {
+    if constexpr (words == 1) {
+      *reinterpret_cast<unsigned int*>(address) = bits[0];
+    } else if constexpr (words == 2) {
+      *reinterpret_cast<uint2*>(address) = make_uint2(bits[0], bits[1]);
+    } else {
+#pragma unroll
+      for (int w = 0; w < words; w += 4) {
+        reinterpret_cast<uint4*>(address)[w / 4] = make_uint4(bits[w], bits[w + 1], bits[w + 2], bits[w + 3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void unpack(float (&values)[Size]) const {
+#pragma unroll
+    for (int w = 0; w < words; ++w) {
+      if constexpr (sizeof(T) == 4) {
+        values[w] = *reinterpret_cast<const float*>(&bits[w]);
+      } else {
+        const float2 both = Pair<T>::unpack(bits[w]);
+        values[2 * w] = both.x;
+        values[2 * w + 1] = both.y;
+      }
+    }
+  }
+  static __device__ __forceinline__ Vector pack(const float (&values)[Size]) {
+    Vector vector;
+#pragma unroll
+    for (int w = 0; w < words; ++w) {
+      if constexpr (sizeof(T) == 4) {
+        vector.bits[w] = *reinterpret_cast<const unsigned int*>(&values[w]);
+      } else {
+        vector.bits[w] = Pair<T>::pack(values[2 * w], values[2 * w + 1]);
+      }
+    }
+    return vector;
+  }
+};
+
 // One element with the interface of Vec16, for rows whose length or address does not allow vectors.
 template <class T> struct Vec1 {
   static constexpr int size = 1;

@@ -60,6 +60,11 @@ inline uint4 load_stream16(const void* global) {
   ::emu::require_aligned(global, 16);
   return *static_cast<const uint4*>(global);
 }
+template <int Words>
+inline void load_stream(unsigned (&words)[Words], const void* global) {
+  ::emu::require_aligned(global, Words * 4);
+  for (int w = 0; w < Words; ++w) words[w] = static_cast<const unsigned*>(global)[w];
+}
 template <class T>
 inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
 // In odd blocks the hint is stale by one.
@@ -224,13 +229,23 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 }
 
 // --- global loads -----------------------------------------------------------------------------------------------------------
-// Coherent 16-byte load that leaves L1 alone: for weights. Volatile, so that it is issued where it is written.
+// Coherent load of 1, 2 or 4 words that leaves L1 alone: for weights. Volatile, so that it is issued where it is written.
+template <int Words> __device__ __forceinline__ void load_stream(unsigned (&words)[Words], const void* global) {
+  static_assert(Words == 1 || Words == 2 || Words == 4, "load_stream takes 4, 8 and 16 bytes");
+  if constexpr (Words == 1) {
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(words[0]) : "l"(global));
+  } else if constexpr (Words == 2) {
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(global));
+  } else {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(global));
+  }
+}
 __device__ __forceinline__ uint4 load_stream16(const void* global) {
-  uint4 value;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(global));
-  return value;
+  unsigned words[4];
+  load_stream(words, global);
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 // Load (4 or 8 bytes) that is never served from a stale line: for what other blocks of the same launch wrote before a fence.
 template <class T>
