@@ -10,7 +10,6 @@ one GPU; with ``--gpus N`` models are spread over that many, one after another o
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -23,10 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
+from paired_ratio import NO_SLOWER, paired_ratio
 from peers import serving
 from peers.child import Child, PeerDied
 
-NO_SLOWER = 1.03
 MOST_S = 1800.0  # of a compile, and of one request
 
 
@@ -92,9 +91,7 @@ def compare(options: argparse.Namespace, model: str, gpu: str) -> dict[str, Any]
     finally:
         for side in sides:
             side.close()
-    ratios = [b / a for a, b in samples]
-    half = 2.1 * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    mean = statistics.mean(ratios)
+    mean, half = paired_ratio([b for _, b in samples], [a for a, _ in samples])
     return {"model": model, "workload": f"128/{tokens}", "old_ms": statistics.median(a for a, _ in samples),
             "new_ms": statistics.median(b for _, b in samples), "ratio": mean, "upper": mean + half, "lower": mean - half, "pairs": pairs,
             "no_slower": mean + half <= NO_SLOWER, "old_compile_s": sides[0].facts["compile_s"],

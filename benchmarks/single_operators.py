@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from operators import clock, compiling, contenders, results
 from operators.cases import Case, cases
+from paired_ratio import paired_ratio
 
 BUDGET_S = {"head": 12.0, "gemv": 5.0, "gemm": 20.0}
 PLANS = 16
@@ -186,6 +187,8 @@ def columns(times: dict[str, clock.Timing | str], paths: dict[str, compiling.Cho
         row |= {"cublas_call": fastest, "cublas_calls_us": {name: timing.us for name, timing in calls.items()}}
     for name, timing in peers.items():
         row |= {f"{name}_us": timing.us, f"{name}_spread_us": timing.spread_us}
+        if len(ours.samples_us) == len(timing.samples_us) > 1:
+            row[f"{name}_upper"] = sum(paired_ratio(ours.samples_us, timing.samples_us))
     best = min(peers, key=lambda name: peers[name].us)
     other = {path: {**chosen.facts, "us": good[f"path_{path}"].us} for path, chosen in paths.items() if f"path_{path}" in good}
     return {**row, "baseline": best, "baseline_us": peers[best].us, "ratio": peers[best].us / ours.us, "paths": other}

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("harness", "markdown_table", "operator_claims", "kernel_tables", "operators", "operators.cases", "operators.clock",
+MODULES = ("harness", "markdown_table", "operator_claims", "paired_ratio", "kernel_tables", "operators", "operators.cases", "operators.clock",
            "operators.contenders", "operators.compiling", "operators.results", "single_operators")
 HEAD = {"gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2", "read_ceiling_gbps": 4000.0, "copy_ceiling_gbps": 3800.0}
 
@@ -90,6 +91,30 @@ def test_the_best_peer_is_the_fastest_of_all_and_cublas_the_fastest_of_its_calls
     assert found["paths"]["simt"]["us"] == 20.0
     with pytest.raises(ValueError, match="cannot be timed: no graph"):
         tools.single_operators.columns({**times, "ours": "no graph"}, {})
+
+
+def test_no_slower_is_decided_by_the_bound_of_the_paired_ratio(tools: Any) -> None:
+    """Medians of a noisy turn may lie apart by more than their spread; what counts is what the same turns say of both."""
+    turns = [10.0, 11.0, 12.0, 10.5]
+    for factor, held in ((1.02, True), (1.04, False)):
+        times = {"ours": tools.clock.timing_of([factor * us for us in turns]), "torch_compile": tools.clock.timing_of(turns)}
+        found = row("norm", "rms_norm") | tools.single_operators.columns(times, {})
+        assert found["torch_compile_upper"] == pytest.approx(factor)
+        assert tools.operator_claims.no_slower(found, "torch_compile") == held
+    assert not tools.operator_claims.no_slower(found | {"us": None}, "torch_compile")
+    noisy = {**times, "ours": tools.clock.timing_of([us + off for us, off in zip(turns, (3.0, -3.0, 3.0, -3.0), strict=True)])}
+    assert tools.single_operators.columns(noisy, {})["torch_compile_upper"] > 1.03
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_single_sum_near_zero_is_measured_by_its_terms(tools: Any, count: int) -> None:
+    sums = next(case for case in tools.cases.cases(small=True) if case.op == "sum")
+    case = evolve(sums, inputs=((count, 4096),), result=(count,), dtype=torch.float32)
+    x = torch.randn(count, 4096)
+    x[:, 0] -= x.double().sum(-1).float() - 1e-6
+    exact = x.double().sum(-1)
+    found = tools.contenders.errors(case, (x,), {"near": (exact + 1e-6).float(), "wrong": (exact + 4.0).float()})
+    assert found["near"] < 1e-6 < 1e-2 < found["wrong"]
 
 
 @pytest.mark.parametrize(("changed", "text"), [

@@ -59,6 +59,11 @@ class Case:
         return 2 * math.prod(self.result) * self.inputs[0][-1] if self.family in ("gemv", "gemm") else 0
 
     @property
+    def terms(self) -> int:
+        """Terms that add up to a result without weights; 1 where a result is no such sum."""
+        return self.inputs[0][-1] if self.op == "sum" else 1
+
+    @property
     def reads_only(self) -> bool:
         """Whether it writes next to nothing, so that the read ceiling is its bound."""
         return self.family in ("gemv", "reduction")

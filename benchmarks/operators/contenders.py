@@ -99,8 +99,13 @@ def preferred(library: str) -> Iterator[None]:
 
 
 def errors(case: Case, operands: Sequence[Tensor], results: dict[str, Tensor]) -> dict[str, float]:
-    """Root mean square of each result's error over that of the exact one."""
+    """Root mean square of each result's error over that of the exact one.
+
+    Of sums over what their terms add up to at random, if that is more: a single sum may be as near to 0 as it likes.
+    """
     wide = torch.float64 if 4 * case.nbytes <= WIDE_BYTES or case.dtype is torch.float32 else torch.float32
     exact = (case.fused or case.function)(*(tensor.to(wide) for tensor in operands)).double().flatten()
     size = exact.square().mean().sqrt().clamp(min=1e-30)
+    if case.terms > 1:
+        size = torch.maximum(size, operands[0].double().square().mean().sqrt() * case.terms**0.5)
     return {name: float((found.double().flatten() - exact).square().mean().sqrt() / size) for name, found in results.items()}
