@@ -15,8 +15,8 @@ import torch
 from attrs import evolve
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("harness", "markdown_table", "operator_claims", "paired_ratio", "kernel_tables", "operators", "operators.cases", "operators.clock",
-           "operators.contenders", "operators.compiling", "operators.results", "single_operators")
+MODULES = ("harness", "markdown_table", "operator_claims", "paired_ratio", "kernel_tables", "operators", "operators.cases",
+           "operators.clock", "operators.contenders", "operators.compiling", "operators.results", "single_operators")
 HEAD = {"gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2", "read_ceiling_gbps": 4000.0, "copy_ceiling_gbps": 3800.0}
 
 
@@ -59,7 +59,7 @@ def test_a_case_is_the_same_operator_for_the_compiler_and_for_its_peers(tools: A
         with torch.no_grad():
             out = module(*inputs)
             assert tuple(out.shape) == case.result and torch.equal(out, case.function(*inputs, *parameters))
-            near = {"eager": out, **({"fused": case.fused(*inputs, *parameters)} if case.fused else {}), "wrong": out * 1.01}
+            near = {"eager": out, **({"fused": case.fused(*inputs, *parameters)} if case.fused else {}), "wrong": out * 1.05}
             found = tools.contenders.errors(case, (*inputs, *parameters), near)
         assert found.pop("wrong") > 5e-3 and max(found.values()) < 2e-3
         moved = sum(math.prod(shape) for shape in (*case.inputs, *case.parameters, case.result)) * case.dtype.itemsize
