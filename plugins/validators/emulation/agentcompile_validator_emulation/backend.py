@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import agentcompile_cuda_kit as cuda_kit
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from agentcompile_core.plugin_api import (
     ArgumentKind,
@@ -28,7 +29,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .engine import Mode, build, default_cache_folder, prepare, prepare_cache, runtime_digest
-from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, Scalar
+from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
 from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
@@ -134,17 +135,20 @@ class EmulationBackend(Backend):
     def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """``run(stream)`` runs the launch to its end; the stream is ignored. Tensors must outlive ``run``.
 
-        Every launch that is prepared gets the next of the emulator's thread orders, copies land as late as they may in most of
-        them: who runs a kernel twice and compares sees what depends on either.
+        Every launch that is prepared begins with the next of the emulator's thread orders, and every run of it takes the one behind
+        that, random ones drawn anew; copies land as late as they may in most of them. Who runs a kernel several times and compares
+        sees what depends on either: a single random order of four blocks hid that two pairs of them shared a counter.
         """
         values = [launch_argument(argument.kind, argument.name, value)
                   for argument, value in zip(launch.arguments, arguments, strict=True)]
-        order = SCHEDULES[self._prepared % len(SCHEDULES)]
+        orders = itertools.count(self._prepared)
         self._prepared += 1
-        options = evolve(order, programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
+        options = LaunchOptions(programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
         prepared = handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options, launch.cluster)
 
         def run(stream: int = 0) -> None:
+            number = next(orders)
+            prepared.reorder(SCHEDULES[number % len(SCHEDULES)], seed=number)
             prepared()
 
         return run

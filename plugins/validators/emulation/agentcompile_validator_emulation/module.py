@@ -156,6 +156,12 @@ class PreparedLaunch:
             preempt_per_million=options.preempt_per_million, seed=options.seed, deadline_s=options.deadline_s,
             stacks=_stacks(stacks), bytes_per_stack=BYTES_PER_STACK)
 
+    def reorder(self, order: LaunchOptions, seed: int) -> None:
+        """Take the thread order and the lateness of copies from ``order`` from the next run on, and draw random orders from ``seed``."""
+        request = self._request
+        request.lane_order, request.warp_skewed, request.lazy_copies = int(order.order), order.warp_skewed, order.lazy_copies
+        request.seed = seed
+
     def __call__(self) -> None:
         """Run the grid to its end.
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs.validators import gt
 
 from agentcompile_core.plugin_api import (
@@ -71,13 +71,16 @@ class EmulationValidator(Validator):
         return control_trials()
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
-        """Run the first and the last case, each in its own thread order; ``run`` makes their inputs, and runs nothing."""
+        """Run the first and the last case, each in its own thread order, random ones drawn from the case's seed.
+
+        ``run`` makes their inputs, and runs nothing.
+        """
         checks: list[Check] = []
         cases = (trial.cases[0], trial.cases[-1])
         for case, options in zip(cases, ORDERS, strict=True):
             name = f"{options.order.name.lower()} {case.family} position {case.position}"
             try:
-                run_checked(trial.source, _operands(trial, case, run), options, compiler=self.settings.compiler)
+                run_checked(trial.source, _operands(trial, case, run), evolve(options, seed=case.seed), compiler=self.settings.compiler)
             except EmulationError as exc:
                 checks.append(Check(name=name, outcome=Outcome.FAIL, detail=str(exc)))
                 return Verdict(validator=self.name, outcome=Outcome.FAIL, checks=tuple(checks), cause=_cause(str(exc)), message=str(exc))

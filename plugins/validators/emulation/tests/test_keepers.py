@@ -52,16 +52,32 @@ def test_a_loop_beyond_a_shared_array_is_not_optimised_away():
         run("sums_beyond_an_array", integer(COUNT))
 
 
-def test_every_prepared_launch_gets_another_thread_order():
+def test_every_launch_that_is_prepared_and_every_run_of_it_gets_another_thread_order():
     """Runs of a plain build differ in order of threads and copies, so that whoever compares two of them sees what depends on it."""
     backend, trial = EmulationBackend(), EmulationValidator().controls(EmulationBackend())[0][0]
-    seen = []
+    seen, seeds = [], []
+
+    class Prepared:
+        def reorder(self, order, seed):
+            seen.append((order.order, order.warp_skewed, order.lazy_copies))
+            seeds.append(seed)
+
+        def __call__(self):
+            pass
 
     class Recorder:
         def prepare(self, entry, grid, block, arguments, shared_bytes, options, cluster):
-            seen.append((options.order, options.warp_skewed, options.lazy_copies))
-            return lambda: None
+            return Prepared()
 
-    for _ in range(len(SCHEDULES)):
-        backend.prepare_launch(Recorder(), trial.source.launches[0], (0, 0, 0), pdl=True)
+    runs = [backend.prepare_launch(Recorder(), trial.source.launches[0], (0, 0, 0), pdl=True) for _ in range(len(SCHEDULES))]
+    for run in runs:
+        run(0)
     assert len(set(seen)) == len(SCHEDULES)
+    seen.clear()
+    for _ in range(len(SCHEDULES)):
+        runs[0](0)
+    assert len(set(seen)) == len(SCHEDULES)
+    seeds.clear()
+    for _ in range(100):
+        runs[0](0)
+    assert len(set(seeds)) == 100
