@@ -9,10 +9,14 @@ generated kernel runs in is a fallback: it counts as speed 1.0 and is shown as w
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, help="results as JSON; beside it a table (.md) and a picture (.svg)")
     made.add_argument("--resume", action="store_true", help="keep the rows of --out that have this commit and these terms")
     made.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
+    made.add_argument("--gpus", type=int, default=1, help="tasks are dealt to this many GPUs, one at a time on each (default: %(default)s)")
     made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return made
 
@@ -60,19 +65,16 @@ def main(arguments: list[str] | None = None) -> int:
         rows = _known(chosen, terms, options)
         there = [_head(row) for row in rows]
         left = [task for task in chosen if _named(task) not in there]
+        order = [_named(task) for task in chosen]
+
+        def found(row: dict[str, Any]) -> None:
+            rows.append(row)
+            rows.sort(key=lambda one: order.index(_head(one)))
+            if options.out:  # as they come: who ends a long run keeps what it has
+                _write(options.out, _document(rows, terms, options))
+
+        _Dealer(left, len(chosen), terms, options, found).run()
         document = _document(rows, terms, options)
-        following = _Waiting(left[0]) if left else None
-        try:
-            for number, task in enumerate(left, 1):
-                process, following = following, _Waiting(left[number]) if number < len(left) else None
-                assert process is not None
-                rows.append(_row(task, process, f"{len(chosen) - len(left) + number}/{len(chosen)}", terms, options))
-                document = _document(rows, terms, options)
-                if options.out:  # as they come: who ends a long run keeps what it has
-                    _write(options.out, document)
-        finally:
-            if following is not None:
-                following.end()
     print(json.dumps(document, indent=1) if options.json else scores.markdown(rows) + "\n\n" + scores.sentence(document["summary"], terms))
     return 0 if all(scores.outcome(row) in ("right", "fallback") for row in rows) else 1
 
@@ -106,12 +108,62 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+class _Dealer:
+    """Tasks that are left, dealt to GPUs: one at a time on each, the process of the next one beside it."""
+
+    def __init__(self, left: list[tasks.Task], count: int, terms: dict[str, Any], options: argparse.Namespace,
+                 found: Callable[[dict[str, Any]], None]) -> None:
+        self._left, self._count, self._terms, self._options, self._found = iter(left), count, terms, options, found
+        self._begun, self._lock = count - len(left), threading.Lock()
+        self._processes: list[_Waiting] = []
+
+    def run(self) -> None:
+        """Run all of them; whoever interrupts this leaves no process behind."""
+        gpus = self._options.gpus
+        if gpus == 1:
+            return self._serve(None)
+        with ThreadPoolExecutor(gpus) as pool:
+            try:
+                for done in [pool.submit(self._serve, gpu) for gpu in range(gpus)]:
+                    done.result()
+            except BaseException:
+                with self._lock:
+                    self._left = iter(())
+                    for process in self._processes:
+                        process.end()
+                raise
+
+    def _serve(self, gpu: int | None) -> None:
+        following = self._next(gpu)
+        try:
+            while following is not None:
+                (place, task, process), following = following, self._next(gpu)
+                row = _row(task, process, f"{place}/{self._count}", self._terms, self._options)
+                with self._lock:
+                    self._processes.remove(process)
+                    self._found(row)
+        finally:
+            if following is not None:
+                following[2].end()
+
+    def _next(self, gpu: int | None) -> "tuple[int, tasks.Task, _Waiting] | None":
+        with self._lock:
+            task = next(self._left, None)
+            if task is None:
+                return None
+            self._begun += 1
+            self._processes.append(_Waiting(task, gpu))
+            return self._begun, task, self._processes[-1]
+
+
 class _Waiting:
     """The process of one task: it imports what it needs while the task before it runs, and begins when it is told its terms."""
 
-    def __init__(self, task: tasks.Task) -> None:
+    def __init__(self, task: tasks.Task, gpu: int | None) -> None:
+        environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
         command = [sys.executable, str(Path(__file__).resolve()), str(task.path), "--child"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                         env=environment)
 
     def answer(self, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The row that it finds within ``seconds``, or why there is none."""
@@ -158,7 +210,10 @@ def _child(path: Path) -> int:
     if not said:  # nobody waits for an answer any more
         return 0
     try:
-        row = judge.judged(path, judge.Terms(**json.loads(said)))
+        terms = judge.Terms(**json.loads(said))
+        row = judge.judged(path, terms)
+        if terms.device == "cuda":
+            row |= {"gpu_uuid": harness.machine()["gpu_uuid"]}
     except Exception as exc:  # one task says what happened, the others go on
         row = {"error": f"{type(exc).__name__}: {' '.join(str(exc).split())[:400]}"}
     print(ANSWER + json.dumps(row), flush=True)
@@ -168,7 +223,7 @@ def _child(path: Path) -> int:
 def _document(rows: list[dict[str, Any]], terms: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     here = harness.machine() if terms["device"] == "cuda" else {"gpu": "no GPU, generated kernels on the emulator", "driver": "none"}
     levels = sorted({row["level"] for row in rows})
-    rows = [{**row, "gpu_uuid": here["gpu_uuid"]} for row in rows] if "gpu_uuid" in here else rows
+    rows = [{"gpu_uuid": here["gpu_uuid"], **row} for row in rows] if "gpu_uuid" in here else rows
     made = {"versions": harness.versions(), "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d")}
     return {"schema": 1, **here, **made,
             "terms": _said_terms(terms), "summary": scores.summary(rows),

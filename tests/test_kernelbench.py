@@ -1,6 +1,7 @@
 """Task sets: found as they lie in public checkouts, judged one process each, scored over all tasks; a fallback is never a win."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -107,3 +108,37 @@ def test_a_folder_is_run_and_what_fails_stops_nobody(bench: Any, tmp_path: Path,
     assert json.loads(capsys.readouterr().out)["rows"] == document["rows"][:1]
     bench("kernelbench").main([*resumed, "--only", "1", "--commit", "f" * 40])
     assert "on purpose" in json.loads(capsys.readouterr().out)["rows"][0]["error"]
+
+
+@pytest.mark.slow
+def test_tasks_are_dealt_to_several_devices_and_keep_their_order(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, seen = bench("kernelbench"), []
+    for number in range(1, 6):
+        (tmp_path / f"{number}_Task.py").write_text(TASK.replace("BODY", "return x * factor"))
+
+    class Waiting:
+        def __init__(self, task: Any, gpu: int | None) -> None:
+            seen.append(gpu)
+            self._late = task.number % 2
+
+        def answer(self, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
+            time.sleep(0.2 * self._late)
+            return {"error": "on purpose"}
+
+        def end(self) -> None:
+            seen.append("ended")
+
+    monkeypatch.setattr(runner, "_Waiting", Waiting)
+    assert runner.main([str(tmp_path), "--device", "cpu", "--gpus", "2", "--json"]) == 1
+    assert [row["number"] for row in json.loads(capsys.readouterr().out)["rows"]] == [1, 2, 3, 4, 5]
+    assert sorted(set(seen)) == [0, 1] and len(seen) == 5
+
+    def broken(self: Any, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    seen.clear()
+    monkeypatch.setattr(Waiting, "answer", broken)
+    with pytest.raises(KeyboardInterrupt):
+        runner.main([str(tmp_path), "--device", "cpu", "--gpus", "2", "--json"])
+    assert "ended" in seen
