@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentcompile_core.ir.graph import DType, Workload
+from agentcompile_core.runtime.generation.cache_name import CACHE_NAME
 from agentcompile_core.stages.capture.language_model import capture_language_model
 
 WORKLOAD = Workload(dtype=DType.F32, max_context=32, prefill_chunks=(8,))
@@ -38,11 +39,12 @@ class Deriving(nn.Module):
         self.wide = nn.Linear(4 * 4, 32, bias=False)
         self.is_causal = True
 
-    def forward(self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **others: Any) -> tuple[Tensor, None]:
         shape = (*hidden_states.shape[:-1], -1, 8)
         q, k, v = (getattr(self.original, f"{name}_proj")(hidden_states).view(shape).transpose(1, 2) for name in "qkv")
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer)
+        cache = others.get(CACHE_NAME)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
         k, v = self.change(self, k, v)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, plain)
         out, _ = attend(self, q, k, v, attention_mask, scaling=1 / math.sqrt(8))

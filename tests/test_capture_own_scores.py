@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
 from agentcompile_core.ops.schema import argument
+from agentcompile_core.runtime.generation.cache_name import CACHE_NAME
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.own_scores import _slopes, _window
 
@@ -62,11 +63,12 @@ class Written(nn.Module):
         self.register_buffer("blocks", CAUSAL & (POSITIONS[None] // 5 == POSITIONS[:, None] // 5), persistent=False)
         self.register_buffer("slopes", SLOPES, persistent=False)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Any = None, past_key_values: Any = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **others: Any) -> tuple[Tensor, None]:
         shape = (*hidden_states.shape[:-1], -1, 8)
         q, k, v = (getattr(self.original, f"{name}_proj")(hidden_states).view(shape).transpose(1, 2) for name in "qkv")
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer)
+        cache = others.get(CACHE_NAME)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
         scores = self.change(self, q @ k.transpose(2, 3) / math.sqrt(8), k.shape[2] - q.shape[2], k.shape[2])
         if attention_mask is not None:
             scores = scores + attention_mask

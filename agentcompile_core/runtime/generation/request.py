@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Runner = Literal["device", "session", "framework"]
 _OVER_THE_STEP = ("greedy_search", "sample", "beam_search", "beam_sample", "assisted_generation")
 _WITHOUT_EFFECT = ("tokenizer", "assistant_tokenizer", "trust_remote_code", "synced_gpus")  # where nothing else asks for them
-_OF_FORWARD = ("inputs_embeds", "past_key_values", "position_ids", "token_type_ids")
+_OF_FORWARD = ("inputs_embeds", "past_key_values", "cache", "position_ids", "token_type_ids")
 _OURS = (None, "static", "dynamic", "hybrid")  # caches that hold what the session's holds
 
 

@@ -48,22 +48,25 @@ def by_session(module: Any, session: "Session", wanted: Request, *, seed: int | 
 
 
 def _without_cache(found: Any) -> Any:
-    """A ModelOutput less its ``past_key_values``, which are the session's and are overwritten by the next request."""
-    return type(found)(**{name: value for name, value in found.items() if name != "past_key_values"})
+    """A ModelOutput less its cache, which is the session's and is overwritten by the next request."""
+    from .cache_name import CACHE_NAME
+
+    return type(found)(**{name: value for name, value in found.items() if name != CACHE_NAME})
 
 
 def custom_loop(session: "Session", say: Callable[[str], None]) -> Callable[..., Any]:
     """For ``custom_generate`` of HuggingFace's own model: transformers prepares the request there, and the session makes the tokens."""
 
     def loop(model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **others: Any) -> Any:
+        from .cache_name import CACHE_NAME
         from .step_model import StepModel
 
-        mode, past = mode_of(generation_config), others.pop("past_key_values", None)
+        mode, past = mode_of(generation_config), others.pop(CACHE_NAME, None)
         if mode not in ("greedy_search", "sample"):
             raise UsageError(f"custom_generate serves greedy search and sampling, and this request is {mode.replace('_', ' ')}; "
                              "call generate of the compiled model")
         if past is not None and past.get_seq_length():
-            raise UsageError(f"past_key_values hold {past.get_seq_length()} tokens; the session keeps its own cache: leave them out")
+            raise UsageError(f"{CACHE_NAME} holds {past.get_seq_length()} tokens; the session keeps its own cache: leave it out")
         with session.exclusive():
             step = StepModel(model, session, generation_config, say)
             found = step.run(input_ids.to(session.device), logits_processor, stopping_criteria, others.get("attention_mask"),

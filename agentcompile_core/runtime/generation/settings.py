@@ -61,10 +61,12 @@ def parted(module: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     """
     from transformers import GenerationConfig
 
+    from .cache_name import CACHE_NAME, CACHE_NAMES
+
     config = getattr(module, "generation_config", None)
     names = {name for name in vars(config if config is not None else GenerationConfig()) if not name.startswith("_")}
     fields = {name: value for name, value in options.items() if name in names}
-    others = {name: value for name, value in options.items() if name not in names}
+    others = {CACHE_NAME if name in CACHE_NAMES else name: value for name, value in options.items() if name not in names}
     unknown = [name for name in others if name not in ARGUMENTS and name not in _of_forward(module)]
     if unknown and others.get("custom_generate") is None:  # whose own arguments transformers checks
         _refuse(unknown[0], names)

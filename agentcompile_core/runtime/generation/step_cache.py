@@ -12,6 +12,7 @@ class StepCache:
     """One row per sequence of a request. It answers what transformers' loops ask of a Cache; only ``StepModel.forward`` fills it."""
 
     is_compileable = False
+    is_linear = (False,)  # by layer: positions are counted, whatever a model keeps
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences

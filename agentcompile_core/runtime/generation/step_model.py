@@ -15,6 +15,7 @@ from ...errors import UsageError
 from ..prompts import check_length
 from ..sampling import Pick
 from ..token_loop import collected
+from .cache_name import CACHE_NAME
 from .sequences import Sequences
 from .step_cache import StepCache
 
@@ -52,11 +53,12 @@ class StepModel(GenerationMixin):
         return self.forward(*inputs, **keywords)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: StepCache | None = None,
-                use_cache: bool | None = None, logits_to_keep: int = 0, **others: Any) -> CausalLMOutputWithPast:
+                cache: StepCache | None = None, use_cache: bool | None = None, logits_to_keep: int = 0,
+                **others: Any) -> CausalLMOutputWithPast:
         """Logits behind tokens, as the model's own ``forward`` gives them.
 
         Args:
-            input_ids: int64 [rows, n], what is behind ``past_key_values``.
+            input_ids: int64 [rows, n], what is behind ``past_key_values``, or ``cache``: transformers knows one of these names.
             attention_mask: [rows, m >= n], 0 for padding, which is before the tokens; the last n columns are of ``input_ids``.
             logits_to_keep: behind how many of the last tokens; 0: all. One costs no more than the prompt, each further one a step.
             others: ``return_dict``, and what ``generate`` hands to whatever it calls (``tokenizer``). They have no say here: transformers
@@ -67,15 +69,17 @@ class StepModel(GenerationMixin):
         """
         count = input_ids.shape[1]
         shown = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -count:]
-        cache = past_key_values if past_key_values is not None else StepCache(self._sequences)
+        given = cache if cache is not None else past_key_values
+        cache = given if given is not None else StepCache(self._sequences)
         keep = min(logits_to_keep, count) if logits_to_keep else count
         logits = cache.read(input_ids, shown, keep)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache if use_cache is not False else None)  # type: ignore[arg-type]
+        made: dict[str, Any] = {"logits": logits, CACHE_NAME: cache if use_cache is not False else None}
+        return CausalLMOutputWithPast(**made)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any],  # type: ignore[override]
                                       *others: Any, **named: Any) -> None:
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = StepCache(self._sequences)
+        if generation_config.use_cache is not False and model_kwargs.get(CACHE_NAME) is None:
+            model_kwargs[CACHE_NAME] = StepCache(self._sequences)
 
     def _sample(self, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any,  # type: ignore[override]
                 streamer: Any = None, **others: Any) -> Any:
@@ -93,7 +97,7 @@ class StepModel(GenerationMixin):
     def run(self, input_ids: torch.Tensor, processors: Any, criteria: Any, mask: torch.Tensor | None, streamer: Any) -> Any:
         """What ``generate`` returns once transformers has prepared a request for greedy search or sampling, somewhere else."""
         return self._sample(input_ids, processors, criteria, self.generation_config, streamer=streamer, attention_mask=mask,
-                            past_key_values=StepCache(self._sequences), use_cache=True, logits_to_keep=1)
+                            use_cache=True, logits_to_keep=1, **{CACHE_NAME: StepCache(self._sequences)})
 
     def _beam_search(self, *given: Any, **named: Any) -> Any:
         self._over_the_step("beam search")

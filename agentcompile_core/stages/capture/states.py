@@ -20,7 +20,7 @@ from .describe import text_config
 from .unsupported import Unsupported
 
 PARTS = ("conv", "recurrent")
-CACHE_KEYWORDS = ("past_key_values", "cache_params")
+CACHE_KEYWORDS = ("past_key_values", "cache_params", "cache")  # the last one from transformers 5.24 on, for both
 
 
 @frozen(kw_only=True)
