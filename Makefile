@@ -6,7 +6,7 @@ DISTRIBUTIONS := . $(sort $(dir $(wildcard plugins/*/*/pyproject.toml)))
 # Where there is a torch already (a GPU machine, often without a network) it is used as it is.
 HAVE_TORCH := $(shell $(PYTHON) -c "import torch, transformers" 2>/dev/null && echo yes)
 TORCH ?= torch==2.13.0
-TRANSFORMERS ?= transformers>=5.17,<5.24
+TRANSFORMERS ?= transformers>=5.17,<6
 TESTS ?= tests plugins examples
 JOBS ?= 2
 # Hundreds of processes import the same modules: what the first one compiled is kept, also where the environment forbids it.

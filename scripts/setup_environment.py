@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--use-system", action="store_true", help="build on the torch and transformers that are installed already")
     parser.add_argument("--torch", default="torch==2.13.0")
-    parser.add_argument("--transformers", default="transformers>=5.17,<5.24")
+    parser.add_argument("--transformers", default="transformers>=5.17,<6")
     options = parser.parse_args()
     print(f"setting up {options.venv} ({'with the torch that is installed' if options.use_system else options.torch}) ...", flush=True)
     venv.EnvBuilder(with_pip=True, system_site_packages=options.use_system).create(options.venv)

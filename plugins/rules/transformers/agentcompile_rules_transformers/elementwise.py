@@ -35,7 +35,7 @@ class ElementwiseRule(RegionRule):
     """``elementwise`` matches: each pointwise node, and each chain from it on that ends in one value."""
 
     name = "elementwise"
-    version = 4
+    version = 5
     kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -62,8 +62,12 @@ def _cones(view: RegionView) -> Iterator[Match]:
 
 def _chains(view: RegionView, node: Node, inputs: tuple[str, ...], first: Expression) -> Iterator[Match]:
     shape = view.graph.spec(node.outputs[0])
-    if len(inputs) > MOST_INPUTS or not first.operations:
-        return  # a cast alone only moves bytes
+    if len(inputs) > MOST_INPUTS:
+        return
+    if not first.operations:
+        if node.kind == "cast":  # to a wider type: nothing is computed, and it is a launch like any other
+            yield from _matches(view, (node.name,), inputs, node.outputs[0], None)
+        return
     yield from _matches(view, (node.name,), inputs, node.outputs[0], first)
     for growth in grow(view, {node.outputs[0]: "acc0"}, frozenset({node.name}), prefix="in", first=len(inputs),
                        limit=MOST_INPUTS - len(inputs), fits=lambda value: bool(lies(view.graph.spec(value), shape)[0])):
@@ -123,7 +127,8 @@ def _read(view: RegionView, nodes: tuple[str, ...], value: str, result: TensorSp
     return kinds_found.pop() if len(kinds_found) == 1 else ("", 1)
 
 
-def _matches(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], out: str, expression: Expression) -> Iterator[Match]:
+def _matches(view: RegionView, nodes: tuple[str, ...], inputs: tuple[str, ...], out: str,
+             expression: Expression | None) -> Iterator[Match]:
     """The match, if every input can be read and all that are read by an axis have as many neighbours there."""
     result = view.graph.spec(out)
     read = [_read(view, nodes, value, result) for value in inputs]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from agentcompile_cuda_kit import pointwise_inputs
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_rules_transformers.testing import batch_norm_case
+from agentcompile_rules_transformers.elementwise import ElementwiseRule
+from agentcompile_rules_transformers.testing import Draft, batch_norm_case
 from agentcompile_templates_cuda_elementwise import ElementwiseFamily, GatherFamily, elementwise
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +25,7 @@ from agentcompile_core.plugin_api import (
     Role,
     Schedule,
     SemanticLabel,
+    Symbol,
 )
 
 pytest.importorskip("agentcompile_validator_emulation")
@@ -172,6 +174,20 @@ def test_mixed_types_in_vectors_of_each_ones_size(data: st.DataObject) -> None:
     tensors = draw(match, data.draw(st.integers(0, 99)), data.draw(st.sampled_from((0, 1, 2))))
     emulated(match, step).run(tensors, data.draw(st.sampled_from(SCHEDULES)))
     assert torch.equal(tensors["out"], (tensors["in0"].float() * tensors["in1"].float()).to(TORCH[out]))
+
+
+@pytest.mark.parametrize("wide", [DType.F32, DType.F16], ids=str)
+def test_a_cast_that_stands_alone_is_a_match_where_it_makes_another_type(wide: DType) -> None:
+    draft = Draft()
+    x = draft.given("in0", (3, 43), DType.F16)
+    kind = "cast" if wide is DType.F32 else "pointwise"
+    graph = draft.graph(draft.one("aten.to.dtype", (x, Symbol("dtype", wide.value)), (3, 43), wide, kind=kind))
+    found = list(ElementwiseRule().find(graph, H200))
+    assert len(found) == (wide is DType.F32)
+    for match in found:
+        tensors = {"in0": torch.randn(3, 43).half(), "out": torch.full((3, 43), math.nan)}
+        emulated(match, 4).run(tensors)
+        assert torch.equal(tensors["out"], tensors["in0"].float())
 
 
 def test_copies_of_odd_lengths() -> None:
