@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--points", type=int, default=64, help="schedules of each length at most (default: %(default)s)")
     made.add_argument("--all", action="store_true", help="print a line per schedule as well")
     made.add_argument("--commit")
-    made.add_argument("--out", type=Path, default=harness.RESULTS / "h200", help="folder of attention.json (default: %(default)s)")
+    made.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
     return made
 
 
@@ -169,6 +169,7 @@ def measured(options: argparse.Namespace, length: int, backend: CudaBackend, tar
 def main() -> int:
     """Measure every length and write the rows."""
     options = parser().parse_args()
+    options.out = options.out or harness.gpu_folder()
     backend = CudaBackend()
     target = backend.live_target()
     if target is None:

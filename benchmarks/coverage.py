@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--without-kernels", action="store_true", help="the graphs alone, every node on the framework: quick")
     parser.add_argument("--cache", type=Path, help="the shared cache; default: a new one, removed afterwards")
     parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, help="folder of coverage.json; default: benchmarks/results/cpu, or h200")
+    parser.add_argument("--out", type=Path, help="folder of coverage.json; default: benchmarks/results/cpu, or by the name of the GPU")
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers.logging.set_verbosity_error()
@@ -50,7 +50,7 @@ def main() -> int:
         rows = sweep.run(chosen, sweep.bench_of(options, options.cache or Path(scratch)), options)
     print(results.summary(rows, chosen), flush=True)
     if options.out or not options.without_kernels:  # a run without kernels says nothing about them
-        print(results.write(rows, options.out or harness.RESULTS / ("cpu" if options.device == "cpu" else "h200"), options))
+        print(results.write(rows, options.out or (harness.RESULTS / "cpu" if options.device == "cpu" else harness.gpu_folder()), options))
     return 0 if results.is_clean(rows, chosen) else 1
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -44,6 +45,15 @@ def machine() -> dict[str, Any]:
     query = subprocess.run(command, capture_output=True, text=True, check=False)
     driver = query.stdout.strip() if query.returncode == 0 else ""
     return {"gpu": torch.cuda.get_device_name(0), "gpu_uuid": uuid, "driver": driver}
+
+
+def gpu_folder(name: str = "") -> Path:
+    """Where results of this GPU, or of one named so, belong: results/h200 for an NVIDIA H200; results/cpu without a GPU."""
+    import torch
+
+    said = name or (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu")
+    found = re.search(r"(RTX )?\b([A-Z]*\d+\w*)", said.replace("-", " "))
+    return RESULTS / (f"{found[1] or ''}{found[2]}".replace(" ", "").lower() if found else "cpu")
 
 
 def shard(text: str) -> tuple[int, int]:

@@ -37,14 +37,14 @@ def main() -> int:
     parser.add_argument("--tier", choices=("host", "device"), default="host")
     parser.add_argument("--only", default="", help="faults whose area or name holds one of these texts, comma separated")
     parser.add_argument("--missing", action="store_true", help="only faults that have no green row yet")
-    parser.add_argument("--out", type=Path, help="folder of faults.json (default: results/cpu, results/h200 for the device tier)")
+    parser.add_argument("--out", type=Path, help="folder of faults.json (default: results/cpu, for the device tier by the name of the GPU)")
     parser.add_argument("--commit", help="where there is no git here")
     options = parser.parse_args()
     os.environ["AGENTCOMPILE_CONFIG"] = ""
     import harness
     from faults import registry
 
-    out = options.out or ROOT / "results" / ("cpu" if options.tier == "host" else "h200")
+    out = options.out or (ROOT / "results" / "cpu" if options.tier == "host" else harness.gpu_folder())
     where = harness.machine() if options.tier == "device" else {"processors": os.cpu_count()}
     head = {"schema": 1, **where, "commit": harness.commit(options.commit), "date": time.strftime("%Y-%m-%d"),
             "versions": harness.versions()}

@@ -5,7 +5,7 @@ matrices. Each operator is a module of its own that goes through the compiler (v
 are timed by one clock (operators/clock.py). Rows are written as they come, those of this commit are not measured again, and
 several GPUs take a part each:
 
-    python benchmarks/single_operators.py                                                     # writes benchmarks/results/h200/kernels.json
+    python benchmarks/single_operators.py                                                     # writes kernels.json below benchmarks/results
     CUDA_VISIBLE_DEVICES=1 python benchmarks/single_operators.py --shard 2/2 --seconds 460    # beside --shard 1/2 on GPU 0
     python benchmarks/single_operators.py --device cpu                 # a few elements on the emulator; writes nothing
 """
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-autotune", action="store_true", help="products without torch.compile's max-autotune, which takes long")
     made.add_argument("--cache", type=Path, help="folder of kernels and timings; default: none is kept")
     made.add_argument("--commit")
-    made.add_argument("--out", type=Path, help="folder of kernels.json; default: benchmarks/results/h200, on the CPU none")
+    made.add_argument("--out", type=Path, help="folder of kernels.json; default: that of the GPU below benchmarks/results, on the CPU none")
     return made
 
 
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what is not there yet, print every row and the claims; 1 where a row is wrong or was not reached."""
     options = parser().parse_args(arguments)
     commit = harness.commit(options.commit)
-    out = options.out or (None if options.device == "cpu" else harness.RESULTS / "h200")
+    out = options.out or (None if options.device == "cpu" else harness.gpu_folder())
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     chosen = wanted(options)
     there = {} if out is None or options.again else results.known(out, commit)

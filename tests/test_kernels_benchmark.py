@@ -51,6 +51,12 @@ def test_the_cases_are_those_that_are_claimed(tools: Any) -> None:
     assert [case.family for case in found[:3]] == ["gemm"] * 3 and {case.op for case in found[3:12]} == {"head"}
 
 
+@pytest.mark.parametrize(("name", "folder"), [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"),
+                                              ("NVIDIA GeForce RTX 4090", "rtx4090"), ("Quadro", "cpu")])
+def test_results_lie_by_the_name_of_the_gpu(tools: Any, name: str, folder: str) -> None:
+    assert tools.harness.gpu_folder(name) == ROOT / "benchmarks" / "results" / folder
+
+
 def test_a_case_is_the_same_operator_for_the_compiler_and_for_its_peers(tools: Any) -> None:
     for case in tools.cases.cases(small=True):
         module, inputs = case.made("cpu")

@@ -180,7 +180,7 @@ def parser(doc: str, systems: tuple[str, ...], estimate_over_s: float) -> argpar
     made.add_argument("--log")
     made.add_argument("--commit", help="the commit that is measured, where there is no git")
     made.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
-    made.add_argument("--out", type=Path, default=harness.RESULTS / "h200")
+    made.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
     return made
 
 
@@ -211,6 +211,7 @@ def begun(name: str, options: argparse.Namespace, together: bool = False) -> Com
         SystemExit: the file holds rows that these may not stand beside, or there is no GPU; nothing has taken time yet.
     """
     began, commit = time.monotonic(), harness.commit(options.commit)
+    options.out = options.out or harness.gpu_folder()
     results.known(options.out / f"{name}.json", commit, harness.versions())
     run = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}-{secrets.token_hex(2)}"
     try:
