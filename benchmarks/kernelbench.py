@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,7 @@ class _Dealer:
         self._left, self._count, self._terms, self._options, self._found = iter(left), count, terms, options, found
         self._begun, self._lock = count - len(left), threading.Lock()
         self._processes: list[_Waiting] = []
+        self._is_over = False
 
     def run(self) -> None:
         """Run all of them; whoever interrupts this leaves no process behind."""
@@ -124,13 +125,13 @@ class _Dealer:
             return self._serve(None)
         with ThreadPoolExecutor(gpus) as pool:
             try:
-                for done in [pool.submit(self._serve, gpu) for gpu in range(gpus)]:
+                for done in as_completed([pool.submit(self._serve, gpu) for gpu in range(gpus)]):
                     done.result()
             except BaseException:
-                with self._lock:
-                    self._left = iter(())
+                with self._lock:  # a task that is ended here has no row: it would stand in the results as one that failed
+                    self._left, self._is_over = iter(()), True
                     for process in self._processes:
-                        process.end()
+                        process.kill()
                 raise
 
     def _serve(self, gpu: int | None) -> None:
@@ -141,6 +142,8 @@ class _Dealer:
                 row = _row(task, process, f"{place}/{self._count}", self._terms, self._options)
                 with self._lock:
                     self._processes.remove(process)
+                    if self._is_over:
+                        return
                     self._found(row)
         finally:
             if following is not None:
@@ -177,9 +180,13 @@ class _Waiting:
             raise
         return _said(out, err, self._process.returncode)
 
-    def end(self) -> None:
-        """End it, begun or not."""
+    def kill(self) -> None:
+        """End it, begun or not; whoever waits for its answer goes on."""
         self._process.kill()
+
+    def end(self) -> None:
+        """End it, begun or not, and wait for that."""
+        self.kill()
         self._process.communicate()
 
 

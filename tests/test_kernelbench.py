@@ -126,6 +126,9 @@ def test_tasks_are_dealt_to_several_devices_and_keep_their_order(bench: Any, tmp
             time.sleep(0.2 * self._late)
             return {"error": "on purpose"}
 
+        def kill(self) -> None:
+            seen.append("killed")
+
         def end(self) -> None:
             seen.append("ended")
 
@@ -135,10 +138,16 @@ def test_tasks_are_dealt_to_several_devices_and_keep_their_order(bench: Any, tmp
     assert sorted(set(seen)) == [0, 1] and len(seen) == 5
 
     def broken(self: Any, terms: dict[str, Any], seconds: float) -> dict[str, Any]:
-        raise KeyboardInterrupt
+        if not self._late:
+            raise KeyboardInterrupt
+        deadline = time.monotonic() + 20
+        while "killed" not in seen and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return {"error": "its process ended with code -9"}
 
     seen.clear()
     monkeypatch.setattr(Waiting, "answer", broken)
+    out = tmp_path / "found.json"
     with pytest.raises(KeyboardInterrupt):
-        runner.main([str(tmp_path), "--device", "cpu", "--gpus", "2", "--json"])
-    assert "ended" in seen
+        runner.main([str(tmp_path), "--device", "cpu", "--gpus", "2", "--json", "--out", str(out)])
+    assert "killed" in seen and "ended" in seen and not out.exists()
