@@ -19,6 +19,26 @@ def forked_rng(devices: "Iterable[torch.device | str]", enabled: bool = True) ->
     return torch.random.fork_rng(devices=indices, enabled=enabled, device_type=own[0].type if own else "cpu")
 
 
+def random_state(device: "torch.device | str") -> "torch.Tensor":
+    """torch's random state of ``device``, as ``set_random_state`` takes it."""
+    import torch
+
+    where = torch.device(device)
+    state: torch.Tensor = torch.get_rng_state() if where.type in HOSTS else torch.get_device_module(where).get_rng_state(where)
+    return state
+
+
+def set_random_state(device: "torch.device | str", state: "torch.Tensor") -> None:
+    """Go on with the random numbers that follow ``state``."""
+    import torch
+
+    where = torch.device(device)
+    if where.type in HOSTS:
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(where).set_rng_state(state, where)
+
+
 def release_cache() -> None:
     """Give memory that torch holds and nothing uses back to the accelerator, where there is one."""
     import torch

@@ -1,6 +1,6 @@
-"""Choosing a token from logits on the host's side of the loop, by HuggingFace's own processors and stopping criteria."""
+"""Choosing a token from logits, by HuggingFace's own processors and stopping criteria."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -10,23 +10,57 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
+class Alone:
+    """What lets a device choose by itself, without the host seeing a token in between.
+
+    ``settings``: equal for two requests whose processors say the same of the same scores; ``of_tokens``: they also look at which tokens
+    there were, in whatever order and however often. ``eos``: tokens that end the request; nothing else ends it but its length.
+    """
+
+    settings: Hashable
+    eos: frozenset[int] = frozenset()
+    of_tokens: bool = False
+
+
+@frozen(kw_only=True)
 class Pick:
     """How each token of one request is chosen.
 
     ``processors`` maps (ids int64 [1, n], scores fp32 [1, vocabulary]) to scores, ``stops`` maps (ids, scores) to bool [1]:
     transformers' LogitsProcessorList and StoppingCriteriaList. Draws are torch's, from its own random numbers, as transformers'
-    (docs/decisions/0024).
+    (docs/decisions/0024). ``alone``: None where the host must choose.
     """
 
     processors: Callable[..., Any]
     stops: Callable[..., Any]
     do_sample: bool = False
+    alone: Alone | None = None
 
     def token(self, ids: "torch.Tensor", logits: "torch.Tensor") -> "torch.Tensor":
         """The next token, int64 [1], after ``ids`` [1, n] with ``logits`` [vocabulary]."""
         import torch
 
-        scores = self.processors(ids, logits.to(torch.float32, copy=True).unsqueeze(0))
+        scores = self._scores(ids, logits)
         if not self.do_sample:
             return scores.argmax(-1)
         return torch.multinomial(torch.softmax(scores, -1), 1).view(1)
+
+    def token_unseen(self, ids: "torch.Tensor", logits: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+        """As ``token``, from the same random numbers, without waiting for the device; and bool [1]: whether ``token`` would have refused.
+
+        torch.multinomial reads its argument on the host before it draws one of several by exponential clocks; that alone is left out.
+        """
+        import torch
+
+        scores = self._scores(ids, logits)
+        if not self.do_sample:
+            return scores.argmax(-1), torch.zeros(1, dtype=torch.bool, device=scores.device)
+        odds = torch.softmax(scores, -1)
+        refused = ~((odds.max() < float("inf")) & (odds.min() >= 0) & (odds.sum() != 0))
+        return (odds / torch.empty_like(odds).exponential_(1)).argmax(-1), refused.view(1)
+
+    def _scores(self, ids: "torch.Tensor", logits: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        scores: torch.Tensor = self.processors(ids, logits.to(torch.float32, copy=True).unsqueeze(0))
+        return scores

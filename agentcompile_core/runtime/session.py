@@ -16,6 +16,7 @@ from .binder import bind
 from .bound_program import BoundProgram
 from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
 from .device import release_cache
+from .device_choice import DeviceChoices
 from .executables import Executables
 from .live import HostPosition
 from .program import Program
@@ -62,6 +63,7 @@ class Session:
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
+        self._choices = DeviceChoices(self)
 
     @property
     def max_context(self) -> int:
@@ -245,18 +247,25 @@ class Session:
     def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Iterator[int]:
         """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one."""
         self.prefill(prompt)
-        look: Look
-        if self.device == "cpu":
-            look = AtOnce(self.ids, eos)
-        elif watched:
-            look = Lagging(self.ids, count, eos)
-        else:
-            look = Afterwards(self.history, prompt.shape[1], count)
-        yield from token_stream(count, self._advance, look)
+        yield from token_stream(count, self._advance, self._look(prompt, count, eos, watched))
 
-    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick) -> Iterator[int]:
-        """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops."""
+    def _look(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Look:
+        if self.device == "cpu":
+            return AtOnce(self.ids, eos)
+        if watched:
+            return Lagging(self.ids, count, eos)
+        return Afterwards(self.history, prompt.shape[1], count)
+
+    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Iterator[int]:
+        """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""
         self._last = self.prefill(prompt)
+        if pick.alone is not None:
+            self._step("decode")  # a step that is captured leaves its logits in one place
+            choice = self._choices.begin(pick, prompt, self.bound("decode").output(0)[0, -1])
+            if choice is not None:
+                look = self._look(prompt, count, pick.alone.eos, watched or bool(pick.alone.eos))
+                yield from choice.tokens(count, self._advance, look, self._logits)
+                return
         yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
 
     def _advance(self) -> None:

@@ -13,9 +13,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ...errors import UsageError
 from ..prompts import check_length
-from ..sampling import Pick
+from ..sampling import Alone, Pick
 from ..token_loop import collected
 from .cache_name import CACHE_NAME
+from .on_scores import alone
 from .sequences import Sequences
 from .step_cache import StepCache
 
@@ -89,7 +90,8 @@ class StepModel(GenerationMixin):
         if is_plain and not generation_config.return_dict_in_generate and (streamer is None or len(input_ids) == 1):
             return self._each_row(input_ids, others.get("attention_mask"), stopping_criteria, generation_config, streamer)
         if not why:
-            pick = Pick(processors=logits_processor, stops=stopping_criteria, do_sample=bool(generation_config.do_sample))
+            pick = Pick(processors=logits_processor, stops=stopping_criteria, do_sample=bool(generation_config.do_sample),
+                        alone=self._alone(logits_processor, stopping_criteria))
             return self._tokens(input_ids, self._most(input_ids, stopping_criteria), pick, streamer)
         self._over_the_step(why)
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, streamer=streamer, **others)
@@ -128,6 +130,16 @@ class StepModel(GenerationMixin):
         return any(type(one) not in (MaxLengthCriteria, EosTokenCriteria) for one in criteria)
 
     @staticmethod
+    def _ends(criteria: Any) -> frozenset[int]:
+        """Tokens that end a request."""
+        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        return frozenset(token for one in ends for token in one.flatten().tolist())
+
+    def _alone(self, processors: Any, criteria: Any) -> Alone | None:
+        """What lets the device choose by itself; None where processors or criteria look at more than it keeps."""
+        return None if self._beyond_length_and_end(criteria) else alone(processors, self._ends(criteria))
+
+    @staticmethod
     def _most(input_ids: torch.Tensor, criteria: Any) -> int:
         """New tokens at most."""
         lengths = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
@@ -138,8 +150,7 @@ class StepModel(GenerationMixin):
     def _each_row(self, input_ids: torch.Tensor, mask: torch.Tensor | None, criteria: Any, config: Any, streamer: Any) -> torch.Tensor:
         """The most likely tokens of every row, one row at a time, padded behind as transformers pads rows that ended."""
         count = self._most(input_ids, criteria)
-        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
-        eos = frozenset(token for one in ends for token in one.flatten().tolist())
+        eos = self._ends(criteria)
         found = []
         for index, row in enumerate(input_ids):
             prompt = (row if mask is None else row[mask[index] == 1]).unsqueeze(0).cpu()
@@ -152,5 +163,5 @@ class StepModel(GenerationMixin):
 
     def _tokens(self, input_ids: torch.Tensor, count: int, pick: Pick, streamer: Any) -> torch.Tensor:
         check_length(input_ids.shape[1], count, self.session.max_context)
-        new = collected(self.session.picking(input_ids.cpu(), count, pick), streamer)
+        new = collected(self.session.picking(input_ids.cpu(), count, pick, streamer is not None), streamer)
         return torch.cat([input_ids, torch.tensor([new], dtype=torch.int64, device=input_ids.device)], dim=1)

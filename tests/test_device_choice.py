@@ -1,0 +1,261 @@
+"""Tokens chosen on the device: those that the host would have chosen, from as many random numbers, with no wait in between."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation import logits_process
+
+from agentcompile_core.errors import Reject, UsageError
+from agentcompile_core.runtime import device_choice
+from agentcompile_core.runtime.device_choice import DeviceChoices
+from agentcompile_core.runtime.generation.on_scores import alone
+from agentcompile_core.runtime.sampling import Alone, Pick
+from agentcompile_core.runtime.token_loop import LAG, AtOnce, Picking, token_stream
+
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=80)
+VOCABULARY, CAPACITY = 23, 24
+MADE: dict[str, st.SearchStrategy[Any]] = {
+    "TemperatureLogitsWarper": st.floats(0.3, 3.0), "TopKLogitsWarper": st.integers(1, 30), "TopPLogitsWarper": st.floats(0.05, 1.0),
+    "MinPLogitsWarper": st.floats(0.0, 0.5), "TypicalLogitsWarper": st.floats(0.2, 0.9), "EpsilonLogitsWarper": st.floats(1e-4, 0.1),
+    "RepetitionPenaltyLogitsProcessor": st.floats(0.5, 3.0), "InfNanRemoveLogitsProcessor": st.none(), "LogitNormalization": st.none(),
+    "SuppressTokensLogitsProcessor": st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
+}
+FIRST = ("RepetitionPenaltyLogitsProcessor", "SuppressTokensLogitsProcessor")  # as in transformers; behind others nothing might be left
+
+
+def in_order(names: list[str]) -> st.SearchStrategy[tuple[tuple[str, Any], ...]]:
+    ordered = sorted(names, key=lambda name: name not in FIRST)
+    return st.tuples(*(MADE[name].map(lambda value, name=name: (name, value)) for name in ordered))
+
+
+CHOSEN = st.lists(st.sampled_from(sorted(MADE)), max_size=4, unique=True).flatmap(in_order)
+PROMPT = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
+
+
+def processors(chosen: tuple[tuple[str, Any], ...]) -> transformers.LogitsProcessorList:
+    makers = [(getattr(logits_process, name), value) for name, value in chosen]
+    return transformers.LogitsProcessorList([maker() if value is None else maker(value) for maker, value in makers])
+
+
+class Session:
+    """Whose step makes the logits of the token that is there, at the position that is there; it captures by calling."""
+
+    def __init__(self, prompt: list[int], *, refuses: str = "", seed: int = 3) -> None:
+        self.table = torch.randn(CAPACITY, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+        self.ids, self.position = torch.zeros((1, 1), dtype=torch.int64), torch.tensor([len(prompt)])
+        self.history = torch.zeros(CAPACITY + 1, dtype=torch.int64)
+        self.logits, self.generation, self.captures, self.refuses = torch.zeros(VOCABULARY), 0, 0, refuses
+        self.behind_prompt = self.table[len(prompt), prompt[-1]].clone()
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.position += 1
+        self.logits.copy_(self.table[int(self.position) % CAPACITY, int(self.ids)])
+        self.ids.fill_(int(self.logits.argmax()))
+
+    def last(self) -> torch.Tensor:
+        return self.logits if self.steps else self.behind_prompt
+
+    def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
+        self.captures += 1
+        for _ in range(warm_ups):
+            run()
+        return Reject(self.refuses) if self.refuses else run
+
+
+def by_host(prompt: list[int], count: int, pick: Pick) -> list[int]:
+    session = Session(prompt)
+    return list(token_stream(count, session.step, Picking(pick, torch.tensor([prompt]), count, session, session.last)))
+
+
+def by_device(prompt: list[int], count: int, pick: Pick, session: Session, choices: DeviceChoices) -> list[int] | None:
+    assert pick.alone is not None
+    choice = choices.begin(pick, torch.tensor([prompt]), session.logits)
+    if choice is None:
+        return None
+    return list(choice.tokens(count, session.step, AtOnce(session.ids, pick.alone.eos), session.last))
+
+
+def pick_of(chosen: tuple[tuple[str, Any], ...], eos: frozenset[int], do_sample: bool, length: int) -> Pick:
+    made = processors(chosen)
+    ends = transformers.StoppingCriteriaList([transformers.MaxLengthCriteria(length)])
+    if eos:
+        ends.append(transformers.EosTokenCriteria(sorted(eos)))
+    return Pick(processors=made, stops=ends, do_sample=do_sample, alone=alone(made, eos))
+
+
+@SETTINGS
+@given(prompt=PROMPT, chosen=CHOSEN, count=st.integers(1, 12), do_sample=st.booleans(), seed=st.integers(0, 2**31),
+       eos=st.frozensets(st.integers(0, VOCABULARY - 1), max_size=5))
+def test_the_device_chooses_what_the_host_does_and_draws_no_more(prompt, chosen, count, do_sample, seed, eos) -> None:
+    pick = pick_of(chosen, eos, do_sample, len(prompt) + count)
+    torch.manual_seed(seed)
+    wanted = by_host(prompt, count, pick)
+    after = torch.rand(1)
+    session = Session(prompt)
+    choices = DeviceChoices(session)
+    torch.manual_seed(seed)
+    found = by_device(prompt, count, pick, session, choices)
+    assert found == wanted and torch.equal(torch.rand(1), after)
+    assert session.history[len(prompt) : len(prompt) + len(found)].tolist() == found
+
+
+@SETTINGS
+@given(prompt=PROMPT, chosen=CHOSEN, count=st.integers(1, 12), taken=st.integers(0, 12), seed=st.integers(0, 99))
+def test_who_stops_listening_leaves_the_random_numbers_behind_what_was_heard(prompt, chosen, count, taken, seed) -> None:
+    """Also where the host hears of a token LAG steps after it was drawn."""
+    class Late(AtOnce):
+        def __init__(self) -> None:
+            super().__init__(session.ids, frozenset())
+            self.made: list[int] = []
+
+        def seen(self, index: int):
+            self.made.append(int(session.ids))
+            if len(self.made) > LAG:
+                yield self.made[len(self.made) - LAG - 1]
+
+        def left(self):
+            yield from self.made[-LAG:]
+
+    taken = min(taken, count)
+    pick = pick_of(chosen, frozenset(), True, len(prompt) + count)
+    torch.manual_seed(seed)
+    wanted = by_host(prompt, taken, pick) if taken else []
+    after = torch.rand(1)
+    session = Session(prompt)
+    torch.manual_seed(seed)
+    choice = DeviceChoices(session).begin(pick, torch.tensor([prompt]), session.logits)
+    tokens = choice.tokens(count, session.step, Late(), session.last)
+    assert [next(tokens) for _ in range(taken)] == wanted
+    tokens.close()
+    assert torch.equal(torch.rand(1), after)
+
+
+@SETTINGS
+@given(a=CHOSEN, b=CHOSEN)
+def test_equal_settings_are_captured_once(a, b) -> None:
+    session = Session([1])
+    choices = DeviceChoices(session)
+    for chosen in (a, b, a):
+        assert by_device([1], 3, pick_of(chosen, frozenset(), True, 4), session, choices) is not None
+        session.__dict__ |= Session([1]).__dict__ | {"captures": session.captures, "logits": session.logits}
+    same = alone(processors(a), frozenset()).settings == alone(processors(b), frozenset()).settings
+    assert session.captures == (1 if same else 2) and same == (a == b)
+
+
+def test_only_so_many_captures_are_kept() -> None:
+    session = Session([1])
+    choices = DeviceChoices(session)
+    for k in [*range(1, device_choice.KEPT + 2), 1]:
+        choices.begin(pick_of((("TopKLogitsWarper", k),), frozenset(), True, 4), torch.tensor([[1]]), session.logits)
+    assert session.captures == device_choice.KEPT + 2, "the first was dropped"
+
+
+@pytest.mark.parametrize("change", ["cache moved", "logits elsewhere"])
+def test_what_a_capture_had_in_other_places_is_captured_again(change: str) -> None:
+    session, pick = Session([1]), pick_of((), frozenset(), True, 4)
+    choices = DeviceChoices(session)
+    choices.begin(pick, torch.tensor([[1]]), session.logits)
+    if change == "cache moved":
+        session.generation += 1
+    else:
+        session.logits = torch.zeros(VOCABULARY)
+    choices.begin(pick, torch.tensor([[1]]), session.logits)
+    assert session.captures == 2
+
+
+def test_logits_that_never_stay_are_not_captured_for() -> None:
+    session, pick = Session([1]), pick_of((), frozenset(), True, 8)
+    choices, held = DeviceChoices(session), []
+    for seed in range(6):
+        session.logits = session.logits.clone()
+        held.append(session.logits)
+        torch.manual_seed(seed)
+        wanted = by_host([1], 6, pick)
+        session.__dict__ |= Session([1]).__dict__ | {"captures": session.captures, "logits": session.logits}
+        torch.manual_seed(seed)
+        assert by_device([1], 6, pick, session, choices) == wanted
+    assert session.captures == device_choice.MOVES
+
+
+def test_logits_that_move_between_steps_are_chosen_from_where_they_are() -> None:
+    pick, moved = pick_of((), frozenset(), False, 8), []
+    wanted = by_host([1], 6, pick)
+    session = Session([1])
+
+    def step() -> None:
+        session.logits = session.logits.clone()
+        moved.append(session.logits)  # kept, so that no address comes twice
+        session.step()
+
+    choice = DeviceChoices(session).begin(pick, torch.tensor([[1]]), session.logits)
+    assert list(choice.tokens(6, step, AtOnce(session.ids, frozenset()), session.last)) == wanted
+
+
+def test_where_nothing_can_be_captured_the_host_chooses_and_nothing_has_changed() -> None:
+    session = Session([1], refuses="waits for the host")
+    before = session.ids.clone(), session.position.clone(), torch.get_rng_state()
+    choices = DeviceChoices(session)
+    for _ in range(2):
+        assert choices.begin(pick_of((), frozenset(), True, 4), torch.tensor([[1]]), session.logits) is None
+    assert session.captures == 1
+    assert all(map(torch.equal, (session.ids, session.position, torch.get_rng_state()), before))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [0, 3])
+def test_what_multinomial_refuses_is_refused(value: float, at: int) -> None:
+    session, pick = Session([1]), pick_of((), frozenset(), True, 8)
+    choices = DeviceChoices(session)
+    choice = choices.begin(pick, torch.tensor([[1]]), session.logits)
+
+    def last() -> torch.Tensor:
+        return session.last().fill_(value) if session.steps == at else session.last()
+
+    with pytest.raises(UsageError, match="probabilities of a token contain inf, NaN"):
+        list(choice.tokens(6, session.step, AtOnce(session.ids, frozenset()), last))
+    session.__dict__ |= Session([1]).__dict__
+    again = choices.begin(pick, torch.tensor([[1]]), session.logits)
+    assert len(list(again.tokens(6, session.step, AtOnce(session.ids, frozenset()), session.last))) == 6, "one request, not the next"
+
+
+def every_processor() -> list[type]:
+    return [each for _, each in inspect.getmembers(logits_process, inspect.isclass)
+            if issubclass(each, transformers.LogitsProcessor) and each is not transformers.LogitsProcessor]
+
+
+@SETTINGS
+@given(chosen=CHOSEN, scores=st.lists(st.floats(-9, 9, width=32), min_size=VOCABULARY, max_size=VOCABULARY), ids=PROMPT,
+       others=PROMPT, times=st.integers(1, 3))
+def test_whom_the_device_runs_alone_looks_at_nothing_else(chosen, scores, ids, others, times) -> None:
+    made = processors(chosen)
+    known = alone(made, frozenset())
+    assert known is not None
+    first, given_scores = made(torch.tensor([ids]), torch.tensor([scores])), torch.tensor([scores])
+    seen = [*reversed(ids), *ids, ids[0]] if known.of_tokens else others
+    for _ in range(times):
+        assert torch.equal(made(torch.tensor([seen]), given_scores.clone()), first)
+
+
+def test_every_other_processor_is_the_hosts() -> None:
+    """Whatever transformers adds is unknown until somebody has looked at it."""
+    for each in every_processor():
+        one = object.__new__(each)
+        assert (alone([one], frozenset()) is not None) == (each.__name__ in MADE), each.__name__
+
+
+def test_a_class_derived_from_a_known_one_is_the_hosts() -> None:
+    class Own(transformers.TopKLogitsWarper):
+        pass
+
+    assert alone([Own(3)], frozenset()) is None
+    assert alone([logits_process.RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2)], frozenset()) is None
+    assert alone([lambda ids, scores: scores], frozenset()) is None
+    assert alone([], frozenset({3})) == Alone(settings=(), eos=frozenset({3}))
