@@ -18,6 +18,7 @@ import budget_tables
 import coverage_tables
 import kernel_tables
 import mutant_tables
+import sampling_tables
 import sweep_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
@@ -51,6 +52,7 @@ COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "pa
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
 COLUMNS["kernelbench"] = ("level", "number", "name", "correct", "correct_ours", "is_fallback", "generated_share", "us",
                          "baseline_us", "speedup")
+COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
@@ -228,6 +230,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
     "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
+    "sampling": ("sampling", sampling_tables.sampling),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),

@@ -8,9 +8,11 @@ page equal to what this writes and lets no name of transformers be missing, so t
 """
 
 import argparse
+import contextlib
 import inspect
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ BEGIN, END = "<!-- who runs what (written by scripts/write_generate_page.py) -->
 SIZES: dict[str, Any] = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
                          "num_key_value_heads": 1, "max_position_embeddings": 32, "pad_token_id": 7, "bos_token_id": 1, "eos_token_id": 2}
 PROMPT = torch.tensor([[5, 17, 42]])
-DEVICE, SESSION, LOOP, FRAMEWORK, UNREAD = (
+DEVICE, DRAWN_THERE, SESSION, LOOP, FRAMEWORK, UNREAD = (
     "the session alone, the most likely token chosen on the device",
+    "the session alone, transformers' processors captured behind the step, so that the device chooses",
     "the session, one step at a time under transformers' processors and criteria",
     "transformers' own loop over compiled steps", "transformers' own loop over HuggingFace's model, without kernels",
     "nobody: no token depends on it in a session, which has its own cache and chunks")
@@ -110,7 +113,8 @@ def runner(mine: Any, name: str, options: dict[str, Any]) -> str:
         asked["input_ids"] = PROMPT
     if name == "max_length":
         del asked["max_new_tokens"]
-    with warnings.catch_warnings(record=True) as heard:
+    picks: list[Any] = []
+    with warnings.catch_warnings(record=True) as heard, seen(mine.session, picks):
         warnings.simplefilter("always")
         try:
             mine.generate(**asked)
@@ -129,7 +133,18 @@ def runner(mine: Any, name: str, options: dict[str, Any]) -> str:
         assert wanted.runs == "device", f"{name} makes a difference"
         return UNREAD
     plain = wanted.runs == "device" or name in ("several prompts", "attention_mask")
-    return DEVICE if plain else SESSION
+    return DEVICE if plain else DRAWN_THERE if picks and all(pick.alone is not None for pick in picks) else SESSION
+
+
+@contextlib.contextmanager
+def seen(session: Any, picks: list[Any]) -> Iterator[None]:
+    """Note how the session is told to choose."""
+    picking = session.picking
+    session.picking = lambda prompt, count, pick, *others: picks.append(pick) or picking(prompt, count, pick, *others)
+    try:
+        yield
+    finally:
+        del session.picking
 
 
 def table(mine: Any) -> str:
@@ -141,7 +156,7 @@ def table(mine: Any) -> str:
     by: dict[str, list[str]] = {}
     for name, options in tried.items():
         by.setdefault(runner(mine, name, options), []).append(f"`{name}`" if " " not in name else name)
-    rows = [f"| {who} | {', '.join(sorted(by[who]))} |" for who in (DEVICE, SESSION, LOOP, FRAMEWORK, UNREAD)]
+    rows = [f"| {who} | {', '.join(sorted(by[who]))} |" for who in (DEVICE, DRAWN_THERE, SESSION, LOOP, FRAMEWORK, UNREAD)]
     return "\n".join(["| who runs it | with |", "|---|---|", *rows])
 
 
