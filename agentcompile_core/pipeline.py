@@ -6,11 +6,12 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from .budget import CHAIN_SHARE, WINNERS_SHARE
+from .budget import CHAIN_SHARE, RANGES_SHARE, WINNERS_SHARE
 from .context import Context
 from .errors import Failure, StageName, UsageError, bounded
 from .installation.building import built
 from .installation.trust import Judge
+from .ir import ranges
 from .ir.advice import AdviceRecord, OrderedPlan
 from .ir.baseline import FRAMEWORK
 from .ir.bundle import Bundle
@@ -81,11 +82,11 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     with clock("plan") as facts:
         plans = plan.run(analyses, ctx)
         facts |= {"covers": sum(len(p.space.covers) for p in plans), "candidates": sum(p.space.candidates for p in plans)}
-    begin_budget(ctx)
+    step = next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None)
+    begin_budget(ctx, select.ranges.possible(step))
     rounds = _rounds(plans, ctx, clock)
     found, advice, seen = rounds.found, rounds.advice, rounds.seen
     with clock("select") as facts:
-        step = next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None)
         selected, found = _selected(plans, rounds, ctx, step)
         facts |= {"steps": sum(len(s.steps) for s in selected.selections)}
     programs = programs_of(graphs, regions, selected.selections)
@@ -109,7 +110,8 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         decisions=Decisions(margin=ctx.config.margin, advisor=ctx.config.advisor, validators=ctx.config.validators,
                             competes=ctx.config.framework_competes, regions=choices_of(plans),
                             backend=ctx.backend.name if ctx.backend is not None else "",
-                            places=places_of(found), advice=advice, step_us=selected.step_us, chain=selected.chain),
+                            places=places_of(found), advice=advice, step_us=selected.step_us, chain=selected.chain,
+                            ranges=selected.ranges),
     )
 
 
@@ -155,6 +157,7 @@ def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step
     for _ in range(SELECTIONS):
         selected = select.run(plans, found, ctx, step)
         ctx.budget.done("chain")
+        ctx.budget.done("ranges")
         told, known = validate.confirm(selected.selections, found, rounds.ordered, ctx)
         if known is found:
             return evolve(selected, selections=told), found
@@ -168,19 +171,28 @@ def _noted(seen: Seen, ordered: tuple[OrderedPlan, ...], candidates: tuple[Candi
                   lowered=seen.lowered | {(c.signature, c.step) for c in candidates})
 
 
-def begin_budget(ctx: Context) -> None:
-    """Start the search's clock, and keep the shares of what comes after the candidates."""
+def begin_budget(ctx: Context, ranged: bool = False) -> None:
+    """Start the search's clock, and keep the shares of what comes after the candidates; ``ranged``: there are later ranges of positions."""
     if chain.possible(ctx):
         ctx.budget.reserve("chain", CHAIN_SHARE)
+        if ranged:
+            ctx.budget.reserve("ranges", RANGES_SHARE)
     if final_checks.expected(ctx):
         ctx.budget.reserve("winners", WINNERS_SHARE)
     ctx.budget.start()
 
 
 def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple[Selection, ...]) -> dict[str, Program]:
-    """The program of every graph: steps where regions were selected (decode, forward), the framework elsewhere."""
-    chosen = {s.signature: s for s in selections}
-    return {g.name: framework_program(g) if g.kind is GraphKind.PREFILL else make_program(g, regions, chosen) for g in graphs.graphs}
+    """The programs of every graph by name: steps where regions were selected (decode, forward), the framework elsewhere.
+
+    A decode graph has a program for each range of positions in which something else is selected.
+    """
+    found = []
+    for graph in graphs.graphs:
+        starts = ranges.starts_of(selections) if graph.kind is GraphKind.DECODE else (0,)
+        found += [framework_program(graph)] if graph.kind is GraphKind.PREFILL else [
+            make_program(graph, regions, ranges.selected_from(selections, start), start) for start in starts]
+    return {program.name: program for program in found}
 
 
 def _eager(graphs: GraphSet, ctx: Context, clock: "_Clock") -> Compilation:
@@ -263,7 +275,7 @@ def emitted(compilation: Compilation, ctx: Context) -> Bundle:
 def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:
     """The pipeline's counts, as evaluation.md names them."""
     graph = next((g for g in compilation.graphs.graphs if g.kind is not GraphKind.PREFILL), None)
-    steps = [s for selection in compilation.selections for s in selection.steps]
+    steps = [s for selection in compilation.selections if not selection.start for s in selection.steps]
     times = [s.measurement.us for s in steps if s.measurement]
     evaluated = [r for r in compilation.records if r.step.implementation != FRAMEWORK]
     return {
@@ -278,6 +290,7 @@ def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[s
         "validated": sum(1 for r in evaluated if r.passed),
         "advised": sum(1 for a in compilation.advice if a.accepted.order or a.accepted.hints or a.accepted.label),
         "selected": len(steps),
+        "ranges": len(ranges.starts_of(compilation.selections)),
         "selected_us": [min(times), max(times)] if times else [],
         "max_abs": max((s.max_abs for s in steps), default=0.0),
         "max_rel": max((s.max_rel for s in steps), default=0.0),

@@ -13,7 +13,7 @@ from transformers.generation import logits_process
 
 from agentcompile_core.errors import Reject, UsageError
 from agentcompile_core.runtime import device_choice
-from agentcompile_core.runtime.device_choice import DeviceChoices
+from agentcompile_core.runtime.device_choice import DeviceChoice, DeviceChoices
 from agentcompile_core.runtime.generation.on_scores import alone
 from agentcompile_core.runtime.sampling import Alone, Pick
 from agentcompile_core.runtime.token_loop import LAG, AtOnce, Picking, token_stream
@@ -51,8 +51,13 @@ class Session:
         self.ids, self.position = torch.zeros((1, 1), dtype=torch.int64), torch.tensor([len(prompt)])
         self.history = torch.zeros(CAPACITY + 1, dtype=torch.int64)
         self.logits, self.generation, self.captures, self.refuses = torch.zeros(VOCABULARY), 0, 0, refuses
+        self.prompt, self.steps = prompt, 0
         self.behind_prompt = self.table[len(prompt), prompt[-1]].clone()
+
+    def begin_again(self) -> None:
         self.steps = 0
+        self.position.fill_(len(self.prompt))
+        self.behind_prompt = self.table[len(self.prompt), self.prompt[-1]].clone()
 
     def step(self) -> None:
         self.steps += 1
@@ -75,11 +80,14 @@ def by_host(prompt: list[int], count: int, pick: Pick) -> list[int]:
     return list(token_stream(count, session.step, Picking(pick, torch.tensor([prompt]), count, session, session.last)))
 
 
-def by_device(prompt: list[int], count: int, pick: Pick, session: Session, choices: DeviceChoices) -> list[int] | None:
+def begun(pick: Pick, choices: DeviceChoices, prompt: tuple[int, ...] = (1,)) -> DeviceChoice:
     assert pick.alone is not None
-    choice = choices.begin(pick, torch.tensor([prompt]), session.logits)
-    if choice is None:
-        return None
+    return choices.begin(pick, pick.alone, torch.tensor([prompt]))
+
+
+def by_device(prompt: list[int], count: int, pick: Pick, session: Session, choices: DeviceChoices) -> list[int]:
+    assert pick.alone is not None
+    choice = begun(pick, choices, tuple(prompt))
     return list(choice.tokens(count, session.step, AtOnce(session.ids, pick.alone.eos), session.last))
 
 
@@ -131,7 +139,7 @@ def test_who_stops_listening_leaves_the_random_numbers_behind_what_was_heard(pro
     after = torch.rand(1)
     session = Session(prompt)
     torch.manual_seed(seed)
-    choice = DeviceChoices(session).begin(pick, torch.tensor([prompt]), session.logits)
+    choice = begun(pick, DeviceChoices(session), tuple(prompt))
     tokens = choice.tokens(count, session.step, Late(), session.last)
     assert [next(tokens) for _ in range(taken)] == wanted
     tokens.close()
@@ -144,69 +152,65 @@ def test_equal_settings_are_captured_once(a, b) -> None:
     session = Session([1])
     choices = DeviceChoices(session)
     for chosen in (a, b, a):
-        assert by_device([1], 3, pick_of(chosen, frozenset(), True, 4), session, choices) is not None
-        session.__dict__ |= Session([1]).__dict__ | {"captures": session.captures, "logits": session.logits}
+        by_device([1], 3, pick_of(chosen, frozenset(), True, 4), session, choices)
+        session.begin_again()
     same = alone(processors(a), frozenset()).settings == alone(processors(b), frozenset()).settings
     assert session.captures == (1 if same else 2) and same == (a == b)
 
 
-def test_only_so_many_captures_are_kept() -> None:
+def test_only_so_many_settings_are_kept() -> None:
     session = Session([1])
     choices = DeviceChoices(session)
     for k in [*range(1, device_choice.KEPT + 2), 1]:
-        choices.begin(pick_of((("TopKLogitsWarper", k),), frozenset(), True, 4), torch.tensor([[1]]), session.logits)
+        session.begin_again()
+        by_device([1], 3, pick_of((("TopKLogitsWarper", k),), frozenset(), True, 4), session, choices)
     assert session.captures == device_choice.KEPT + 2, "the first was dropped"
 
 
-@pytest.mark.parametrize("change", ["cache moved", "logits elsewhere"])
-def test_what_a_capture_had_in_other_places_is_captured_again(change: str) -> None:
+def test_what_was_captured_for_another_place_of_the_cache_is_captured_again() -> None:
     session, pick = Session([1]), pick_of((), frozenset(), True, 4)
     choices = DeviceChoices(session)
-    choices.begin(pick, torch.tensor([[1]]), session.logits)
-    if change == "cache moved":
-        session.generation += 1
-    else:
-        session.logits = torch.zeros(VOCABULARY)
-    choices.begin(pick, torch.tensor([[1]]), session.logits)
+    for generation in (0, 1, 1):
+        session.begin_again()
+        session.generation = generation
+        by_device([1], 3, pick, session, choices)
     assert session.captures == 2
 
 
-def test_logits_that_never_stay_are_not_captured_for() -> None:
-    session, pick = Session([1]), pick_of((), frozenset(), True, 8)
-    choices, held = DeviceChoices(session), []
-    for seed in range(6):
-        session.logits = session.logits.clone()
-        held.append(session.logits)
-        torch.manual_seed(seed)
-        wanted = by_host([1], 6, pick)
-        session.__dict__ |= Session([1]).__dict__ | {"captures": session.captures, "logits": session.logits}
-        torch.manual_seed(seed)
-        assert by_device([1], 6, pick, session, choices) == wanted
-    assert session.captures == device_choice.MOVES
-
-
-def test_logits_that_move_between_steps_are_chosen_from_where_they_are() -> None:
-    pick, moved = pick_of((), frozenset(), False, 8), []
-    wanted = by_host([1], 6, pick)
-    session = Session([1])
+@SETTINGS
+@given(chosen=CHOSEN, places=st.integers(1, 12), do_sample=st.booleans(), seed=st.integers(0, 99))
+def test_each_place_of_logits_is_captured_once_and_too_many_are_none(chosen, places: int, do_sample: bool, seed: int) -> None:
+    """Programs of later ranges leave their logits elsewhere, in the middle of a request; where nothing is captured they never stay."""
+    pick, prompt = pick_of(chosen, frozenset(), do_sample, 21), [3, 5]
+    session = Session(prompt)
+    where = [torch.zeros(VOCABULARY) for _ in range(places)]
+    choices = DeviceChoices(session)
 
     def step() -> None:
-        session.logits = session.logits.clone()
-        moved.append(session.logits)  # kept, so that no address comes twice
+        session.logits = where[session.steps // 2 % places]
         session.step()
 
-    choice = DeviceChoices(session).begin(pick, torch.tensor([[1]]), session.logits)
-    assert list(choice.tokens(6, step, AtOnce(session.ids, frozenset()), session.last)) == wanted
+    for _ in range(2):
+        session.begin_again()
+        torch.manual_seed(seed)
+        wanted = by_host(prompt, 19, pick)
+        after = torch.rand(1)
+        torch.manual_seed(seed)
+        found = list(begun(pick, choices, tuple(prompt)).tokens(19, step, AtOnce(session.ids, frozenset()), session.last))
+        assert found == wanted and torch.equal(torch.rand(1), after)
+    assert session.captures == min(places, 9, device_choice.PLACES)
 
 
-def test_where_nothing_can_be_captured_the_host_chooses_and_nothing_has_changed() -> None:
-    session = Session([1], refuses="waits for the host")
-    before = session.ids.clone(), session.position.clone(), torch.get_rng_state()
+def test_what_cannot_be_captured_is_chosen_from_python() -> None:
+    session, pick = Session([1], refuses="no backend captures here"), pick_of((), frozenset(), True, 8)
     choices = DeviceChoices(session)
     for _ in range(2):
-        assert choices.begin(pick_of((), frozenset(), True, 4), torch.tensor([[1]]), session.logits) is None
-    assert session.captures == 1
-    assert all(map(torch.equal, (session.ids, session.position, torch.get_rng_state()), before))
+        session.begin_again()
+        torch.manual_seed(5)
+        wanted = by_host([1], 6, pick)
+        torch.manual_seed(5)
+        assert by_device([1], 6, pick, session, choices) == wanted
+    assert session.captures == 1, "it is not tried again"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -214,15 +218,15 @@ def test_where_nothing_can_be_captured_the_host_chooses_and_nothing_has_changed(
 def test_what_multinomial_refuses_is_refused(value: float, at: int) -> None:
     session, pick = Session([1]), pick_of((), frozenset(), True, 8)
     choices = DeviceChoices(session)
-    choice = choices.begin(pick, torch.tensor([[1]]), session.logits)
+    choice = begun(pick, choices)
 
     def last() -> torch.Tensor:
         return session.last().fill_(value) if session.steps == at else session.last()
 
     with pytest.raises(UsageError, match="probabilities of a token contain inf, NaN"):
         list(choice.tokens(6, session.step, AtOnce(session.ids, frozenset()), last))
-    session.__dict__ |= Session([1]).__dict__
-    again = choices.begin(pick, torch.tensor([[1]]), session.logits)
+    session.begin_again()
+    again = begun(pick, choices)
     assert len(list(again.tokens(6, session.step, AtOnce(session.ids, frozenset()), session.last))) == 6, "one request, not the next"
 
 

@@ -144,7 +144,7 @@ def _executables(what: Runnable, device: str, run_on: str, ctx: Context, notes: 
     if _has_steps(what.programs):
         why = _why_framework(device, run_on, bool(missing), ctx)
         notes.append(f"every step runs on the framework's operators: {why}")
-    programs = {name: framework_program(p.graph) for name, p in what.programs.items()}
+    programs = {p.graph.name: framework_program(p.graph) for p in what.programs.values()}
     return programs, Executables(device=device, backend=capturing(device, ctx), prefill=ctx.config.prefill)
 
 

@@ -31,13 +31,17 @@ SEED = 7
 def difference(session: "Session | ModuleSession", programs: Mapping[str, Program], weights: "WeightStore", loaded: LoadedModel) -> str:
     """One clause on how far the installed programs are from the framework's; empty where they agree.
 
-    A language model runs one prompt token and one decode step, a module its example inputs twice, and with random numbers where
-    all elements of one are the same. What the programs write is poisoned before: memory that is new to a process may hold the
-    right results already, of a session before this one. The relative rms error may be 1e-3 where all floats of the graph are
-    float32 or wider, else 24 epsilon of its widest steps.
+    A language model runs one prompt token and one decode step, and a step at the first position of each later range of positions; a
+    module its example inputs twice, and with random numbers where all elements of one are the same. What the programs write is
+    poisoned before: memory that is new to a process may hold the right results already, of a session before this one. The relative
+    rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps.
     """
     if isinstance(session, Session):
-        return _first(_steps(session, programs, weights), _bound(programs["decode"].graph))
+        for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: p.start):
+            why = _first(_step(session, program, weights), _bound(program.graph))
+            if why:
+                return f"{why} ({program.name})" if program.start else why
+        return ""
     return _first(_calls(session, programs, weights, loaded), _bound(programs["forward"].graph))
 
 
@@ -62,22 +66,25 @@ def _bound(graph: Graph) -> float:
     return max((half_bound(torch_dtype(dtype)) for dtype in narrow), default=FLOAT32_BOUND)
 
 
-def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightStore") -> "Pairs":
+def _step(session: Session, program: Program, weights: "WeightStore") -> "Pairs":
     import torch
 
-    if session.max_context < 3:
+    position = max(1, program.start)
+    if session.max_context < position + 2:
         return iter(())
     highest = max(1, (session.graphs.model.vocab_size or 2) - 1)
-    prompt, token = torch.tensor([[min(1 + highest // 3, highest)]]), highest // 2
+    token, generator = highest // 2, torch.Generator().manual_seed(position)
+    prompt = torch.randint(highest + 1, (1, position), generator=generator) if program.start else torch.tensor(
+        [[min(1 + highest // 3, highest)]])
 
     def ours() -> "torch.Tensor":
-        session.bound("decode").poison()
-        return session.read_next(token, 1)
+        session.bound(program.name).poison()
+        return session.read_next(token, position)
 
     def theirs() -> "torch.Tensor":
-        bound = bind(framework_program(programs["decode"].graph), weights, session.states, {}, Executables(device=session.device))
+        bound = bind(framework_program(program.graph), weights, session.states, {}, Executables(device=session.device))
         session.ids.fill_(token)
-        session.position.fill_(1)
+        session.position.fill_(position)
         bound.run()
         return bound.output(0)[0, -1]
 

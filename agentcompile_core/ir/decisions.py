@@ -43,10 +43,11 @@ class ChainTrial:
 
 @frozen(kw_only=True)
 class ChainLog:
-    """What the captured chain began with, as signature and step, and what it tried, in order."""
+    """What the captured chain began with, as signature and step, and what it tried, in order. ``start``: of the range it was asked for."""
 
     started: tuple[tuple[str, Step], ...]
     trials: tuple[ChainTrial, ...] = ()
+    start: int = 0
 
 
 @frozen(kw_only=True)
@@ -64,6 +65,7 @@ class Decisions:
     advice: tuple[AdviceRecord, ...] = ()
     step_us: tuple[float, float] = (0.0, 0.0)  # the shortened step of the chain: with kernels, on the framework
     chain: ChainLog | None = None  # None: no chain judged the selections
+    ranges: tuple[ChainLog, ...] = ()  # of later ranges, in their order
 
 
 def choices_of(plans: Iterable[RegionPlan]) -> tuple[RegionChoices, ...]:

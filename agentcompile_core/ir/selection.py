@@ -38,7 +38,10 @@ class SelectedStep:
 
 @frozen(kw_only=True)
 class Selection:
-    """The chosen cover of one region. Nodes that no step covers stay on the framework, ``fallback_reasons`` say why."""
+    """The chosen cover of one region. Nodes that no step covers stay on the framework, ``fallback_reasons`` say why.
+
+    ``start``: the position from which it holds, in place of the one of its region that begins before it; see ``ranges``.
+    """
 
     signature: str
     region: str
@@ -48,6 +51,7 @@ class Selection:
     basis: Basis = Basis.FALLBACK
     region_us: float = 0.0
     baseline_us: float = 0.0
+    start: int = 0
 
     @property
     def origins(self) -> tuple[Origin, ...]:

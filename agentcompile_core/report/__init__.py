@@ -40,7 +40,8 @@ def step_document(step: SelectedStep) -> dict[str, Any]:
 
 def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]:
     """Selections as plain types."""
-    return [{"region": s.region, "signature": s.signature, "fusion": s.cover.fusion.value, "basis": s.basis.value, "us": s.region_us,
+    return [{"region": s.region, "signature": s.signature, "from_position": s.start, "fusion": s.cover.fusion.value,
+             "basis": s.basis.value, "us": s.region_us,
              "baseline_us": s.baseline_us, "steps": [step_document(step) for step in s.steps],
              "fallbacks": [{"what": what, "why": why} for what, why in s.fallback_reasons]} for s in selections]
 
@@ -127,7 +128,8 @@ def explain_text(
 
 def selection_text(selection: Selection) -> str:
     """One region: its steps and why, then what stays on the framework and why."""
-    lines = [f"region {selection.region}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
+    where = f", from position {selection.start} on" if selection.start else ""
+    lines = [f"region {selection.region}{where}: {selection.cover.fusion.value} fusion, {selection.basis.value}"]
     if all(step.basis is Basis.PROVISIONAL for step in selection.steps):
         rows = [(s.label, s.step.implementation, s.step.origin.value, f"{s.max_rel:.1e}", str(s.step.schedule)) for s in selection.steps]
         lines += [table(rows, ("step", "implementation", "origin", "max rel", "schedule"))] if rows else []

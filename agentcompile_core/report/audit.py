@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from ..ir import ranges
 from ..ir.baseline import FRAMEWORK
 from ..ir.decisions import ChainLog, Decisions, RegionChoices
 from ..ir.plan import Cover, Step
@@ -50,7 +51,8 @@ class _Best:
 def audit(selections: Iterable[Selection], records: tuple[TuningRecord, ...], decisions: Decisions,
           programs: Mapping[str, Any]) -> tuple[Decision, ...]:
     """Every decision of a run: advice, then regions with their steps, then what the programs run."""
-    chosen = {s.signature: s for s in selections}
+    selections = tuple(selections)
+    chosen = ranges.selected_from(selections, 0)
     found = [_advice(one) for one in decisions.advice]
     for region in decisions.regions:
         mine = [(r, p) for r, p in zip(records, decisions.places) if r.signature == region.signature]
@@ -65,10 +67,45 @@ def audit(selections: Iterable[Selection], records: tuple[TuningRecord, ...], de
         found.append(_region(region, selection, best, decisions))
         found += [_step(region, step, best, decisions) for step in selection.steps]
         found += [_refused(region, match, best[match]) for match in _left_out(region, selection)]
+        later = [x for s in selections if s.start and s.signature == region.signature for x in s.steps]
+        held = {x.step for x in selection.steps}
+        found += [_step(region, x, {x.step.match_id: _best(x.step.match_id, mine, decisions, Basis.CHAIN)}, decisions)
+                  for x in later if x.step not in held]
     if len(decisions.places) != len(records):
         found.append(Decision(kind="records", subject="records.json", decision=f"{len(records)} records",
                               problems=(f"decisions.json places {len(decisions.places)} of them",)))
-    return (*found, *(_program(name, program, chosen) for name, program in sorted(programs.items())))
+    found += [_range(region, selections, log, decisions) for log in decisions.ranges for region in decisions.regions]
+    found += [_unasked(s) for s in selections if s.start and s.start not in {log.start for log in decisions.ranges}]
+    return (*found, *(_program(name, program, ranges.selected_from(selections, getattr(program, "start", 0)))
+                      for name, program in sorted(programs.items())))
+
+
+def _range(region: RegionChoices, selections: tuple[Selection, ...], log: ChainLog, decisions: Decisions) -> Decision:
+    """What the captured chain made of one region at later positions: it began with what holds before them, and its trials do the rest."""
+    own = _of_region(log, region.signature)
+    replay = audit_chain.replayed(own, decisions.margin)
+    before, after = (_held(selections, region.signature, position) for position in (log.start - 1, log.start))
+    began = {step.match_id: step for _, step in own.started}
+    problems = [*audit_chain.differences(before, began, f"from position {log.start} on the chain began with another step for"),
+                *replay.problems, *audit_chain.differences(replay.held.get(region.signature, {}), after, "selected for")]
+    return Decision(kind="chain", subject=f"{region.region} from position {log.start} on", decision=f"{len(after)} steps",
+                    evidence=audit_chain.evidence_of(own), problems=tuple(problems))
+
+
+def _held(selections: tuple[Selection, ...], signature: str, position: int) -> dict[str, Step]:
+    selection = ranges.selected_from(selections, position).get(signature)
+    return {} if selection is None else {x.step.match_id: x.step for x in selection.steps}
+
+
+def _unasked(selection: Selection) -> Decision:
+    subject = f"{selection.region} from position {selection.start} on"
+    return Decision(kind="chain", subject=subject, decision=f"{len(selection.steps)} steps",
+                    problems=("there is no log of a chain at these positions",))
+
+
+def _of_region(log: ChainLog, signature: str) -> ChainLog:
+    return evolve(log, started=tuple(s for s in log.started if s[0] == signature),
+                  trials=tuple(t for t in log.trials if t.signature == signature))
 
 
 def _chain(region: RegionChoices, selection: Selection, log: ChainLog, alone: dict[str, _Best], decisions: Decisions) -> Decision:
@@ -76,8 +113,7 @@ def _chain(region: RegionChoices, selection: Selection, log: ChainLog, alone: di
     def mine(steps: Iterable[tuple[str, Step]]) -> dict[str, Step]:
         return {step.match_id: step for signature, step in steps if signature == region.signature}
 
-    own = evolve(log, started=tuple(s for s in log.started if s[0] == region.signature),
-                 trials=tuple(t for t in log.trials if t.signature == region.signature))
+    own = _of_region(log, region.signature)
     replay = audit_chain.replayed(own, decisions.margin)
     covers, wanted = [c for c in region.covers if c.matches], {}
     if covers:

@@ -10,7 +10,7 @@ from ..errors import AgentCompileError, UsageError
 from ..ir import serial
 from ..ir.bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from ..ir.candidate import Kernel, StepSource
-from ..ir.graph import GraphSet
+from ..ir.graph import GraphKind, GraphSet
 from ..ir.record import TuningRecord
 from ..ir.selection import Selection
 from ..ir.target import Target
@@ -63,7 +63,7 @@ def _read(folder: Path, manifest: Manifest) -> Installed:
     graphs = check_graphs(serial.loads(data[GRAPHS].decode(), GraphSet).verify())
     if (graphs.model, graphs.workload) != (manifest.model, manifest.workload):
         raise UsageError(f"{GRAPHS} of the bundle {folder} is of another model or workload than its {MANIFEST}; emit it again")
-    programs = {p.graph.name: check_program(p, manifest.target)
+    programs = {p.name: check_program(p, manifest.target)
                 for p in (_program(item, graphs) for item in serial.parse(data[PROGRAMS].decode()))}
     lacking = [graph.name for graph in graphs.graphs if graph.name not in programs]
     if lacking:
@@ -142,6 +142,7 @@ class _StoredProgram:
     graph: str
     segments: tuple[Segment, ...]
     sources: tuple[StepSource, ...]
+    start: int = 0
 
 
 def _program(item: Any, graphs: GraphSet) -> Program:
@@ -149,7 +150,11 @@ def _program(item: Any, graphs: GraphSet) -> Program:
     graph = next((g for g in graphs.graphs if g.name == stored.graph), None)
     if graph is None:
         raise UsageError(f"the bundle has a program for {stored.graph!r} but no such graph; emit it again")
-    return Program(graph=graph, segments=stored.segments, sources=stored.sources)
+    ranged = graph.kind is GraphKind.DECODE and graphs.kv is not None and 0 < stored.start < graphs.kv.capacity
+    if stored.start and not ranged:
+        raise UsageError(f"the bundle has a program for {stored.graph!r} from position {stored.start} on, which it cannot have; "
+                         "emit it again")
+    return Program(graph=graph, segments=stored.segments, sources=stored.sources, start=stored.start)
 
 
 def check_model(installed: Installed, digest: str, name: str) -> None:
@@ -194,4 +199,4 @@ def runnable(installed: Installed, live: Target | None) -> str:
 
 def on_framework(installed: Installed) -> dict[str, Program]:
     """The same graphs with every node on the framework."""
-    return {name: framework_program(program.graph) for name, program in installed.programs.items()}
+    return {program.graph.name: framework_program(program.graph) for program in installed.programs.values()}

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from ..errors import Reject, UsageError
 from ..plugin.running import SessionState
 from .device import random_state, set_random_state
-from .sampling import Pick
+from .sampling import Alone, Pick
 from .token_loop import LAG, Look, token_stream
 
 if TYPE_CHECKING:
     import torch
 
-KEPT = 4  # captured choices of a session: settings that a caller alternates between
-MOVES = 2  # times that logits lay elsewhere than at the capture; then they move with every step, which nobody captured either
+KEPT = 4  # settings of a session whose captured choices are kept: those that a caller alternates between
+PLACES = 8  # where logits lie, at the most: each program leaves them in a place of its own; where steps are not captured they never stay
 WARM_UPS = 2
+Captured = dict[int, "Callable[[], None] | None"]  # by the address of the logits; None: chosen from Python
 
 
 class DeviceChoices:
@@ -25,76 +26,40 @@ class DeviceChoices:
         import torch
 
         self._session = session
-        self._captured: OrderedDict[Hashable, tuple[int, Callable[[], None] | Reject]] = OrderedDict()
-        self._moves = 0
+        self._captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self._tokens: torch.Tensor | None = None
         self._refused: torch.Tensor = torch.zeros(1, dtype=torch.bool, device=session.ids.device)
 
-    def begin(self, pick: Pick, prompt: "torch.Tensor", logits: "torch.Tensor") -> "DeviceChoice | None":
-        """For one request behind ``prompt`` [1, n] whose steps leave logits [vocabulary] in ``logits``; None: the host has to choose.
-
-        A choice that cannot be captured waits for the host somewhere, so the host may as well make it.
-        """
+    def begin(self, pick: Pick, alone: Alone, prompt: "torch.Tensor") -> "DeviceChoice":
+        """For one request behind ``prompt`` [1, n]."""
         import torch
 
-        if pick.alone is None:
-            return None
-        session, alone = self._session, pick.alone
+        session = self._session
         if self._tokens is None and alone.of_tokens:
             self._tokens = torch.zeros((1, session.history.shape[0]), dtype=torch.int64, device=session.ids.device)
         tokens = self._tokens if alone.of_tokens else None
-
-        def choose(logits: "torch.Tensor") -> None:
-            token, refused = pick.token_unseen(session.ids if tokens is None else tokens, logits)
-            session.ids.copy_(token.view(1, 1))
-            session.history.index_copy_(0, session.position, token.view(1))
-            if tokens is not None:
-                tokens.index_copy_(1, session.position, token.view(1, 1))
-            self._refused.logical_or_(refused)
-
-        address = logits.data_ptr()
-        captured = self._kept((alone.settings, pick.do_sample, session.generation), address, lambda: choose(logits))
-        if isinstance(captured, Reject):
-            return None
-        self._refused.zero_()
         if tokens is not None:  # behind the prompt stands one of its tokens: which ones there were is all that counts
             tokens.fill_(int(prompt[0, 0]))
             tokens[:, : prompt.shape[1]].copy_(prompt)
-        return DeviceChoice(choose, captured, address, self._refused, draws=pick.do_sample)
-
-    def _kept(self, key: Hashable, address: int, run: Callable[[], None]) -> Callable[[], None] | Reject:
-        """What replays ``run``, captured where the logits are at ``address``; ``run`` itself where they never stay."""
-        was, captured = self._captured.get(key, (address, None))
-        if was != address:
-            self._moves += 1
-        if self._moves >= MOVES:
-            return run
-        if captured is None or was != address:
-            captured = self._capture(run)
-        self._captured[key] = address, captured
+        self._refused.zero_()
+        key = (alone.settings, pick.do_sample, session.generation)
+        captured = self._captured.setdefault(key, {})
         self._captured.move_to_end(key)
         while len(self._captured) > KEPT:
             self._captured.popitem(last=False)
-        return captured
-
-    def _capture(self, run: Callable[[], None]) -> Callable[[], None] | Reject:
-        """Warm-ups write where the first token will be written, and draw; the random numbers are as before."""
-        session = self._session
-        before, ids = random_state(session.ids.device), session.ids.clone()
-        try:
-            return session.capture(run, warm_ups=WARM_UPS)
-        finally:
-            session.ids.copy_(ids)
-            set_random_state(session.ids.device, before)
+        return DeviceChoice(pick, session, tokens, self._refused, captured)
 
 
 class DeviceChoice:
-    """The choices of one request: replayed behind the steps whose logits lie where they were captured, made from Python behind others."""
+    """The choices of one request. The first one, behind a prompt, is made from Python; those behind steps are captured once and replayed.
 
-    def __init__(self, choose: "Callable[[torch.Tensor], None]", replay: Callable[[], None], address: int, refused: "torch.Tensor", *,
-                 draws: bool) -> None:
-        self._choose, self._replay, self._address, self._refused = choose, replay, address, refused
-        self._states: deque[torch.Tensor] | None = deque(maxlen=LAG + 2) if draws else None
+    ``tokens`` int64 [1, positions]: where processors find which tokens there were, None: they do not ask. ``refused`` bool [1].
+    """
+
+    def __init__(self, pick: Pick, session: SessionState, tokens: "torch.Tensor | None", refused: "torch.Tensor",
+                 captured: Captured) -> None:
+        self._pick, self._session, self._tokens, self._refused, self._captured = pick, session, tokens, refused, captured
+        self._states: deque[torch.Tensor] | None = deque(maxlen=LAG + 2) if pick.do_sample else None
         self._made = 0
 
     def tokens(self, count: int, step: Callable[[], None], look: Look, logits: "Callable[[], torch.Tensor]") -> Iterator[int]:
@@ -107,9 +72,9 @@ class DeviceChoice:
         """
         def advance() -> None:
             step()
-            self._next(logits())
+            self._next(logits(), replayed=True)
 
-        self._next(logits())
+        self._next(logits(), replayed=False)
         given = 0
         try:
             for token in token_stream(count, advance, look):
@@ -121,14 +86,44 @@ class DeviceChoice:
             raise UsageError("the probabilities of a token contain inf, NaN or numbers below 0, or are all 0: the model's logits or the "
                              "processors of the request made them; see remove_invalid_values of generation_config")
 
-    def _next(self, logits: "torch.Tensor") -> None:
+    def _next(self, logits: "torch.Tensor", replayed: bool) -> None:
         if self._states is not None:
             self._states.append(random_state(logits.device))
         self._made += 1
-        if logits.data_ptr() == self._address:
-            self._replay()
+        replay = self._replay_of(logits) if replayed else None
+        if replay is not None:
+            replay()
         else:
             self._choose(logits)
+
+    def _choose(self, logits: "torch.Tensor") -> None:
+        session = self._session
+        token, refused = self._pick.token_unseen(session.ids if self._tokens is None else self._tokens, logits)
+        session.ids.copy_(token.view(1, 1))
+        session.history.index_copy_(0, session.position, token.view(1))
+        if self._tokens is not None:
+            self._tokens.index_copy_(1, session.position, token.view(1, 1))
+        self._refused.logical_or_(refused)
+
+    def _replay_of(self, logits: "torch.Tensor") -> Callable[[], None] | None:
+        """What replays the choice from logits that lie there; captured where steps leave them, as long as that is in a few places."""
+        address = logits.data_ptr()
+        if address not in self._captured:
+            if len(self._captured) >= PLACES:
+                return None
+            self._captured[address] = self._capture(logits)
+        return self._captured[address]
+
+    def _capture(self, logits: "torch.Tensor") -> Callable[[], None] | None:
+        """Warm-ups choose, and draw; everything they write but the history of tokens, which is written again, is as before."""
+        session = self._session
+        written = [session.ids, self._refused, *([] if self._tokens is None else [self._tokens])]
+        state, before = random_state(logits.device), [tensor.clone() for tensor in written]
+        found = session.capture(lambda: self._choose(logits), warm_ups=WARM_UPS)
+        for tensor, was in zip(written, before, strict=True):
+            tensor.copy_(was)
+        set_random_state(logits.device, state)
+        return None if isinstance(found, Reject) else found
 
     def _give_back(self, draws: int) -> None:
         if draws > 0 and self._states is not None:

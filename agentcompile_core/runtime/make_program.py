@@ -13,8 +13,8 @@ from ..ops.dependency import bits, dependencies
 from .program import Program, Segment
 
 
-def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[str, Selection]) -> Program:
-    """Put the selected steps of every region instance in place of their nodes, in a valid order.
+def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[str, Selection], start: int = 0) -> Program:
+    """Put the selected steps of every region instance in place of their nodes, in a valid order, to serve positions from ``start`` on.
 
     Raises:
         VerificationError: the steps of a selection depend on each other in a circle.
@@ -34,7 +34,8 @@ def make_program(graph: Graph, regions: tuple[Region, ...], selections: Mapping[
                 steps.append(Segment(nodes=tuple(instance.node[n] for n in match.nodes), step=selected.step, label=selected.label,
                                      match=match, source=selected.source.key if selected.source else "", operands=operands,
                                      version=selected.version))
-    return Program(graph=graph, segments=_ordered(graph, steps), sources=tuple(sources[k] for k in sorted(sources))).verify()
+    ordered = tuple(sources[k] for k in sorted(sources))
+    return Program(graph=graph, segments=_ordered(graph, steps), sources=ordered, start=start).verify()
 
 
 def without_steps(program: Program, lost: Callable[[Segment], bool]) -> Program:

@@ -53,11 +53,17 @@ class Segment:
 
 @frozen(kw_only=True)
 class Program:
-    """Segments in execution order over one graph, and the sources they launch."""
+    """Segments in execution order over one graph, and the sources they launch. ``start``: the first position that it serves."""
 
     graph: Graph
     segments: tuple[Segment, ...]
     sources: tuple[StepSource, ...] = ()
+    start: int = 0
+
+    @property
+    def name(self) -> str:
+        """That of its graph, with where it begins if another program of that graph serves the positions before."""
+        return f"{self.graph.name}_from_{self.start}" if self.start else self.graph.name
 
     def verify(self) -> "Program":
         """Check that every node runs exactly once (views may be folded into addresses); return self."""

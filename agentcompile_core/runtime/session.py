@@ -1,6 +1,7 @@
 """The owner of everything that changes: KV cache, position, tokens, captured graphs, the lock. One request at a time."""
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 class Session:
     """Runs requests over bound programs. States of fixed size are its own: allocated here, zero before a prompt.
 
-    ``programs`` maps graph names to programs (``decode``, ``prefill_<T>``, ``prefill_<T>_fresh``). State tensors keep
+    ``programs`` maps names to programs (``decode``, ``decode_from_<position>``, ``prefill_<T>``, ``prefill_<T>_fresh``); each decode
+    program serves the steps from its first position to that of the next. State tensors keep
     their addresses while ``generation`` stays.
     """
 
@@ -64,6 +66,9 @@ class Session:
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
         self._choices = DeviceChoices(self)
+        decode_programs = sorted((p.start, name) for name, p in self._programs.items() if p.graph.kind is GraphKind.DECODE)
+        self._starts, self._decoding = [start for start, _ in decode_programs], [name for _, name in decode_programs]
+        self._at = 0  # the position of the token that the next step reads, as the host knows it
 
     @property
     def max_context(self) -> int:
@@ -190,6 +195,7 @@ class Session:
         # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
         for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
             name = self._run_chunk(chunk, rows)
+        self._at = prompt.shape[1]
         return self.bound(name)
 
     def forget(self) -> None:
@@ -203,10 +209,18 @@ class Session:
         if chunk.tokens == 1:
             self.ids.copy_(rows[:1].view(1, 1))
             self.position.fill_(chunk.start)
-            self._step("decode")()
-            return "decode"
+            return self._run_decode(chunk.start)
         fresh = chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
         return self._run_prefill(f"prefill_{chunk.tokens}_fresh" if fresh else f"prefill_{chunk.tokens}", chunk, rows)
+
+    def decode_program(self, position: int) -> str:
+        """Name of the program whose step reads the token at ``position``."""
+        return self._decoding[bisect_right(self._starts, position) - 1]
+
+    def _run_decode(self, position: int) -> str:
+        name = self.decode_program(position)
+        self._step(name)()
+        return name
 
     def _run_prefill(self, name: str, chunk: Chunk, rows: "torch.Tensor") -> str:
         step = self._step(name)
@@ -241,8 +255,7 @@ class Session:
         """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it."""
         self.ids.fill_(token)
         self.position.fill_(position)
-        self._step("decode")()
-        return self.bound("decode").output(0)[0, -1].clone()
+        return self.bound(self._run_decode(position)).output(0)[0, -1].clone()
 
     def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Iterator[int]:
         """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one."""
@@ -260,17 +273,14 @@ class Session:
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""
         self._last = self.prefill(prompt)
         if pick.alone is not None:
-            self._step("decode")  # a step that is captured leaves its logits in one place
-            choice = self._choices.begin(pick, prompt, self.bound("decode").output(0)[0, -1])
-            if choice is not None:
-                look = self._look(prompt, count, pick.alone.eos, watched or bool(pick.alone.eos))
-                yield from choice.tokens(count, self._advance, look, self._logits)
-                return
+            look = self._look(prompt, count, pick.alone.eos, watched or bool(pick.alone.eos))
+            yield from self._choices.begin(pick, pick.alone, prompt).tokens(count, self._advance, look, self._logits)
+            return
         yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
 
     def _advance(self) -> None:
-        self._step("decode")()
-        self._last = self.bound("decode")
+        self._last = self.bound(self._run_decode(self._at))
+        self._at += 1
 
     def _logits(self) -> "torch.Tensor":
         """Logits [vocabulary] behind the last position, of the program that ran last."""

@@ -60,6 +60,7 @@ class ChainQuestion:
     position: int
     margin: float
     budget_s: float
+    with_framework: bool = True  # whether the step on the framework is timed as well
     kernels: tuple[Kernel, ...] = field(default=(), repr=False)  # of the sources in it, as they were validated
 
 
@@ -145,8 +146,7 @@ class _Chain:
         sound, best = self._sound(incumbent, best)
         if sound is not incumbent:
             incumbent, us = sound, statistics.median(best.sample_us() for _ in range(PAIRS))
-        self.phase("framework")
-        framework_us = self._framework_us()
+        framework_us = self._framework_us() if self.q.with_framework else 0.0
         return ChainAnswer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried,
                            accepted=self.accepted, refused=tuple(self.refused), trials=tuple(self.trials))
 
@@ -189,6 +189,7 @@ class _Chain:
             return None
 
     def _framework_us(self) -> float:
+        self.phase("framework")
         try:
             framework = self._capture(framework_program(self.q.graph))
         except Exception:

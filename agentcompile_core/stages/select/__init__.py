@@ -12,7 +12,7 @@ from ...ir.graph import Graph
 from ...ir.plan import RegionPlan
 from ...ir.selection import Selection, fallback
 from ...plugin.events import RegionSelected
-from . import chain
+from . import chain, ranges
 from .isolated import Taken, best_alone
 
 __all__ = ["Selected", "run"]
@@ -20,11 +20,13 @@ __all__ = ["Selected", "run"]
 
 @frozen(kw_only=True)
 class Selected:
-    """A selection per region, microseconds of the chain's shortened step with them and on the framework (0: not measured), and its log."""
+    """A selection per region, behind them those of later ranges of positions; microseconds of the chain's shortened step with the first
+    ones and on the framework (0: not measured), and the logs of both."""
 
     selections: tuple[Selection, ...]
     step_us: tuple[float, float] = (0.0, 0.0)
     chain: ChainLog | None = None
+    ranges: tuple[ChainLog, ...] = ()
 
 
 def run(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, graph: Graph | None = None) -> Selected:
@@ -58,4 +60,6 @@ def _by_chain(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, gra
         why = f"the whole step takes {answer.us:.1f} us with kernels and {answer.framework_us:.1f} us on the framework"
         judged = tuple(fallback(s.signature, s.region, why) for s in judged)
     log = ChainLog(started=tuple((s.signature, x.step) for s in started for x in s.steps), trials=answer.trials)
-    return Selected(selections=judged, step_us=(answer.us, answer.framework_us), chain=log)
+    ctx.budget.done("chain")
+    later = ranges.later(graph, plans, judged, found, ctx) if ranges.possible(graph) else ranges.Later()
+    return Selected(selections=(*judged, *later.selections), step_us=(answer.us, answer.framework_us), chain=log, ranges=later.logs)

@@ -38,22 +38,31 @@ def run(
 
     Returns the selections that won and what was measured; None and the selections as they are if the worker failed.
     """
-    assert ctx.backend is not None
     regions = tuple(plan.region for plan in plans)
+    capacity = capacity_of(graph) or POSITION * 4
+    alternatives = alternatives_of(regions, selections, found, ctx)
+    question = question_of(graph, regions, selections, alternatives, min(POSITION, capacity // 4), ctx.budget.left_s("chain"), ctx)
+    return ask(question, selections, found, ctx)
+
+
+def capacity_of(graph: Graph) -> int:
+    """Positions of the KV cache; 0 where a graph has none."""
+    return min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=0)
+
+
+def question_of(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], alternatives: tuple[Alternative, ...],
+                position: int, budget_s: float, ctx: Context) -> ChainQuestion:
+    """The question for one position, of as many layers as the chain keeps."""
+    assert ctx.backend is not None
     layers = layers_needed(graph, ctx.target)
     short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
-    capacity = min((v.spec.shape[1] for v in graph.values if v.source.startswith("kv.")), default=POSITION * 4)
-    question = ChainQuestion(
-        graph=short,
-        regions=short_regions,
-        selections=selections,
-        alternatives=alternatives_of(regions, selections, found, ctx),
-        target=ctx.target,
-        backend=ctx.backend.name,
-        position=min(POSITION, capacity // 4),
-        margin=CHAIN_MARGIN * ctx.config.margin,
-        budget_s=ctx.budget.left_s("chain"),
-    )
+    return ChainQuestion(graph=short, regions=short_regions, selections=selections, alternatives=alternatives, target=ctx.target,
+                         backend=ctx.backend.name, position=position, margin=CHAIN_MARGIN * ctx.config.margin, budget_s=budget_s)
+
+
+def ask(question: ChainQuestion, selections: tuple[Selection, ...], found: Evaluated,
+        ctx: Context) -> tuple[tuple[Selection, ...], ChainAnswer | None]:
+    """The selections that win in place of ``selections``, with the reason at every step; see ``run``."""
     answer = _stored(question, found, ctx)
     if answer is None:
         return selections, None
@@ -160,18 +169,9 @@ def alternatives_of(
     groups: list[tuple[float, list[Alternative]]] = []
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
-            mine = [
-                r
-                for r in found.records
-                if r.signature == region.signature
-                and r.step.match_id == step.step.match_id
-                and r.usable
-                and r.step.implementation != FRAMEWORK
-            ]
-            # The step's text breaks ties: records come in another order from the store than from the worker.
-            mine.sort(key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
+            mine = rivals(step, region, found)
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
-            group = [a for a in (_alternative(r, region, step.baseline, found, ctx) for r in _diverse(mine)) if a is not None]
+            group = [a for a in (alternative(r, region, step.baseline, found, ctx) for r in _diverse(mine)) if a is not None]
             lost = step.baseline is None or bool(step.measurement and step.measurement.us > step.baseline.us)
             if lost and ctx.config.framework_competes:
                 group.append(Alternative(signature=region.signature, match_id=step.step.match_id, selected=None))
@@ -179,9 +179,18 @@ def alternatives_of(
     return tuple(a for _, group in sorted(groups, key=lambda item: item[0]) for a in group)
 
 
-def _alternative(
+def rivals(step: SelectedStep, region: Region, found: Evaluated) -> list[TuningRecord]:
+    """What could be selected for the match of a step, itself included, by its time alone."""
+    mine = [r for r in found.records if r.signature == region.signature and r.step.match_id == step.step.match_id and r.usable
+            and r.step.implementation != FRAMEWORK]
+    # The step's text breaks ties: records come in another order from the store than from the worker.
+    return sorted(mine, key=lambda r: (r.measurement.us if r.measurement else 0.0, str(r.step)))
+
+
+def alternative(
     record: TuningRecord, region: Region, baseline: Measurement | None, found: Evaluated, ctx: Context
 ) -> Alternative | None:
+    """What is selected if ``record`` is; None where this run has no such source."""
     source = found.source(record)
     if source is None:
         return None

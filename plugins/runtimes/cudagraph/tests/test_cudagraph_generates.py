@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import DType, GraphSet, Workload
 from agentcompile_core.runtime.built_in import PlainKVCache
+from agentcompile_core.runtime.device_choice import PLACES
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session
@@ -127,4 +128,4 @@ def test_drawn_tokens_are_huggingfaces_and_no_step_waits_for_the_host(
         assert torch.equal(found.cpu(), wanted)
         assert heard is None or heard.tokens == wanted[0].tolist()
     # Four requests, one capture; where steps are not captured their logits lie elsewhere each time, and that is noticed.
-    assert len(captures) == 1 if device == "cuda" else len(captures) <= 2
+    assert len(captures) == 1 if device == "cuda" else len(captures) <= PLACES

@@ -1,0 +1,103 @@
+"""Later ranges of positions: the steps whose time grows with what is cached are judged again in the captured chain, further on.
+
+Everything else of the step stays as it was selected, so that all ranges share weights, caches and what happens before attention.
+"""
+
+from attrs import evolve, frozen
+
+from ...context import Context
+from ...ir import ranges
+from ...ir.decisions import ChainLog
+from ...ir.evaluated import Evaluated
+from ...ir.graph import Graph, ValueKind
+from ...ir.plan import RegionPlan
+from ...ir.record import TuningRecord
+from ...ir.region import Match, Region
+from ...ir.selection import SelectedStep, Selection
+from ...worker.judge import Alternative
+from . import chain
+
+MOST_PER_STEP = 16
+LEAST_S = 2.0  # for a range: less is over before the chain is made
+
+
+@frozen(kw_only=True)
+class Later:
+    """Selections that begin at later positions, of regions where something else wins there; and the log of each range."""
+
+    selections: tuple[Selection, ...] = ()
+    logs: tuple[ChainLog, ...] = ()
+
+
+def possible(graph: Graph | None) -> bool:
+    """Whether a step has later ranges."""
+    return graph is not None and bool(ranges.starts(chain.capacity_of(graph)))
+
+
+def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context) -> Later:
+    """What wins from each further position on, beginning with what holds before it. ``selections``: of the first range."""
+    regions, capacity = tuple(plan.region for plan in plans), chain.capacity_of(graph)
+    starts, held, made = ranges.starts(capacity), selections, Later()
+    alternatives = alternatives_of(graph, regions, selections, found, ctx)
+    for index, start in enumerate(starts if alternatives else ()):
+        left_s = ctx.budget.left_s("ranges") / (len(starts) - index)
+        position = ranges.middle(start, capacity)
+        question = chain.question_of(graph, regions, held, alternatives, position, left_s, ctx)
+        won, answer = chain.ask(evolve(question, with_framework=False), held, found, ctx) if left_s >= LEAST_S else (held, None)
+        if answer is None:
+            continue
+        log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=start)
+        others = tuple(_from(start, new, old, position) for new, old in zip(won, held, strict=True) if _steps(new) != _steps(old))
+        made = Later(selections=(*made.selections, *others), logs=(*made.logs, log))
+        changed = {s.signature for s in others}
+        held = (*(s for s in held if s.signature not in changed), *others)
+    return made
+
+
+def _from(start: int, new: Selection, old: Selection, position: int) -> Selection:
+    """The selection that begins at ``start``: what changed says where it won, what did not is as it was."""
+    before = {x.step.match_id: x for x in old.steps}
+
+    def said(step: SelectedStep) -> SelectedStep:
+        was = before.get(step.step.match_id)
+        if was is not None and was.step == step.step:
+            return was
+        than = f" than {was.step.schedule}, which holds before it" if was is not None else ""
+        return evolve(step, reason=f"faster at position {position} inside the captured chain{than}")
+
+    return evolve(new, steps=tuple(said(x) for x in new.steps), start=start)
+
+
+def _steps(selection: Selection) -> frozenset[object]:
+    return frozenset(x.step for x in selection.steps)
+
+
+def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated,
+                    ctx: Context) -> tuple[Alternative, ...]:
+    """Others for every selected step that reads the KV cache: as many ways to cut its work into blocks as there are, fastest first of
+    each, since what is fastest at few positions says little of many."""
+    made = []
+    for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
+        for step in selection.steps:
+            if not reads_cache(graph, region, region.match_by_id[step.step.match_id]):
+                continue
+            mine = _ways(chain.rivals(step, region, found), found)
+            options = (chain.alternative(record, region, step.baseline, found, ctx) for record in mine)
+            made += [option for option in options if option is not None]
+    return tuple(made)
+
+
+def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:
+    first: dict[object, TuningRecord] = {}
+    for record in records:
+        source = found.source(record)
+        if source is not None:
+            first.setdefault(tuple((launch.grid, launch.block) for launch in source.launches), record)
+    return list(dict.fromkeys((*first.values(), *records)))[:MOST_PER_STEP]
+
+
+def reads_cache(graph: Graph, region: Region, match: Match) -> bool:
+    """Whether a match reads keys or values that earlier steps left."""
+    names = {graph_value for operand in match.operands for v in operand.values for instance in region.instances[:1]
+             for graph_value in (instance.value.get(v, v),)}
+    return any(v.kind is ValueKind.STATE and v.source.startswith("kv.") for v in graph.values if v.name in names)

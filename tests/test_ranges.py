@@ -1,0 +1,240 @@
+"""Ranges of positions: a step is chosen again where more is cached, and a session takes the program that serves where it stands."""
+
+import json
+from bisect import bisect_right
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from agentcompile_cuda_kit.targets import preset
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_chain import selected
+
+from agentcompile_core.budget import Budget
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
+from agentcompile_core.errors import UsageError
+from agentcompile_core.ir import ranges, serial
+from agentcompile_core.ir.candidate import Kernel
+from agentcompile_core.ir.decisions import ChainTrial, Decisions, choices_of
+from agentcompile_core.ir.graph import DType, Workload
+from agentcompile_core.ir.selection import Basis
+from agentcompile_core.pipeline import programs_of
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.report import selection_text
+from agentcompile_core.report.audit import audit
+from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
+from agentcompile_core.runtime.executables import Executables
+from agentcompile_core.runtime.program import framework_program
+from agentcompile_core.runtime.session import Session
+from agentcompile_core.runtime.weights import WeightStore
+from agentcompile_core.stages import analyze, capture, plan
+from agentcompile_core.stages.select import chain
+from agentcompile_core.stages.select import ranges as later_ranges
+from agentcompile_core.store import Store
+from agentcompile_core.testing import doubles
+from agentcompile_core.worker.judge import ChainAnswer, ChainQuestion, _replaced
+
+TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+CONTEXT = 8192
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
+
+
+@SETTINGS
+@given(st.integers(1, 1 << 20))
+def test_ranges_follow_each_other_and_are_judged_inside(capacity: int) -> None:
+    starts = ranges.starts(capacity)
+    assert list(starts) == sorted(set(starts)) and all(start < capacity for start in starts)
+    assert bool(starts) == (capacity >= ranges.FIRST * ranges.LEAST)
+    for start, end in zip(starts, (*starts[1:], capacity), strict=False):
+        assert start < ranges.middle(start, capacity) < end
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("model")
+    shape = json.loads((TINY / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+    (folder / "config.json").write_text(json.dumps(shape))
+    ctx = Context(catalog=load_catalog(), target=preset("h200"), config=Config(), store=Store(None))
+    frontend = ctx.catalog.find("agentcompile_frontends", "huggingface")
+    loaded = frontend.load(folder, {"dtype": "float32", "device": "cpu", "meta": True})
+    graphs = capture.run(loaded, Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(32,)), ctx, frontend=frontend)
+    analyses = analyze.run(graphs, ctx)
+    return ctx, graphs, analyses[0].regions, plan.run(analyses, ctx)
+
+
+class Worker:
+    """Answers as a chain on a device would for which attention is fastest with ``blocks(position)`` blocks."""
+
+    def __init__(self, blocks: Any, fails: bool = False) -> None:
+        self.blocks, self.fails, self.asked = blocks, fails, list[ChainQuestion]()
+
+    def call(self, function: str, argument: object, **_: object) -> object:
+        question = serial.structure(json.loads(json.dumps(argument)), ChainQuestion)
+        self.asked.append(question)
+        held, trials = question.selections, []
+        wanted = self.blocks(question.position)
+        for option in question.alternatives:
+            wins = option.selected is not None and option.selected.source.launches[0].grid[0] == wanted
+            step = option.selected.step if option.selected else None
+            trials.append(ChainTrial(signature=option.signature, match_id=option.match_id, step=step, ratio=0.5 if wins else 1.5, taken=wins))
+            held = _replaced(held, option) if wins else held
+        answer = ChainAnswer(selections=held, us=9.0, first_us=9.5, framework_us=0.0, tried=len(trials), accepted=1, trials=tuple(trials))
+        return json.loads(serial.dumps(answer))
+
+
+def chosen(planned: Any, blocks: Any, budget_s: float = 60.0) -> tuple[Any, ...]:
+    """The first selections, evidence, what is selected later, and the worker."""
+    ctx, graphs, _, plans = planned
+    first, evidence = selected(planned, points=12)
+    first = tuple(evolve(s, basis=Basis.CHAIN, steps=tuple(evolve(x, basis=Basis.CHAIN) for x in s.steps)) for s in first)
+    digests = {c.source.digest for c in evidence.candidates}
+    kernels = {d: Kernel(digest=d, backend="fake", arch="sm_90a", binary=b"\x00", sha256="s", compiler="c") for d in digests}
+    worker = Worker(blocks)
+    ctx = evolve(ctx, backend=doubles.FakeBackend(), store=Store(None), worker=worker, budget=Budget(budget_s))
+    ctx.budget.start()
+    return first, evidence, later_ranges.later(graphs.graphs[0], plans, first, evolve(evidence, kernels=kernels), ctx), worker
+
+
+def grid_of(selections: Any, position: int) -> set[int]:
+    held = ranges.selected_from(selections, position).values()
+    return {x.source.launches[0].grid[0] for s in held for x in s.steps if x.step.match_id.startswith("attention")}
+
+
+def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:
+    first, _, later, worker = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    starts = ranges.starts(CONTEXT)
+    assert starts == (1024, 4096)
+    assert [q.position for q in worker.asked] == [ranges.middle(start, CONTEXT) for start in starts]
+    assert not any(q.with_framework for q in worker.asked)
+    matches = {a.match_id for q in worker.asked for a in q.alternatives}
+    assert all(match.startswith("attention") for match in matches) and matches
+    everything = (*first, *later.selections)
+    assert [grid_of(everything, p) for p in (1024, 4095, 4096, CONTEXT)] == [{4}, {4}, {8}, {8}]
+    for start in starts:  # nothing but attention has changed
+        for signature, selection in ranges.selected_from(everything, start).items():
+            before = {x.step for s in first if s.signature == signature for x in s.steps}
+            assert all(x.step.match_id.startswith("attention") for x in selection.steps if x.step not in before)
+            assert all("faster at position" in x.reason for x in selection.steps if x.step not in before)
+    assert "from position 4096 on" in selection_text(later.selections[-1])
+
+
+def test_where_the_same_wins_everywhere_there_is_one_program(planned: Any) -> None:
+    first, _, later, worker = chosen(planned, lambda position: 0)
+    assert len(worker.asked) == 2 and later.selections == () and len(later.logs) == 2
+    _, graphs, regions, _ = planned
+    assert set(programs_of(graphs, regions, first)) == {g.name for g in graphs.graphs}
+
+
+def test_without_time_nothing_is_asked(planned: Any) -> None:
+    _, _, later, worker = chosen(planned, lambda position: 4, budget_s=1.0)
+    assert not worker.asked and later == later_ranges.Later()
+
+
+def test_each_range_has_a_program_of_its_steps_and_a_bundle_keeps_it(planned: Any) -> None:
+    _, graphs, regions, _ = planned
+    first, _, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    everything = (*first, *later.selections)
+    programs = programs_of(graphs, regions, everything)
+    assert {n for n in programs if n.startswith("decode")} == {"decode", "decode_from_1024", "decode_from_4096"}
+    for name, program in programs.items():
+        assert program.name == name
+        if program.graph.name == "decode":
+            steps = {x.step for s in ranges.selected_from(everything, program.start).values() for x in s.steps}
+            assert {segment.step for segment in program.segments if segment.step} == steps
+        stored = serial.unstructure(program) | {"graph": program.graph.name}
+        assert bundle_reader._program(json.loads(json.dumps(stored)), graphs) == program
+
+
+@pytest.mark.parametrize(("name", "start"), [("decode", -1), ("decode", CONTEXT), ("decode", 1 << 40), ("prefill_32", 5)])
+def test_a_program_that_begins_where_none_can_is_refused(planned: Any, name: str, start: int) -> None:
+    graph = next(g for g in planned[1].graphs if g.name == name)
+    stored = serial.unstructure(framework_program(graph)) | {"graph": name, "start": start}
+    with pytest.raises(UsageError, match=f"a program for '{name}' from position {start} on, which it cannot have"):
+        bundle_reader._program(json.loads(json.dumps(stored)), planned[1])
+
+
+def decisions_of(planned: Any, later: Any, evidence: Any) -> Decisions:
+    places = tuple(range(len(evidence.records)))
+    return Decisions(margin=0.02, advisor="heuristic", validators=(), regions=choices_of(planned[3]), places=places, ranges=later.logs)
+
+
+def about_ranges(made: Any) -> list[str]:
+    return [p for d in made if "from position" in d.subject or d.kind == "program" for p in d.problems]
+
+
+def test_the_audit_makes_the_choice_of_each_range_again(planned: Any) -> None:
+    _, graphs, regions, _ = planned
+    first, evidence, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    everything = (*first, *later.selections)
+    decisions, programs = decisions_of(planned, later, evidence), programs_of(graphs, regions, everything)
+    assert about_ranges(audit(everything, evidence.records, decisions, programs)) == []
+    # A choice that no trial led to, one that nobody asked for, and a program that runs another range's steps.
+    moved = tuple(evolve(s, start=1024) if s.start == 4096 else s for s in everything if s.start != 1024)
+    assert about_ranges(audit(moved, evidence.records, decisions, {}))
+    assert about_ranges(audit(everything, evidence.records, evolve(decisions, ranges=()), {}))
+    swapped = {**programs, "decode_from_4096": evolve(programs["decode"], start=4096)}
+    assert any("which was not selected" in p for p in about_ranges(audit(everything, evidence.records, decisions, swapped)))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                        num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None)).eval()
+
+
+@pytest.fixture(scope="module")
+def graphs(model: Any) -> Any:
+    from agentcompile_core.stages.capture.language_model import capture_language_model
+
+    return capture_language_model(model, "tiny", Workload(dtype=DType.F32, max_context=40, prefill_chunks=(4, 8)))
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=25)
+@given(starts=st.lists(st.integers(1, 39), max_size=3, unique=True), length=st.integers(1, 30), count=st.integers(1, 9),
+       sampled=st.booleans())
+def test_every_step_runs_in_the_program_of_its_position(model: Any, graphs: Any, starts: list[int], length: int, count: int,
+                                                         sampled: bool) -> None:
+    from agentcompile_core.runtime.generation.on_scores import alone
+    from agentcompile_core.runtime.sampling import Pick
+
+    base = {g.name: framework_program(g) for g in graphs.graphs}
+    programs = {**base, **{p.name: p for p in (evolve(base["decode"], start=start) for start in starts)}}
+    session = Session(graphs, programs, WeightStore(model, "cpu"), Executables(device="cpu"),
+                      kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
+    ran: list[tuple[str, int]] = []
+    for name in [n for n in programs if n.startswith("decode")]:
+        step = session._step(name)
+        session._steps[name] = lambda name=name, step=step: ran.append((name, int(session.position))) or step()
+    prompt = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(length))
+    with torch.inference_mode():
+        if sampled:
+            pick = Pick(processors=lambda ids, scores: scores, stops=lambda ids, scores: torch.tensor([False]),
+                        alone=alone([], frozenset()))
+            found = list(session.picking(prompt, count, pick))
+        else:
+            found = list(session.greedy(prompt, count, frozenset(), False))
+        wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False)[0, length:].tolist()
+    assert found == wanted
+    bounds = [0, *sorted(starts)]
+    serving = ["decode" if start == 0 else f"decode_from_{start}" for start in bounds]
+    assert ran == [(serving[bisect_right(bounds, position) - 1], position) for position in range(length, length + count - 1)]
+
+
+def test_the_framework_has_one_program_for_all_positions() -> None:
+    installed = SimpleNamespace(programs={"decode": SimpleNamespace(graph=SimpleNamespace(name="decode", nodes=())),
+                                          "decode_from_1024": SimpleNamespace(graph=SimpleNamespace(name="decode", nodes=()))})
+    assert set(bundle_reader.on_framework(installed)) == {"decode"}  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_cache_has_no_ranges(planned: Any) -> None:
+    graph = evolve(planned[1].graphs[0], values=tuple(v for v in planned[1].graphs[0].values if not v.source.startswith("kv.")))
+    assert chain.capacity_of(graph) == 0 and not later_ranges.possible(graph) and not later_ranges.possible(None)
