@@ -19,6 +19,7 @@ import coverage_tables
 import kernel_tables
 import mutant_tables
 import sampling_tables
+import step_tables
 import sweep_tables
 from chart import decode_chart
 from harness import MODELS, RESULTS
@@ -52,6 +53,8 @@ COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "pa
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
 COLUMNS["kernelbench"] = ("level", "number", "name", "correct", "correct_ours", "is_fallback", "generated_share", "us",
                          "baseline_us", "speedup")
+COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_position", "us", "us_first", "spread_us", "floor_us",
+                    "repetitions")
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds")
@@ -230,7 +233,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
     "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
-    "sampling": ("sampling", sampling_tables.sampling),
+    "sampling": ("sampling", sampling_tables.sampling), "steps": ("steps", step_tables.steps),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),

@@ -82,7 +82,8 @@ class Worker:
         for option in question.alternatives:
             wins = option.selected is not None and option.selected.source.launches[0].grid[0] == wanted
             step = option.selected.step if option.selected else None
-            trials.append(ChainTrial(signature=option.signature, match_id=option.match_id, step=step, ratio=0.5 if wins else 1.5, taken=wins))
+            trials.append(ChainTrial(signature=option.signature, match_id=option.match_id, step=step,
+                                     ratio=0.5 if wins else 1.5, taken=wins))
             held = _replaced(held, option) if wins else held
         answer = ChainAnswer(selections=held, us=9.0, first_us=9.5, framework_us=0.0, tried=len(trials), accepted=1, trials=tuple(trials))
         return json.loads(serial.dumps(answer))

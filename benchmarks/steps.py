@@ -1,0 +1,106 @@
+"""A decode step by how much is cached: with the program of its range of positions, and with that of the first range, in turns.
+
+Writes steps.json under benchmarks/results/<gpu>/, one model and context per call:
+
+    python benchmarks/steps.py qwen3-1.7b --context 24576 --positions 192,2048,8192,20480
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import harness
+from full_models import compiled_model
+from prefill import lengths_of
+
+from agentcompile_core.report import bench
+from agentcompile_core.report.accounting import step_bytes
+from agentcompile_core.store import Store
+
+STEPS = 32  # per sample, one behind the other
+
+
+def sample_us(session: Any, program: str, position: int) -> float:
+    """Microseconds of one step, from the host's first enqueueing to the device's end of the last, over some steps."""
+    step = session._step(program)
+    session.position.fill_(position)
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    began.record()
+    for _ in range(STEPS):
+        step()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) * 1e3 / STEPS
+
+
+def attention_of(program: Any) -> str:
+    """The schedules of the steps that read the cache, as they are told apart."""
+    found = {str(s.step.schedule) for s in program.segments if s.step is not None and s.step.match_id.startswith("attention")}
+    return "; ".join(sorted(found))
+
+
+def rows_of(model: Any, options: argparse.Namespace, ceiling_gbps: float) -> list[dict[str, Any]]:
+    """Rows of steps.json, shortest first."""
+    session, rows = model.session, []
+    with session.exclusive(), torch.inference_mode():
+        for position in lengths_of(options.positions, options.context):
+            names = {"us": session.decode_program(position), "us_first": session.decode_program(0)}
+            samples: dict[str, list[float]] = {key: [] for key in names}
+            for turn in range(options.repetitions + 2):
+                for key, name in names.items():
+                    found = sample_us(session, name, position)
+                    if turn >= 2:
+                        samples[key].append(found)
+            moved = step_bytes(model.graphs, position + STEPS // 2)
+            program = model.compilation.programs[names["us"]]
+            rows.append({"model": options.model, "dtype": options.dtype, "workload": f"{position} of {options.context}",
+                         "context": options.context, "position": position, "from_position": program.start,
+                         **{key: statistics.median(times) for key, times in samples.items()}, "spread_us": bench.spread(samples["us"]),
+                         "floor_us": moved / ceiling_gbps / 1e3, "attention": attention_of(program), "repetitions": options.repetitions})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> int:
+    """Measure one model at one context and write its rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=harness.MODELS)
+    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
+    parser.add_argument("--context", type=int, default=24576)
+    parser.add_argument("--positions", default="192,2048,8192,20480")
+    parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--advisor", default="heuristic")
+    parser.add_argument("--budget-s", type=float, default=150.0)
+    parser.add_argument("--budget-plans", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--log")
+    parser.add_argument("--commit")
+    parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
+    parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
+    options = parser.parse_args()
+    options.out = options.out or harness.gpu_folder()
+    lengths_of(options.positions, options.context)
+    torch.zeros(1, device="cuda")
+    ceiling = harness.read_ceiling_gbps()
+    torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory() as scratch:
+        model, seconds = compiled_model(options.model, options, Store(options.cache or Path(scratch)))
+        model.context.close()
+        if model.graphs.kv is None:
+            raise SystemExit(f"{options.model} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
+        print(f"compiled in {seconds:.1f} s; read ceiling {ceiling:.0f} GB/s; notes: {'; '.join(model.notes) or 'none'}", flush=True)
+        rows = rows_of(model, options, ceiling)
+        harness.write_results("steps", rows, max(ceiling, harness.read_ceiling_gbps()), options.out, options.commit)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
