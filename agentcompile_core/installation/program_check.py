@@ -37,7 +37,7 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
     rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps.
     """
     if isinstance(session, Session):
-        for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: p.start):
+        for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
             why = _first(_step(session, program, weights), _bound(program.graph))
             if why:
                 return f"{why} ({program.name})" if program.start else why
