@@ -3,6 +3,7 @@
 import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
+from attrs import evolve
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentcompile_core.plugin.discovery import load_catalog
@@ -35,9 +36,10 @@ def graphs(model: LlamaForCausalLM) -> GraphSet:
     return found
 
 
-def session(model: LlamaForCausalLM, graphs: GraphSet, device: str) -> Session:
+def session(model: LlamaForCausalLM, graphs: GraphSet, device: str, starts: tuple[int, ...] = ()) -> Session:
     assert graphs.kv is not None
     programs = {g.name: framework_program(g) for g in graphs.graphs}
+    programs |= {p.name: p for p in (evolve(programs["decode"], start=start) for start in starts)}
     backend = ReplayingBackend() if device == "cpu" else load_catalog(only=("cuda",)).find("agentcompile_backends", "cuda")
     return Session(graphs, programs, WeightStore(model.to(device), device), Executables(device=device, backend=backend),
                    kv_state=PlainKVCache().allocate(graphs.kv, device), decode=CudaGraphRuntime())
@@ -129,3 +131,27 @@ def test_drawn_tokens_are_huggingfaces_and_no_step_waits_for_the_host(
         assert heard is None or heard.tokens == wanted[0].tolist()
     # Four requests, one capture; where steps are not captured their logits lie elsewhere each time, and that is noticed.
     assert len(captures) == 1 if device == "cuda" else len(captures) <= PLACES
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("early", [True, False], ids=["prepared", "captured-in-the-middle"])
+@pytest.mark.parametrize("asked", [{"do_sample": False}, {"do_sample": True, "top_p": 0.9}, {"do_sample": True, "repetition_penalty": 1.4}],
+                         ids=str)
+def test_a_request_goes_on_where_another_program_serves(model: LlamaForCausalLM, graphs: GraphSet, device: str, asked: dict,
+                                                        early: bool) -> None:
+    from agentcompile_core.runtime.generation.request import Asked, request
+    from agentcompile_core.runtime.generation.serve import serve
+
+    mine = session(model, graphs, device, starts=(9, 13, 14))
+    if early:
+        mine.prepare()
+    options = {"eos_token_id": None, **asked}
+    for length in (1, 7, 12, 20, 7):
+        prompt = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(length))
+        torch.manual_seed(3)
+        wanted = model.generate(prompt.to(device), attention_mask=torch.ones_like(prompt).to(device), max_new_tokens=16, **options).cpu()
+        torch.manual_seed(3)
+        made = request(model, Asked(input_ids=prompt, max_new_tokens=16, options=options), graphs)
+        assert torch.equal(serve(model, mine, made, seed=None, streamer=None, say=lambda line: None).cpu(), wanted)
+    if device == "cuda":
+        assert all(getattr(step, "captured", False) for name, step in mine._steps.items())
