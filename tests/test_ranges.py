@@ -133,7 +133,7 @@ def test_where_the_same_wins_everywhere_there_is_one_program(planned: Any) -> No
 
 
 def test_without_time_nothing_is_asked(planned: Any) -> None:
-    _, _, later, worker = chosen(planned, lambda position: 4, budget_s=1.0)
+    _, _, later, worker = chosen(planned, lambda position: 4, budget_s=0.5)
     assert not worker.asked and later == later_ranges.Later()
 
 

@@ -18,7 +18,7 @@ from ...worker.judge import Alternative
 from . import chain
 
 MOST_PER_STEP = 16
-LEAST_S = 2.0  # for a range: less is over before the chain is made
+LEAST_S = 1.0  # for a range: less is over before the chain is made
 
 
 @frozen(kw_only=True)
