@@ -38,6 +38,10 @@ class Budget:
         """Keep ``share`` of the total for ``purpose``, which comes later."""
         self._reserved[purpose] = share * self.total_s
 
+    def now(self) -> float:
+        """The time on its clock."""
+        return self._clock()
+
     def left_s(self, purpose: str = "") -> float:
         """Seconds that ``purpose`` may use now: until the deadline, less what others reserved, and no more than it reserved itself."""
         self.start()

@@ -155,6 +155,7 @@ def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step
     """
     found = rounds.found
     for _ in range(SELECTIONS):
+        _reserve_selecting(ctx, select.ranges.possible(step))
         selected = select.run(plans, found, ctx, step)
         ctx.budget.done("chain")
         ctx.budget.done("ranges")
@@ -173,13 +174,17 @@ def _noted(seen: Seen, ordered: tuple[OrderedPlan, ...], candidates: tuple[Candi
 
 def begin_budget(ctx: Context, ranged: bool = False) -> None:
     """Start the search's clock, and keep the shares of what comes after the candidates; ``ranged``: there are later ranges of positions."""
+    _reserve_selecting(ctx, ranged)
+    if final_checks.expected(ctx):
+        ctx.budget.reserve("winners", WINNERS_SHARE)
+    ctx.budget.start()
+
+
+def _reserve_selecting(ctx: Context, ranged: bool) -> None:
     if chain.possible(ctx):
         ctx.budget.reserve("chain", CHAIN_SHARE)
         if ranged:
             ctx.budget.reserve("ranges", RANGES_SHARE)
-    if final_checks.expected(ctx):
-        ctx.budget.reserve("winners", WINNERS_SHARE)
-    ctx.budget.start()
 
 
 def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple[Selection, ...]) -> dict[str, Program]:

@@ -1,6 +1,8 @@
 """Tokens chosen on the device: those that the host would have chosen, from as many random numbers, with no wait in between."""
 
+import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ from agentcompile_core.runtime import device_choice
 from agentcompile_core.runtime.device_choice import DeviceChoice, DeviceChoices
 from agentcompile_core.runtime.generation.on_scores import alone
 from agentcompile_core.runtime.sampling import Alone, Pick
-from agentcompile_core.runtime.token_loop import LAG, AtOnce, Picking, token_stream
+from agentcompile_core.runtime.token_loop import LAG, Afterwards, AtOnce, Picking, collected, token_stream
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 VOCABULARY, CAPACITY = 23, 24
@@ -64,6 +66,9 @@ class Session:
         self.position += 1
         self.logits.copy_(self.table[int(self.position) % CAPACITY, int(self.ids)])
         self.ids.fill_(int(self.logits.argmax()))
+
+    def step_aside(self) -> None:
+        """A replay of which nothing is seen."""
 
     def last(self) -> torch.Tensor:
         return self.logits if self.steps else self.behind_prompt
@@ -228,6 +233,90 @@ def test_what_multinomial_refuses_is_refused(value: float, at: int) -> None:
     session.begin_again()
     again = begun(pick, choices)
     assert len(list(again.tokens(6, session.step, AtOnce(session.ids, frozenset()), session.last))) == 6, "one request, not the next"
+
+
+def test_what_ran_behind_the_end_of_a_request_is_nobodys_fault() -> None:
+    """The host hears of an end LAG steps later, and what the device made of those may be anything."""
+    pick = pick_of((), frozenset(), True, 12)
+    session = Session([1])
+    torch.manual_seed(4)
+    wanted = by_host([1], 3, pick)
+
+    class Late(Afterwards):
+        def left(self):
+            yield from session.history[1:4].tolist()
+
+    def last() -> torch.Tensor:
+        return session.last().fill_(float("nan")) if session.steps >= 3 else session.last()
+
+    session.position.fill_(1)
+    torch.manual_seed(4)
+    assert list(begun(pick, DeviceChoices(session)).tokens(8, session.step, Late(session.history, 1, 8), last)) == wanted
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, UsageError])
+@pytest.mark.parametrize("at", [0, 1, 9])
+def test_an_error_of_a_step_comes_through_and_draws_are_given_back(error: type[BaseException], at: int) -> None:
+    """Nobody has heard of a token yet: all draws are given back, which are more than the host may be behind."""
+    session, pick = Session([1]), pick_of((), frozenset(), True, 20)
+    torch.manual_seed(8)
+    after = torch.rand(1)
+
+    def step() -> None:
+        session.step()
+        if session.steps > at:
+            raise error("of the step")
+
+    torch.manual_seed(8)
+    with pytest.raises(error, match="of the step"):
+        list(begun(pick, DeviceChoices(session)).tokens(18, step, Afterwards(session.history, 1, 18), session.last))
+    assert torch.equal(torch.rand(1), after)
+
+
+def test_a_streamer_that_raises_leaves_the_random_numbers_behind_what_it_heard() -> None:
+    heard, made = list[int](), list[int]()
+
+    class Streamer:
+        def put(self, token: torch.Tensor) -> None:
+            heard.append(int(token))
+            if len(heard) == 3:
+                raise ValueError("enough")
+
+    session, pick = Session([1]), pick_of((), frozenset(), True, 12)
+
+    class Late(AtOnce):
+        def seen(self, index: int):
+            made.append(int(session.ids))
+            if len(made) > LAG:
+                yield made[len(made) - LAG - 1]
+
+    torch.manual_seed(6)
+    wanted = by_host([1], 3, pick)
+    after = torch.rand(1)
+    torch.manual_seed(6)
+    kept = None
+    try:
+        tokens = begun(pick, DeviceChoices(session)).tokens(11, session.step, Late(session.ids, frozenset()), session.last)
+        collected(tokens, Streamer())
+    except ValueError as exc:
+        kept = exc  # with its traceback, which holds what was running
+    assert kept is not None and heard == wanted and torch.equal(torch.rand(1), after)
+
+
+def test_what_a_captured_choice_reads_stays_as_long_as_the_choice() -> None:
+    """A graph holds addresses: the tensors of the processors that were captured outlive the request whose processors they were."""
+    session = Session([1])
+    session.capture = lambda run, **_: session.step_aside  # type: ignore[method-assign]  # as a graph: it does not hold what ran
+    choices, pick = DeviceChoices(session), pick_of((("SuppressTokensLogitsProcessor", [3]),), frozenset(), True, 8)
+    read = weakref.ref(pick.processors[0].suppress_tokens)
+    list(begun(pick, choices).tokens(3, session.step, AtOnce(session.ids, frozenset()), session.last))
+    del pick
+    gc.collect()
+    assert read() is not None
+    session.generation += 1
+    begun(pick_of((), frozenset(), True, 8), choices)
+    gc.collect()
+    assert read() is None, "nor longer"
 
 
 def every_processor() -> list[type]:

@@ -17,7 +17,8 @@ from test_chain import selected
 from agentcompile_core.budget import Budget
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
-from agentcompile_core.errors import UsageError
+from agentcompile_core.errors import UsageError, VerificationError
+from agentcompile_core.installation.program_check import difference
 from agentcompile_core.ir import ranges, serial
 from agentcompile_core.ir.candidate import Kernel
 from agentcompile_core.ir.decisions import ChainTrial, Decisions, choices_of
@@ -183,6 +184,37 @@ def test_the_audit_makes_the_choice_of_each_range_again(planned: Any) -> None:
     assert any("which was not selected" in p for p in about_ranges(audit(everything, evidence.records, decisions, swapped)))
 
 
+def test_a_program_that_is_missing_or_lacks_steps_is_told(planned: Any) -> None:
+    _, graphs, regions, _ = planned
+    first, evidence, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    everything = (*first, *later.selections)
+    decisions, programs = decisions_of(planned, later, evidence), programs_of(graphs, regions, everything)
+    without = {name: p for name, p in programs.items() if name != "decode_from_4096"}
+    emptied = {**without, "decode_from_4096": evolve(framework_program(graphs.graphs[0]), start=4096)}
+    assert "there is no such program" in about_ranges(audit(everything, evidence.records, decisions, without))
+    assert any("which was selected" in p for p in about_ranges(audit(everything, evidence.records, decisions, emptied)))
+
+
+@pytest.mark.parametrize("change", ["twice", "missing", "more", "later selections", "negative"])
+def test_a_bundle_has_the_programs_of_its_selections_and_no_others(planned: Any, change: str) -> None:
+    _, graphs, regions, _ = planned
+    first, _, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    selections, programs = (*first, *later.selections), programs_of(graphs, regions, (*first, *later.selections))
+    items = [json.loads(json.dumps(serial.unstructure(p) | {"graph": p.graph.name})) for p in programs.values()]
+    manifest = SimpleNamespace(target=planned[0].target)
+    assert bundle_reader._programs(items, graphs, selections, manifest) == programs  # type: ignore[arg-type]
+    if change == "twice":
+        items.append(items[0])
+    elif change == "missing":
+        items = [item for item in items if item["start"] != 4096]
+    elif change == "more":
+        selections = first
+    else:
+        selections = (*selections, evolve(first[0], start=-5 if change == "negative" else 16384))
+    with pytest.raises(UsageError, match="the bundle has"):
+        bundle_reader._programs(items, graphs, selections, manifest)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -228,6 +260,30 @@ def test_every_step_runs_in_the_program_of_its_position(model: Any, graphs: Any,
     bounds = [0, *sorted(starts)]
     serving = ["decode" if start == 0 else f"decode_from_{start}" for start in bounds]
     assert ran == [(serving[bisect_right(bounds, position) - 1], position) for position in range(length, length + count - 1)]
+
+
+@pytest.mark.parametrize("start", [2, 20, 38])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_later_program_is_compared_before_it_serves(model: Any, graphs: Any, start: int, wrong: bool) -> None:
+    base = {g.name: framework_program(g) for g in graphs.graphs}
+    graph = base["decode"].graph
+    q = [v for v in graph.values if v.source.endswith("q_proj.weight")]
+    swapped = {q[0].name: q[1].source, q[1].name: q[0].source} if wrong else {}
+    later = evolve(graph, values=tuple(evolve(v, source=swapped.get(v.name, v.source)) for v in graph.values))
+    weights = WeightStore(model, "cpu")
+    programs = {**base, f"decode_from_{start}": evolve(framework_program(later), start=start)}
+    session = Session(graphs, programs, weights, Executables(device="cpu"), kv_state=PlainKVCache().allocate(graphs.kv, "cpu"),
+                      decode=PythonLoop())
+    found = difference(session, programs, weights, None)  # type: ignore[arg-type]
+    assert (f"(decode_from_{start})" in found) is wrong and bool(found) is wrong
+
+
+def test_one_graph_says_how_tokens_are_made(graphs: Any) -> None:
+    decode = next(g for g in graphs.graphs if g.name == "decode")
+    with pytest.raises(VerificationError, match="decode, another are all decode steps"):
+        evolve(graphs, graphs=(*graphs.graphs, evolve(decode, name="another"))).verify()
+    with pytest.raises(VerificationError, match="two graphs are called 'decode'"):
+        evolve(graphs, graphs=(*graphs.graphs, decode)).verify()
 
 
 def test_the_framework_has_one_program_for_all_positions() -> None:

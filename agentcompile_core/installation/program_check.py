@@ -38,7 +38,7 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
     """
     if isinstance(session, Session):
         for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
-            why = _first(_step(session, program, weights), _bound(program.graph))
+            why = _first(_step(session, program, programs["decode"].graph, weights), _bound(program.graph))
             if why:
                 return f"{why} ({program.name})" if program.start else why
         return ""
@@ -66,29 +66,38 @@ def _bound(graph: Graph) -> float:
     return max((half_bound(torch_dtype(dtype)) for dtype in narrow), default=FLOAT32_BOUND)
 
 
-def _step(session: Session, program: Program, weights: "WeightStore") -> "Pairs":
+def _step(session: Session, program: Program, graph: Graph, weights: "WeightStore") -> "Pairs":
     import torch
 
-    position = max(1, program.start)
-    if session.max_context < position + 2:
+    if session.max_context < 3:
         return iter(())
-    highest = max(1, (session.graphs.model.vocab_size or 2) - 1)
-    token, generator = highest // 2, torch.Generator().manual_seed(position)
-    prompt = torch.randint(highest + 1, (1, position), generator=generator) if program.start else torch.tensor(
-        [[min(1 + highest // 3, highest)]])
+    position, highest = max(1, program.start), max(1, (session.graphs.model.vocab_size or 2) - 1)
+    token, prompt = highest // 2, torch.tensor([[min(1 + highest // 3, highest)]])
 
     def ours() -> "torch.Tensor":
         session.bound(program.name).poison()
-        return session.read_next(token, position)
+        return session.read_next(token, position, program.name)
 
     def theirs() -> "torch.Tensor":
-        bound = bind(framework_program(program.graph), weights, session.states, {}, Executables(device=session.device))
+        bound = bind(framework_program(graph), weights, session.states, {}, Executables(device=session.device))
         session.ids.fill_(token)
         session.position.fill_(position)
         bound.run()
         return bound.output(0)[0, -1]
 
-    return _both(session, prompt, 1, ours, theirs)
+    if program.start:  # a prompt of so many tokens would take its time, and the programs that read it are compared apart
+        return _both(session, lambda: _drawn(session, position), position, 1, ours, theirs)
+    return _both(session, lambda: session.read(prompt), 1, 1, ours, theirs)
+
+
+def _drawn(session: Session, count: int) -> None:
+    """Numbers for what ``count`` tokens leave in the caches, the same ones each time."""
+    import torch
+
+    session.forget()
+    generator = torch.Generator(device=session.device).manual_seed(SEED)
+    for tensor in (*session.kv.keys, *session.kv.values):
+        tensor[:, :count].normal_(generator=generator)
 
 
 def _tried(session: Session, programs: Mapping[str, Program]) -> list[Program]:
@@ -124,23 +133,21 @@ def _chunk(session: Session, program: Program, weights: "WeightStore") -> "Pairs
         bound.run()
         return bound.output(0)[0, -1]
 
-    return _both(session, prompt[:, :start], graph.tokens, ours, theirs)
+    return _both(session, (lambda: session.read(prompt[:, :start])) if start else session.forget, start, graph.tokens, ours, theirs)
 
 
-def _both(session: Session, before: "torch.Tensor", count: int, ours: "Run", theirs: "Run") -> "Pairs":
-    """What two runs give and leave behind that read ``count`` tokens after the same ones; both begin on poisoned memory."""
+def _both(session: Session, before: "Callable[[], object]", start: int, count: int, ours: "Run", theirs: "Run") -> "Pairs":
+    """What two runs give and leave behind that read ``count`` tokens from position ``start`` on, up to which ``before`` fills the
+    caches; both begin on poisoned memory."""
     import torch
 
     with session.exclusive(), torch.inference_mode():
         seen = []
         for run in (ours, theirs):
-            if before.shape[1]:
-                session.read(before)
-            else:
-                session.forget()
-            _poison_states(session, before.shape[1])
+            before()
+            _poison_states(session, start)
             logits = run()
-            seen.append((logits, _left(session, before.shape[1], count), session.ids.clone(), session.history.clone()))
+            seen.append((logits, _left(session, start, count), session.ids.clone(), session.history.clone()))
         (found, left, token, history), (wanted, wanted_left, _, wanted_history) = seen
         yield found, wanted
         yield from zip(left, wanted_left, strict=True)

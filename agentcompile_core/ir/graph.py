@@ -319,7 +319,16 @@ class GraphSet:
         return {value.source: value.spec for graph in self.graphs for value in graph.kept}
 
     def verify(self) -> "GraphSet":
-        """Verify every graph; return self."""
+        """Verify every graph; return self.
+
+        Raises:
+            VerificationError: a graph is not well formed, two have one name, or more than one says how tokens are made.
+        """
+        names = [graph.name for graph in self.graphs]
+        if len(set(names)) < len(names):
+            raise VerificationError(f"two graphs are called {next(n for n in names if names.count(n) > 1)!r}")
+        if len(self.of_kind(GraphKind.DECODE)) > 1:
+            raise VerificationError(f"{', '.join(g.name for g in self.of_kind(GraphKind.DECODE))} are all decode steps; a model has one")
         for graph in self.graphs:
             graph.verify()
         return self

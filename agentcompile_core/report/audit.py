@@ -76,8 +76,19 @@ def audit(selections: Iterable[Selection], records: tuple[TuningRecord, ...], de
                               problems=(f"decisions.json places {len(decisions.places)} of them",)))
     found += [_range(region, selections, log, decisions) for log in decisions.ranges for region in decisions.regions]
     found += [_unasked(s) for s in selections if s.start and s.start not in {log.start for log in decisions.ranges}]
+    found += [_missing(selections, start, programs) for start in ranges.starts_of(selections) if start]
     return (*found, *(_program(name, program, ranges.selected_from(selections, getattr(program, "start", 0)))
                       for name, program in sorted(programs.items())))
+
+
+def _missing(selections: tuple[Selection, ...], start: int, programs: Mapping[str, Any]) -> Decision:
+    """Whether a program runs what is selected from a later position on, all of it."""
+    wanted = {x.step for s in ranges.selected_from(selections, start).values() for x in s.steps}
+    run = [{s.step for s in p.segments if s.step is not None} for p in programs.values() if getattr(p, "start", 0) == start]
+    lacking = sorted(str(step) for step in wanted - run[0]) if run else []
+    problems = [f"it does not run {step}, which was selected" for step in lacking] if run else ["there is no such program"]
+    return Decision(kind="program", subject=f"that from position {start} on", decision=f"{len(wanted)} steps of its selections",
+                    problems=tuple(problems))
 
 
 def _range(region: RegionChoices, selections: tuple[Selection, ...], log: ChainLog, decisions: Decisions) -> Decision:
@@ -86,7 +97,9 @@ def _range(region: RegionChoices, selections: tuple[Selection, ...], log: ChainL
     replay = audit_chain.replayed(own, decisions.margin)
     before, after = (_held(selections, region.signature, position) for position in (log.start - 1, log.start))
     began = {step.match_id: step for _, step in own.started}
-    problems = [*audit_chain.differences(before, began, f"from position {log.start} on the chain began with another step for"),
+    covers = [set(cover.matches) for cover in region.covers]
+    problems = [*([] if any(set(after) <= cover for cover in covers) else ["its steps are in no cover of the region"]),
+                *audit_chain.differences(before, began, f"from position {log.start} on the chain began with another step for"),
                 *replay.problems, *audit_chain.differences(replay.held.get(region.signature, {}), after, "selected for")]
     return Decision(kind="chain", subject=f"{region.region} from position {log.start} on", decision=f"{len(after)} steps",
                     evidence=audit_chain.evidence_of(own), problems=tuple(problems))

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from ..errors import AgentCompileError, UsageError
-from ..ir import serial
+from ..ir import ranges, serial
 from ..ir.bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from ..ir.candidate import Kernel, StepSource
 from ..ir.graph import GraphKind, GraphSet
@@ -63,12 +63,8 @@ def _read(folder: Path, manifest: Manifest) -> Installed:
     graphs = check_graphs(serial.loads(data[GRAPHS].decode(), GraphSet).verify())
     if (graphs.model, graphs.workload) != (manifest.model, manifest.workload):
         raise UsageError(f"{GRAPHS} of the bundle {folder} is of another model or workload than its {MANIFEST}; emit it again")
-    programs = {p.name: check_program(p, manifest.target)
-                for p in (_program(item, graphs) for item in serial.parse(data[PROGRAMS].decode()))}
-    lacking = [graph.name for graph in graphs.graphs if graph.name not in programs]
-    if lacking:
-        raise UsageError(f"the bundle {folder} has no program for its graph {lacking[0]!r}; emit it again")
     selections = tuple(serial.structure(item, Selection) for item in serial.parse(data[SELECTIONS].decode()))
+    programs = _programs(serial.parse(data[PROGRAMS].decode()), graphs, selections, manifest)
     records = tuple(serial.structure(item, TuningRecord) for item in serial.parse(data[RECORDS].decode()))
     kernels = {}
     for entry in manifest.kernels:
@@ -145,12 +141,28 @@ class _StoredProgram:
     start: int = 0
 
 
+def _programs(items: Any, graphs: GraphSet, selections: tuple[Selection, ...], manifest: Manifest) -> dict[str, Program]:
+    """By name: one for each graph, of the decode step one for each range of positions in which something else is selected."""
+    found = [check_program(_program(item, graphs), manifest.target) for item in items]
+    names = {program.name for program in found}
+    lacking = [graph.name for graph in graphs.graphs if graph.name not in names]
+    if lacking:
+        raise UsageError(f"the bundle has no program for its graph {lacking[0]!r}; emit it again")
+    if len(names) < len(found):
+        raise UsageError(f"the bundle has {len(found)} programs of {len(names)} names; emit it again")
+    starts = {program.start for program in found} | {0}
+    if starts != set(ranges.starts_of(selections)):
+        raise UsageError(f"the bundle has programs from the positions {sorted(starts)} on, and selections from "
+                         f"{list(ranges.starts_of(selections))} on; emit it again")
+    return {program.name: program for program in found}
+
+
 def _program(item: Any, graphs: GraphSet) -> Program:
     stored = serial.structure(item, _StoredProgram)
     graph = next((g for g in graphs.graphs if g.name == stored.graph), None)
     if graph is None:
         raise UsageError(f"the bundle has a program for {stored.graph!r} but no such graph; emit it again")
-    ranged = graph.kind is GraphKind.DECODE and graphs.kv is not None and 0 < stored.start < graphs.kv.capacity
+    ranged = graph.kind is GraphKind.DECODE and graphs.kv is not None and stored.start in ranges.starts(graphs.kv.capacity)
     if stored.start and not ranged:
         raise UsageError(f"the bundle has a program for {stored.graph!r} from position {stored.start} on, which it cannot have; "
                          "emit it again")

@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Session:
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
         self._choices = DeviceChoices(self)
-        decode_programs = sorted((p.start, name) for name, p in self._programs.items() if p.graph.kind is GraphKind.DECODE)
+        decode_programs = sorted((p.start, name) for name, p in self._programs.items() if p.graph.name == "decode")
         self._starts, self._decoding = [start for start, _ in decode_programs], [name for _, name in decode_programs]
         self._at = 0  # the position of the token that the next step reads, as the host knows it
 
@@ -217,8 +217,8 @@ class Session:
         """Name of the program whose step reads the token at ``position``."""
         return self._decoding[bisect_right(self._starts, position) - 1]
 
-    def _run_decode(self, position: int) -> str:
-        name = self.decode_program(position)
+    def _run_decode(self, position: int, program: str = "") -> str:
+        name = program or self.decode_program(position)
         self._step(name)()
         return name
 
@@ -251,13 +251,14 @@ class Session:
         whole = Chunk(tokens=count - start, start=start, length=count - start)
         return self.bound(self._run_prefill(name, whole, rows_of((whole,), prompt, self.device)[0])).output(0)[0, -1].clone()
 
-    def read_next(self, token: int, position: int) -> "torch.Tensor":
-        """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it."""
+    def read_next(self, token: int, position: int, program: str = "") -> "torch.Tensor":
+        """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it. ``program``: by that of this
+        name, whatever serves there."""
         self.ids.fill_(token)
         self.position.fill_(position)
-        return self.bound(self._run_decode(position)).output(0)[0, -1].clone()
+        return self.bound(self._run_decode(position, program)).output(0)[0, -1].clone()
 
-    def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Iterator[int]:
+    def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Generator[int, None, None]:
         """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one."""
         self.prefill(prompt)
         yield from token_stream(count, self._advance, self._look(prompt, count, eos, watched))
@@ -269,7 +270,7 @@ class Session:
             return Lagging(self.ids, count, eos)
         return Afterwards(self.history, prompt.shape[1], count)
 
-    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Iterator[int]:
+    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Generator[int, None, None]:
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""
         self._last = self.prefill(prompt)
         if pick.alone is not None:

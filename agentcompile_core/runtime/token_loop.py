@@ -1,7 +1,8 @@
 """The one loop over new tokens, and the ways to look at what a step made of them."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..plugin.running import SessionState
@@ -26,7 +27,7 @@ class Look(Protocol):
         """Whether the request ends with ``token``, the last one given."""
 
 
-def token_stream(count: int, step: Callable[[], None], look: Look) -> Iterator[int]:
+def token_stream(count: int, step: Callable[[], None], look: Look) -> Generator[int, None, None]:
     """At most ``count`` tokens after a prompt that has run; ``step`` makes the logits of the next one."""
     for index in range(count):
         if index:
@@ -41,12 +42,12 @@ def token_stream(count: int, step: Callable[[], None], look: Look) -> Iterator[i
             return
 
 
-def collected(found: Iterator[int], streamer: Any) -> list[int]:
+def collected(found: Generator[int, None, None], streamer: Any) -> list[int]:
     """All tokens of a stream, each one shown to ``streamer`` as int64 [1] when it is there."""
     import torch
 
     new: list[int] = []
-    with torch.inference_mode():
+    with torch.inference_mode(), closing(found):  # also where the streamer raises: what a stream gives back, it gives back now
         for token in found:
             new.append(token)
             if streamer is not None:

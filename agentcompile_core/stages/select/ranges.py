@@ -14,6 +14,7 @@ from ...ir.plan import RegionPlan
 from ...ir.record import TuningRecord
 from ...ir.region import Match, Region
 from ...ir.selection import SelectedStep, Selection
+from ...plugin.events import Skipped
 from ...worker.judge import Alternative
 from . import chain
 
@@ -39,11 +40,15 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
     regions, capacity = tuple(plan.region for plan in plans), chain.capacity_of(graph)
     starts, held, made = ranges.starts(capacity), selections, Later()
     alternatives = alternatives_of(graph, regions, selections, found, ctx)
+    stop_at = ctx.budget.stop_at("ranges")
     for index, start in enumerate(starts if alternatives else ()):
-        left_s = ctx.budget.left_s("ranges") / (len(starts) - index)
+        left_s = (stop_at - ctx.budget.now()) / (len(starts) - index)
+        if left_s < LEAST_S:
+            ctx.emit(Skipped(subject="ranges", message=f"no time was left to choose again for positions from {start} on"))
+            break
         position = ranges.middle(start, capacity)
         question = chain.question_of(graph, regions, held, alternatives, position, left_s, ctx)
-        won, answer = chain.ask(evolve(question, with_framework=False), held, found, ctx) if left_s >= LEAST_S else (held, None)
+        won, answer = chain.ask(evolve(question, with_framework=False), held, found, ctx)
         if answer is None:
             continue
         log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=start)

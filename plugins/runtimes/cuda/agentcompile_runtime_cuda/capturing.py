@@ -47,7 +47,7 @@ class Captures:
                 raise
             return Reject(f"cannot be captured into a CUDA graph: {first_line(exc)}")
         torch.cuda.current_stream().wait_stream(side)
-        return graph.replay
+        return _Replay(graph, run)
 
     def _place(self, owner: object) -> "Place":
         import torch
@@ -57,6 +57,16 @@ class Captures:
         if owner not in self._places:
             self._places[owner] = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         return self._places[owner]
+
+
+class _Replay:
+    """Replays a graph, and keeps what it recorded, since a graph holds addresses and not the tensors that were there."""
+
+    def __init__(self, graph: "torch.cuda.CUDAGraph", run: Callable[[], None]) -> None:
+        self._replay, self._run = graph.replay, run
+
+    def __call__(self) -> None:
+        self._replay()
 
 
 @contextlib.contextmanager
