@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Schedule, StepSource, compare, oracle
+from agentcompile_core.plugin_api import Bounded, DType, Graph, Match, Schedule, StepSource, compare, oracle
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError
@@ -79,7 +79,7 @@ def drawn(match: Match, seed: int, integers: bool = False) -> dict[str, torch.Te
     return tensors
 
 
-def expected_of(match: Match, graph: Graph, tensors: dict[str, torch.Tensor]) -> Any:
+def expected_of(match: Match, graph: Graph, tensors: dict[str, torch.Tensor]) -> Bounded:
     """What the inputs among ``tensors`` make, in fp64, with its budget."""
     values = {o.values[0]: tensors[o.name] for o in match.operands if o.name != "out"}
     (expected,) = oracle(graph, values).values()
