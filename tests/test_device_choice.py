@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process
 
 from agentcompile_core.errors import Reject, UsageError
+from agentcompile_core.ops.odds import Odds, scores_of
 from agentcompile_core.runtime import device_choice
 from agentcompile_core.runtime.device_choice import DeviceChoice, DeviceChoices
 from agentcompile_core.runtime.generation.on_scores import alone
@@ -319,6 +320,50 @@ def test_what_a_captured_choice_reads_stays_as_long_as_the_choice() -> None:
     assert read() is None, "nor longer"
 
 
+ODDS = {"TemperatureLogitsWarper": "temperature", "TopKLogitsWarper": "top_k", "TopPLogitsWarper": "top_p", "MinPLogitsWarper": "min_p"}
+
+
+@SETTINGS
+@given(names=st.lists(st.sampled_from([*ODDS, "LogitNormalization"]), max_size=4), seed=st.integers(0, 99), data=st.data())
+def test_odds_say_what_the_processors_do(names: list[str], seed: int, data: st.DataObject) -> None:
+    """Where they come in transformers' order, each of them once, and nothing else is among them."""
+    made = processors(tuple((name, data.draw(MADE[name])) for name in names))
+    odds = alone(made, frozenset()).odds
+    order = [list(ODDS).index(name) if name in ODDS else -1 for name in names]
+    assert (odds is not None) == (order == sorted(set(order)) and -1 not in order)
+    if odds is not None:
+        logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+        wanted = made(torch.zeros(1, 1, dtype=torch.int64), logits[None])[0]
+        assert torch.equal(scores_of(logits, odds), wanted)
+
+
+@pytest.mark.parametrize("name", ["TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"])
+@pytest.mark.parametrize("named", [{"min_tokens_to_keep": 2}, {"filter_value": -5.0}])
+def test_other_settings_of_a_processor_are_no_odds(name: str, named: dict[str, Any]) -> None:
+    one = getattr(logits_process, name)(2 if name == "TopKLogitsWarper" else 0.5, **named)
+    found = alone([one], frozenset())
+    assert found is not None and found.odds is None
+
+
+@SETTINGS
+@given(prompt=PROMPT, count=st.integers(1, 12), seed=st.integers(0, 2**31), top_k=st.integers(1, 30), serves=st.booleans())
+def test_who_draws_in_its_own_way_gets_the_clocks_and_draws_the_same(prompt, count, seed, top_k, serves) -> None:
+    pick = pick_of((("TemperatureLogitsWarper", 0.7), ("TopKLogitsWarper", top_k)), frozenset(), True, len(prompt) + count)
+    session, asked = Session(prompt), list[Odds]()
+
+    def draw(logits: torch.Tensor, odds: Odds, clocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        asked.append(odds)
+        token = (scores_of(logits, odds).softmax(0) / clocks).argmax().view(1)
+        return (token, torch.zeros(1, dtype=torch.bool)) if serves else None
+
+    torch.manual_seed(seed)
+    wanted = by_host(prompt, count, pick)
+    after = torch.rand(1)
+    torch.manual_seed(seed)
+    assert by_device(prompt, count, pick, session, DeviceChoices(session, draw)) == wanted
+    assert torch.equal(torch.rand(1), after) and set(asked) == {Odds(temperature=0.7, top_k=top_k)}
+
+
 def every_processor() -> list[type]:
     return [each for _, each in inspect.getmembers(logits_process, inspect.isclass)
             if issubclass(each, transformers.LogitsProcessor) and each is not transformers.LogitsProcessor]
@@ -341,6 +386,7 @@ def test_every_other_processor_is_the_hosts() -> None:
     """Whatever transformers adds is unknown until somebody has looked at it."""
     for each in every_processor():
         one = object.__new__(each)
+        one.__dict__ |= dict.fromkeys(ODDS.values(), 1)
         assert (alone([one], frozenset()) is not None) == (each.__name__ in MADE), each.__name__
 
 
@@ -351,4 +397,4 @@ def test_a_class_derived_from_a_known_one_is_the_hosts() -> None:
     assert alone([Own(3)], frozenset()) is None
     assert alone([logits_process.RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2)], frozenset()) is None
     assert alone([lambda ids, scores: scores], frozenset()) is None
-    assert alone([], frozenset({3})) == Alone(settings=(), eos=frozenset({3}))
+    assert alone([], frozenset({3})) == Alone(settings=(), eos=frozenset({3}), odds=Odds())

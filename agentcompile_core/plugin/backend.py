@@ -11,6 +11,7 @@ from ..configuration import defaults
 from ..errors import Cause, Reject
 from ..ir.candidate import Kernel, Launch, StepSource
 from ..ir.target import Target
+from ..ops.odds import Odds
 from .include_folders import folders_digest
 from .offer import Offer
 from .running import Heads, ProgramParts
@@ -116,6 +117,15 @@ class Backend(Offer):
         Returns [1, H, T, Dv] and fp32 of H * T elements in that order: the logarithm of the sum of the exponentials of the scaled
         scores, by which parts over several ranges of keys are merged. ``causal``: T equals L, and row t sees keys 0 .. t. It is
         called while a graph is captured too, behind calls of the same shapes.
+        """
+        return None
+
+    def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """The token that rings first, or None: not served.
+
+        ``clocks`` fp32 [V] are exponential, and the token is the first index of the largest of probability / clock, where the
+        probabilities are ``odds`` of ``logits`` [V]. Returns it, i64 [1], and bool [1]: whether the probabilities are no numbers. It is
+        called while a graph is captured too, behind calls of the same shapes and odds.
         """
         return None
 

@@ -9,7 +9,7 @@ from attrs import frozen
 from ..errors import Reject, UsageError
 from ..plugin.running import SessionState
 from .device import random_state, set_random_state
-from .sampling import Alone, Pick
+from .sampling import Alone, Draw, Pick
 from .token_loop import LAG, Look, token_stream
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ Captured = dict[int, Recorded | None]  # by the address of the logits; None: cho
 class DeviceChoices:
     """Of one session: the choices it has captured, by what they depend on."""
 
-    def __init__(self, session: SessionState) -> None:
+    def __init__(self, session: SessionState, draw: Draw | None = None) -> None:
         import torch
 
-        self._session = session
+        self._session, self._draw = session, draw
         self._captured: OrderedDict[tuple[Hashable, bool, int], Captured] = OrderedDict()
         self._tokens: torch.Tensor | None = None
         self._refused: torch.Tensor = torch.full((1,), NONE, dtype=torch.int64, device=session.ids.device)
@@ -63,7 +63,7 @@ class DeviceChoices:
         self._captured.move_to_end(key)
         while len(self._captured) > KEPT:
             self._captured.popitem(last=False)
-        return DeviceChoice(pick, session, prompt.shape[1], tokens, self._refused, captured)
+        return DeviceChoice(pick, session, prompt.shape[1], tokens, self._refused, captured, self._draw)
 
 
 class DeviceChoice:
@@ -74,8 +74,8 @@ class DeviceChoice:
     """
 
     def __init__(self, pick: Pick, session: SessionState, length: int, tokens: "torch.Tensor | None", refused: "torch.Tensor",
-                 captured: Captured) -> None:
-        self._pick, self._session, self._length = pick, session, length
+                 captured: Captured, draw: Draw | None) -> None:
+        self._pick, self._session, self._length, self._draw = pick, session, length, draw
         self._tokens, self._refused, self._captured = tokens, refused, captured
         self._before: torch.Tensor | None = random_state(refused.device) if pick.do_sample else None
         self._states: deque[torch.Tensor] = deque(maxlen=LAG + 2)  # before each of the last draws
@@ -120,7 +120,7 @@ class DeviceChoice:
         import torch
 
         session = self._session
-        token, refused = self._pick.token_unseen(session.ids if self._tokens is None else self._tokens, logits)
+        token, refused = self._pick.token_unseen(session.ids if self._tokens is None else self._tokens, logits, self._draw)
         session.ids.copy_(token.view(1, 1))
         session.history.index_copy_(0, session.position, token.view(1))
         if self._tokens is not None:

@@ -65,7 +65,7 @@ class Session:
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
-        self._choices = DeviceChoices(self)
+        self._choices = DeviceChoices(self, executables.backend.draw if executables.backend is not None else None)
         decode_programs = sorted((p.start, name) for name, p in self._programs.items() if p.graph.name == "decode")
         self._starts, self._decoding = [start for start, _ in decode_programs], [name for _, name in decode_programs]
         self._at = 0  # the position of the token that the next step reads, as the host knows it

@@ -19,6 +19,7 @@ from agentcompile_core.plugin_api import (
     Heads,
     Kernel,
     Launch,
+    Odds,
     ProgramParts,
     Reject,
     Resources,
@@ -30,6 +31,7 @@ from . import extension, headers, launching, machine_code, ptxas
 from .attending import Attending
 from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
+from .drawing import Drawing
 from .driver import driver
 from .rows import RowKernels
 
@@ -65,6 +67,7 @@ class CudaBackend(Backend):
         self._captures = Captures()
         self._attending = Attending()
         self._rows = RowKernels(self, self.live_target, _capturing)
+        self._drawing = Drawing(self, self.live_target, _capturing)
 
     def available(self) -> Literal[True] | Reject:
         """True where torch sees a CUDA device and the driver can be called."""
@@ -226,6 +229,10 @@ class CudaBackend(Backend):
                scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":
         """By cuDNN or flash attention; see ``attending``."""
         return self._attending(q, k, v, causal=causal, scale=scale)
+
+    def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """In three launches; see ``drawing``."""
+        return self._drawing(logits, odds, clocks)
 
     def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
         """In one launch; see ``rows``."""

@@ -1,0 +1,170 @@
+"""Draws from 16-bit logits, emulated and on a device: the tokens that transformers' processors leave, and the one that rings first."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from agentcompile_cuda_kit.targets import PRESETS, preset
+from agentcompile_runtime_cuda.backend import CudaBackend
+from agentcompile_runtime_cuda.drawing import Drawing, source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin_api import DType, Odds, scores_of
+
+HALVES = (torch.float16, torch.bfloat16)
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=60)
+CLOSE = 3e-5  # of the probability: nearer to top_p the order of a sum decides
+ODDS = st.builds(Odds, temperature=st.sampled_from([1.0, 0.6, 0.05, 2.5]), top_k=st.sampled_from([0, 1, 2, 7, 40, 5000]),
+                 top_p=st.sampled_from([1.0, 0.0, 0.1, 0.5, 0.9, 0.99]), min_p=st.sampled_from([0.0, 0.01, 0.2, 1.0]))
+WHERE = ["emulated", pytest.param("cuda", marks=pytest.mark.device)]
+
+
+@pytest.fixture(scope="module", params=WHERE)
+def drawing(request: pytest.FixtureRequest) -> Drawing:
+    if request.param == "cuda":
+        backend = CudaBackend()
+        return Drawing(backend, backend.live_target, lambda: False)
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    return Drawing(emulation, lambda: preset("h200"), lambda: False)
+
+
+def place(drawing: Drawing) -> str:
+    return "cuda" if isinstance(drawing._backend, CudaBackend) else "cpu"
+
+
+@st.composite
+def logits_of(draw: Any) -> torch.Tensor:
+    """Spread out, with many equals, alike, with large ones, or with some that are left out already."""
+    count, seed = draw(st.sampled_from([1, 2, 7, 8, 9, 64, 250, 1000, 2049])), draw(st.integers(0, 999))
+    normal = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    kind = draw(st.sampled_from(["normal", "equals", "alike", "large", "zeros", "left out"]))
+    made = {"normal": normal * 3, "equals": (normal * 2).round(), "alike": torch.full_like(normal, -1.5), "large": normal * 300,
+            "zeros": torch.where(normal > 0, 0.0, -0.0), "left out": torch.where(normal > 0.3, normal, -math.inf)}[kind]
+    if kind == "left out":
+        made[seed % count] = 1.0
+    return made.to(draw(st.sampled_from(HALVES)))
+
+
+def by_transformers(logits: torch.Tensor, odds: Odds) -> torch.Tensor:
+    chosen = [transformers.TemperatureLogitsWarper(odds.temperature)]
+    chosen += [transformers.TopKLogitsWarper(odds.top_k)] if odds.top_k else []
+    chosen += [transformers.TopPLogitsWarper(odds.top_p)] if odds.top_p < 1.0 else []
+    chosen += [transformers.MinPLogitsWarper(odds.min_p)] if odds.min_p > 0.0 else []
+    return transformers.LogitsProcessorList(chosen)(torch.zeros(1, 1, dtype=torch.int64), logits.float()[None])[0]
+
+
+def near_the_share(logits: torch.Tensor, odds: Odds) -> bool:
+    """Whether some token lies so near to top_p, or to min_p, that two orders of one sum may decide differently."""
+    if odds.top_p < 1.0:
+        before = scores_of(logits, Odds(temperature=odds.temperature, top_k=odds.top_k))
+        held = before.double().sort(stable=True).values.softmax(0).cumsum(0)
+        if bool(((held - (1.0 - odds.top_p)).abs() < CLOSE)[:-1].any()):
+            return True
+    likely = (logits.double() / odds.temperature).softmax(0)
+    return odds.min_p > 0.0 and bool(((likely / likely.max() - odds.min_p).abs() < CLOSE * odds.min_p)[likely < likely.max()].any())
+
+
+@SETTINGS
+@given(logits=logits_of(), odds=ODDS)
+def test_what_odds_leave_is_what_transformers_processors_leave(logits: torch.Tensor, odds: Odds) -> None:
+    found, wanted = scores_of(logits, odds), by_transformers(logits, odds)
+    if not near_the_share(logits, odds):
+        # Which of equals are kept, the order of a sort decides; transformers' is stable on a device alone.
+        assert torch.equal(found.sort().values, wanted.sort().values)
+
+
+@SETTINGS
+@given(logits=logits_of(), odds=ODDS, seed=st.integers(0, 99))
+def test_exactly_the_tokens_that_are_left_can_be_drawn(drawing: Drawing, logits: torch.Tensor, odds: Odds, seed: int) -> None:
+    """A token whose clock rings at once is drawn if it is left, and any other one if not."""
+    scores = scores_of(logits, odds)
+    if near_the_share(logits, odds):
+        return
+    there, count = logits.to(place(drawing)), len(logits)
+    likely = scores.softmax(0)
+    for token in (*torch.randint(count, (6,), generator=torch.Generator().manual_seed(seed)).tolist(), int(scores.argmax())):
+        if 0 < float(likely[token]) < 1e-25:
+            continue  # too unlikely for any clock
+        clocks = torch.ones(count)
+        clocks[token] = 1e-30
+        found = drawing._drawn(there, odds, clocks.to(there.device))
+        assert not bool(found[1])
+        assert (int(found[0]) == token) == bool(likely[token] > 0) or count == 1
+
+
+@SETTINGS
+@given(logits=logits_of(), odds=ODDS, seed=st.integers(0, 2**31))
+def test_the_first_clock_rings(drawing: Drawing, logits: torch.Tensor, odds: Odds, seed: int) -> None:
+    clocks = torch.empty(len(logits)).exponential_(1, generator=torch.Generator().manual_seed(seed))
+    ratios = scores_of(logits, odds).double().softmax(0) / clocks.double()
+    best = ratios.topk(min(2, len(ratios))).values
+    if near_the_share(logits, odds) or (len(best) > 1 and float(best[1]) > (1 - 1e-5) * float(best[0])):
+        return
+    there = logits.to(place(drawing))
+    token, refused = drawing._drawn(there, odds, clocks.to(there.device))
+    assert int(token) == int(ratios.argmax()) and not bool(refused)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("count", [1, 9, 300])
+def test_what_is_no_probability_is_refused(drawing: Drawing, dtype: torch.dtype, bad: float, count: int) -> None:
+    for at in {0, count // 2, count - 1}:
+        logits = torch.linspace(-1, 1, count).to(dtype)
+        logits[at] = bad
+        there = logits.to(place(drawing))
+        token, refused = drawing._drawn(there, Odds(top_k=5, top_p=0.9), torch.ones(count, device=there.device))
+        assert bool(refused) and 0 <= int(token) < count
+    nothing = torch.full((count,), -math.inf, dtype=dtype, device=place(drawing))
+    token, refused = drawing._drawn(nothing, Odds(), torch.ones(count, device=nothing.device))
+    assert bool(refused) and 0 <= int(token) < count
+
+
+def test_equals_ring_in_the_order_of_their_indices(drawing: Drawing) -> None:
+    logits, clocks = torch.zeros(600, dtype=torch.float16, device=place(drawing)), torch.ones(600, device=place(drawing))
+    assert int(drawing._drawn(logits, Odds(), clocks)[0]) == 0
+    assert int(drawing._drawn(logits, Odds(top_p=0.25), clocks)[0]) == 450, "the later ones are kept"
+
+
+def test_it_is_compared_once_for_each_kind_of_odds_and_left_alone_where_it_differs(
+        drawing: Drawing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    there = torch.randn(97, generator=torch.Generator().manual_seed(1)).half().to(place(drawing))
+    clocks, mine = torch.ones(97, device=there.device), Drawing(drawing._backend, drawing._target, lambda: False)
+    drawn, calls = mine._drawn, list[Odds]()
+    monkeypatch.setattr(mine, "_drawn", lambda logits, odds, clocks: calls.append(odds) or drawn(logits, odds, clocks))
+    for odds, count in ((Odds(top_k=3), 9), (Odds(top_k=9, temperature=2.0), 10), (Odds(top_p=0.5), 19)):
+        assert mine(there, odds, clocks) is not None and len(calls) == count
+    wrong = Drawing(drawing._backend, drawing._target, lambda: False)
+    monkeypatch.setattr(wrong, "_drawn", lambda logits, odds, clocks: (drawn(logits, odds, clocks)[0] * 0 + 96, clocks[:1] < 0))
+    with caplog.at_level(logging.WARNING):
+        assert wrong(there, Odds(top_k=3), clocks) is None and wrong(there, Odds(top_k=3), clocks) is None
+    assert caplog.text.count("are not used for") == 1
+
+
+@pytest.mark.parametrize("change", ["float32", "two rows", "a slice", "cold", "hot", "clocks of another type", "clocks of another length"])
+def test_what_it_does_not_serve_is_the_processors(drawing: Drawing, change: str) -> None:
+    logits, clocks, odds = torch.randn(64).half(), torch.ones(64), Odds()
+    given_ = {"float32": (logits.float(), odds, clocks), "two rows": (logits.view(2, 32), odds, clocks.view(2, 32)),
+              "a slice": (logits[::2], odds, clocks[:32]), "cold": (logits, Odds(temperature=1e-6), clocks),
+              "hot": (logits, Odds(temperature=1e9), clocks), "clocks of another type": (logits, odds, clocks.double()),
+              "clocks of another length": (logits, odds, clocks[:9])}[change]
+    assert drawing(*given_) is None  # type: ignore[arg-type]
+
+
+def test_nothing_is_tried_while_something_is_captured(drawing: Drawing) -> None:
+    busy = Drawing(drawing._backend, drawing._target, lambda: True)
+    logits = torch.randn(64).half().to(place(drawing))
+    assert busy(logits, Odds(), torch.ones(64, device=logits.device)) is None and not busy._served
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_it_builds_without_spills(name: str, dtype: DType) -> None:
+    kernel = CudaBackend().build(source(dtype), preset(name))
+    assert kernel.resources.spill_bytes == 0 and kernel.resources.registers <= 64
