@@ -11,7 +11,6 @@ import argparse
 import gc
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import accuracy_row, compiled_model
+from full_models import accuracy_row, add_options, compiled_model, kept_or_passing
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import accounting, step_bytes
-from agentcompile_core.store import Store
 
 
 def decode_rows(name: str, model: Any, options: argparse.Namespace, ceiling_gbps: float) -> list[dict[str, Any]]:
@@ -62,24 +60,15 @@ def memory_row(model: Any, empty_bytes: int) -> dict[str, Any]:
 def main() -> int:
     """Measure one model and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=harness.MODELS)
-    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
+    add_options(parser, budget_s=150.0)
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--positions", type=int, default=256)
     parser.add_argument("--baselines", default="eager,torch_compile")
-    parser.add_argument("--advisor", default="heuristic")
-    parser.add_argument("--budget-s", type=float, default=150.0)
-    parser.add_argument("--budget-plans", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--log")
-    parser.add_argument("--commit")
     parser.add_argument("--bundle", type=Path, help="also write the bundle here")
     parser.add_argument("--warm", action="store_true", help="compile once more from the store, and time it")
-    parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
-    parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
     options = parser.parse_args()
     options.out = options.out or harness.gpu_folder()
     torch.zeros(1, device="cuda")
@@ -92,8 +81,7 @@ def main() -> int:
         of_type = "_bf16" if options.dtype == "bfloat16" else ""
         harness.write_results(name + of_type, rows, ceiling, options.out, options.commit)
 
-    with tempfile.TemporaryDirectory() as scratch:
-        store = Store(options.cache or Path(scratch))
+    with kept_or_passing(options) as store:
         model, cold_s = compiled_model(options.model, options, store)
         print(json.dumps(model.statistics, indent=1), flush=True)
         if options.bundle:

@@ -2,6 +2,10 @@
 
 import argparse
 import gc
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -12,6 +16,27 @@ from agentcompile_core.cli.progress import Progress
 from agentcompile_core.configuration import Config
 from agentcompile_core.report import bench
 from agentcompile_core.store import Store
+
+
+def add_options(parser: argparse.ArgumentParser, budget_s: float) -> None:
+    """What every command takes that compiles one model: which, how long it is searched, where it is kept and where results go."""
+    parser.add_argument("model", choices=harness.MODELS)
+    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
+    parser.add_argument("--advisor", default="heuristic")
+    parser.add_argument("--budget-s", type=float, default=budget_s)
+    parser.add_argument("--budget-plans", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--log")
+    parser.add_argument("--commit")
+    parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
+    parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
+
+
+@contextmanager
+def kept_or_passing(options: argparse.Namespace) -> Iterator[Store]:
+    """The store that ``--cache`` names, or one that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Store(options.cache or Path(scratch))
 
 
 def compiled_model(name: str, options: argparse.Namespace, store: Store) -> tuple[Any, float]:

@@ -8,7 +8,6 @@ Writes sampling.json under benchmarks/results/<gpu>/, one model per call. All sy
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import compiled_model
+from full_models import add_options, compiled_model, kept_or_passing
 
 from agentcompile_core.report import bench
 from agentcompile_core.runtime.generation.step_model import StepModel
-from agentcompile_core.store import Store
 
 
 def settings_of(text: str) -> dict[str, float | int]:
@@ -91,8 +89,7 @@ def rows_of(model: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> int:
     """Measure one model and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=harness.MODELS)
-    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
+    add_options(parser, budget_s=60.0)
     parser.add_argument("--settings", default="temperature=0.6,top_k=20,top_p=0.95;top_k=0",
                         help="fields by commas, requests by semicolons")
     parser.add_argument("--input", type=int, default=128)
@@ -100,22 +97,14 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--no-eager", dest="eager", action="store_false", help="leave transformers' own loop out")
-    parser.add_argument("--advisor", default="heuristic")
-    parser.add_argument("--budget-s", type=float, default=60.0)
-    parser.add_argument("--budget-plans", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--log")
-    parser.add_argument("--commit")
-    parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
-    parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
     options = parser.parse_args()
     for text in options.settings.split(";"):
         settings_of(text)
     options.out = options.out or harness.gpu_folder()
     torch.zeros(1, device="cuda")
     ceiling = harness.read_ceiling_gbps()
-    with tempfile.TemporaryDirectory() as scratch:
-        model, _ = compiled_model(options.model, options, Store(options.cache or Path(scratch)))
+    with kept_or_passing(options) as store:
+        model, _ = compiled_model(options.model, options, store)
         model.context.close()
         rows = rows_of(model, options)
         harness.write_results("sampling", rows, ceiling, options.out, options.commit)

@@ -9,7 +9,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import compiled_model
+from full_models import add_options, compiled_model, kept_or_passing
 from prefill import lengths_of
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import step_bytes
-from agentcompile_core.store import Store
 
 STEPS = 32  # per sample, one behind the other
 
@@ -72,27 +70,18 @@ def rows_of(model: Any, options: argparse.Namespace, ceiling_gbps: float) -> lis
 def main() -> int:
     """Measure one model at one context and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=harness.MODELS)
-    parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
+    add_options(parser, budget_s=150.0)
     parser.add_argument("--context", type=int, default=24576)
     parser.add_argument("--positions", default="192,2048,8192,20480")
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--advisor", default="heuristic")
-    parser.add_argument("--budget-s", type=float, default=150.0)
-    parser.add_argument("--budget-plans", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--log")
-    parser.add_argument("--commit")
-    parser.add_argument("--cache", type=Path, help="the store to compile into, kept; default: a new one, removed afterwards")
-    parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results/, by the name of the GPU)")
     options = parser.parse_args()
     options.out = options.out or harness.gpu_folder()
     lengths_of(options.positions, options.context)
     torch.zeros(1, device="cuda")
     ceiling = harness.read_ceiling_gbps()
     torch.cuda.empty_cache()
-    with tempfile.TemporaryDirectory() as scratch:
-        model, seconds = compiled_model(options.model, options, Store(options.cache or Path(scratch)))
+    with kept_or_passing(options) as store:
+        model, seconds = compiled_model(options.model, options, store)
         model.context.close()
         if model.graphs.kv is None:
             raise SystemExit(f"{options.model} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentcompile_cuda_kit import c_type, make_source
-from attrs import evolve
 
 from agentcompile_core.plugin_api import (
     Access,
@@ -27,6 +26,8 @@ from agentcompile_core.plugin_api import (
     pointer,
     scores_of,
 )
+
+from .own_kernels import OwnKernels
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +62,7 @@ class Drawing:
     """What ``Backend.draw`` offers, over kernels that ``backend`` builds and launches."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool]) -> None:
-        self._backend, self._target, self._capturing = backend, target, capturing
-        self._handles: dict[Any, tuple[StepSource, Any]] = {}
+        self._capturing, self._kernels = capturing, OwnKernels(backend, target, source)
         self._served: dict[Any, bool] = {}
 
     def __call__(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
@@ -105,26 +105,15 @@ class Drawing:
     def _drawn(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
 
-        made, handle = self._built(logits.dtype)
         n, device = len(logits), logits.device
         zeroed = torch.zeros(KEYS + 4, dtype=torch.int32, device=device)  # counts, then the best and the counter of blocks
         counts, best, counter = zeroed[:KEYS], zeroed[KEYS : KEYS + 2], zeroed[KEYS + 2 :]
         bounds = torch.empty(4, dtype=torch.int32, device=device)
         refused, token = torch.empty(1, dtype=torch.int32, device=device), torch.empty(1, dtype=torch.int64, device=device)
-        blocks = -(-n // (THREADS * 8))
-        calls = ((blocks, (logits, counts), (n,)),
+        all_of_it = -(-n // (THREADS * 8))
+        calls = ((all_of_it, (logits, counts), (n,)),
                  (1, (logits, counts, bounds, refused), (n, odds.temperature, odds.top_k, odds.top_p, odds.min_p)),
-                 (blocks, (logits, clocks, bounds, best, counter, token), (n, odds.temperature)))
-        for launch, (grid, tensors, scalars) in zip(made.launches, calls, strict=True):
-            addresses = (tensor.data_ptr() for tensor in tensors)
-            run = self._backend.prepare_launch(handle, evolve(launch, grid=(grid, 1, 1)), (*addresses, *scalars), False)
-            run(self._backend.stream())
+                 (all_of_it, (logits, clocks, bounds, best, counter, token), (n, odds.temperature)))
+        for launch, (blocks, tensors, scalars) in zip(self._kernels.launches(logits.dtype), calls, strict=True):
+            self._kernels.run(logits.dtype, launch, blocks, tensors, scalars)
         return token, refused.bool()
-
-    def _built(self, dtype: "torch.dtype") -> tuple[StepSource, Any]:
-        if dtype not in self._handles:
-            made, target = source(DType(str(dtype).removeprefix("torch."))), self._target()
-            if target is None:
-                raise BuildError("this GPU has no preset")
-            self._handles[dtype] = made, self._backend.load(self._backend.build(made, target))
-        return self._handles[dtype]

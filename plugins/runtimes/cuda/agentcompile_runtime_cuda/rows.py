@@ -30,6 +30,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .head_places import THREADS, is_aligned, is_weight, norm_kind, placed, placing
+from .own_kernels import OwnKernels
 
 if TYPE_CHECKING:
     import torch
@@ -79,8 +80,7 @@ class RowKernels:
     """What ``Backend.body``, ``Backend.place`` and ``Backend.merge`` offer, over kernels that ``backend`` builds and launches."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool]) -> None:
-        self._backend, self._target, self._capturing = backend, target, capturing
-        self._handles: dict[Any, Any] = {}
+        self._backend, self._capturing, self._kernels = backend, capturing, OwnKernels(backend, target, source)
         self._served: dict[Any, bool] = {}
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
@@ -224,19 +224,8 @@ class RowKernels:
     def _launch(self, dtype: "torch.dtype", tensors: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
         """``tensors``: in the kernel's order, outputs last."""
         entry, blocks, scalars = how
-        made, handle = self._built(dtype)
-        launch = next(one for one in made.launches if one.entry.startswith(f"{entry}_"))
-        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        run = self._backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), False)
-        run(self._backend.stream())
-
-    def _built(self, dtype: "torch.dtype") -> tuple[StepSource, Any]:
-        if dtype not in self._handles:
-            made, target = source(DType(str(dtype).removeprefix("torch."))), self._target()
-            if target is None:
-                raise BuildError("this GPU has no preset")
-            self._handles[dtype] = made, self._backend.load(self._backend.build(made, target))
-        return self._handles[dtype]  # type: ignore[no-any-return]
+        launch = next(one for one in self._kernels.launches(dtype) if one.entry.startswith(f"{entry}_"))
+        self._kernels.run(dtype, launch, blocks, tensors, scalars)
 
 
 def _even(count: int, tensor: "torch.Tensor") -> bool:

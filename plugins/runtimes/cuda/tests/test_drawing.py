@@ -34,7 +34,7 @@ def drawing(request: pytest.FixtureRequest) -> Drawing:
 
 
 def place(drawing: Drawing) -> str:
-    return "cuda" if isinstance(drawing._backend, CudaBackend) else "cpu"
+    return "cuda" if isinstance(drawing._kernels.backend, CudaBackend) else "cpu"
 
 
 @st.composite
@@ -134,12 +134,12 @@ def test_equals_ring_in_the_order_of_their_indices(drawing: Drawing) -> None:
 def test_it_is_compared_once_for_each_kind_of_odds_and_left_alone_where_it_differs(
         drawing: Drawing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     there = torch.randn(97, generator=torch.Generator().manual_seed(1)).half().to(place(drawing))
-    clocks, mine = torch.ones(97, device=there.device), Drawing(drawing._backend, drawing._target, lambda: False)
+    clocks, mine = torch.ones(97, device=there.device), Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: False)
     drawn, calls = mine._drawn, list[Odds]()
     monkeypatch.setattr(mine, "_drawn", lambda logits, odds, clocks: calls.append(odds) or drawn(logits, odds, clocks))
     for odds, count in ((Odds(top_k=3), 9), (Odds(top_k=9, temperature=2.0), 10), (Odds(top_p=0.5), 19)):
         assert mine(there, odds, clocks) is not None and len(calls) == count
-    wrong = Drawing(drawing._backend, drawing._target, lambda: False)
+    wrong = Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: False)
     monkeypatch.setattr(wrong, "_drawn", lambda logits, odds, clocks: (drawn(logits, odds, clocks)[0] * 0 + 96, clocks[:1] < 0))
     with caplog.at_level(logging.WARNING):
         assert wrong(there, Odds(top_k=3), clocks) is None and wrong(there, Odds(top_k=3), clocks) is None
@@ -157,7 +157,7 @@ def test_what_it_does_not_serve_is_the_processors(drawing: Drawing, change: str)
 
 
 def test_nothing_is_tried_while_something_is_captured(drawing: Drawing) -> None:
-    busy = Drawing(drawing._backend, drawing._target, lambda: True)
+    busy = Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: True)
     logits = torch.randn(64).half().to(place(drawing))
     assert busy(logits, Odds(), torch.ones(64, device=logits.device)) is None and not busy._served
 
