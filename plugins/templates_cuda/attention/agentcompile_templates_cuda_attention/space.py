@@ -22,6 +22,8 @@ CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
 EARLY_KV = (True, False)
+# What a block does best where it has thousands of positions: on the H200 the fastest of 64 at 2,048 and at 32,768 (5.6 and 35.5 us).
+LONG: tuple[dict[str, Scalar], ...] = ({"path": "tensor", "warps": 8, "unroll": 2}, {"path": "lanes", "warps": 8, "unroll": 4})
 _Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
@@ -127,13 +129,23 @@ def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
     """At most 64 schedules of one way to deal the query heads; two tensor-core schedules for each FMA schedule where both exist.
 
     The ways to merge take turns, those of clusters first: on the H200 8 splits took 3.4 us by cluster barriers at 256 positions,
-    16 through memory 4.3 to 4.8, and a search that ends early has to have met all of them.
+    16 through memory 4.3 to 4.8, and a search that ends early has to have met all of them. So has it one of each for long caches,
+    which is chosen again in later ranges of positions.
     """
-    tensor, lanes = iter(tensor_schedules(shape, target)), iter(lane_schedules(shape, target))
+    everything = [tensor_schedules(shape, target), lane_schedules(shape, target)]
+    tensor, lanes = map(iter, everything)
     mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("message", "global", "cluster"))
-    return [point for turn in zip_longest(*ways) for point in turn if point is not None]
+    turns = zip_longest(*(_for_long_too(way, [*everything[0], *everything[1]]) for way in ways))
+    return [point for turn in turns for point in turn if point is not None][:MOST_POINTS]
+
+
+def _for_long_too(way: list[Schedule], everything: list[Schedule]) -> list[Schedule]:
+    """The schedules of one way to merge, in second place the one with as many splits as the first that has most of K and V in flight."""
+    alike = [point for point in everything if way and all(point[name] == way[0][name] for name in ("merge", "splits"))]
+    guess = next((point for wanted in LONG for point in alike if all(point[name] == value for name, value in wanted.items())), None)
+    return list(dict.fromkeys((way[0], guess, *way[1:]))) if guess is not None else way
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:

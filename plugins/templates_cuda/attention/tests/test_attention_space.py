@@ -71,6 +71,21 @@ def test_a_search_that_ends_early_has_met_every_way_to_merge(name: str) -> None:
     assert all(8 * ways.count(way) >= len(ways) for way in set(ways))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_search_that_ends_early_has_met_a_schedule_for_long_caches(name: str) -> None:
+    """Of each way to merge, with as many splits as its first one."""
+    points = FAMILY.space(MODELS[name].match(), H200).points
+    assert len(set(points)) == len(points) and len(points) <= 64
+    for merge in {point["merge"] for point in points}:
+        of_way = [p for p in points if p["merge"] == merge and dict(p.items).get("parts", 1) == 1]
+        long = [p for p in of_way if p["splits"] == of_way[0]["splits"] and (p["path"], p["warps"], p["unroll"]) in (
+            ("tensor", 8, 2), ("lanes", 8, 4))]
+        assert not long or any(p in of_way[:2] for p in long), merge
+    if name.startswith(("qwen3_1", "llama")):
+        whole = [p for p in points if dict(p.items).get("parts", 1) == 1]
+        assert {(p["merge"], p["warps"], p["unroll"]) for p in whole[3:6]} == {(m, 8, 2) for m in ("message", "global", "cluster")}
+
+
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:
     first = FAMILY.space(QWEN.match(), H200).points[0]
     assert 64 <= first.integer("splits") * 8 <= 264
