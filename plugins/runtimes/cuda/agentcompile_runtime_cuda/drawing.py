@@ -13,8 +13,8 @@ from agentcompile_cuda_kit import c_type, make_source
 
 from agentcompile_core.plugin_api import (
     Access,
+    AgentCompileError,
     Backend,
-    BuildError,
     DType,
     Launch,
     Odds,
@@ -37,7 +37,8 @@ log = logging.getLogger("agentcompile.runtime.cuda")
 TEMPLATE = Path(__file__).with_name("draw.cu")
 THREADS, BOUNDING = 256, 512  # of a block, and of the one that finds the bounds
 KEYS = 1 << 16
-TRIALS = 8  # draws that are compared
+ORDINARY = 2  # draws that are compared for each of the scores that are tried
+AT_ONCE, NEAR = 1e-30, 1e-6
 TEMPERATURES = (2.0**-10, 2.0**10)  # beyond them different scores may become equal, or infinite
 
 
@@ -51,10 +52,10 @@ def source(dtype: DType) -> StepSource:
         launch("draw_count", THREADS, logits, pointer("counts", Role.OUTPUT, DType.I32, Access.READ_WRITE), i32("n", 0)),
         launch("draw_bounds", BOUNDING, logits, pointer("counts", Role.INPUT, DType.I32),
                pointer("bounds", Role.OUTPUT, DType.I32, Access.WRITE), pointer("refused", Role.OUTPUT, DType.I32, Access.WRITE),
-               i32("n", 0), f32("temperature", 0.0), i32("top_k", 0), f32("top_p", 0.0), f32("min_p", 0.0)),
+               i32("n", 0), f32("scale", 0.0), i32("top_k", 0), f32("left_out", 0.0), f32("min_p", 0.0)),
         launch("draw_pick", THREADS, logits, pointer("clocks", Role.INPUT, DType.F32), pointer("bounds", Role.INPUT, DType.I32),
                pointer("best", Role.OUTPUT, DType.I64, Access.READ_WRITE), pointer("counter", Role.OUTPUT, DType.I32, Access.READ_WRITE),
-               pointer("token", Role.OUTPUT, DType.I64, Access.WRITE), i32("n", 0), f32("temperature", 0.0)))
+               pointer("token", Role.OUTPUT, DType.I64, Access.WRITE), i32("n", 0), f32("scale", 0.0)))
     return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": THREADS, "bounding": BOUNDING}, launches=launches)
 
 
@@ -70,50 +71,79 @@ class Drawing:
         import torch
 
         halves = logits.dtype in (torch.float16, torch.bfloat16) and logits.is_contiguous() and logits.dim() == 1
-        if not halves or clocks.dtype is not torch.float32 or not clocks.is_contiguous() or clocks.shape != logits.shape:
+        alike = clocks.dtype is torch.float32 and clocks.is_contiguous() and clocks.shape == logits.shape and clocks.device == logits.device
+        if not halves or not alike or not TEMPERATURES[0] <= odds.temperature <= TEMPERATURES[1]:
             return None
-        if not TEMPERATURES[0] <= odds.temperature <= TEMPERATURES[1]:
-            return None
-        key = (logits.dtype, len(logits), odds.top_k > 0, odds.top_p < 1.0, odds.min_p > 0.0)
+        key = (logits.device, logits.dtype, len(logits), odds.top_k > 0, odds.top_p < 1.0, odds.min_p > 0.0)
         if key not in self._served:
             if self._capturing():
                 return None  # nothing can be built or compared now; who captures warms up first
-            self._served[key] = self._agrees(key, logits, odds)
+            try:
+                why = self._difference(logits, odds)
+            except torch.OutOfMemoryError:  # another call may find more
+                return None
+            except (AgentCompileError, RuntimeError, ValueError, OSError) as exc:
+                why = f"{type(exc).__name__}: {exc}"
+            self._served[key] = not why
+            if why:
+                log.warning("the kernels that draw are not used for %s: %s", key, why)
         return self._drawn(logits, odds, clocks) if self._served[key] else None
 
-    def _agrees(self, key: Any, logits: "torch.Tensor", odds: Odds) -> bool:
+    def _difference(self, logits: "torch.Tensor", odds: Odds) -> str:
+        """How draws differ from the framework's formula, for scores of its own and those of a call; empty: they do not.
+
+        Clocks that ring at once on the least likely token that is left, and on the likeliest that is not, tell the two apart.
+        """
         import torch
 
-        generator = torch.Generator(device=logits.device).manual_seed(len(logits))
-        try:
-            for _ in range(TRIALS):
-                clocks = torch.empty(len(logits), dtype=torch.float32, device=logits.device).exponential_(1, generator=generator)
-                token, refused = self._drawn(logits, odds, clocks)
-                likely = scores_of(logits, odds).softmax(0)
-                if bool(likely.isnan().any()):
-                    agrees = bool(refused)
-                else:
-                    agrees = not bool(refused) and int(token) == int((likely / clocks).argmax())
-                if not agrees:
-                    log.warning("the kernels that draw are not used for %s: they drew %d, refused %s", key, int(token), bool(refused))
-                    return False
-        except (BuildError, RuntimeError, ValueError) as exc:
-            log.info("the kernels that draw are not used for %s: %s", key, exc)
-            return False
-        return True
+        n, generator = len(logits), torch.Generator().manual_seed(len(logits))
+        normal = torch.randn(n + 1, generator=generator) * 3.0
+        spread, equals, broken = normal.to(logits), (2.0 * normal).round().div(2.0).to(logits), normal.to(logits)
+        broken[n // 2] = float("nan")
+        for scores in (spread[:n], spread[1:], equals[:n], equals[1:], logits):
+            left = scores_of(scores, odds)
+            likely = left.softmax(0)
+            if bool(likely.isnan().any()):
+                continue
+            drawn = [torch.empty(n).exponential_(1, generator=generator).to(scores.device) for _ in range(ORDINARY)]
+            for clocks in (*drawn, *_telling(scores, left, odds)):
+                (token, refused), wanted = self._drawn(scores, odds, clocks), int((likely / clocks).argmax())
+                if bool(refused) or int(token) != wanted:
+                    return f"token {int(token)} was drawn and not {wanted}, refused {bool(refused)}"
+        return "" if bool(self._drawn(broken[:n], odds, torch.ones_like(likely))[1]) else "a NaN was not refused"
 
     def _drawn(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
 
         n, device = len(logits), logits.device
+        scale = float(torch.tensor(odds.temperature, dtype=torch.float32).reciprocal())  # by which torch multiplies on a device
         zeroed = torch.zeros(KEYS + 4, dtype=torch.int32, device=device)  # counts, then the best and the counter of blocks
         counts, best, counter = zeroed[:KEYS], zeroed[KEYS : KEYS + 2], zeroed[KEYS + 2 :]
         bounds = torch.empty(4, dtype=torch.int32, device=device)
         refused, token = torch.empty(1, dtype=torch.int32, device=device), torch.empty(1, dtype=torch.int64, device=device)
         all_of_it = -(-n // (THREADS * 8))
         calls = ((all_of_it, (logits, counts), (n,)),
-                 (1, (logits, counts, bounds, refused), (n, odds.temperature, odds.top_k, odds.top_p, odds.min_p)),
-                 (all_of_it, (logits, clocks, bounds, best, counter, token), (n, odds.temperature)))
-        for launch, (blocks, tensors, scalars) in zip(self._kernels.launches(logits.dtype), calls, strict=True):
-            self._kernels.run(logits.dtype, launch, blocks, tensors, scalars)
+                 (1, (logits, counts, bounds, refused), (n, scale, min(odds.top_k, n), 1.0 - odds.top_p, odds.min_p)),
+                 (all_of_it, (logits, clocks, bounds, best, counter, token), (n, scale)))
+        for launch, (blocks, tensors, scalars) in zip(self._kernels.launches(logits), calls, strict=True):
+            self._kernels.run(logits, launch, blocks, tensors, scalars)
         return token, refused.bool()
+
+
+def _telling(scores: "torch.Tensor", left: "torch.Tensor", odds: Odds) -> "list[torch.Tensor]":
+    """Clocks of which one rings at once, on either side of the bounds; none where the order of a sum decides what is left."""
+    import torch
+
+    rising = scores.double().mul(1.0 / odds.temperature).softmax(0).sort(stable=True)
+    held = rising.values.cumsum(0)
+    by_rank = left[rising.indices] > -torch.inf
+    edge = int(by_rank.int().argmax())  # the least likely that is left
+    near = odds.top_p < 1.0 and bool((held - held[-1] * (1.0 - odds.top_p)).abs().min() < NEAR)
+    if near or float(rising.values[edge]) < NEAR:
+        return []
+    found = []
+    for rank in {edge, max(0, edge - 1)}:
+        clocks = torch.ones_like(left)
+        clocks[rising.indices[rank]] = AT_ONCE
+        found.append(clocks)
+    return found

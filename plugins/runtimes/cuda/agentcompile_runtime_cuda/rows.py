@@ -114,7 +114,7 @@ class RowKernels:
         if not is_weight(weight, left, one_plus or once):
             return None
         total, out, kind = torch.empty_like(left), torch.empty_like(left), norm_kind(one_plus, once)
-        launch = partial(self._launch, left.dtype, (left, right, weight, total, out),
+        launch = partial(self._launch, (left, right, weight, total, out),
                          ("add_rms_rows", left.numel() // columns, (columns, eps, kind)))
 
         def framework() -> "Tensors":
@@ -130,7 +130,7 @@ class RowKernels:
         if how is None:
             return False
         dtype, tensors, blocks, scalars = how
-        launch = partial(self._launch, dtype, tensors, ("place_heads", blocks, scalars))
+        launch = partial(self._launch, tensors, ("place_heads", blocks, scalars))
         count = heads[0].rows.shape[2]
 
         def found() -> "Tensors":
@@ -191,7 +191,7 @@ class RowKernels:
     def _checked(self, key: Any, out: "torch.Tensor", inputs: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]],
                  framework: "Callable[[], torch.Tensor]") -> "torch.Tensor | None":
         """``out`` after its launch ``how`` (entry, blocks, scalars); None where the kernel is not to be used."""
-        launch = partial(self._launch, out.dtype, (*inputs, out), how)
+        launch = partial(self._launch, (*inputs, out), how)
         return out if self._agreed(key, launch, lambda: (out,), lambda: (framework(),)) else None
 
     def _agreed(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", framework: "Callable[[], Tensors]") -> bool:
@@ -221,11 +221,13 @@ class RowKernels:
                 return False
         return True
 
-    def _launch(self, dtype: "torch.dtype", tensors: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
-        """``tensors``: in the kernel's order, outputs last."""
+    def _launch(self, tensors: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
+        """``tensors``: in the kernel's order, outputs last, all of the last one's type but those that say otherwise."""
         entry, blocks, scalars = how
-        launch = next(one for one in self._kernels.launches(dtype) if one.entry.startswith(f"{entry}_"))
-        self._kernels.run(dtype, launch, blocks, tensors, scalars)
+        like = tensors[-1]
+        assert like is not None
+        launch = next(one for one in self._kernels.launches(like) if one.entry.startswith(f"{entry}_"))
+        self._kernels.run(like, launch, blocks, tensors, scalars)
 
 
 def _even(count: int, tensor: "torch.Tensor") -> bool:

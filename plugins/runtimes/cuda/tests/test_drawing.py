@@ -10,11 +10,12 @@ import transformers
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.drawing import Drawing, source
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType, Odds, scores_of
+from agentcompile_core.plugin_api import ContractError, DType, Odds, scores_of
 
 HALVES = (torch.float16, torch.bfloat16)
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=60)
@@ -103,7 +104,8 @@ def test_the_first_clock_rings(drawing: Drawing, logits: torch.Tensor, odds: Odd
     clocks = torch.empty(len(logits)).exponential_(1, generator=torch.Generator().manual_seed(seed))
     ratios = scores_of(logits, odds).double().softmax(0) / clocks.double()
     best = ratios.topk(min(2, len(ratios))).values
-    if near_the_share(logits, odds) or (len(best) > 1 and float(best[1]) > (1 - 1e-5) * float(best[0])):
+    rounding = 1e-5 + 4e-7 * float(logits.float().abs().nan_to_num(0, 0, 0).max()) / odds.temperature  # of an exponent
+    if near_the_share(logits, odds) or (len(best) > 1 and float(best[1]) > (1 - rounding) * float(best[0])):
         return
     there = logits.to(place(drawing))
     token, refused = drawing._drawn(there, odds, clocks.to(there.device))
@@ -131,19 +133,80 @@ def test_equals_ring_in_the_order_of_their_indices(drawing: Drawing) -> None:
     assert int(drawing._drawn(logits, Odds(top_p=0.25), clocks)[0]) == 450, "the later ones are kept"
 
 
-def test_it_is_compared_once_for_each_kind_of_odds_and_left_alone_where_it_differs(
-        drawing: Drawing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_compared_once_for_each_kind_of_odds(drawing: Drawing, monkeypatch: pytest.MonkeyPatch) -> None:
     there = torch.randn(97, generator=torch.Generator().manual_seed(1)).half().to(place(drawing))
     clocks, mine = torch.ones(97, device=there.device), Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: False)
     drawn, calls = mine._drawn, list[Odds]()
     monkeypatch.setattr(mine, "_drawn", lambda logits, odds, clocks: calls.append(odds) or drawn(logits, odds, clocks))
-    for odds, count in ((Odds(top_k=3), 9), (Odds(top_k=9, temperature=2.0), 10), (Odds(top_p=0.5), 19)):
-        assert mine(there, odds, clocks) is not None and len(calls) == count
-    wrong = Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: False)
-    monkeypatch.setattr(wrong, "_drawn", lambda logits, odds, clocks: (drawn(logits, odds, clocks)[0] * 0 + 96, clocks[:1] < 0))
+    for odds, tried in ((Odds(top_k=3), True), (Odds(top_k=9, temperature=2.0), False), (Odds(top_p=0.5), True), (Odds(top_p=0.4), False)):
+        calls.clear()
+        assert mine(there, odds, clocks) is not None and (len(calls) > 1) is tried
+
+
+WRONG = {  # what a kernel may do and still draw the likeliest token of peaked scores
+    "top-k of one more": lambda odds: evolve(odds, top_k=odds.top_k + 1), "no top-k": lambda odds: evolve(odds, top_k=0),
+    "another top-p": lambda odds: evolve(odds, top_p=odds.top_p / 2), "no top-p": lambda odds: evolve(odds, top_p=1.0),
+    "no min-p": lambda odds: evolve(odds, min_p=0.0), "another temperature": lambda odds: evolve(odds, temperature=odds.temperature / 2)}
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, "the likeliest", "nothing is refused", "raises"])
+@pytest.mark.parametrize("kind", ["peaked", "no numbers"])
+def test_what_draws_otherwise_is_left_alone_whatever_the_call_that_tries_it(
+        drawing: Drawing, wrong: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    count = 300
+    logits = torch.full((count,), -9.0, dtype=torch.float16) if kind == "peaked" else torch.full((count,), math.nan, dtype=torch.float16)
+    logits[7] = 9.0
+    there, clocks = logits.to(place(drawing)), torch.ones(count, device=place(drawing))
+    odds = {"no min-p": Odds(min_p=0.2), "no top-k": Odds(top_k=20), "top-k of one more": Odds(top_k=20)}.get(wrong, Odds(top_p=0.8))
+    mine = Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: False)
+    drawn = mine._drawn
+
+    def otherwise(logits: torch.Tensor, odds: Odds, clocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if wrong == "raises":
+            raise ContractError("a value does not fit its argument")
+        if wrong in WRONG:
+            return drawn(logits, WRONG[wrong](odds), clocks)
+        token, refused = drawn(logits, odds, clocks)
+        return (logits.float().argmax().view(1), refused) if wrong == "the likeliest" else (token, refused & False)
+
+    monkeypatch.setattr(mine, "_drawn", otherwise)
     with caplog.at_level(logging.WARNING):
-        assert wrong(there, Odds(top_k=3), clocks) is None and wrong(there, Odds(top_k=3), clocks) is None
+        assert mine(there, odds, clocks) is None and mine(there, odds, clocks) is None
     assert caplog.text.count("are not used for") == 1
+
+
+def test_want_of_memory_is_no_verdict(drawing: Drawing, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, logits = Drawing(drawing._kernels.backend, drawing._kernels._target, lambda: False), torch.randn(64).half().to(place(drawing))
+
+    def full(*given: object) -> str:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mine, "_difference", full)
+        assert mine(logits, Odds(), torch.ones(64, device=logits.device)) is None
+    assert mine(logits, Odds(), torch.ones(64, device=logits.device)) is not None
+
+
+@pytest.mark.parametrize("top_k", [64, 65, 1 << 31, (1 << 32) + 1, 1 << 70])
+def test_more_than_there_are_is_all(drawing: Drawing, top_k: int) -> None:
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(2)).half().to(place(drawing))
+    for token in range(64):
+        clocks = torch.ones(64, device=logits.device)
+        clocks[token] = 1e-30
+        assert int(drawing(logits, Odds(top_k=top_k), clocks)[0]) == token
+
+
+@pytest.mark.parametrize("top_p", [0.99999, 0.999999, 1.0 - 1e-7, 0.99999998])
+def test_a_share_near_all_is_the_one_that_transformers_compares_with(drawing: Drawing, top_p: float) -> None:
+    """In fp32, 1 - top_p keeps digits that top_p itself loses."""
+    for gap in (10.0, 11.5, 13.8, 16.0, 17.0):
+        logits = torch.tensor([0.0, -gap], dtype=torch.float16)
+        kept = bool(by_transformers(logits, Odds(top_p=top_p))[1] > -math.inf)
+        tail = float(logits.double().softmax(0)[1])
+        if abs(tail - (1.0 - top_p)) < 1e-2 * tail:
+            continue
+        found = drawing._drawn(logits.to(place(drawing)), Odds(top_p=top_p), torch.tensor([1.0, 1e-30], device=place(drawing)))
+        assert (int(found[0]) == 1) is kept
 
 
 @pytest.mark.parametrize("change", ["float32", "two rows", "a slice", "cold", "hot", "clocks of another type", "clocks of another length"])

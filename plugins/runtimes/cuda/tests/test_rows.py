@@ -212,7 +212,7 @@ def test_a_kernel_that_differs_from_the_framework_is_never_used(monkeypatch: pyt
     emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
     rows = RowKernels(emulation, lambda: preset("h200"), lambda: False)
     launch = rows._launch
-    monkeypatch.setattr(rows, "_launch", lambda dtype, tensors, how: (launch(dtype, tensors, how), tensors[-1].mul_(1.01)))
+    monkeypatch.setattr(rows, "_launch", lambda tensors, how: (launch(tensors, how), tensors[-1].mul_(1.01)))
     body, x = rows.body(*GATED), normal(0, 4, 64, dtype=torch.float16)
     assert body is not None and body(x, x) is None and body(x, x) is None
     both = rows.body(*SUM_AND_NORM)
