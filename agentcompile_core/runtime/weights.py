@@ -83,13 +83,13 @@ class WeightStore:
             self._pack([n for n, t in self._tensors.items() if n not in grouped and t.numel() * t.element_size() < SMALL_BYTES])
         for names in wanted:
             self._concatenate(names)
+            if self.device != "cpu":  # else the next one takes a part of what this one left, and the rest of that block stays empty
+                torch.accelerator.empty_cache()
         for name, tensor in self._tensors.items():
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 continue  # no graph reads it
             if tensor.numel() and (tensor.data_ptr() % VECTOR_BYTES or not tensor.is_contiguous()) and name not in self._group_of:
                 place(tensor, tensor.detach().clone(memory_format=torch.contiguous_format))
-        if wanted and self.device != "cpu":
-            torch.accelerator.empty_cache()
 
     def _pack(self, names: list[str]) -> None:
         """Move parameters behind each other into one allocation; tied ones stay tied."""

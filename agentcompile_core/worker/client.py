@@ -76,6 +76,11 @@ class Worker:
             if backend:
                 self._starting.send({"id": -1, "method": "prepare", "params": backend})
 
+    @property
+    def runs(self) -> bool:
+        """Whether there is a child already that would take the next job."""
+        return self._child is not None
+
     def __enter__(self) -> "Worker":
         return self
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ...ir.graph import Graph, GraphKind, GraphSet
 from ...ops.agreement import disagreement
 from ...ops.dtypes import zeros
-from ...ops.interpreter import compile_nodes
+from ...ops.interpreter import Prepared, compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.as_captured import as_captured
@@ -111,11 +111,11 @@ def tensors_among(value: Any) -> list[Tensor]:
 
 
 def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
-    exact = True
+    exact, prepared = True, dict[str, Prepared]()
     for trial in plan(graphs, model):
         wanted = reference(model, trial)
         for tokens in trial.chunks:
-            run = GraphRun(graphs, _tensors_of(model), trial.device, wide)
+            run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
             found = run.logits(trial, tokens)
             why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)])
             if why:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
 from ...ops.dtypes import torch_dtype
-from ...ops.interpreter import compile_nodes
+from ...ops.interpreter import Prepared, compile_nodes
 from .states import cache_keyword
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -75,8 +75,11 @@ def _parts(trial: Trial) -> list[Tensor]:
 class GraphRun:
     """One run of the graphs over state of its own. ``wrong_state`` says which part of the decode state they left wrong."""
 
-    def __init__(self, graphs: GraphSet, tensors: dict[str, Tensor], device: torch.device, wide: torch.dtype | None) -> None:
+    def __init__(self, graphs: GraphSet, tensors: dict[str, Tensor], device: torch.device, wide: torch.dtype | None,
+                 prepared: dict[str, Prepared] | None = None) -> None:
+        """``prepared`` collects the nodes of graphs by name, for further runs of the same graphs, type and device."""
         self.graphs, self.device, self.wide = graphs, device, wide
+        self._prepared = {} if prepared is None else prepared
         self.wrong_state = ""
         self.environment = {**tensors}
 
@@ -101,8 +104,9 @@ class GraphRun:
         return next(g for g in self.graphs.graphs if g.name == name)
 
     def _run(self, graph: Graph, inputs: dict[str, Tensor]) -> Tensor:
-        run = compile_nodes(graph, device=self.device, dtype_override=self.wide).bind({**self.environment, **inputs})
-        return run()[0][0, -1].clone()
+        if graph.name not in self._prepared:
+            self._prepared[graph.name] = compile_nodes(graph, device=self.device, dtype_override=self.wide)
+        return self._prepared[graph.name].bind({**self.environment, **inputs})()[0][0, -1].clone()
 
     def _chunk(self, graph: Graph, part: Tensor, start: int) -> dict[str, Tensor]:
         prompt = torch.zeros(1, graph.tokens, dtype=torch.int64, device=self.device)

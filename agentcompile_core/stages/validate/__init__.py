@@ -54,7 +54,8 @@ def confirm(selections: tuple[Selection, ...], found: Evaluated, rounds: Sequenc
                 return job_of(entry, backend, ctx)
         return None
 
-    soon = time.monotonic() + SPARE_SHARE * ctx.budget.total_s
+    # A compilation that found everything in the store has no worker, and starts none for answers that nobody must have.
+    soon = time.monotonic() + SPARE_SHARE * ctx.budget.total_s if ctx.running_worker().runs else 0.0
     in_time = ctx.budget.stop_at("winners")
     stop_at = math.inf if ctx.config.sanitize else in_time  # who asks for the sanitizer waits for it
     return winners.confirmed(selections, found, winners.Winners(job, stop_at, ctx), winners.Winners(job, min(soon, in_time), ctx), ctx)
