@@ -130,22 +130,28 @@ def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
 
     The ways to merge take turns, those of clusters first: on the H200 8 splits took 3.4 us by cluster barriers at 256 positions,
     16 through memory 4.3 to 4.8, and a search that ends early has to have met all of them. So has it one of each for long caches,
-    which is chosen again in later ranges of positions.
+    which is chosen again in later ranges of positions; of those merged through memory it comes first where there are clusters, which
+    win at few positions (H100: 47 us at 32,768, where the best of a cluster takes 56).
     """
     everything = [tensor_schedules(shape, target), lane_schedules(shape, target)]
     tensor, lanes = map(iter, everything)
     mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("message", "global", "cluster"))
-    turns = zip_longest(*(_for_long_too(way, [*everything[0], *everything[1]]) for way in ways))
+    clustered = any(point["merge"] in CLUSTERED for point in kept)
+    turns = zip_longest(*(_for_long_too(way, [*everything[0], *everything[1]], clustered) for way in ways))
     return [point for turn in turns for point in turn if point is not None][:MOST_POINTS]
 
 
-def _for_long_too(way: list[Schedule], everything: list[Schedule]) -> list[Schedule]:
-    """The schedules of one way to merge, in second place the one with as many splits as the first that has most of K and V in flight."""
+def _for_long_too(way: list[Schedule], everything: list[Schedule], clustered: bool) -> list[Schedule]:
+    """The schedules of one way to merge, in second place the one with as many splits as the first that has most of K and V in flight; in
+    first place where splits merge through memory beside ``clustered`` ways."""
     alike = [point for point in everything if way and all(point[name] == way[0][name] for name in ("merge", "splits"))]
     guess = next((point for wanted in LONG for point in alike if all(point[name] == value for name, value in wanted.items())), None)
-    return list(dict.fromkeys((way[0], guess, *way[1:]))) if guess is not None else way
+    if guess is None:
+        return way
+    first = (guess, way[0]) if clustered and guess["merge"] not in CLUSTERED else (way[0], guess)
+    return list(dict.fromkeys((*first, *way[1:])))
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
