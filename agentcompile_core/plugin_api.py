@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         AttributeKind as AttributeKind, MatchKind as MatchKind, OperandKind as OperandKind, READS as READS,
         WEIGHTS as WEIGHTS, position_edges as position_edges,
     )
+    from .plugin.phases import PHASES as PHASES
     from .plugin.running import (
         Heads as Heads, KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece,
         RunnableProgram as RunnableProgram, SessionState as SessionState,
@@ -151,6 +152,7 @@ _NAMES = {
         "TemplateFamily TrialResult TrialRun Validator"
     ),
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
+    "plugin.phases": "PHASES",
     "plugin.running": "Heads KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "plugin.secrets": "holds_secret scrubbed",
     "private_folders": "PrivateFolder sweep",

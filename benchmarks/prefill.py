@@ -19,6 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
+from prefill_parts import parts_ms
 
 from agentcompile_core import api
 from agentcompile_core.cli.progress import Progress
@@ -124,6 +125,7 @@ def rows_of(name: str, model: Any, options: argparse.Namespace, empty_bytes: int
             "workload": f"{length} of {options.context}{'' if options.prefill == 'live' else ', ' + options.prefill}",
             "prefill": options.prefill, "ms": statistics.median(found["ours"]), "spread_ms": spread(found["ours"]),
             "eager_ms": statistics.median(found["eager"]) if options.eager else None, "repetitions": options.repetitions,
+            "parts_ms": parts_ms(model, length) if options.parts else None,
             "extra_memory_bytes": beyond[length]})
         print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -149,6 +151,7 @@ def main() -> int:
     parser.add_argument("--prefill", default="live", choices=("live", "capacity"))
     parser.add_argument("--chunks", help="sizes of chunks by commas, for comparison; default: those that compile chooses")
     parser.add_argument("--eager", action="store_true", help="time the module's own forward too")
+    parser.add_argument("--parts", action="store_true", help="time the products and the attention of each prompt alone, by libraries")
     parser.add_argument("--profile", type=int, metavar="LENGTH", help="print the kernels of one prompt of that length; write nothing")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--budget-s", type=float, default=20.0)

@@ -189,6 +189,18 @@ class Backend(Offer):
         """
         return None
 
+    def traced(self, source: StepSource, tag: str) -> StepSource | None:
+        """The same step with kernels that also note when their blocks pass ``PHASES``, or None: this backend has no such kernels.
+
+        ``tag`` sets its notes apart from those of the same source elsewhere. It is built, loaded and launched as any other.
+        """
+        return None
+
+    def noted(self, handle: Any, source: StepSource) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Per launch of a traced source that was loaded as ``handle`` and has run, and per block of its grid: the time of each of
+        ``PHASES`` in nanoseconds of a clock that all blocks share, 0 where it was not passed. Waits for the device."""
+        raise NotImplementedError(f"the backend {self.name} traces nothing")
+
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """What a bundle offers to users without AgentCompile: content by path below the bundle's ``extension`` folder.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from agentcompile_cuda_kit import check_launches, control, include_dir
+from agentcompile_cuda_kit import check_launches, control, include_dir, tracing
 from agentcompile_cuda_kit.targets import built_arch, nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
@@ -245,6 +245,15 @@ class CudaBackend(Backend):
     def body(self, *ops: str) -> "Callable[..., Any] | None":
         """Norms, sums with norms, rotations and gates of rows in one launch each; see ``rows``."""
         return self._rows.body(*ops)
+
+    def traced(self, source: StepSource, tag: str) -> StepSource | None:
+        """See ``agentcompile_cuda_kit.tracing``."""
+        return tracing.traced(source, tag)
+
+    def noted(self, handle: Any, source: StepSource) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """By the device's global timer."""
+        self.synchronize()
+        return tracing.phases_of(handle.symbol(tracing.SYMBOL), source)
 
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""

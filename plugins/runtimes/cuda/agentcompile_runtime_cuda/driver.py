@@ -89,6 +89,17 @@ class Driver:
         self.check(f"looking up kernel {entry}", self._function(ctypes.byref(function), module, entry.encode()))
         return function.value or 0
 
+    def read_symbol(self, module: int, name: str) -> bytes:
+        """What a module's variable holds, when everything before has run."""
+        address, size = ctypes.c_void_p(), ctypes.c_size_t()
+        find, copy = self._library.cuModuleGetGlobal_v2, self._library.cuMemcpyDtoH_v2
+        find.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p, ctypes.c_char_p)
+        copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+        self.check(f"looking up {name}", find(ctypes.byref(address), ctypes.byref(size), module, name.encode()))
+        found = ctypes.create_string_buffer(size.value)
+        self.check(f"reading {name}", copy(found, address, size))
+        return found.raw
+
     def set_attribute(self, function: int, attribute: int, value: int) -> None:
         """Set an attribute of a function."""
         self.check("setting a kernel attribute", self._set_attribute(function, attribute, value))

@@ -44,6 +44,10 @@ class LoadedKernel:
             self.driver.set_attribute(function, cu.NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         return function
 
+    def symbol(self, name: str) -> bytes:
+        """What a variable of the binary holds."""
+        return self.driver.read_symbol(self._module, name)
+
 
 def pack(arguments: Sequence[KernelArgument], values: Sequence[int | float], driver: cu.Driver) -> tuple[Any, list[object]]:
     """The ``void**`` of a launch and the objects it points to, which must be kept alive.

@@ -1,0 +1,62 @@
+"""What the large parts of a prompt cost alone, by libraries: its products one by one, and causal attention over all of it at once."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+LIBRARIES = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
+WARM_UPS, RUNS = 2, 5
+
+
+def milliseconds(run: Callable[[], Any]) -> float:
+    """The median of some calls, by the device's clock."""
+    for _ in range(WARM_UPS):
+        run()
+    times = []
+    for _ in range(RUNS):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        run()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last))
+    return statistics.median(times)
+
+
+def products_ms(module: nn.Module, length: int) -> float:
+    """Every linear layer of the module but its head, over ``length`` rows."""
+    head = module.get_output_embeddings()
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear) and part is not head]
+    total, counts = 0.0, Counter(tuple(layer.weight.shape) for layer in layers)
+    for shape, count in counts.items():
+        weight = next(layer.weight for layer in layers if tuple(layer.weight.shape) == shape)
+        x = torch.randn(length, shape[1], dtype=weight.dtype, device=weight.device)
+        total += count * milliseconds(lambda x=x, weight=weight: linear(x, weight))  # type: ignore[misc]
+    return total
+
+
+def attention_ms(config: Any, kv: Any, length: int) -> float:
+    """Causal attention of all layers, by the fastest library that serves it."""
+    dtype = getattr(torch, kv.dtype.value)
+    (_, _, kv_heads, width), heads = kv.key_shape, config.num_attention_heads
+    q, k, v = (torch.randn(1, count, length, width, dtype=dtype, device="cuda") for count in (heads, kv_heads, kv_heads))
+    times = []
+    for library in LIBRARIES:
+        try:
+            with sdpa_kernel(library):
+                times.append(milliseconds(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)))
+        except RuntimeError:  # it does not serve these heads
+            continue
+    return float(kv.layers * min(times))
+
+
+def parts_ms(model: Any, length: int) -> float:
+    """Both, of a compiled model. What is pointwise, the head and whatever lies between comes on top in a prompt."""
+    with torch.inference_mode():
+        return products_ms(model.loaded.module, length) + attention_ms(model.loaded.module.config, model.graphs.kv, length)
