@@ -71,7 +71,7 @@ def begun(pick: Pick, choices: DeviceChoices, prompt: tuple[int, ...] = (1,)) ->
 def by_device(prompt: list[int], count: int, pick: Pick, session: Session, choices: DeviceChoices) -> list[int]:
     assert pick.alone is not None
     choice = begun(pick, choices, tuple(prompt))
-    return list(choice.tokens(count, session.step, AtOnce(session.ids, pick.alone.eos), session.last))
+    return list(choice.tokens(count, session.step, AtOnce(session.history, len(prompt), pick.alone.eos), session.last))
 
 
 def pick_of(chosen: tuple[tuple[str, Any], ...], eos: frozenset[int], do_sample: bool, length: int) -> Pick:
@@ -104,7 +104,7 @@ def test_who_stops_listening_leaves_the_random_numbers_behind_what_was_heard(pro
     """Also where the host hears of a token LAG steps after it was drawn."""
     class Late(AtOnce):
         def __init__(self) -> None:
-            super().__init__(session.ids, frozenset())
+            super().__init__(session.history, len(prompt), frozenset())
             self.made: list[int] = []
 
         def seen(self, index: int):
@@ -179,7 +179,7 @@ def test_each_place_of_logits_is_captured_once_and_too_many_are_none(chosen, pla
         wanted = by_host(prompt, 19, pick)
         after = torch.rand(1)
         torch.manual_seed(seed)
-        found = list(begun(pick, choices, tuple(prompt)).tokens(19, step, AtOnce(session.ids, frozenset()), session.last))
+        found = list(begun(pick, choices, tuple(prompt)).tokens(19, step, AtOnce(session.history, len(prompt), frozenset()), session.last))
         assert found == wanted and torch.equal(torch.rand(1), after)
     assert session.captures == min(places, 9, device_choice.PLACES)
 
@@ -207,10 +207,10 @@ def test_what_multinomial_refuses_is_refused(value: float, at: int) -> None:
         return session.last().fill_(value) if session.steps == at else session.last()
 
     with pytest.raises(UsageError, match="probabilities of a token contain inf, NaN"):
-        list(choice.tokens(6, session.step, AtOnce(session.ids, frozenset()), last))
+        list(choice.tokens(6, session.step, AtOnce(session.history, 1, frozenset()), last))
     session.begin_again()
     again = begun(pick, choices)
-    assert len(list(again.tokens(6, session.step, AtOnce(session.ids, frozenset()), session.last))) == 6, "one request, not the next"
+    assert len(list(again.tokens(6, session.step, AtOnce(session.history, 1, frozenset()), session.last))) == 6, "one request, not the next"
 
 
 def test_what_ran_behind_the_end_of_a_request_is_nobodys_fault() -> None:
@@ -274,7 +274,7 @@ def test_a_streamer_that_raises_leaves_the_random_numbers_behind_what_it_heard()
     torch.manual_seed(6)
     kept = None
     try:
-        tokens = begun(pick, DeviceChoices(session)).tokens(11, session.step, Late(session.ids, frozenset()), session.last)
+        tokens = begun(pick, DeviceChoices(session)).tokens(11, session.step, Late(session.history, 1, frozenset()), session.last)
         collected(tokens, Streamer())
     except ValueError as exc:
         kept = exc  # with its traceback, which holds what was running
@@ -287,7 +287,7 @@ def test_what_a_captured_choice_reads_stays_as_long_as_the_choice() -> None:
     session.capture = lambda run, **_: session.step_aside  # type: ignore[method-assign]  # as a graph: it does not hold what ran
     choices, pick = DeviceChoices(session), pick_of((("SuppressTokensLogitsProcessor", [3]),), frozenset(), True, 8)
     read = weakref.ref(pick.processors[0].suppress_tokens)
-    list(begun(pick, choices).tokens(3, session.step, AtOnce(session.ids, frozenset()), session.last))
+    list(begun(pick, choices).tokens(3, session.step, AtOnce(session.history, 1, frozenset()), session.last))
     del pick
     gc.collect()
     assert read() is not None

@@ -12,7 +12,7 @@ from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, Workload
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.sampling import Pick
 from agentcompile_core.runtime.session import Session
-from agentcompile_core.runtime.token_loop import Afterwards, AtOnce, Lagging, Picking, token_stream
+from agentcompile_core.runtime.token_loop import LAG, STEPS, Afterwards, AtOnce, Lagging, Picking, token_groups, token_stream
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 REQUESTS = given(made=st.lists(st.integers(0, 9), min_size=1, max_size=12), eos=st.frozensets(st.integers(0, 9), max_size=3))
@@ -24,7 +24,7 @@ class Device:
     def __init__(self, made: list[int]) -> None:
         self.made, self.steps = made, 0
         self.ids = torch.tensor([[made[0]]])
-        self.history = torch.zeros(20, dtype=torch.int64)
+        self.history = torch.zeros(len(made) + 2, dtype=torch.int64)
         self.history[2] = made[0]
         self.position = torch.tensor([2])
 
@@ -43,11 +43,21 @@ def until(made: list[int], eos: frozenset[int]) -> list[int]:
     return made[: end + 1]
 
 
+def without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What a lagging look needs of one, as stand-ins; one entry in the list for each wait for all that is enqueued."""
+    zeros, waited = torch.zeros, list[int]()
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **options: zeros(*shape, **options))
+    monkeypatch.setattr(torch, "Event", lambda device: event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: SimpleNamespace(synchronize=lambda: waited.append(1)))
+    return waited
+
+
 @SETTINGS
 @REQUESTS
 def test_looking_at_once_ends_with_the_first_end_token_and_makes_no_step_beyond_it(made: list[int], eos: frozenset[int]) -> None:
     device = Device(made)
-    found = list(token_stream(len(made), device.step, AtOnce(device.ids, eos)))
+    found = list(token_stream(len(made), device.step, AtOnce(device.history, 2, eos)))
     assert found == until(made, eos) and device.steps == len(found) - 1
 
 
@@ -78,16 +88,43 @@ def test_what_nobody_watches_is_read_after_the_last_step(made: list[int], eos: f
 
 @pytest.mark.parametrize(("count", "eos"), [(1, 99), (3, 99), (12, 99), (12, 2), (12, 9)])
 def test_a_lagging_look_gives_the_same_tokens_while_the_device_runs_ahead(count: int, eos: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    zeros, waited = torch.zeros, []
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **options: zeros(*shape, **options))
-    monkeypatch.setattr(torch, "Event", lambda device: event)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: SimpleNamespace(synchronize=lambda: waited.append(1)))
+    waited = without_an_accelerator(monkeypatch)
     device, made = Device(list(range(count))), list(range(count))
-    found = list(token_stream(count, device.step, Lagging(device.ids, count, frozenset([eos]))))
+    found = list(token_stream(count, device.step, Lagging(device.history, 2, count, frozenset([eos]))))
     assert found == until(made, frozenset([eos]))
-    assert device.steps == min(count - 1, found[-1] + 4), "four steps ahead, never beyond the count"
+    assert device.steps == min(count - 1, found[-1] + LAG), "four steps ahead, never beyond the count"
     assert waited == [1] * (eos in found)
+
+
+@SETTINGS
+@given(groups=st.lists(st.integers(1, 4), max_size=9), eos=st.integers(0, 40))
+def test_groups_of_steps_give_the_same_tokens_and_the_device_is_a_group_ahead(groups: list[int], eos: int) -> None:
+    count = 1 + sum(groups)
+    for look in ("lagging", "at once", "afterwards"):
+        with pytest.MonkeyPatch.context() as patched:
+            waited = without_an_accelerator(patched)
+            device, sizes, given_up, ahead = Device(list(range(count))), list(groups), frozenset([eos]), list[int]()
+
+            def advance(left: int, device: Device = device, sizes: list[int] = sizes) -> int:
+                assert left == sum(sizes), "what is left is said"
+                for _ in range(sizes[0]):
+                    device.step()
+                return sizes.pop(0)
+
+            looks = {"lagging": Lagging(device.history, 2, count, given_up), "at once": AtOnce(device.history, 2, given_up),
+                     "afterwards": Afterwards(device.history, 2, count)}
+            found = []
+            for token in token_groups(count, advance, looks[look]):
+                found.append(token)
+                ahead.append(device.steps - token)
+        assert found == until(list(range(count)), frozenset() if look == "afterwards" else given_up)
+        if look == "lagging":
+            assert waited == [1] * (eos < count) and max(ahead) <= 3 * STEPS - 1
+            assert all(steps >= min(LAG, count - 1 - token) for token, steps in enumerate(ahead)), "the device never waits"
+            if set(groups) == {STEPS}:
+                assert max(ahead) <= 2 * STEPS - 1  # behind the last token of those that landed together a whole group runs
+        if look == "at once":
+            assert device.steps == count - 1 - sum(sizes) and device.steps - found[-1] < STEPS, "no group beyond the one that ended"
 
 
 @pytest.mark.parametrize("counted", [{}, {"generation": 0}])

@@ -211,15 +211,25 @@ class KVCacheRuntime(RuntimeIntegration):
 
 
 class DecodeRuntime(RuntimeIntegration):
-    """Runs decode steps. ``needs_capture``: it is asked only where a backend captures on the device (``SessionState.capture``)."""
+    """Runs decode steps. ``needs_capture``: it is asked only where a backend captures on the device (``SessionState.capture``).
+
+    ``several_steps``: ``prepare`` takes ``steps``, and several steps at once cost less than one after the other. Without it no ``steps``
+    is ever given, so that ``prepare`` need not know the argument.
+    """
 
     role = "decode"
     needs_capture: ClassVar[bool] = False
+    several_steps: ClassVar[bool] = False
 
     @abstractmethod
     def available(self, device: str) -> Literal[True] | Reject:
         """Whether this runtime works with programs on ``device``."""
 
     @abstractmethod
-    def prepare(self, bound: RunnableProgram, session: SessionState) -> Callable[[], None]:
-        """Return ``step()``: enqueue one run of the bound program. May capture; must leave the session's state as it was."""
+    def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> Callable[[], None]:
+        """Return ``step()``: enqueue one run of the bound program, or ``steps`` of them, one behind the other and each as if it were alone.
+
+        May capture; must leave the session's state as it was. Where nothing was captured that should be, ``reason`` of what is
+        returned says why, a text: several steps are then made one by one. It is asked for several steps of a program only behind
+        one step of it.
+        """

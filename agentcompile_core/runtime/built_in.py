@@ -9,6 +9,7 @@ from ..ops.dtypes import torch_dtype
 from ..plugin.hookspecs import hookimpl
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, RuntimeIntegration
 from ..plugin.running import KVState, RunnableProgram, SessionState
+from .graph_capture import repeated
 
 CORES_OWN = -1  # preference: any plugin's runtime is taken before
 
@@ -51,9 +52,9 @@ class PythonLoop(DecodeRuntime):
         """Always."""
         return True
 
-    def prepare(self, bound: RunnableProgram, session: SessionState) -> Callable[[], None]:
-        """Return the program's own ``run``."""
-        return bound.run
+    def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> Callable[[], None]:
+        """Return the program's own ``run``, ``steps`` times: nobody asks for more than one, since nothing is gained."""
+        return repeated([bound.run], steps)
 
 
 @hookimpl

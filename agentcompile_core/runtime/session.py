@@ -23,7 +23,8 @@ from .live import HostPosition
 from .program import Program
 from .prompts import check_length, prompt_of
 from .sampling import Pick
-from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, collected, token_stream
+from .several_steps import SeveralSteps
+from .token_loop import STEPS, Afterwards, AtOnce, Lagging, Look, Picking, collected, token_groups, token_stream
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,8 @@ class Session:
 
     ``programs`` maps names to programs (``decode``, ``decode_from_<position>``, ``prefill_<T>``, ``prefill_<T>_fresh``); each decode
     program serves the steps from its first position to that of the next. State tensors keep
-    their addresses while ``generation`` stays.
+    their addresses while ``generation`` stays. ``steps_per_graph``: greedy steps that are replayed together where the decode runtime
+    captures several at once; 1: each step is replayed alone. It may be set between two requests.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Session:
         self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.states.items()}
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
+        self._several = SeveralSteps(decode, self)
+        self.steps_per_graph = STEPS
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
@@ -111,6 +115,10 @@ class Session:
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
+    def _steps_at_once(self, name: str, steps: int) -> Callable[[], None] | None:
+        """What makes ``steps`` steps of a decode program together; None: nothing does, and they are made one by one."""
+        return self._several.of(self.bound(name), self._step(name), steps)
+
     def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
         """Record ``run`` with the backend that owns the device; all recordings of a session share one stream and its memory."""
         backend = self._executables.backend
@@ -125,6 +133,9 @@ class Session:
             for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
                 observer(Preparing(graph=name))
                 self._step(name)
+                start = self._programs[name].start
+                if name in self._decoding and 1 < self.steps_per_graph <= self._end(start) - start:
+                    self._steps_at_once(name, self.steps_per_graph)
             release_cache()  # what warm-ups used and no request needs
             self._weights.settle()
 
@@ -217,6 +228,11 @@ class Session:
         """Name of the program whose step reads the token at ``position``."""
         return self._decoding[bisect_right(self._starts, position) - 1]
 
+    def _end(self, position: int) -> int:
+        """The first position behind ``position`` that another decode program serves, or none."""
+        index = bisect_right(self._starts, position)
+        return self._starts[index] if index < len(self._starts) else self.kv.capacity
+
     def _run_decode(self, position: int, program: str = "") -> str:
         name = program or self.decode_program(position)
         self._step(name)()
@@ -259,15 +275,27 @@ class Session:
         return self.bound(self._run_decode(position, program)).output(0)[0, -1].clone()
 
     def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Generator[int, None, None]:
-        """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one."""
+        """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one.
+
+        However it ends, the session stands at the last token that was taken; what ran beyond it is overwritten before it is read.
+        """
         self.prefill(prompt)
-        yield from token_stream(count, self._advance, self._look(prompt, count, eos, watched))
+        last, token = self._at - 1, 0
+        try:
+            for token in token_groups(count, self._advance_by, self._look(prompt, count, eos, watched)):
+                last += 1
+                yield token
+        finally:
+            if prompt.shape[1] <= last < self._at:
+                self.ids.fill_(token)
+                self.position.fill_(last)
+                self._at = last
 
     def _look(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Look:
         if self.device == "cpu":
-            return AtOnce(self.ids, eos)
+            return AtOnce(self.history, prompt.shape[1], eos)
         if watched:
-            return Lagging(self.ids, count, eos)
+            return Lagging(self.history, prompt.shape[1], count, eos)
         return Afterwards(self.history, prompt.shape[1], count)
 
     def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Generator[int, None, None]:
@@ -282,6 +310,18 @@ class Session:
     def _advance(self) -> None:
         self._last = self.bound(self._run_decode(self._at))
         self._at += 1
+
+    def _advance_by(self, left: int) -> int:
+        """Make steps whose tokens the device chooses, at most ``left``; how many. All of them in one program, for a graph holds one."""
+        steps = self.steps_per_graph
+        if 1 < steps <= min(left, self._end(self._at) - self._at):
+            several = self._steps_at_once(self.decode_program(self._at), steps)
+            if several is not None:
+                several()
+                self._at += steps
+                return steps
+        self._advance()
+        return 1
 
     def _logits(self) -> "torch.Tensor":
         """Logits [vocabulary] behind the last position, of the program that ran last."""

@@ -11,14 +11,15 @@ from .sampling import Pick
 if TYPE_CHECKING:
     import torch
 
-LAG = 4  # decode steps enqueued ahead of the host's look at a token, on an accelerator
+LAG = 4  # decode steps at least that are enqueued ahead of the host's look at a token, on an accelerator
+STEPS = 4  # decode steps in one captured graph where the device needs nobody between them; no more than the host may be behind
 
 
 class Look(Protocol):
     """How the host learns the tokens of a request. ``seen`` may lag behind the steps; ``left`` gives what it held back."""
 
     def seen(self, index: int) -> Iterator[int]:
-        """Tokens that are known now that the logits of token ``index`` (0: the prompt's) are enqueued."""
+        """Tokens that are known now that the logits of all tokens up to ``index`` (0: the prompt's) are enqueued."""
 
     def left(self) -> Iterator[int]:
         """Tokens that are known only after the last step."""
@@ -29,10 +30,20 @@ class Look(Protocol):
 
 def token_stream(count: int, step: Callable[[], None], look: Look) -> Generator[int, None, None]:
     """At most ``count`` tokens after a prompt that has run; ``step`` makes the logits of the next one."""
-    for index in range(count):
-        if index:
-            step()
-        for token in look.seen(index):
+
+    def advance(left: int) -> int:
+        step()
+        return 1
+
+    return token_groups(count, advance, look)
+
+
+def token_groups(count: int, advance: Callable[[int], int], look: Look) -> Generator[int, None, None]:
+    """As ``token_stream``; ``advance(left)`` makes the logits of one or more further tokens, at most ``left``, and says of how many."""
+    made = 0
+    while made < count:
+        made += advance(count - made) if made else 1
+        for token in look.seen(made - 1):
             yield token
             if look.ends(token):
                 return
@@ -58,14 +69,16 @@ def collected(found: Generator[int, None, None], streamer: Any) -> list[int]:
 
 
 class AtOnce:
-    """The host reads every token as it is made: where a step has run when it returns."""
+    """The host reads every token as it is made: where a step has run when it returns. ``start``: where the first one is in the history."""
 
-    def __init__(self, ids: "torch.Tensor", eos: frozenset[int]) -> None:
-        self._ids, self._eos = ids, eos
+    def __init__(self, history: "torch.Tensor", start: int, eos: frozenset[int]) -> None:
+        self._history, self._start, self._eos = history, start, eos
+        self._read = 0
 
     def seen(self, index: int) -> Iterator[int]:
-        """The token."""
-        yield int(self._ids[0, 0])
+        """The tokens since the last look."""
+        first, self._read = self._read, index + 1
+        yield from self._history[self._start + first : self._start + self._read].tolist()
 
     def left(self) -> Iterator[int]:
         """Nothing."""
@@ -77,35 +90,39 @@ class AtOnce:
 
 
 class Lagging:
-    """The host reads a token LAG steps behind the device, so the device never waits; what ran beyond the end is discarded."""
+    """The host reads tokens LAG steps or a group of steps behind the device, so the device never waits; what ran beyond the end is
+    discarded. Tokens of one group land together."""
 
-    def __init__(self, ids: "torch.Tensor", count: int, eos: frozenset[int]) -> None:
+    def __init__(self, history: "torch.Tensor", start: int, count: int, eos: frozenset[int]) -> None:
         import torch
 
-        self._ids, self._eos = ids, eos
+        self._history, self._start, self._eos = history, start, eos
         self._landed = torch.zeros(count, dtype=torch.int64, pin_memory=True)
-        self._waiting: deque[tuple[int, Any]] = deque()
+        self._waiting: deque[tuple[int, int, Any]] = deque()  # from which token, to which, and when they have landed
+        self._sent = 0
 
     def seen(self, index: int) -> Iterator[int]:
-        """The token LAG steps before, if there is one."""
+        """The tokens behind which LAG steps are enqueued."""
         import torch
 
-        self._landed[index : index + 1].copy_(self._ids[0], non_blocking=True)
-        event = torch.Event(self._ids.device.type)
+        first, self._sent = self._sent, index + 1
+        made = self._history[self._start + first : self._start + self._sent]
+        self._landed[first : self._sent].copy_(made, non_blocking=True)
+        event = torch.Event(self._history.device.type)
         event.record()
-        self._waiting.append((index, event))
-        if len(self._waiting) > LAG:
-            yield self._next()
+        self._waiting.append((first, self._sent, event))
+        while self._sent - self._waiting[0][1] >= LAG:
+            yield from self._next()
 
     def left(self) -> Iterator[int]:
-        """The last LAG tokens."""
+        """The last tokens."""
         while self._waiting:
-            yield self._next()
+            yield from self._next()
 
-    def _next(self) -> int:
-        index, event = self._waiting.popleft()
+    def _next(self) -> list[int]:
+        first, end, event = self._waiting.popleft()
         event.synchronize()
-        return int(self._landed[index])
+        return list(self._landed[first:end].tolist())
 
     def ends(self, token: int) -> bool:
         """By one of the tokens that end a request; the steps enqueued beyond it are waited for."""

@@ -49,6 +49,7 @@ class CudaGraphRuntime(DecodeRuntime):
     version = 1
     preference = 10
     needs_capture = True
+    several_steps = True
 
     def available(self, device: str) -> Literal[True] | Reject:
         """True: it is asked where a backend captures on the device."""
