@@ -42,6 +42,7 @@ class _Binder:
         before = {name: tuple(dict.fromkeys(node for way in ways.values() for node in way.nodes)) for name, ways in self.apart.items()}
         self.segments = cut(program.graph, without_views(program.graph, program.segments), before)
         self.last_reads = last_reads(self.graph, self.segments, self._outside) if self.apart else ((),) * len(self.segments)
+        self.read_until = {value: index for index, segment in enumerate(self.segments) for value in self._reads(segment)}
         self.roots = alias_roots(program.graph)
         self.keep: list[Any] = []
         self.environment: dict[str, torch.Tensor] = {}
@@ -162,10 +163,9 @@ class _Binder:
             self.environment.pop(name, None)
 
     def _framework(self, segment: Segment, index: int) -> Callable[[], None]:
-        later = {v for s in self.segments[index + 1:] for v in self._reads(s)} | set(self.graph.outputs)
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned)
-        wanted = tuple(name for name in made if name in later or name in copies)
+        wanted = tuple(n for n in made if self.read_until.get(n, -1) > index or n in self.graph.outputs or n in copies)
         bodies = self.executables.backend.body if self.apart and self.executables.backend is not None else None
         prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
