@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..installation import install
 from ..ir.bundle import Bundle
 from ..ir.graph import GraphSet
+from ..ir.timeline import TimeLine
 from ..pipeline import Compilation
 from ..plugin.interfaces import LoadedModel
 from ..runtime import calls
@@ -23,6 +24,7 @@ from ..runtime.generation.request import Asked, request
 from ..runtime.generation.settings import check_seed, check_streamer
 from ..runtime.module_session import ModuleSession
 from ..runtime.session import Session
+from ..runtime.tracing import trace
 from ..stages import emit
 from .manners import HuggingFaceManners
 
@@ -95,6 +97,17 @@ class CompiledModel(HuggingFaceManners):
             return found
         given = options.get("inputs") if input_ids is None else input_ids
         return found.to(given.device if isinstance(given, torch.Tensor) else "cpu")
+
+    def trace(self, position: int = 192, *, layer: int | None = None, repetitions: int = 15) -> TimeLine:
+        """The time line of one layer (default: the middle one) in the decode step that reads the token at ``position``: when the blocks
+        of its kernels start, are released, have their first and last bytes, and end; and what is lost, largest first.
+
+        Raises:
+            UsageError: there is no session with generated kernels, no such position or layer, or the backend traces nothing.
+        """
+        if not isinstance(self.session, Session):
+            raise UsageError("nothing to trace: this model decodes by no session of generated kernels; compile a language model on a GPU")
+        return trace(self.session, self.context.target, position, layer=layer, repetitions=repetitions)
 
     @property
     def custom_generate(self) -> Callable[..., Any]:

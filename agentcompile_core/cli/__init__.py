@@ -1,4 +1,4 @@
-"""The command line: compile, generate, bench, explain, audit, cache, plugins, doctor, config, completion.
+"""The command line: compile, generate, bench, trace, explain, audit, cache, plugins, doctor, config, completion.
 
 Exit codes: 0 done, 1 failed, 2 asked wrongly.
 """

@@ -56,6 +56,21 @@ def choosing(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def check_trace(options: argparse.Namespace) -> None:
+    """Refuse what cannot be traced before a model is opened.
+
+    Raises:
+        UsageError: a number is out of range, or the picture cannot be written.
+    """
+    least = {"position": (options.position, 1), "layer": (options.layer or 0, 0), "repetitions": (options.repetitions, 1)}
+    for name, (value, allowed) in least.items():
+        if value < allowed:
+            raise UsageError(f"--{name} is {value}; it must be at least {allowed}")
+    folder = Path(options.svg).absolute().parent if options.svg else Path()
+    if not folder.is_dir():
+        raise UsageError(f"--svg {options.svg}: the folder {folder} does not exist; make it, or name another file")
+
+
 def prompt_of(options: argparse.Namespace) -> str:
     """The text to continue: as given, from a file, or from standard input for ``-``; one line end at its end is dropped.
 

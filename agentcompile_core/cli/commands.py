@@ -94,8 +94,9 @@ def _to_generate(options: argparse.Namespace, config: Config) -> Any:
 
     if not options.bundle:
         if options.model is None:
-            raise UsageError("generate needs a model, or --bundle DIR and the model")
-        checks.check_tokenizer(options.model)
+            raise UsageError(f"{options.command} needs a model, or --bundle DIR and the model")
+        if options.command == "generate":
+            checks.check_tokenizer(options.model)
         return _compiled(options, config, run_on=options.run_on)
     model = options.model or source_hint.model_of(Path(options.bundle))
     source_hint.say_executed(model)
@@ -121,6 +122,19 @@ def bench_command(options: argparse.Namespace) -> int:
     compiled = _compiled(options, config)
     rows = compare(compiled, prompt=options.input, new_tokens=options.output, repetitions=options.repetitions, baselines=baselines)
     _print(options, {"rows": rows, "notes": list(compiled.notes)}, report.bench_text(rows, compiled.notes))
+    return 0
+
+
+def trace_command(options: argparse.Namespace) -> int:
+    """Trace one layer of a decode step, and name the largest losses."""
+    from ..report import trace
+
+    config = checks.config_of(options)
+    checks.check_trace(options)
+    line = _to_generate(options, config).trace(options.position, layer=options.layer, repetitions=options.repetitions)
+    if options.svg:
+        Path(options.svg).write_text(trace.trace_picture(line), encoding="utf-8")
+    _print(options, trace.trace_document(line), trace.trace_text(line))
     return 0
 
 
@@ -206,6 +220,6 @@ def completion_command(options: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_command, "generate": generate_command, "bench": bench_command,
-    "explain": explain_command, "audit": audit_command, "cache": cache_command, "plugins": plugins_command, "doctor": doctor_command,
+    "trace": trace_command, "explain": explain_command, "audit": audit_command, "cache": cache_command, "plugins": plugins_command, "doctor": doctor_command,
     "config": config_command, "completion": completion_command,
 }

@@ -27,6 +27,10 @@ EXAMPLES = {
     "bench": """examples:
   agentcompile bench ./Qwen3-1.7B --input 128 --output 128 --baselines eager,torch_compile
 """,
+    "trace": """examples:
+  agentcompile trace --bundle qwen3.bundle --svg layer.svg  what one layer of a decode step spends its time on, and the largest losses
+  agentcompile trace ./Qwen3-1.7B --position 8192 --json
+""",
     "explain": """examples:
   agentcompile explain qwen3.bundle
   agentcompile explain qwen3.bundle --region layer          the plans of one region: risk, what was ruled out, who refused what
@@ -60,6 +64,7 @@ COMMANDS = {
     "compile": "compile a model and write its bundle",
     "generate": "generate text from a bundle, or from a model compiled on the way",
     "bench": "time generation beside the framework",
+    "trace": "note when the blocks of one layer's kernels pass their phases, and name what is lost",
     "explain": "say why each step of a bundle got what it got",
     "audit": "make every decision of a compile again from its bundle, and say whether it follows from the records",
     "cache": "show, verify, prune, export or import what is kept between runs",
@@ -130,6 +135,19 @@ def _bench(sub: argparse.ArgumentParser) -> None:
     _model_arguments(sub)
 
 
+def _trace(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", nargs="?", help="model to compile on the way (with --bundle: where its weights are, if they moved)")
+    sub.add_argument("--bundle", metavar="DIR", help="trace this bundle: no tuning")
+    sub.add_argument("--position", type=int, default=192, metavar="N", help="of the token that the traced step reads (default: 192)")
+    sub.add_argument("--layer", type=int, metavar="N", help="layer to trace, from 0 (default: the middle one)")
+    sub.add_argument("--repetitions", type=int, default=15, metavar="N", help="steps whose medians are shown (default: 15)")
+    sub.add_argument("--svg", metavar="FILE", help="draw the time line into this file")
+    sub.set_defaults(run_on="auto")
+    sub.add_argument("--trust-kernels", action="store_true", default=None,
+                     help="run kernels of the bundle that were not built here, as they are (default: the framework in their place)")
+    _model_arguments(sub)
+
+
 def _explain(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("bundle", help="folder of a bundle")
     sub.add_argument("--region", metavar="NAME", help="one region (its name, or how its signature begins): covers with their risk, and for "
@@ -189,5 +207,5 @@ def _effective() -> Effective:
         return Effective(config=Config())
 
 
-_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "explain": _explain, "audit": _audit, "cache": _cache,
-              "config": _config, "completion": _completion}
+_ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "trace": _trace, "explain": _explain, "audit": _audit,
+              "cache": _cache, "config": _config, "completion": _completion}

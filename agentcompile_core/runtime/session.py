@@ -6,7 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from ..errors import Reject, UsageError
+from ..ir.candidate import Kernel
 from ..ir.graph import Graph, GraphKind, GraphSet
 from ..ops.dtypes import zeros
 from ..plugin.events import Observer, Preparing, silent
@@ -29,6 +32,7 @@ from .token_loop import STEPS, Afterwards, AtOnce, Lagging, Look, Picking, colle
 if TYPE_CHECKING:
     import torch
 
+    from ..plugin.interfaces import Backend
     from .weights import WeightStore
 
 
@@ -100,6 +104,16 @@ class Session:
             graph = self._programs[name].graph
             self._bound[name] = bind(self._programs[name], self._weights, self.states, self._inputs(graph), self._executables, self._live)
         return self._bound[name]
+
+    @property
+    def backend(self) -> "Backend | None":
+        """What launches the kernels of its programs; None: they hold none."""
+        return self._executables.backend
+
+    def variant(self, program: Program, kernels: Mapping[str, Kernel]) -> BoundProgram:
+        """Another version of one of its programs, over the same weights and states; ``kernels`` by digest: what it has beside theirs."""
+        executables = evolve(self._executables, kernels={**self._executables.kernels, **kernels})
+        return bind(program, self._weights, self.states, self._inputs(program.graph), executables, self._live)
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
         if graph.kind is not GraphKind.PREFILL:
