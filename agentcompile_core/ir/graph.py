@@ -137,7 +137,7 @@ class Node:
     module: str = ""  # qualified name of the module it came from
     layer: int = -1
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values read, in argument order, without repetition."""
         found: dict[str, None] = {}

@@ -1,7 +1,6 @@
 """torch.export of a causal language model: the decode step and prompt chunks, over state that the session owns."""
 
 import contextlib
-import gc
 import inspect
 import io
 import logging
@@ -22,8 +21,11 @@ from ...runtime import calls
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
 from .experts import semantic_experts
 from .known import knowing
+from .left_behind import undisturbed
+from .reached import Call, calls_of
 from .rotary import semantic_rotary
 from .states import Held, cache_keyword
+from .unread import without_what_nobody_reads
 
 NOTHING = Held()
 
@@ -96,18 +98,6 @@ class PrefillChunk(_Step):
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Garbage waits until the graph is there: looking for it takes a tenth of an export, and finds next to nothing."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@contextmanager
 def _one_row(model: nn.Module, row: Tensor | None) -> Iterator[None]:
     """For models without ``logits_to_keep``: the output embedding sees only ``row`` of the hidden states."""
     if row is None:
@@ -136,12 +126,23 @@ def export_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN
 
 def export_prefill(model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING) -> Exported:
     """Export a continuation chunk of ``tokens`` prompt tokens; ``tracing`` as above."""
-    device = next(model.parameters()).device
-    state, names = _state(kv, device, held)
-    prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
-    start = torch.zeros(1, dtype=torch.int64, device=device)
-    length = torch.ones(1, dtype=torch.int64, device=device)
-    return _export(PrefillChunk(model, kv, tracing, held), (prompt, start, length, *state), ("prompt", "start", "length", *names))
+    arguments, names = _chunk(kv, tokens, next(model.parameters()).device, held)
+    return _export(PrefillChunk(model, kv, tracing, held), arguments, names)
+
+
+def calls_of_prefill(
+    model: nn.Module, kv: KVSpec, tokens: int, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
+) -> tuple[Call, ...]:
+    """What a trace of ``export_prefill`` would record, found without one. ``model`` is left as it was.
+
+    Raises:
+        Unlike: it cannot be seen. Whatever the model raises on tensors without memory is raised, too.
+    """
+    from torch._export.utils import _compiling_state_context  # models ask whether they are exported
+
+    step, (arguments, _) = PrefillChunk(model, kv, tracing, held), _chunk(kv, tokens, torch.device("meta"), held)
+    with undisturbed(model), _as_traced(step), _compiling_state_context():
+        return calls_of(step, arguments)
 
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
@@ -175,25 +176,34 @@ def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, 
     return (ids, position, history, *caches, *states), ("session.ids", "session.position", "session.history", *names)
 
 
+def _chunk(kv: KVSpec, tokens: int, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    state, names = _state(kv, device, held)
+    prompt = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+    start = torch.zeros(1, dtype=torch.int64, device=device)
+    length = torch.ones(1, dtype=torch.int64, device=device)
+    return (prompt, start, length, *state), ("prompt", "start", "length", *names)
+
+
 def _export(step: _Step, arguments: tuple[Tensor, ...], names: tuple[str, ...]) -> Exported:
+    with _as_traced(step):
+        program = _traced(step, arguments)
+    return Exported(program, names, step.model)
+
+
+@contextmanager
+def _as_traced(step: _Step) -> Iterator[None]:
+    """The model of ``step`` as every look at its calls finds it: quiet, evaluating, with operators of ours in their places."""
     model = step.model
     with (
-        quiet(), _uncollected(), evaluating(step), torch.no_grad(),
+        quiet(), evaluating(step), torch.no_grad(),
         _attention_implementation(model), semantic_experts(model), semantic_rotary(model),
     ):
-        program = _traced(step, arguments)
-    return Exported(program, names, model)
+        yield
 
 
 def _traced(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> torch.export.ExportedProgram:
-    """torch.export, without the Python stack of every operator where torch can do so: nobody reads it, it is a seventh of the time."""
-    config: Any = torch.fx.config
-    before = getattr(config, "do_not_emit_stack_traces", None)  # torch 2.11 does not know it
-    config.do_not_emit_stack_traces = True
-    try:
+    with without_what_nobody_reads():
         return torch.export.export(module, args, keywords, strict=False)
-    finally:
-        config.do_not_emit_stack_traces = before or False
 
 
 @contextmanager

@@ -99,16 +99,18 @@ class _Importer:
         buffers = {id(b): name for name, b in model.named_buffers()}
         user_inputs = iter(self.exported.inputs)
         specs = self.signature.input_specs
+        to_parameters, to_buffers = self.signature.inputs_to_parameters, self.signature.inputs_to_buffers  # made anew by every look
+        constants = self.signature.inputs_to_lifted_tensor_constants
         given_names = {s.arg.name for s in specs if s.kind is torch.export.graph_signature.InputKind.USER_INPUT}
         for fx in placeholders:
-            if fx.name in self.signature.inputs_to_parameters:
-                path = self.signature.inputs_to_parameters[fx.name].removeprefix(self.exported.prefix)
+            if fx.name in to_parameters:
+                path = to_parameters[fx.name].removeprefix(self.exported.prefix)
                 self._external(fx, parameters[id(model.get_parameter(path))], ValueKind.WEIGHT)
-            elif fx.name in self.signature.inputs_to_buffers:
-                path = self.signature.inputs_to_buffers[fx.name].removeprefix(self.exported.prefix)
+            elif fx.name in to_buffers:
+                path = to_buffers[fx.name].removeprefix(self.exported.prefix)
                 self._external(fx, buffers[id(model.get_buffer(path))], ValueKind.CONSTANT)
-            elif fx.name in self.signature.inputs_to_lifted_tensor_constants:
-                self._constant(fx, self.signature.inputs_to_lifted_tensor_constants[fx.name])
+            elif fx.name in constants:
+                self._constant(fx, constants[fx.name])
             elif fx.name in given_names:
                 if not isinstance(fx.meta.get("val"), Tensor):
                     continue  # a number or None given as an example input; export wrote it into the graph

@@ -13,9 +13,10 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime.as_captured import as_captured
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
+from .chunk_sizes import ChunkSizes, chunk_name
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
-from .export import NOTHING, Exported, evaluating, export_decode, export_prefill, quiet
+from .export import NOTHING, Exported, calls_of_prefill, evaluating, export_decode, export_prefill, quiet
 from .filled import join_parts
 from .functional import check_writes, without_writes
 from .importer import import_program
@@ -24,6 +25,7 @@ from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
 from .states import Held, check_states, held_by
+from .unread import uncollected
 
 # Rows of a chunk where there are experts: the framework computes all of them for every row, and keeps what that gives.
 MOST_WITH_EXPERTS, EXPERT_LINEAR = 512, "agentcompile.expert_linear.default"
@@ -41,7 +43,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     notes: tuple[str, ...] = ()
     left: list[str] = []
     try:
-        with as_captured(), as_it_was(model) as left:
+        with as_captured(), uncollected(), as_it_was(model) as left:
             with quiet(), evaluating(model):
                 held = held_by(model)
             kv, graphs = _captured(model, workload, held)
@@ -118,12 +120,17 @@ def _grows(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> bool:
 def _capture_prefill(
     model: nn.Module, workload: Workload, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
 ) -> list[Graph]:
+    def exported(tokens: int) -> Graph:
+        return import_program(export_prefill(model, kv, tokens, tracing, held), chunk_name(tokens), GraphKind.PREFILL, tokens)
+
+    sizes = sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks})
+    chunks = ChunkSizes(exported, lambda tokens: calls_of_prefill(model, kv, tokens, tracing, held))
     graphs: list[Graph] = []
-    for tokens in sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks}):
-        if graphs and tokens > _most_rows(graphs[-1], held):
+    for tokens in sizes:
+        most = _most_rows(graphs[-1], held) if graphs else sizes[0]
+        if tokens > most:
             break
-        exported = export_prefill(model, kv, tokens, tracing, held)
-        graph = import_program(exported, f"prefill_{tokens}", GraphKind.PREFILL, tokens)
+        graph = chunks.derived(tokens, sizes[0], max(size for size in sizes if size <= most))
         graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing, held)
         graphs += [graph, fresh_variant(graph)]
     return graphs
