@@ -23,7 +23,7 @@ ALL = {**CAPTURED, **EXPERTS, **WITHOUT_ITS_HELP}
 LIKE_OTHERS = {"llama", "qwen2", "olmo2", "phi", "starcoder2", "cohere", "stablelm", "mixtral", "phimoe", "codegen", "nanochat"}  # here
 MODELS = [name for name in ALL if name not in LIKE_OTHERS]
 RANGES = [(3, 6, 10), (4, 20, CONTEXT)]  # on both sides of the window of 5; as long as the context
-TRACED = {"opt", "falcon"}  # they look at numbers, which tensors without memory do not have
+TRACED = {"opt", "falcon"}  # what they call cannot be told without a trace
 
 
 @pytest.fixture

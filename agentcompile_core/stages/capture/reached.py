@@ -1,6 +1,6 @@
 """Every call that a chunk of a prompt makes: what a trace of it would record, found without one, on tensors of no memory.
 
-A tenth of an export's time. What torch.export sees of a model is what it calls, in which order, on which of the tensors before;
+A sixth of an export's time. What torch.export sees of a model is what it calls, in which order, on which of the tensors before;
 where that is the same at a third size as a line through two others says, the graph of the third size is the one on that line.
 """
 
@@ -16,7 +16,7 @@ from .between import Unlike
 
 _SPELLED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (bool, int, float, str, type(None))
-_READ = 64  # elements of a literal that are compared; a longer one is refused, as it is where it is imported
+_READ = 64  # elements of a literal that are compared; what reads a longer one is traced
 
 Call = tuple[Any, ...]
 
