@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
 from agentcompile_core.plugin.interfaces import DecodeRuntime
-from agentcompile_core.runtime import session as sessions
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.sampling import Pick
 from agentcompile_core.runtime.session import Session
-from agentcompile_core.runtime.token_loop import STEPS
 from agentcompile_core.runtime.weights import WeightStore
 
-VOCABULARY, CONTEXT = 61, 40
+VOCABULARY, CONTEXT, STEPS = 61, 40, 4
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 
 
@@ -105,7 +103,8 @@ def made(model: Any, graphs: GraphSet) -> Callable[..., Session]:
         base = {g.name: framework_program(g) for g in graphs.graphs}
         programs = {**base, **{p.name: p for p in (evolve(base["decode"], start=start) for start in starts)}}
         found = Session(graphs, programs, WeightStore(model, "cpu"), Executables(device="cpu"),
-                        kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=runtime)  # type: ignore[arg-type]
+                        kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=runtime,  # type: ignore[arg-type]
+                        steps_per_graph=STEPS)
         for name, value in attributes.items():
             setattr(found, name, value)
         return found
@@ -173,10 +172,9 @@ def test_nothing_is_prepared_within_a_request(made: Any) -> None:
     assert runtime.prepared == before and {size for _, _, size in runtime.ran} == {1, STEPS}
 
 
-def test_one_step_per_graph_prepares_and_runs_nothing_else(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_step_per_graph_prepares_and_runs_nothing_else(made: Any) -> None:
     runtime = Runtime()
-    monkeypatch.setattr(sessions, "STEPS", 1)
-    session = made(runtime)
+    session = made(runtime, steps_per_graph=1)
     session.prepare()
     session.generate(prompt_of(3, 0), 20)
     assert {size for *_, size in runtime.ran} == {1} == {size for _, size in runtime.prepared}

@@ -12,8 +12,9 @@ from agentcompile_core.ir.graph import DType, GraphSet, ModelInfo, Workload
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.sampling import Pick
 from agentcompile_core.runtime.session import Session
-from agentcompile_core.runtime.token_loop import LAG, STEPS, Afterwards, AtOnce, Lagging, Picking, token_groups, token_stream
+from agentcompile_core.runtime.token_loop import LAG, Afterwards, AtOnce, Lagging, Picking, token_groups, token_stream
 
+STEPS = 4  # of a group
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 REQUESTS = given(made=st.lists(st.integers(0, 9), min_size=1, max_size=12), eos=st.frozensets(st.integers(0, 9), max_size=3))
 

@@ -116,7 +116,8 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
     if graphs.kv is None:
         return ModuleSession(graphs, programs["forward"], weights, executables)
     kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
-    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes))
+    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes),
+                      steps_per_graph=ctx.config.steps_per_graph)
     if executables.prefill != "live":
         notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
                      f"{executables.prefill!r} asks")

@@ -27,7 +27,7 @@ from .program import Program
 from .prompts import check_length, prompt_of
 from .sampling import Pick
 from .several_steps import SeveralSteps
-from .token_loop import STEPS, Afterwards, AtOnce, Lagging, Look, Picking, collected, token_groups, token_stream
+from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, collected, token_groups, token_stream
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +54,7 @@ class Session:
         *,
         kv_state: KVState,
         decode: DecodeRuntime,
+        steps_per_graph: int = 1,
     ) -> None:
         import torch
 
@@ -69,7 +70,7 @@ class Session:
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
         self._several = SeveralSteps(decode, self)
-        self.steps_per_graph = STEPS
+        self.steps_per_graph = steps_per_graph
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import torch
 
 LAG = 4  # decode steps at least that are enqueued ahead of the host's look at a token, on an accelerator
-STEPS = 4  # decode steps in one captured graph where the device needs nobody between them; no more than the host may be behind
 
 
 class Look(Protocol):

@@ -12,12 +12,11 @@ from agentcompile_core.runtime.built_in import PlainKVCache
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session
-from agentcompile_core.runtime.token_loop import STEPS
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.testing.doubles import ReplayingBackend
 
-NEW, VOCABULARY = 21, 61
+NEW, VOCABULARY, STEPS = 21, 61, 4
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.device)]
 STARTS = [(), (9, 13, 14)]
 
@@ -42,7 +41,8 @@ def session(model: LlamaForCausalLM, graphs: GraphSet, device: str, starts: tupl
     programs |= {p.name: p for p in (evolve(programs["decode"], start=start) for start in starts)}
     backend = ReplayingBackend() if device == "cpu" else load_catalog(only=("cuda",)).find("agentcompile_backends", "cuda")
     return Session(graphs, programs, WeightStore(model.to(device), device), Executables(device=device, backend=backend),
-                   kv_state=PlainKVCache().allocate(graphs.kv, device), decode=CudaGraphRuntime())
+                   kv_state=PlainKVCache().allocate(graphs.kv, device), decode=CudaGraphRuntime(),
+                   steps_per_graph=STEPS)
 
 
 class Heard:

@@ -37,25 +37,25 @@ __device__ __forceinline__ unsigned long long* trace_place(int entry, TracePhase
   return agentcompile_trace + (static_cast<unsigned long long>(entry) * AC_TRACE_BLOCKS + trace_block()) * AC_TRACE_PHASES + phase;
 }
 
-// One lane of those that come here together. Clocks only grow, so the latest of a launch is above all of the launch before.
-__device__ __forceinline__ void trace_latest(int entry, TracePhase phase) {
-  const unsigned lane = (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
-  if (trace_block() >= AC_TRACE_BLOCKS || lane != static_cast<unsigned>(__ffs(__activemask()) - 1)) return;
-  atomicMax(trace_place(entry, phase), trace_clock());
+// One lane of those that come here together; nobody waits for what it notes. Clocks only grow, so the latest of a launch is above all of
+// the launch before, and the start of a block has set the places of what is earliest to the largest number.
+__device__ __forceinline__ bool trace_notes(unsigned thread) {
+  return trace_block() < AC_TRACE_BLOCKS && thread % 32 == static_cast<unsigned>(__ffs(__activemask()) - 1);
 }
+__device__ __forceinline__ unsigned trace_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
-// The first of a launch: the start of the block has set the place to the largest number.
+__device__ __forceinline__ void trace_latest(int entry, TracePhase phase) {
+  if (trace_notes(trace_thread())) atomicMax(trace_place(entry, phase), trace_clock());
+}
 __device__ __forceinline__ void trace_earliest(int entry, TracePhase phase) {
-  const unsigned lane = (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
-  if (trace_block() >= AC_TRACE_BLOCKS || lane != static_cast<unsigned>(__ffs(__activemask()) - 1)) return;
-  unsigned long long* place = trace_place(entry, phase);
-  if (*static_cast<volatile unsigned long long*>(place) == ~0ull) atomicMin(place, trace_clock());
+  if (trace_notes(trace_thread())) atomicMin(trace_place(entry, phase), trace_clock());
 }
 
 // In front of everything that a kernel does, and behind it in every thread, wherever it returns.
 template <int Entry> struct TracedBlock {
   __device__ __forceinline__ TracedBlock() {
     if (threadIdx.x + threadIdx.y + threadIdx.z == 0 && trace_block() < AC_TRACE_BLOCKS) {
+      *trace_place(Entry, trace_released) = ~0ull;
       *trace_place(Entry, trace_first) = ~0ull;
       *trace_place(Entry, trace_start) = trace_clock();
     }
@@ -66,11 +66,12 @@ template <int Entry> struct TracedBlock {
 #if AC_TRACE_ENTRIES == 1  // of several kernels nobody could say which one waits
 __device__ __forceinline__ void traced_dependency_wait() {
   grid_dependency_wait();
-  trace_latest(0, trace_released);
+  trace_earliest(0, trace_released);  // a warp that only fetches waits at its end
 }
 __device__ __forceinline__ void traced_mbarrier_wait(Mbarrier* barrier, unsigned parity) {
   mbarrier_wait(barrier, parity);
-  trace_earliest(0, trace_first);
+  if (trace_thread() >= 32) return;  // the first warp stands for those that consume: notes of all would slow them down
+  if (parity == 0) trace_earliest(0, trace_first);
   trace_latest(0, trace_last);
 }
 __device__ __forceinline__ void traced_mbarrier_wait_cluster(Mbarrier* barrier, unsigned parity) {
