@@ -108,7 +108,7 @@ def spread(samples: list[float]) -> float:
     return (high - low) / 2
 
 
-def rows_of(name: str, model: Any, options: argparse.Namespace, empty_bytes: int) -> list[dict[str, Any]]:
+def rows_of(name: str, model: Any, options: argparse.Namespace, empty_bytes: int, ceiling_gbps: float) -> list[dict[str, Any]]:
     """Rows of prefill.json, shortest prompt first. Memory is read before anything of the framework's own forward runs."""
     prompts = {n: bench.random_prompt(model.graphs.model.vocab_size, n, seed=n) for n in lengths_of(options.lengths, options.context)}
     beyond: dict[int, int] = {}
@@ -125,7 +125,7 @@ def rows_of(name: str, model: Any, options: argparse.Namespace, empty_bytes: int
             "workload": f"{length} of {options.context}{'' if options.prefill == 'live' else ', ' + options.prefill}",
             "prefill": options.prefill, "ms": statistics.median(found["ours"]), "spread_ms": spread(found["ours"]),
             "eager_ms": statistics.median(found["eager"]) if options.eager else None, "repetitions": options.repetitions,
-            "parts_ms": parts_ms(model, length) if options.parts else None,
+            "parts_ms": parts_ms(model, length, ceiling_gbps) if options.parts else None,
             "extra_memory_bytes": beyond[length]})
         print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -164,6 +164,8 @@ def main() -> int:
     options.out = options.out or harness.gpu_folder()
     lengths_of(options.lengths, options.context)
     torch.zeros(1, device="cuda")
+    ceiling = harness.read_ceiling_gbps()
+    torch.cuda.empty_cache()
     empty = harness.used_bytes()
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
@@ -178,8 +180,7 @@ def main() -> int:
         if options.profile:
             print_profile(model, options.profile)
             return 0
-        rows = rows_of(options.model, model, options, empty)
-        ceiling = harness.read_ceiling_gbps()
+        rows = rows_of(options.model, model, options, empty, ceiling)
         harness.write_results("prefill", rows, ceiling, options.out, options.commit)
     return 0
 

@@ -1,4 +1,4 @@
-"""What the large parts of a prompt cost alone, by libraries: its products one by one, and causal attention over all of it at once."""
+"""What the parts of a prompt cost alone: products one by one and causal attention at once, by libraries, and what is pointwise by bytes."""
 
 import statistics
 from collections import Counter
@@ -56,7 +56,16 @@ def attention_ms(config: Any, kv: Any, length: int) -> float:
     return float(kv.layers * min(times))
 
 
-def parts_ms(model: Any, length: int) -> float:
-    """Both, of a compiled model. What is pointwise, the head and whatever lies between comes on top in a prompt."""
+def pointwise_ms(config: Any, kv: Any, length: int, gbps: float) -> float:
+    """What norms, sums, rotations and gates of all layers move at least, at the read bandwidth: per row six of the hidden state, three of
+    the gate's width, queries, keys and values twice."""
+    (_, _, kv_heads, width), heads = kv.key_shape, config.num_attention_heads
+    elements = 6 * config.hidden_size + 3 * config.intermediate_size + 2 * (heads + 2 * kv_heads) * width
+    return float(kv.layers * length * elements * kv.dtype.bytes / gbps / 1e6)
+
+
+def parts_ms(model: Any, length: int, gbps: float) -> float:
+    """All three, of a compiled model; ``gbps``: the read bandwidth of this GPU. The head, and whatever lies between, comes on top."""
+    config, kv = model.loaded.module.config, model.graphs.kv
     with torch.inference_mode():
-        return products_ms(model.loaded.module, length) + attention_ms(model.loaded.module.config, model.graphs.kv, length)
+        return products_ms(model.loaded.module, length) + attention_ms(config, kv, length) + pointwise_ms(config, kv, length, gbps)

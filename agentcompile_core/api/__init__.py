@@ -29,7 +29,7 @@ from .setting_up import context
 __all__ = ["CompiledModel", "compile", "load"]
 
 DEFAULT_CONTEXT = 8192
-LARGE_CHUNKS = (2048, 8192)  # tokens of a prompt
+LARGE_CHUNK, LARGEST_CHUNKS = 2048, (4096, 8192)  # tokens of a prompt
 RUN_ON = ("auto", "framework")
 
 
@@ -173,8 +173,8 @@ def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int |
     workload = default_workload(loaded.module)
     if device != hardware.CPU:  # the largest where two of them fit: else few prompts have one
         context = max_context or workload.max_context
-        large = tuple(size for size in LARGE_CHUNKS if size == LARGE_CHUNKS[0] or 2 * size <= context)
-        workload = evolve(workload, prefill_chunks=(*workload.prefill_chunks, *large))
+        largest = LARGEST_CHUNKS if 2 * max(LARGEST_CHUNKS) <= context else ()
+        workload = evolve(workload, prefill_chunks=(*workload.prefill_chunks, LARGE_CHUNK, *largest))
     if dtype is not None:
         workload = evolve(workload, dtype=DType(dtype))
     if max_context is not None:
