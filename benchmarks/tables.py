@@ -172,8 +172,8 @@ def prefill_table(document: dict[str, Any]) -> str:
         parts = f"{r['parts_ms']:.2f}" if r.get("parts_ms") is not None else "-"
         rows.append((r["model"], r["dtype"], f"{r['context']}", f"{r['length']}", r["prefill"], f"{r['ms']:.2f}", f"{r['spread_ms']:.2f}",
                      parts, *eager, f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"])))
-    return table(("model", "type", "context", "prompt", "attends over", "ms to the first token", "spread ms", "parts alone ms", "eager ms", "over eager",
-                  "GiB beyond weights and KV", "runs"), rows)
+    return table(("model", "type", "context", "prompt", "attends over", "ms to the first token", "spread ms", "parts alone ms",
+                  "eager ms", "over eager", "GiB beyond weights and KV", "runs"), rows)
 
 
 def pipeline_table(document: dict[str, Any]) -> str:

@@ -220,6 +220,7 @@ def completion_command(options: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_command, "generate": generate_command, "bench": bench_command,
-    "trace": trace_command, "explain": explain_command, "audit": audit_command, "cache": cache_command, "plugins": plugins_command, "doctor": doctor_command,
+    "trace": trace_command, "explain": explain_command, "audit": audit_command, "cache": cache_command,
+    "plugins": plugins_command, "doctor": doctor_command,
     "config": config_command, "completion": completion_command,
 }

@@ -72,8 +72,8 @@ class Config:
     decode: str = _of("", "runtime of decode steps; empty: the best one installed that works on the device")
     prefill: str = _of(defaults.PREFILL, choices=PREFILLS, doc="what prompt chunks attend over: live, what is cached, from Python between "
                        "captured graphs; capacity, the whole cache under a mask, all of it in one graph")
-    steps_per_graph: int = _of(1, choices=STEPS_PER_GRAPH, doc="greedy decode steps that one captured graph holds: with more, tokens come in "
-                               "groups, for hosts that launch slower than the device runs")
+    steps_per_graph: int = _of(1, choices=STEPS_PER_GRAPH, doc="greedy decode steps that one captured graph holds: with more, tokens come "
+                               "in groups, for hosts that launch slower than the device runs")
     origins: tuple[str, ...] = _of(ORIGINS, choices=ORIGINS, doc="where steps may come from; without framework, it takes only "
                                    "what nothing else can, whatever the times")
     budget_s: float = _of(150.0, "seconds of the whole search: advice, building, checking, timing, chain", positive=True)
