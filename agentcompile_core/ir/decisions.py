@@ -5,11 +5,12 @@ With the records and selections of the bundle this is enough to make every decis
 
 from collections.abc import Iterable
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .advice import AdviceRecord
 from .evaluated import Evaluated
 from .plan import Cover, RegionPlan, Step
+from .serial import UNSAID
 
 CHAIN_MARGIN = 0.1  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
 
@@ -39,6 +40,7 @@ class ChainTrial:
     ratio: float = 0.0
     refused: str = ""
     taken: bool = False
+    beside: tuple[tuple[str, Step], ...] = field(default=(), metadata={UNSAID: True})  # signature and step: replaced together with it
 
 
 @frozen(kw_only=True)

@@ -30,7 +30,8 @@ def replayed(log: ChainLog, margin: float) -> Replay:
             problems.append(f"trial {number}, {_name(trial)}, was {'taken' if trial.taken else 'not taken'}; by {_evidence(trial)} it "
                             f"is{'' if wins else ' not'}")
         if wins and trial.step is not None:
-            held.setdefault(trial.signature, {})[trial.match_id] = trial.step
+            for signature, step in ((trial.signature, trial.step), *trial.beside):
+                held.setdefault(signature, {})[step.match_id] = step
         elif wins:
             held.get(trial.signature, {}).pop(trial.match_id, None)
     return Replay(held=held, problems=tuple(problems))
@@ -43,7 +44,8 @@ def _wins(trial: ChainTrial, margin: float) -> bool:
 
 
 def _name(trial: ChainTrial) -> str:
-    return str(trial.step) if trial.step is not None else f"the framework on {trial.match_id}"
+    alone = str(trial.step) if trial.step is not None else f"the framework on {trial.match_id}"
+    return " with ".join((alone, *(str(step) for _, step in trial.beside)))
 
 
 def _evidence(trial: ChainTrial) -> str:

@@ -1,8 +1,8 @@
 """The chain's judge, inside the worker: the shortened decode step on synthetic weights, captured and timed, A against B.
 
-Steps are swept by their share of the time. A challenger replaces the incumbent only if the lower bound of their paired
-ratio is beyond the margin, and only if it still computes what its first run did: after it was timed, on poisoned buffers. Order
-and seeds are fixed.
+Steps are swept by their share of the time, then neighbours that came close alone are changed together. A challenger replaces the
+incumbent only if the lower bound of their paired ratio is beyond the margin, and only if it still computes what its first run did: after
+it was timed, on poisoned buffers. Order and seeds are fixed.
 """
 
 import math
@@ -19,6 +19,7 @@ from ..ir import serial
 from ..ir.candidate import Kernel
 from ..ir.decisions import ChainTrial
 from ..ir.graph import Graph, ValueKind
+from ..ir.plan import Step
 from ..ir.region import Region
 from ..ir.selection import SelectedStep, Selection
 from ..ir.target import Target
@@ -30,6 +31,7 @@ from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
 from .captured import CapturedVariant, States, Variant, replays_of
+from .pairs import pairs
 from .synthetic import Synthetic
 
 PAIRS = 7
@@ -101,6 +103,7 @@ class _Chain:
         self.tried = self.accepted = 0
         self.refused: list[tuple[str, str, str, str]] = []
         self.trials: list[ChainTrial] = []
+        self.ratios: dict[tuple[str, Step], float] = {}  # of each alternative over what was held when it was tried last
 
     def captured(self, selections: tuple[Selection, ...]) -> Variant:
         """The step under these selections."""
@@ -142,6 +145,7 @@ class _Chain:
                     incumbent, best = challenger, captured
             if self.accepted == before:
                 break
+        incumbent, best = self._two_at_a_time(incumbent, best, deadline)
         us = statistics.median(best.sample_us() for _ in range(PAIRS))
         sound, best = self._sound(incumbent, best)
         if sound is not incumbent:
@@ -149,6 +153,21 @@ class _Chain:
         framework_us = self._framework_us() if self.q.with_framework else 0.0
         return ChainAnswer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried,
                            accepted=self.accepted, refused=tuple(self.refused), trials=tuple(self.trials))
+
+    def _two_at_a_time(self, incumbent: tuple[Selection, ...], best: Variant, deadline: float) -> tuple[tuple[Selection, ...], Variant]:
+        """What is left of the time goes to neighbours changed together; see ``pairs``."""
+        options = {(a.signature, a.selected.step): a for a in self.q.alternatives if a.selected is not None}
+        for one, other in pairs(incumbent, self.q.regions, self.ratios):
+            first, second = options[one], options[other]
+            if time.monotonic() > deadline:
+                break
+            if _holds(incumbent, first) or _holds(incumbent, second):
+                continue
+            challenger = _replaced(_replaced(incumbent, first), second)
+            captured = self._try(challenger, best, first, second)
+            if captured is not None:
+                incumbent, best = challenger, captured
+        return incumbent, best
 
     def _sound(self, incumbent: tuple[Selection, ...], best: Variant) -> tuple[tuple[Selection, ...], Variant]:
         """The incumbent if it still does its work, else without the step that does not; without any if that is not one alone."""
@@ -198,16 +217,19 @@ class _Chain:
             return 0.0  # what cannot be captured is no bar for what can
         return statistics.median(framework.sample_us() for _ in range(3))
 
-    def _try(self, challenger: tuple[Selection, ...], best: Variant, what: Alternative) -> Variant | None:
-        self.phase(str(what))
-        self.tried += 1
+    def _try(self, challenger: tuple[Selection, ...], best: Variant, what: Alternative, *beside: Alternative) -> Variant | None:
+        self.phase(" with ".join(map(str, (what, *beside))))
+        self.tried += not beside
         captured = self._captured_or_none(challenger)
         ratio, why = (0.0, "") if captured is None else self._compared(captured, best)
-        if why and what.selected is not None:
+        if why and what.selected is not None and not beside:
             self._refuse(what.signature, what.selected, why)
         taken = bool(ratio) and not why and ratio < 1.0 - self.q.margin
-        self.trials.append(ChainTrial(signature=what.signature, match_id=what.match_id, ratio=ratio, refused=why, taken=taken,
-                                      step=what.selected.step if what.selected is not None else None))
+        step = what.selected.step if what.selected is not None else None
+        self.trials.append(ChainTrial(signature=what.signature, match_id=what.match_id, ratio=ratio, refused=why, taken=taken, step=step,
+                                      beside=tuple((a.signature, a.selected.step) for a in beside if a.selected is not None)))
+        if step is not None and not beside:
+            self.ratios[what.signature, step] = 0.0 if why else ratio
         self.accepted += taken
         return captured if taken else None
 
