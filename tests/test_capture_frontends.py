@@ -314,6 +314,6 @@ def test_large_chunks_of_prompts_are_for_accelerators(folder: Path) -> None:
     loaded = load(folder, meta=True)
     chunks = {device: api._default_workload(loaded, None, None, device).prefill_chunks for device in ("cpu", "npu")}
     assert chunks == {"cpu": (128, 512), "npu": (128, 512, 2048)}
-    for context, wanted in ((16384, (128, 512, 2048, 8192)), (16383, (128, 512, 2048)), (1000, (128, 512, 1000))):
+    for context, wanted in ((16384, (128, 512, 2048, 4096, 8192)), (16383, (128, 512, 2048)), (1000, (128, 512, 1000))):
         assert api._default_workload(loaded, None, context, "npu").prefill_chunks == wanted
     assert api._default_workload(loaded, None, 300, "npu").prefill_chunks == (128, 300)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_live_prefill import LARGE, SMALL, WAYS, Placing, captured, check
 from torch import Tensor
 
+from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause, StageName
 from agentcompile_core.installation import install
@@ -86,7 +87,7 @@ def test_a_model_whose_backend_reads_prompts_wrongly_reads_them_by_the_framework
     monkeypatch.setattr(install, "_kv_runtime", lambda ctx, notes: PlainKVCache())
     monkeypatch.setattr(install, "_decode_runtime", lambda ctx, executables, notes: PythonLoop())
     failures: list[Any] = []
-    ctx: Context = SimpleNamespace(fail=failures.append, emit=lambda event: None)  # type: ignore[assignment]
+    ctx: Context = SimpleNamespace(fail=failures.append, emit=lambda event: None, config=Config())  # type: ignore[assignment]
 
     def installed(backend: Placing) -> tuple[Session, list[str]]:
         notes: list[str] = []

@@ -1,5 +1,6 @@
 """Runs a decode step in which the kernels of one layer note when their blocks pass their phases; everything else runs as it serves."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ RELEASED = PHASES.index("released")
 WARM_UPS = 2
 TIMED, TIMED_RUNS = 5, 8  # samples of a whole step, and steps of each
 OUTSIDE = -1
+Run = tuple[tuple[Times, ...], ...]  # per traced step and launch what its blocks noted
 
 
 @frozen(kw_only=True)
@@ -57,7 +59,12 @@ def trace(session: Session, target: Target, position: int, *, layer: int | None 
             plain, noting = _captured(session, program, {}), _captured(session, *_with(program, traced))
             runs = [_one_run(session, noting, traced, backend, position) for _ in range(repetitions + 1)][1:]
             token_us, noted_us = (_token_us(session, step, backend, position) for step in (plain, noting))
-    return _time_line(session.graphs.model.name, program, position, (chosen, layers), traced, runs, target, (token_us, noted_us))
+    launches = _launches(traced, runs, position, target)
+    return TimeLine(
+        model=session.graphs.model.name, program=program.name, position=position, layer=chosen, layers=layers,
+        layer_us=_layer_us(launches, chosen), layer_floor_us=sum(launch.floor_us for launch in launches if launch.layer == chosen),
+        token_us=token_us, noted_us=noted_us, clock_ns=clock_step_ns([blocks for run in runs for step in run for blocks in step]),
+        launches=launches, losses=losses(launches, chosen, layers))
 
 
 def _layer(program: Program, layer: int | None) -> tuple[int, int]:
@@ -122,7 +129,7 @@ def _as_before(session: Session) -> Iterator[None]:
 
 
 def _one_run(session: Session, step: Callable[[], None], traced: tuple[_Traced, ...], backend: Backend,
-             position: int) -> tuple[tuple[Times, ...], ...]:
+             position: int) -> Run:
     """Per traced step and launch what its blocks noted, in a step that follows another one at once."""
     session.position.fill_(position - 1)
     step()
@@ -138,32 +145,25 @@ def _token_us(session: Session, step: Callable[[], None], backend: Backend, posi
     return statistics.median(samples)
 
 
-def _time_line(model: str, program: Program, position: int, numbers: tuple[int, int], traced: tuple[_Traced, ...],
-               runs: list[tuple[tuple[Times, ...], ...]], target: Target, step_us: tuple[float, float]) -> TimeLine:
-    layer, layers = numbers
-    starts = [_start_ns(run) for run in runs]
-    launches = []
+def _launches(traced: tuple[_Traced, ...], runs: list[Run], position: int, target: Target) -> tuple[TracedLaunch, ...]:
+    """Every launch of the traced steps, with the medians of all runs."""
+    starts, found = [_start_ns(run) for run in runs], []
     for index, one in enumerate(traced):
         for number, launch in enumerate(one.source.launches):
             nbytes = _bytes(one.segment.match, position) if number == 0 else 0
             shown = medians([phase_times(run[index][number], PHASES, start) for run, start in zip(runs, starts, strict=True)])
-            grid = launch.grid[0] * launch.grid[1] * launch.grid[2]
-            launches.append(TracedLaunch(step=str(one.segment.step), label=one.segment.label, layer=one.layer, blocks=grid, nbytes=nbytes,
-                                         floor_us=target.floor_us(nbytes), phases=shown))
-    return TimeLine(
-        model=model, program=program.name, position=position, layer=layer, layers=layers, layer_us=_layer_us(launches, layer),
-        layer_floor_us=sum(launch.floor_us for launch in launches if launch.layer == layer), token_us=step_us[0], noted_us=step_us[1],
-        clock_ns=clock_step_ns([blocks for run in runs for step in run for blocks in step]), launches=tuple(launches),
-        losses=losses(launches, layer, layers))
+            found.append(TracedLaunch(step=str(one.segment.step), label=one.segment.label, layer=one.layer, blocks=math.prod(launch.grid),
+                                      nbytes=nbytes, floor_us=target.floor_us(nbytes), phases=shown))
+    return tuple(found)
 
 
-def _start_ns(run: tuple[tuple[Times, ...], ...]) -> int:
+def _start_ns(run: Run) -> int:
     """Where the time line begins: when the first step was released, in the mean; else when it started."""
     times = [block[RELEASED] or block[0] for block in run[0][0]]
     return round(statistics.fmean(times))
 
 
-def _layer_us(launches: list[TracedLaunch], layer: int) -> float:
+def _layer_us(launches: tuple[TracedLaunch, ...], layer: int) -> float:
     inside = [launch for launch in launches if launch.layer == layer]
     behind = next((launch.at("released") or launch.at("start") for launch in launches if launch.layer not in (layer, OUTSIDE)), None)
     ends = [end.most_us for launch in inside if (end := launch.at("end")) is not None]

@@ -83,7 +83,9 @@ def test_a_search_that_ends_early_has_met_a_schedule_for_long_caches(name: str) 
         assert not long or any(p in of_way[:2] for p in long), merge
     if name.startswith(("qwen3_1", "llama")):
         whole = [p for p in points if dict(p.items).get("parts", 1) == 1]
-        assert {(p["merge"], p["warps"], p["unroll"]) for p in whole[3:6]} == {(m, 8, 2) for m in ("message", "global", "cluster")}
+        first = [(p["merge"], p["warps"], p["unroll"]) for p in whole[:6]]
+        assert first[1] == ("global", 8, 2), "beside clusters, what merges through memory is there for long caches"
+        assert set(first[3:]) == {("message", 8, 2), ("global", 4, 1), ("cluster", 8, 2)}
 
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:

@@ -26,14 +26,16 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
+    Workspace,
     f32,
     i32,
+    null,
     pointer,
 )
 
 from . import direct_space, ring_space
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
-from .ring_space import ring_schedules, ring_shared_bytes
+from .ring_space import STATIC_GROUPS, ring_schedules, ring_shared_bytes, static_groups
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
 
 FOLDER = Path(__file__).parent
@@ -42,6 +44,7 @@ MOST_DIRECT_POINTS = 80
 MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
 NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
 DTYPES = (DType.F16, DType.BF16, DType.F32)
+TICKETS = "tickets"  # the counter by which rows are dealt
 PARAMETER_NAMES = ("path", "warps", "rows", "columns", "stages", "in_flight", "unroll", "warps_per_row", "blocks_per_sm",
                    "specialize_k")
 
@@ -54,7 +57,7 @@ class GemvFamily(TemplateFamily):
     """
 
     name = "gemv"
-    version = 2
+    version = 3
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory."""
@@ -74,10 +77,11 @@ class GemvFamily(TemplateFamily):
         points: list[Schedule] = []
         for pair in zip_longest(zip_longest(rings, rings), direct_schedules(shape, target)[:MOST_DIRECT_POINTS]):
             points.extend(schedule for schedule in (*(pair[0] or ()), pair[1]) if schedule is not None)
-        parameters = tuple(Parameter(name=name, values=tuple(sorted({point[name] for point in points})))
-                           for name in PARAMETER_NAMES)
+        parameters = [Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in PARAMETER_NAMES]
+        dealt = tuple(sorted({static_groups(point) for point in points} - {0}))
+        parameters += [Parameter(name=STATIC_GROUPS, values=dealt)] * bool(dealt)
         ruled_out = direct_space.ruled_out(shape, target) + ring_space.ruled_out(shape, target)
-        return ScheduleSpace(parameters=parameters, points=tuple(points), ruled_out=tuple(sorted(ruled_out.items())))
+        return ScheduleSpace(parameters=tuple(parameters), points=tuple(points), ruled_out=tuple(sorted(ruled_out.items())))
 
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
         """Of the direct path registers and shared memory, of the ring shared memory."""
@@ -89,7 +93,7 @@ class GemvFamily(TemplateFamily):
                            shared_bytes=direct_shared_bytes(shape, schedule) + direct_space.STATIC_SHARED_BYTES)
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
-        """The kernel of one schedule; one launch, no workspace."""
+        """The kernel of one schedule; one launch, and a counter of tickets where rows are dealt."""
         shape = shape_of(match)
         ring = schedule["path"] == "ring"
         plan = _ring_plan(shape, schedule) if ring else _direct_plan(shape, schedule, target)
@@ -107,7 +111,7 @@ class GemvFamily(TemplateFamily):
             block=(int(plan["threads"]), 1, 1),
             shared_bytes=ring_shared_bytes(shape, schedule) if ring else direct_shared_bytes(shape, schedule),
             pdl=pdl,
-            arguments=_arguments(match, shape),
+            arguments=_arguments(match, shape, _tickets(schedule) if ring else ()),
         )
         features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * ring
         return make_source(
@@ -116,6 +120,7 @@ class GemvFamily(TemplateFamily):
             launches=(launch,),
             epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)),
             features=features,
+            workspaces=(Workspace(name=TICKETS, nbytes=4, zeroed=True),) if static_groups(schedule) else (),
             reduction_depth=ceil_div(shape.k, WARP_SIZE * schedule.integer("warps_per_row")) + 5
             + schedule.integer("warps_per_row").bit_length(),
         )
@@ -128,6 +133,7 @@ def _ring_plan(shape: Shape, schedule: Schedule) -> dict[str, bool | int | float
         "threads": consumers + WARP_SIZE,
         **{name: schedule.integer(name) for name in ("warps", "blocks_per_sm", "rows", "columns", "stages", "in_flight")},
         "full_stages": shape.k % columns == 0,
+        "static_groups": static_groups(schedule),
         "held_vectors": _held_vectors(shape, consumers),
     }
 
@@ -151,10 +157,14 @@ def _aux_count(match: Match) -> int:
     return max((index + 1 for index in (0, 1) if match.operand(f"aux{index}") is not None), default=0)
 
 
-def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
+def _tickets(schedule: Schedule) -> tuple[KernelArgument, ...]:
+    return (pointer(TICKETS, Role.WORKSPACE, DType.I32, Access.READ_WRITE) if static_groups(schedule) else null(TICKETS),)
+
+
+def _arguments(match: Match, shape: Shape, tickets: tuple[KernelArgument, ...]) -> tuple[KernelArgument, ...]:
     operands = [operand_pointer(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
     out = match.need("out")
-    return (*operands, pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), i32("n", shape.n), i32("k", shape.k),
+    return (*operands, pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), *tickets, i32("n", shape.n), i32("k", shape.k),
             f32("norm_eps", match.number("norm_eps", 0.0)))
 
 

@@ -8,6 +8,10 @@
 // previous kernel of the chain ends; and it never has more than Plan::in_flight stages on their way, because requests
 // queued deeper only delay the next kernel's input. Every consumer warp owns the same rows of every slot.
 //
+// Rows may be dealt (Plan::static_groups > 0): each block begins with so many groups of stage_rows rows, which fill its ring before the
+// dependency wait; behind it groups go to whoever asks next, so that blocks end together although they start apart. `tickets` counts
+// them, is asked only behind the wait, when no earlier kernel can hold one, and is zero again behind the last. Sums are those of any deal.
+//
 // Wins for all long weight streams on sm_90 and later: two blocks per SM, 8 consumer warps, 64-80 KB in flight per SM.
 #include <agentcompile/ring.cuh>
 
@@ -22,6 +26,8 @@ constexpr int slot_elements = stage_rows * Plan::pair * Plan::columns;
 constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vectors per lane and row of a stage
 static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
 using Ring = ac::Ring<Element, Plan::stages>;
+constexpr bool dealt = Plan::static_groups > 0;
+constexpr int over = -1;  // in the place of a group: there are no more
 
 // Distance between two rows of a slot: whole rows lie as in memory, column slices behind each other.
 __device__ __forceinline__ int slot_pitch(int k) { return k <= Plan::columns ? k : Plan::columns; }
@@ -68,6 +74,49 @@ __device__ __forceinline__ void produce(const Operands& operands, Ring ring, Row
   ac::grid_dependency_wait();
 }
 
+// The next group that nobody has: `first` is the first one that is dealt. Every block asks until it is told that there are no more, so
+// the count has come round to zero when the last one has asked. By all lanes of the producer.
+__device__ __forceinline__ int take(unsigned int* tickets, int first, int groups, int lane) {
+  unsigned int ticket = 0;
+  if (lane == 0) ticket = atomicInc(tickets, groups - first + gridDim.x - 1);
+  const int group = first + static_cast<int>(__shfl_sync(0xffffffffu, ticket, 0));
+  return group < groups ? group : over;
+}
+
+// As `produce`, of dealt rows; `group_of` tells the consumers which group a slot holds.
+__device__ __forceinline__ void produce_dealt(const Operands& operands, Ring ring, int* group_of, unsigned int* tickets, int lane) {
+  Ring::Position next;
+  Ring::Position lagging;
+  int issued = 0;
+  const int groups = (operands.n + stage_rows - 1) / stage_rows;
+  const int first = gridDim.x * Plan::static_groups;
+  int group = blockIdx.x * Plan::static_groups;
+  for (int number = 1; group != over; ++number) {
+    int following = group + 1;
+    if (number > Plan::static_groups) following = take(tickets, first, groups, lane);  // it is there when this one is issued
+    const int row = group * stage_rows;
+    const int count = min(stage_rows, operands.n - row);
+    for (int column = 0; column < operands.k; column += Plan::columns) {
+      ring.acquire<Plan::in_flight>(next, lagging, issued);
+      if (lane == 0) group_of[next.slot] = group;
+      issue(operands, ring.slots + next.slot * slot_elements, ring.full + next.slot, row, count, column,
+            min(Plan::columns, operands.k - column), lane);
+      next.advance();
+      ++issued;
+    }
+    if (number == Plan::static_groups) {
+      ac::grid_dependency_wait();
+      following = take(tickets, first, groups, lane);
+    }
+    group = following;
+  }
+  ring.acquire<Plan::in_flight>(next, lagging, issued);
+  if (lane == 0) {
+    group_of[next.slot] = over;
+    ac::mbarrier_arrive(ring.full + next.slot);
+  }
+}
+
 // Adds this warp's share of one stage to `sums`: `slot_rows` are the warp's rows of the slot, `x` the stage's columns.
 // `AllRows`: none of the warp's rows lies beyond the block's range; then no branch parts the loads.
 template <bool AllRows>
@@ -93,38 +142,59 @@ __device__ __forceinline__ void consume(const Element* slot_rows, const Element*
   }
 }
 
-__device__ __forceinline__ void consume_all(const Operands& operands, Ring ring, RowRange range, Element* staged,
+// One group: sums of this warp's rows from `row` on, of which those below `end` exist. The first slot has been waited for if `Waited`.
+template <bool Waited>
+__device__ __forceinline__ void consume_group(const Operands& operands, Ring ring, Ring::Position& current, const Element* staged, int row,
+                                              int end, int warp, int lane, float (&sums)[streams]) {
+  const int pitch = slot_pitch(operands.k);
+  for (int column = 0; column < operands.k; column += Plan::columns) {
+    if (!Waited || column > 0) ring.wait_full(current);
+    const Element* slot_rows = ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch;
+    if (row + Plan::rows <= end) {
+      consume<true>(slot_rows, staged + column, pitch, operands.k - column, Plan::rows, lane, sums);
+    } else {
+      consume<false>(slot_rows, staged + column, pitch, operands.k - column, end - row, lane, sums);
+    }
+    __syncwarp();
+    if (lane == 0) ring.release(current);
+    current.advance();
+  }
+}
+
+__device__ __forceinline__ void consume_all(const Operands& operands, Ring ring, RowRange range, const int* group_of, Element* staged,
                                             float* scratch, int warp, int lane) {
   const int vectors = operands.k / Vector::size;
-  const int pitch = slot_pitch(operands.k);
   ac::RowStage<Plan::norm, consumers, Plan::held_vectors, Element, Vector> stage;
   stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
 
   ac::grid_dependency_wait();
   float aux[2];
-  load_aux(operands, range.begin + warp * Plan::rows, range.end, lane, aux);
+  if constexpr (!dealt) load_aux(operands, range.begin + warp * Plan::rows, range.end, lane, aux);
   stage.run(operands.x, operands.norm_weight, operands.norm_bias, staged, vectors, vectors, operands.norm_eps, scratch,
             threadIdx.x, ConsumerBarrier{});
 
   Ring::Position current;
-  for (int block_row = range.begin; block_row < range.end; block_row += stage_rows) {
-    const int row = block_row + warp * Plan::rows;
-    float sums[streams] = {};
-    for (int column = 0; column < operands.k; column += Plan::columns) {
+  if constexpr (dealt) {
+    while (true) {
       ring.wait_full(current);
-      const Element* slot_rows = ring.slots + current.slot * slot_elements + warp * Plan::rows * pitch;
-      if (row + Plan::rows <= range.end) {
-        consume<true>(slot_rows, staged + column, pitch, operands.k - column, Plan::rows, lane, sums);
-      } else {
-        consume<false>(slot_rows, staged + column, pitch, operands.k - column, range.end - row, lane, sums);
-      }
-      __syncwarp();
-      if (lane == 0) ring.release(current);
-      current.advance();
+      const int group = group_of[current.slot];
+      if (group == over) break;
+      const int row = group * stage_rows + warp * Plan::rows;
+      load_aux(operands, row, operands.n, lane, aux);
+      float sums[streams] = {};
+      consume_group<true>(operands, ring, current, staged, row, operands.n, warp, lane, sums);
+      sum_lanes(sums);
+      if (lane < Plan::rows && row + lane < operands.n) operands.out[row + lane] = result_of(sums, aux, lane);
     }
-    sum_lanes(sums);
-    if (lane < Plan::rows && row + lane < range.end) operands.out[row + lane] = result_of(sums, aux, lane);
-    load_aux(operands, row + stage_rows, range.end, lane, aux);
+  } else {
+    for (int block_row = range.begin; block_row < range.end; block_row += stage_rows) {
+      const int row = block_row + warp * Plan::rows;
+      float sums[streams] = {};
+      consume_group<false>(operands, ring, current, staged, row, range.end, warp, lane, sums);
+      sum_lanes(sums);
+      if (lane < Plan::rows && row + lane < range.end) operands.out[row + lane] = result_of(sums, aux, lane);
+      load_aux(operands, row + stage_rows, range.end, lane, aux);
+    }
   }
 }
 
@@ -132,10 +202,11 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, float norm_eps) {
+            const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, unsigned int* tickets, int n, int k, float norm_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ ac::Mbarrier full[Plan::stages];
   __shared__ ac::Mbarrier empty[Plan::stages];
+  __shared__ int group_of[dealt ? Plan::stages : 1];
   AC_DYNAMIC_SHARED(Element, slots);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
@@ -147,9 +218,11 @@ gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight,
   const RowRange range = rows_of_block(n);
   if (threadIdx.x == 0) ring.init(Plan::warps);
   __syncthreads();
-  if (warp == Plan::warps) {
-    produce(operands, ring, range, lane);
+  if (warp < Plan::warps) {
+    consume_all(operands, ring, range, group_of, staged, scratch, warp, lane);
+  } else if constexpr (dealt) {
+    produce_dealt(operands, ring, group_of, tickets, lane);
   } else {
-    consume_all(operands, ring, range, staged, scratch, warp, lane);
+    produce(operands, ring, range, lane);
   }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
+from itertools import product, zip_longest
 
 from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED
 
@@ -19,6 +19,9 @@ SMALLEST_STAGE_BYTES = 4 << 10
 WARPS, OTHER_WARPS = 8, (6, 7, 9, 10, 11, 12)  # consumers of a block, and those that may deal rows out more evenly
 EVENER = 0.05  # by how much less of a round they must waste: 2304 rows are 9 for each of 256 blocks
 IN_FLIGHT_BYTES = (16 << 10, 64 << 10)  # least and most per block; deeper requests only delay the next kernel's input
+STATIC_GROUPS = "static_groups"
+MOST_DEALT = 4  # schedules of a match that are offered with dealt rows too
+LEAST_DEALT = 0.15  # of a matrix's groups of rows: less evens nothing out
 STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, rounded up
 
 
@@ -31,7 +34,25 @@ def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     # The best guess, then the best ones with another number of warps: how much an uneven last round costs differs.
     firsts = {schedule.integer("warps"): schedule for schedule in reversed(ranked)}
     leading = [schedule for schedule in ranked if firsts[schedule.integer("warps")] is schedule]
-    return (*leading, *(schedule for schedule in ranked if schedule not in leading))
+    others = [schedule for schedule in ranked if schedule not in leading]
+    dealt = [point for schedule in ranked[:MOST_DEALT] for point in _dealt(shape, schedule, target)]
+    turns = (point for pair in zip_longest(dealt, others) for point in pair if point is not None)
+    return (*leading, *turns)
+
+
+def static_groups(schedule: Schedule) -> int:
+    """Groups of rows that each block begins with where the rest is dealt; 0: each block has all of its rows from the start."""
+    return int(dict(schedule.items).get(STATIC_GROUPS, 0))
+
+
+def _dealt(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, ...]:
+    """The schedule with rows that are dealt: what fills the ring from the start, the rest on demand; none where little would be left."""
+    warps, columns = schedule.integer("warps"), schedule.integer("columns")
+    groups, blocks = ceil_div(shape.n, warps * schedule.integer("rows")), shape.blocks(target, schedule.integer("blocks_per_sm"), warps)
+    first = ceil_div(schedule.integer("stages"), ceil_div(shape.k, columns))
+    if groups - blocks * first < LEAST_DEALT * groups:
+        return ()
+    return (Schedule({**dict(schedule.items), STATIC_GROUPS: first}),)
 
 
 def ruled_out(shape: Shape, target: Target) -> Counter[str]:

@@ -39,10 +39,12 @@ def run_source(source: StepSource, match: Match, tensors: dict[str, torch.Tensor
     """As ``run``, of a source that was lowered before."""
     launch = source.launches[0]
     out = torch.full((match.integer("n"),), float("nan"), dtype=TORCH[match.need("out").spec.dtype])
-    arguments = [_argument(argument, {**tensors, "out": out}) for argument in launch.arguments]
+    counters = {w.name: torch.zeros(w.nbytes, dtype=torch.uint8) for w in source.workspaces}
+    arguments = [_argument(argument, {**tensors, **counters, "out": out}) for argument in launch.arguments]
     module = _module(source.code, source.headers, launch.entry)
     options = options or LaunchOptions(lazy_copies=True, programmatic_launch=launch.pdl)
     module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, options)
+    assert not any(counter.any() for counter in counters.values()), "tickets start from zero again"
     return out
 
 
@@ -54,7 +56,7 @@ def _argument(argument: KernelArgument, tensors: dict[str, torch.Tensor]) -> Buf
     if not argument.operand:
         return Buffer(name=argument.name, address=0, nbytes=0)
     tensor = tensors[argument.operand]
-    access = Access.WRITE if argument.role is Role.OUTPUT else Access.READ
+    access = {Role.OUTPUT: Access.WRITE, Role.WORKSPACE: Access.READ_WRITE}.get(argument.role, Access.READ)
     return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
                   written_by_the_chain=argument.role is not Role.WEIGHT)
 

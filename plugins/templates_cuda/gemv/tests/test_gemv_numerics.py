@@ -67,6 +67,14 @@ CONFIGS = {
                                     schedule=_ring(512, rows=1, warps=7), lengths=(504, 1024)),
     "ring_f32_out": Config(match={"out_dtype": DType.F32}, schedule=_ring(512, stages=2, in_flight=1), lengths=(512, 1024)),
 }
+FEW = evolve(H200, sm_count=2)  # blocks that have several groups of few rows
+DEALT = {
+    "whole_rows": (1, {"norm": "rms"}, _ring(1024, rows=1), (8, 520, 1016)),
+    "slices": (2, {"aux": 1, "epilogue": ADD_AUX}, _ring(256, rows=1, stages=2, in_flight=1), (256, 776)),
+    "gate": (1, {"pair": 2, "norm": "rms", "epilogue": SILU_GATE}, _ring(512, rows=2, stages=4, in_flight=4, warps=7), (496, 760)),
+    "layer_bf16": (3, {"dtype": DType.BF16, "norm": "layer", "norm_bias": True}, _ring(512, rows=1), (504, 512)),
+    "f32_out": (1, {"out_dtype": DType.F32}, _ring(512, rows=1, blocks_per_sm=1, stages=2, in_flight=2), (512, 1024)),
+}
 EXACT = ("direct_block_per_row", "ring_full_slices", "ring_ragged_slices")
 
 
@@ -82,6 +90,20 @@ def test_error_stays_in_budget(name: str, data: st.DataObject) -> None:
     source = GemvFamily().lower(match, config.schedule, preset(config.target))
     out = run_source(source, match, tensors, options)
     assert check(match, tensors, out, source.reduction_depth) <= 1.0
+
+
+@pytest.mark.parametrize("name", DEALT)
+@SMALL
+@given(data=st.data())
+def test_dealt_rows_are_those_of_any_other_deal(name: str, data: st.DataObject) -> None:
+    first, changes, plain, lengths = DEALT[name]
+    group = plain.integer("warps") * plain.integer("rows")
+    least = FEW.sm_count * plain.integer("blocks_per_sm") * first * group
+    match = linear_match(data.draw(st.integers(least, least + 7 * group), "n"), data.draw(st.sampled_from(lengths), "k"), **changes)
+    tensors = draw(match, data.draw(st.integers(0, 2**31), "seed"))
+    options = evolve(data.draw(st.sampled_from(SCHEDULES), "order"), programmatic_launch=True)
+    dealt = Schedule({**dict(plain.items), "static_groups": first})
+    assert torch.equal(run(match, dealt, FEW, tensors, options), run(match, plain, FEW, tensors))
 
 
 @pytest.mark.parametrize("name", EXACT)

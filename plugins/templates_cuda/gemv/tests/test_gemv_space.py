@@ -11,7 +11,7 @@ from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_templates_cuda_gemv import GemvFamily
 from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Expression, Feature, Match
+from agentcompile_core.plugin_api import DType, Expression, Feature, Match, Schedule, check_source
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match
@@ -119,3 +119,28 @@ def test_one_build_serves_many_shapes() -> None:
     sources = [FAMILY.lower(match, schedule, preset("h200")) for match in (first, second)]
     assert sources[0].digest == sources[1].digest
     assert [argument.value for argument in sources[1].launches[0].arguments[-3:-1]] == [4096, 1024]
+
+
+@pytest.mark.parametrize("match", [SHAPES["gate_up"], SHAPES["head"], linear_match(128256, 3072)])
+def test_dealt_rows_fill_the_ring_first_and_leave_enough_to_deal(match: Match) -> None:
+    device = preset("h200")
+    space = FAMILY.space(match, device)
+    dealt = [point for point in space.points if "static_groups" in dict(point.items)]
+    assert 1 <= len(dealt) <= 4 and dealt[0] in [point for point in space.points if point["path"] == "ring"][:4]
+    values, = (parameter.values for parameter in space.parameters if parameter.name == "static_groups")
+    assert set(values) == {point["static_groups"] for point in dealt}
+    for point in dealt:
+        source = FAMILY.lower(match, point, device)
+        check_source(match, source, device)
+        first, slices = point.integer("static_groups"), -(-match.integer("k") // point.integer("columns"))
+        groups = -(-match.integer("n") // (point.integer("warps") * point.integer("rows")))
+        assert first * slices >= point.integer("stages") and source.launches[0].grid[0] * first <= 0.85 * groups
+        assert [(w.name, w.nbytes, w.zeroed) for w in source.workspaces] == [("tickets", 4, True)]
+        assert Schedule({name: value for name, value in point.items if name != "static_groups"}) in space, "beside the same one, not dealt"
+
+
+def test_short_matrices_have_nothing_to_deal() -> None:
+    for match in (SHAPES["down"], SHAPES["qkv"]):
+        points = FAMILY.space(match, preset("h200")).points
+        assert not any("static_groups" in dict(point.items) for point in points)
+        assert all(not FAMILY.lower(match, point, preset("h200")).workspaces for point in points[:6])
