@@ -30,6 +30,7 @@ ROOT = RESULTS.parent.parent
 PAGES = ("performance", "kernels", "kernelbench", "coverage", "mutants", "budgets")
 DOCUMENTS = (*(ROOT / "docs" / f"{name}.md" for name in PAGES), ROOT / "README.md")
 CHART = ROOT / "docs" / "decode.svg"
+DRAWN = "![Milliseconds per token by model and system](decode.svg)"
 BEGIN, END = "<!-- results: {} (written by `make results`) -->", "<!-- end of results -->"
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 SYSTEMS = ("eager", "torch_compile", "vllm", "agentcompile")
@@ -132,11 +133,6 @@ def decode_table(document: dict[str, Any]) -> str:
     return table(head, rows)
 
 
-def decode_with_chart(document: dict[str, Any]) -> str:
-    """The table below the chart, which is drawn for the GPU whose folder comes first."""
-    return "![Milliseconds per token by model and system](decode.svg)\n\n" + decode_table(document)
-
-
 def _speedup(document: dict[str, Any], row: dict[str, Any], over: str) -> str:
     """How many times faster a row is end to end than the system ``over`` on the same model and workload."""
     base = [r for r in document["rows"] if (r["model"], r["workload"], r["system"]) == (row["model"], row["workload"], over)]
@@ -225,7 +221,7 @@ def kernelbench_table(document: dict[str, Any]) -> str:
 
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "summary": ("decode", summary_table), "decode": ("decode", decode_with_chart), "memory": ("memory", memory_table),
+    "summary": ("decode", summary_table), "decode": ("decode", decode_table), "memory": ("memory", memory_table),
     "prefill": ("prefill", prefill_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "architectures": ("decode_bf16", architecture_tables.architectures),
@@ -258,9 +254,15 @@ def section(marker: str, gpus: dict[str, dict[str, dict[str, Any]]]) -> str:
     some = {gpu: results for gpu, results in gpus.items() if name in results}
     if marker in ONCE:
         some = dict(list(some.items())[-1:])
+    some = dict(sorted(some.items(), key=lambda item: -_models(item[1][name])))
     parts = [f"{make(results[name])}\n\n{conditions(results[name])} ([{name}.json]({{path}}benchmarks/results/{gpu}/{name}.json))"
              for gpu, results in some.items()]
-    return "\n\n".join(parts) or "Not measured yet."
+    return "\n\n".join([*([DRAWN] * bool(parts and marker == "decode")), *parts]) or "Not measured yet."
+
+
+def _models(document: dict[str, Any]) -> int:
+    """Of how many models a file tells: the GPU that most were measured on comes first."""
+    return len({row.get("model") for row in document["rows"]})
 
 
 def rendered(text: str, gpus: dict[str, dict[str, dict[str, Any]]], to_root: str) -> str:
@@ -277,7 +279,7 @@ def documents(results: Path = RESULTS) -> dict[Path, str]:
     """Every document that holds results, as it must be."""
     gpus = {folder.name: load(folder) for folder in sorted(results.glob("*")) if folder.is_dir()}
     found = {path: rendered(path.read_text(), gpus, "../" if path.parent != ROOT else "") for path in DOCUMENTS if path.exists()}
-    decode = next((r["decode"] for r in gpus.values() if "decode" in r), None)
+    decode = max((r["decode"] for r in gpus.values() if "decode" in r), key=_models, default=None)
     if decode is not None:
         found[CHART] = decode_chart([r for r in sorted(decode["rows"], key=_order) if r["workload"] == "128/128"], decode["gpu"])
     return found
