@@ -5,6 +5,7 @@ import re
 from attrs import frozen
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -22,8 +23,12 @@ class Edit:
 
 
 def code_only(text: str) -> str:
-    """The text with every comment and preprocessor line replaced by blanks of the same length."""
+    """The text with every comment, preprocessor line and launch bound replaced by blanks of the same length.
+
+    Launch bounds limit registers; no mutant of them computes anything else.
+    """
     blanked = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    blanked = _BOUNDS.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), blanked)
     return re.sub(r"^[ \t]*#[^\n]*", lambda found: " " * len(found[0]), blanked, flags=re.MULTILINE)
 
 
