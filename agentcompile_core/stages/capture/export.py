@@ -5,7 +5,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ from .states import Held, cache_keyword
 from .unread import without_what_nobody_reads
 
 NOTHING = Held()
+PREFIX = "model."
 
 
 @frozen
@@ -37,7 +38,7 @@ class Exported:
     program: torch.export.ExportedProgram
     inputs: tuple[str, ...]
     model: nn.Module
-    prefix: str = "model."
+    prefix: str = PREFIX
 
 
 class _Step(nn.Module):
@@ -138,11 +139,34 @@ def calls_of_prefill(
     Raises:
         Unlike: it cannot be seen. Whatever the model raises on tensors without memory is raised, too.
     """
+    return _calls(PrefillChunk(model, kv, tracing, held), _chunk(kv, tokens, torch.device("meta"), held)[0])
+
+
+def calls_of_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING) -> tuple[Call, ...]:
+    """The same of ``export_decode``."""
+    return _calls(DecodeStep(model, kv, tracing, held), _state(kv, torch.device("meta"), held)[0])
+
+
+def _calls(step: _Step, arguments: tuple[Tensor, ...]) -> tuple[Call, ...]:
     from torch._export.utils import _compiling_state_context  # models ask whether they are exported
 
-    step, (arguments, _) = PrefillChunk(model, kv, tracing, held), _chunk(kv, tokens, torch.device("meta"), held)
-    with undisturbed(model), _as_traced(step), _compiling_state_context():
+    with undisturbed(step.model), _as_traced(step), _compiling_state_context():
         return calls_of(step, arguments)
+
+
+def calls_of_graph(run: Callable[[dict[str, Tensor]], Any], model: nn.Module, kv: KVSpec, tokens: int, held: Held) -> tuple[Call, ...]:
+    """What ``run`` calls over the tensors of ``model`` and of a chunk of ``tokens`` (0: of the decode step), given by their names.
+
+    The tensors are numbered as those of ``calls_of_prefill`` and ``calls_of_decode`` are.
+    """
+    step = _Step(model, kv)
+    arguments, names = given_to(kv, tokens, torch.device("meta"), held)
+
+    def named(tensors: dict[str, Tensor]) -> Any:
+        return run({**{name.removeprefix(PREFIX): one for name, one in tensors.items()}, **dict(zip(names, arguments, strict=True))})
+
+    with torch.no_grad():
+        return calls_of(step, arguments, named)
 
 
 def export_forward(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Exported:
@@ -174,6 +198,11 @@ def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, 
     states = tuple(torch.zeros(one.spec.shape, dtype=torch_dtype(one.spec.dtype), device=device) for one in held.states)
     names += tuple(one.source for one in held.states)
     return (ids, position, history, *caches, *states), ("session.ids", "session.position", "session.history", *names)
+
+
+def given_to(kv: KVSpec, tokens: int, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    """Arguments of a chunk of ``tokens`` on ``device`` and their names; of 0 tokens: of the decode step."""
+    return _chunk(kv, tokens, device, held) if tokens else _state(kv, device, held)
 
 
 def _chunk(kv: KVSpec, tokens: int, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:

@@ -14,9 +14,10 @@ from ...runtime.as_captured import as_captured
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .chunk_sizes import ChunkSizes, chunk_name
+from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
-from .export import NOTHING, Exported, calls_of_prefill, evaluating, export_decode, export_prefill, quiet
+from .export import NOTHING, evaluating, export_decode, export_prefill, quiet
 from .filled import join_parts
 from .functional import check_writes, without_writes
 from .importer import import_program
@@ -86,29 +87,33 @@ def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec,
 
 
 def _capture(model: nn.Module, workload: Workload, tracing: Tracing, held: Held) -> tuple[KVSpec, list[Graph]]:
-    kv, decode = _capture_decode(model, workload, tracing, held)
+    deep = Deep(model, tracing, held)
+    kv, decode = _capture_decode(deep, workload)
     if held.whole_chunks and _grows(model, kv, tracing, held):
         return kv, [decode]
-    return kv, [decode, *_capture_prefill(model, workload, kv, tracing, held)]
+    return kv, [decode, *_capture_prefill(deep, workload, kv)]
 
 
-def _capture_decode(
-    model: nn.Module, workload: Workload, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
-) -> tuple[KVSpec, Graph]:
-    kv, exported = _exported(model, kv_spec(model, workload, held), tracing, held)
-    return kv, _normal(import_program(exported, "decode", GraphKind.DECODE), model, kv, tracing, held)
+def _capture_decode(deep: Deep, workload: Workload) -> tuple[KVSpec, Graph]:
+    kv, decode = _imported(deep, kv_spec(deep.model, workload, deep.held))
+    return kv, _normal(decode, deep.model, kv, deep.tracing, deep.held)
 
 
-def _exported(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> tuple[KVSpec, Exported]:
+def _imported(deep: Deep, kv: KVSpec) -> tuple[KVSpec, Graph]:
     """The decode step, and the cache that it showed: a configuration may name its heads otherwise, or not how often it attends."""
     for _ in range(3):
         try:
-            return kv, export_decode(model, kv, tracing, held)
+            return kv, _decode(deep, kv)
         except DifferentHeads as exc:
             kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim, value_dim=exc.value_dim)
         except DifferentCalls as exc:
             kv = evolve(kv, layers=exc.calls)
-    return kv, export_decode(model, kv, tracing, held)
+    return kv, _decode(deep, kv)
+
+
+def _decode(deep: Deep, kv: KVSpec) -> Graph:
+    found = deep.graph(kv, 0)
+    return found or import_program(export_decode(deep.model, kv, deep.tracing, deep.held), "decode", GraphKind.DECODE)
 
 
 def _grows(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> bool:
@@ -117,14 +122,15 @@ def _grows(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> bool:
     return len(sizes) > 1
 
 
-def _capture_prefill(
-    model: nn.Module, workload: Workload, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING
-) -> list[Graph]:
+def _capture_prefill(deep: Deep, workload: Workload, kv: KVSpec) -> list[Graph]:
+    model, tracing, held = deep.model, deep.tracing, deep.held
+
     def exported(tokens: int) -> Graph:
-        return import_program(export_prefill(model, kv, tokens, tracing, held), chunk_name(tokens), GraphKind.PREFILL, tokens)
+        program = export_prefill(model, kv, tokens, tracing, held)
+        return import_program(program, chunk_name(tokens), GraphKind.PREFILL, tokens)
 
     sizes = sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks})
-    chunks = ChunkSizes(exported, lambda tokens: calls_of_prefill(model, kv, tokens, tracing, held))
+    chunks = ChunkSizes(lambda tokens: deep.graph(kv, tokens) or exported(tokens), lambda tokens: deep.calls(kv, tokens))
     graphs: list[Graph] = []
     for tokens in sizes:
         most = _most_rows(graphs[-1], held) if graphs else sizes[0]

@@ -1,0 +1,383 @@
+"""The graphs of a deep model are those that torch.export would have made of it, wherever only its first layers were traced."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from capture_models import SIZES, TOKENS, WINDOWED, WORKLOAD, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_capture_chunk_sizes import MODELS
+from test_capture_models import CAPTURED, EXPERTS, WITHOUT_ITS_HELP
+from torch import Tensor, nn
+
+from agentcompile_core.errors import VerificationError
+from agentcompile_core.ir.graph import Graph, GraphKind, GraphSet, Node, Ref
+from agentcompile_core.stages.capture import deep, language_model, layers
+from agentcompile_core.stages.capture.attention import Tracing
+from agentcompile_core.stages.capture.between import Unlike
+from agentcompile_core.stages.capture.deep import Deep
+from agentcompile_core.stages.capture.export import calls_of_decode, calls_of_graph, export_decode
+from agentcompile_core.stages.capture.importer import import_program
+from agentcompile_core.stages.capture.language_model import capture_language_model, kv_spec
+from agentcompile_core.stages.capture.layers import Depth, depth_of, pays
+from agentcompile_core.stages.capture.performed import perform, said_alike
+from agentcompile_core.stages.capture.states import Held, held_by
+
+ALL = {**CAPTURED, **EXPERTS, **WITHOUT_ITS_HELP}
+COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+DEEP = 5
+# What these call cannot be told without a trace, or all their layers differ in a number.
+WHOLE = {"opt", "falcon", "gpt_neo", "phimoe", "diffllama"}
+KINDS = ["sliding_attention", "full_attention"]
+SHORT: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
+                         "max_position_embeddings": 64, "block_auto_adjust_ff_dim": False, **TOKENS}
+MAMBA2: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 5, "state_size": 4, "num_heads": 4, "head_dim": 8,
+                          "n_groups": 1, "chunk_size": 4, **TOKENS}
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Layers of a model that torch.export saw, and whether that came to the end, in order. Every model is deep enough."""
+    seen: list[tuple[int, bool]] = []
+
+    def counting(before: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(model: nn.Module, *rest: Any) -> Any:
+            count = max(len(part) for part in model.modules() if isinstance(part, nn.ModuleList))
+            seen.append((count, False))
+            program = before(model, *rest)
+            seen[-1] = (count, True)
+            return program
+
+        return counted
+
+    for module in (deep, language_model):
+        for name in ("export_decode", "export_prefill"):
+            monkeypatch.setattr(module, name, counting(getattr(module, name)))
+    monkeypatch.setattr(layers, "pays", lambda deep, shallow: deep > shallow)
+    return seen
+
+
+def captured(model: nn.Module, *sizes: int) -> GraphSet:
+    graphs = capture_language_model(model, "m", evolve(WORKLOAD, prefill_chunks=sizes))
+    assert not graphs.eager_reason
+    return graphs
+
+
+def exported(model: nn.Module, *sizes: int) -> GraphSet:
+    """The same, all layers traced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deep, "graph", lambda self, kv, tokens: None)
+        return captured(model, *sizes)
+
+
+def deepened(model_type: str, count: int) -> nn.Module:
+    options = {key: count if key in COUNTS else value for key, value in ALL[model_type].items()}
+    if model_type == "gpt_neo":
+        options |= {"num_layers": 6, "attention_types": [[["global", "local"], 3]]}
+    elif "sliding_window" in options and model_type not in ("mistral", "starcoder2"):
+        options["layer_types"] = (KINDS * count)[count % 2 : count + count % 2]
+    return tiny(model_type, {**options, "first_k_dense_replace": 1} if model_type == "deepseek_v3" else options)
+
+
+@pytest.mark.parametrize(("model_type", "count"), [(name, 5 + i % 4) for i, name in enumerate(MODELS)])
+def test_graphs_are_the_exported_ones(model_type: str, count: int, traced: list[tuple[int, bool]]) -> None:
+    model = deepened(model_type, count)
+    found = captured(model, 3, 6, 10)
+    whole = {seen for seen, ended in traced if ended and seen == (6 if model_type == "gpt_neo" else count)}
+    assert bool(whole) is (model_type in WHOLE)
+    assert found == exported(model, 3, 6, 10)
+
+
+@pytest.mark.parametrize(("model_type", "options"), [
+    ("lfm2", {**SHORT, "num_hidden_layers": 7, "layer_types": ["conv", *["conv", "conv", "full_attention"] * 2]}),
+    ("lfm2", {**SHORT, "num_hidden_layers": 6, "layer_types": ["full_attention", "conv"] * 3}),
+    ("mamba2", MAMBA2),
+])
+def test_graphs_with_states_are_the_exported_ones(model_type: str, options: dict[str, Any], traced: list[tuple[int, bool]]) -> None:
+    model, pattern = tiny(model_type, options), options.get("layer_types", [])
+    found = captured(model, 4, 8)
+    repeats = len(pattern) != 7  # two periods of three behind the first layer are all there is
+    assert ((options["num_hidden_layers"], True) in traced[:1]) is not repeats
+    assert found == exported(model, 4, 8)
+
+
+def test_a_model_of_few_layers_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pays(36, 2) and pays(26, 14) and not pays(2, 2) and not pays(6, 2) and not pays(20, 14)
+    monkeypatch.setattr(deep, "first_layers", pytest.fail)
+    captured(tiny("qwen3", {**SIZES, "num_hidden_layers": 6}), 4)
+
+
+def qwen(count: int = DEEP) -> Any:
+    return tiny("qwen3", {**SIZES, "num_hidden_layers": count})
+
+
+def replaced(part: nn.Module, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Another forward, in an attribute of this module."""
+    part.forward = change(part.forward)
+
+
+def other_epsilon(parts: Any, at: int) -> None:
+    parts[at].input_layernorm.variance_epsilon = 1e-3
+
+
+def other_scale(parts: Any, at: int) -> None:
+    parts[at].self_attn.scaling = 0.5
+
+
+def other_activation(parts: Any, at: int) -> None:
+    parts[at].mlp.act_fn = nn.GELU()
+
+
+def shared_weight(parts: Any, at: int) -> None:
+    parts[at].mlp.up_proj.weight = parts[at - 1].mlp.up_proj.weight
+
+
+def foreign_weight(parts: Any, at: int) -> None:
+    """Registered as ever, but another layer's is read."""
+    replaced(parts[at].mlp.up_proj, lambda _: lambda x: nn.functional.linear(x, parts[at - 1].mlp.up_proj.weight))
+
+
+def foreign_module(parts: Any, at: int) -> None:
+    parts[at].mlp.forward = parts[at - 1].mlp.forward
+
+
+
+def exchanged_layers(parts: Any, at: int) -> None:
+    """Their caches stay: a layer writes what its number says."""
+    one, other = parts[at - 1], parts[at]
+    parts[at - 1], parts[at] = other, one
+
+
+def branch(parts: Any, at: int) -> None:
+    def branching(plain: Callable[..., Any], index: int) -> Callable[..., Any]:
+        return lambda x: plain(x) * 2 if index == at else plain(x)
+
+    for index, part in enumerate(parts):
+        replaced(part.mlp, partial(branching, index=index))
+
+
+def branch_while_exported(parts: Any, at: int) -> None:
+    replaced(parts[at].mlp, lambda plain: lambda x: plain(x) * 2 if torch.compiler.is_exporting() else plain(x))
+
+
+def long_residual(parts: Any, at: int) -> None:
+    kept: dict[str, Tensor] = {}
+
+    def keep(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def kept_now(x: Tensor) -> Tensor:
+            kept["x"] = plain(x)
+            return kept["x"]
+
+        return kept_now
+
+    replaced(parts[at - 2].mlp, keep)
+    replaced(parts[at].mlp, lambda plain: lambda x: plain(x) + kept["x"])
+
+
+def other_type(parts: Any, at: int) -> None:
+    parts[at].mlp.double()
+    replaced(parts[at].mlp, lambda plain: lambda x: plain(x.double()).to(x.dtype))
+
+
+def other_way_round(parts: Any, at: int) -> None:
+    replaced(parts[at].mlp, lambda plain: lambda x: x + plain(x))
+    for index, part in enumerate(parts):
+        if index != at:
+            replaced(part.mlp, lambda plain: lambda x: plain(x) + x)
+
+
+def literal(parts: Any, at: int) -> None:
+    for index, part in enumerate(parts):
+        replaced(part.mlp, partial(lambda plain, factor: lambda x: plain(x) * torch.tensor(factor), factor=3.0 if index == at else 2.0))
+
+
+def factor_of_each(parts: Any, at: int) -> None:
+    for index, part in enumerate(parts):
+        replaced(part.mlp, partial(lambda plain, number: lambda x: plain(x) / (number + at + 0.5), number=index))
+
+
+def square_of_each(parts: Any, at: int) -> None:
+    for index, part in enumerate(parts):
+        replaced(part.mlp, partial(lambda plain, number: lambda x: plain(x) * number, number=(index + at) ** 2))
+
+
+def left_out(parts: Any, at: int) -> None:
+    parts[at].mlp.forward = lambda x: x
+
+
+def of_half(parts: Any, at: int) -> None:
+    """The same numbers for a tensor of memory; another type for any that follows."""
+    replaced(parts[at].mlp, lambda plain: lambda x: plain(x.half().float()))
+
+
+PLANTS = [
+    other_epsilon, other_scale, other_activation, shared_weight, foreign_weight, foreign_module, exchanged_layers, branch,
+    branch_while_exported, long_residual, other_type, other_way_round, literal, factor_of_each, square_of_each, left_out, of_half,
+]
+
+
+@pytest.mark.parametrize(("plant", "at"), [
+    *((plant, 2) for plant in PLANTS), *((plant, DEEP - 1) for plant in (other_epsilon, foreign_weight, exchanged_layers, left_out)),
+])
+def test_layer_that_is_another_one_is_traced(
+    plant: Callable[[Any, int], None], at: int, traced: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever can be seen of the layers from outside is not looked at, so that the calls alone must show it."""
+    monkeypatch.setattr(layers, "_looks", lambda lists, config, deep: [{}] * deep)
+    model = qwen()
+    plant(model.model.layers, at)
+    found = captured(model, 4)
+    assert traced[0][0] == 2 and (DEEP, True) in traced
+    assert found.graphs == exported(model, 4).graphs
+
+
+@pytest.mark.parametrize("plant", [other_scale, other_activation])
+def test_layer_that_looks_like_another_one_may_be_a_first_one(plant: Callable[[Any, int], None], traced: list[tuple[int, bool]]) -> None:
+    model = qwen(7)
+    plant(model.model.layers, 2)
+    found = captured(model, 4)
+    assert {seen for seen, _ in traced} == {5} and found == exported(model, 4)
+
+
+def test_layer_with_another_window_is_traced(traced: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_looks", lambda lists, config, deep: [{}] * deep)
+    types = [KINDS[0]] * 3 + [KINDS[1], KINDS[0]]
+    model = tiny("gemma2", {**WINDOWED, "num_hidden_layers": DEEP, "layer_types": types})
+    found = captured(model, 4)
+    assert traced[0][0] == 2 and (DEEP, True) in traced and found == exported(model, 4)
+
+
+def test_integers_that_count_the_layers_are_no_obstacle(traced: list[tuple[int, bool]]) -> None:
+    model = qwen()
+    for index, part in enumerate(model.model.layers):
+        replaced(part.mlp, partial(lambda plain, number: lambda x: plain(x) + number, number=3 * index + 1))
+    found = captured(model, 4)
+    assert {seen for seen, _ in traced} == {2} and found == exported(model, 4)
+
+
+def test_weight_of_all_layers_stays_one(traced: list[tuple[int, bool]]) -> None:
+    model = qwen()
+    for part in model.model.layers:
+        part.mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
+    found = captured(model, 4)
+    assert {seen for seen, _ in traced} == {2} and found == exported(model, 4)
+
+
+def test_the_model_itself_is_never_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even while its twin is traced: its own thread may run it."""
+    model: Any = qwen(8)
+    before = {path: {**vars(part), "_modules": dict(part._modules)} for path, part in model.named_modules()}
+    plain, seen = export_decode, []
+
+    def looking(twin: Any, *rest: Any) -> Any:
+        assert len(twin.model.layers) == 2 and twin.model.layers[1] is model.model.layers[1] and twin.lm_head is model.lm_head
+        seen.append({path: {**vars(part), "_modules": dict(part._modules)} for path, part in model.named_modules()} == before)
+        return plain(twin, *rest)
+
+    monkeypatch.setattr(deep, "export_decode", looking)
+    captured(model, 4)
+    assert seen == [True]
+    assert {path: {**vars(part), "_modules": dict(part._modules)} for path, part in model.named_modules()} == before
+
+
+def test_periods_are_found() -> None:
+    def depth(model_type: str, options: dict[str, Any]) -> Depth | None:
+        model = tiny(model_type, options)
+        return depth_of(model, kv_spec(model, WORKLOAD, held_by(model)), held_by(model))
+
+    def gemma(types: list[str]) -> Depth | None:
+        return depth("gemma3_text", {**WINDOWED, "num_hidden_layers": len(types), "layer_types": types})
+
+    wanted = {"paths": ("model.layers",)}
+    assert gemma(KINDS * 9) == Depth(deep=18, shallow=4, period=2, **wanted)
+    assert gemma([KINDS[0], *KINDS * 9]) == Depth(deep=19, shallow=5, period=2, **wanted)
+    assert gemma([*[KINDS[0]] * 3, *[KINDS[1]] * 16]) == Depth(deep=19, shallow=5, period=1, **wanted)
+    assert gemma([KINDS[0]] * 18 + KINDS) is None
+    conv = {**SHORT, "num_hidden_layers": 18, "layer_types": ["conv", "conv", "full_attention"] * 6}
+    assert depth("lfm2", conv) == Depth(deep=18, shallow=6, period=3, **wanted)
+
+
+MODEL = qwen(4)
+KV = kv_spec(MODEL, WORKLOAD)
+GRAPH = import_program(export_decode(MODEL, KV), "decode", GraphKind.DECODE)
+CALLS = calls_of_decode(MODEL, KV)
+
+
+def alike(graph: Graph) -> bool:
+    try:
+        return said_alike(calls_of_graph(partial(perform, graph.verify()), MODEL, KV, 0, Held()), CALLS)
+    except (Unlike, VerificationError, RuntimeError, TypeError, IndexError, ValueError):
+        return False
+
+
+def test_exported_graph_calls_what_its_model_calls() -> None:
+    assert alike(GRAPH)
+
+
+def others(graph: Graph, node: Node, name: str) -> list[str]:
+    """Values that could stand in the place of ``name`` there: of the same shape and type, and there before."""
+    before = graph.nodes[: graph.nodes.index(node)]
+    made = {value for one in before for value in one.outputs}
+    there = [v.name for v in graph.values if v.name in made or v.kind.value != "intermediate"]
+    return [other for other in there if itself(graph, other) != itself(graph, name) and graph.spec(other) == graph.spec(name)]
+
+
+def itself(graph: Graph, name: str) -> str:
+    """Which tensor it is: a cast to its own type hands it on."""
+    node = graph.producer.get(name)
+    return itself(graph, node.inputs[0]) if node is not None and node.op.startswith(("aten.to.", "aten.contiguous.")) else name
+
+
+def changes(graph: Graph, node: Node, at: int) -> list[Any]:
+    """What else the argument at this place might have been."""
+    given = node.args[at]
+    if isinstance(given, Ref):
+        return [Ref(other) for other in others(graph, node, given.value)]
+    if isinstance(given, bool) or given is None:
+        return [not given]
+    if isinstance(given, int | float):
+        return [given + 1, -given - 3, float(given) if isinstance(given, int) else given * (1 + 1e-12)]
+    return [given[::-1]] if isinstance(given, tuple) and given != given[::-1] else []
+
+
+PLACES = [(index, at) for index, node in enumerate(GRAPH.nodes) for at in range(len(node.args)) if changes(GRAPH, node, at)]
+
+
+@settings(max_examples=80, derandomize=True, database=None, deadline=None)
+@given(st.data())
+def test_any_other_argument_of_any_node_is_found(data: st.DataObject) -> None:
+    index, at = data.draw(st.sampled_from(PLACES))
+    node = GRAPH.nodes[index]
+    other = data.draw(st.sampled_from(changes(GRAPH, node, at)))
+    # What is written moves along with the argument that says it.
+    given = node.args[at]
+    names = {given.value: other.value} if isinstance(given, Ref) and isinstance(other, Ref) else {}
+    changed = evolve(node, args=(*node.args[:at], other, *node.args[at + 1 :]), mutates=tuple(names.get(n, n) for n in node.mutates))
+    assert not alike(evolve(GRAPH, nodes=(*GRAPH.nodes[:index], changed, *GRAPH.nodes[index + 1 :])))
+
+
+@settings(max_examples=30, derandomize=True, database=None, deadline=None)
+@given(st.integers(0, len(GRAPH.nodes) - 2))
+def test_any_other_order_of_effects_and_any_other_description_is_found(index: int) -> None:
+    one, behind = GRAPH.nodes[index], GRAPH.nodes[index + 1]
+    if not set(one.outputs) & set(behind.inputs):
+        assert not alike(evolve(GRAPH, nodes=(*GRAPH.nodes[:index], behind, one, *GRAPH.nodes[index + 2 :])))
+    for changed in (evolve(one, mutates=(*one.mutates, "kv.key.0")), evolve(one, outputs=())):
+        assert not alike(evolve(GRAPH, nodes=(*GRAPH.nodes[:index], changed, *GRAPH.nodes[index + 1 :])))
+    if one.outputs:
+        spec = evolve(GRAPH.spec(one.outputs[0]), shape=(*GRAPH.spec(one.outputs[0]).shape, 2))
+        values = tuple(evolve(value, spec=spec) if value.name == one.outputs[0] else value for value in GRAPH.values)
+        assert not alike(evolve(GRAPH, values=values))
+
+
+def test_other_results_are_found() -> None:
+    assert not alike(evolve(GRAPH, outputs=GRAPH.outputs[::-1])) and not alike(evolve(GRAPH, outputs=GRAPH.outputs[:1]))
+
+
+def test_what_one_trace_says_is_asked_once() -> None:
+    model = Deep(MODEL, Tracing.PLAIN, Held())
+    assert model.calls(KV, 4) is model.calls(KV, 4) and model.calls(KV, 0) == CALLS
