@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from .private_folders import PrivateFolder as PrivateFolder, sweep as sweep
     from .processes.environment import child_environment as child_environment
     from .processes.toolchain import GuardedServer as GuardedServer, run_guarded as run_guarded, serve as serve
-    from .runtime.graph_capture import record_program as record_program
+    from .runtime.graph_capture import record_program as record_program, uncollected as uncollected
     from .runtime.program import Program as Program, Segment as Segment
     from .store import default_root as default_root
     from .ir import kind_names as kind_names, serial as serial
@@ -158,7 +158,7 @@ _NAMES = {
     "private_folders": "PrivateFolder sweep",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
-    "runtime.graph_capture": "record_program",
+    "runtime.graph_capture": "record_program uncollected",
     "runtime.program": "Program Segment",
     "store": "default_root",
 }

@@ -65,7 +65,7 @@ def compile_command(options: argparse.Namespace) -> int:
 def generate_command(options: argparse.Namespace) -> int:
     """Generate and print text, streaming on a terminal."""
     config, choosing, prompt = checks.config_of(options), checks.choosing(options), checks.prompt_of(options)
-    compiled = _to_generate(options, config)
+    compiled = _runnable(options, config)
     if compiled.tokenizer is None:
         raise UsageError(f"{compiled.loaded.name} has no tokenizer, so it cannot read text; use the Python API with token ids")
     for note in compiled.notes:
@@ -89,7 +89,7 @@ def generate_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _to_generate(options: argparse.Namespace, config: Config) -> Any:
+def _runnable(options: argparse.Namespace, config: Config) -> Any:
     from .. import api
 
     if not options.bundle:
@@ -131,7 +131,7 @@ def trace_command(options: argparse.Namespace) -> int:
 
     config = checks.config_of(options)
     checks.check_trace(options)
-    line = _to_generate(options, config).trace(options.position, layer=options.layer, repetitions=options.repetitions)
+    line = _runnable(options, config).trace(options.position, layer=options.layer, repetitions=options.repetitions)
     if options.svg:
         Path(options.svg).write_text(trace.trace_picture(line), encoding="utf-8")
     _print(options, trace.trace_document(line), trace.trace_text(line))

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
+OUTSIDE = -1  # the layer of what lies outside of layers
 Times = tuple[tuple[int, ...], ...]  # per block the nanoseconds at which it passed each phase; 0: it did not
 
 
@@ -25,7 +26,7 @@ class TracedLaunch:
 
     step: str
     label: str
-    layer: int  # -1: outside of layers
+    layer: int  # or OUTSIDE
     blocks: int
     nbytes: int  # of the whole step; 0 for its second and further launches
     floor_us: float  # of those bytes at the memory bandwidth; 0: not known
@@ -105,7 +106,7 @@ def losses(launches: Sequence[TracedLaunch], layer: int, layers: int) -> tuple[L
     found = []
     for launch, following in zip(launches, (*launches[1:], None), strict=True):
         released, end, first = launch.at("released"), launch.at("end"), launch.at("first")
-        if end is None or launch.layer not in (layer, -1):
+        if end is None or launch.layer not in (layer, OUTSIDE):
             continue
         said = {UNEVEN: end.most_us - end.mean_us}
         then = following.at("released") if following is not None and following.layer in (launch.layer, launch.layer + 1) else None

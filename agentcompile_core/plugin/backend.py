@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..configuration import defaults
-from ..errors import Cause, Reject
+from ..errors import Cause, ContractError, Reject
 from ..ir.candidate import Kernel, Launch, StepSource
 from ..ir.target import Target
 from ..ops.odds import Odds
@@ -199,7 +199,7 @@ class Backend(Offer):
     def noted(self, handle: Any, source: StepSource) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Per launch of a traced source that was loaded as ``handle`` and has run, and per block of its grid: the time of each of
         ``PHASES`` in nanoseconds of a clock that all blocks share, 0 where it was not passed. Waits for the device."""
-        raise NotImplementedError(f"the backend {self.name} traces nothing")
+        raise ContractError(f"the backend {self.name} offers traced kernels and no noted(), which reads what they noted")
 
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """What a bundle offers to users without AgentCompile: content by path below the bundle's ``extension`` folder.

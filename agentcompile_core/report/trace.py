@@ -6,12 +6,11 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from ..ir import serial
-from ..ir.timeline import WORDS, Loss, PhaseTimes, TimeLine, TracedLaunch
+from ..ir.timeline import OUTSIDE, WORDS, Loss, PhaseTimes, TimeLine, TracedLaunch
 from ..plugin.phases import PHASES
 from .tables import table
 
 NAMED = 3  # losses in the summary
-BEHIND = -1  # the layer of what lies behind the layers
 WIDTH, LEFT, ROW, TOP, GAP = 1000, 260, 28, 76, 34  # of the picture
 MARKS = {"first": "#1a9850", "last": "#f2a900", "merged": "#8e44ad"}
 STEPS_US, MOST_LINES = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e9), 14  # between two lines, and how many
@@ -47,7 +46,7 @@ def _loss(loss: Loss) -> str:
 
 
 def _name(launch: TracedLaunch, line: TimeLine) -> str:
-    where = {line.layer: "", BEHIND: " (behind the layers)"}.get(launch.layer, " (next layer)")
+    where = {line.layer: "", OUTSIDE: " (behind the layers)"}.get(launch.layer, " (next layer)")
     return f"{launch.label}{where}"
 
 
@@ -62,8 +61,8 @@ def _cell(times: PhaseTimes | None, phase: str) -> str:
 def trace_picture(line: TimeLine) -> str:
     """An SVG: a row per launch, from its first block's start to its last one's end, darker from the release on, with its phases. What
     lies behind the layers has a scale of its own."""
-    layer = [launch for launch in line.launches if launch.layer != BEHIND]
-    behind = [launch for launch in line.launches if launch.layer == BEHIND]
+    layer = [launch for launch in line.launches if launch.layer != OUTSIDE]
+    behind = [launch for launch in line.launches if launch.layer == OUTSIDE]
     first, y = _panel(layer, line, TOP)
     second, y = _panel(behind, line, y + GAP) if behind else ([], y)
     marks = [_text(LEFT + number * 110, 44, f"| {phase}", colour) for number, (phase, colour) in enumerate(MARKS.items())]

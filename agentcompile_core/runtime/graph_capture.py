@@ -1,6 +1,8 @@
 """How a program is recorded, the same for everybody who does: in pieces, where no graph may hold some of it."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from ..errors import Reject
@@ -45,3 +47,15 @@ def repeated(parts: list[Callable[[], None]], runs: int) -> Callable[[], None]:
                 part()
 
     return run
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected: what is found late ends no capture (a graph in a circle would be destroyed within it) and slows no trace."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -12,7 +12,7 @@ from ..ir.candidate import Kernel, StepSource
 from ..ir.graph import Graph
 from ..ir.region import Match, Role
 from ..ir.target import Target
-from ..ir.timeline import TimeLine, Times, TracedLaunch, clock_step_ns, losses, medians, phase_times
+from ..ir.timeline import OUTSIDE, TimeLine, Times, TracedLaunch, clock_step_ns, losses, medians, phase_times
 from ..plugin.backend import Backend
 from ..plugin.phases import PHASES
 from .program import Program, Segment
@@ -21,7 +21,6 @@ from .session import Session
 RELEASED = PHASES.index("released")
 WARM_UPS = 2
 TIMED, TIMED_RUNS = 5, 8  # samples of a whole step, and steps of each
-OUTSIDE = -1
 Run = tuple[tuple[Times, ...], ...]  # per traced step and launch what its blocks noted
 
 
@@ -84,16 +83,11 @@ def _layer_of(graph: Graph, segment: Segment) -> int:
 
 def _traced(program: Program, layer: int, backend: Backend, target: Target) -> tuple[_Traced, ...]:
     """The steps of the layer, the first one behind it, and those behind the last layer; each with a kernel of its own."""
-    sources = {source.key: source for source in program.sources}
-    found, behind, inside = [], False, False
-    for index, segment in enumerate(program.segments):
-        if not segment.source:
-            continue
-        number = _layer_of(program.graph, segment)
-        first_behind = not behind and inside and number not in (layer, OUTSIDE)
-        inside, behind = inside or number == layer, behind or first_behind
-        if number != layer and not first_behind and (number != OUTSIDE or not inside):
-            continue
+    sources, found = {source.key: source for source in program.sources}, []
+    numbered = [(_layer_of(program.graph, s), index, s) for index, s in enumerate(program.segments) if s.source]
+    numbered = numbered[next(place for place, (number, *_) in enumerate(numbered) if number == layer):]
+    following = next((one for one in numbered if one[0] not in (layer, OUTSIDE)), None)
+    for number, index, segment in (one for one in numbered if one is following or one[0] in (layer, OUTSIDE)):
         source = backend.traced(sources[segment.source], f"{program.name} {index}")
         if source is None:
             raise UsageError(f"the backend {backend.name} traces no kernels")

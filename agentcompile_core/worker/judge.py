@@ -31,7 +31,7 @@ from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
 from .captured import CapturedVariant, States, Variant, replays_of
-from .pairs import pairs
+from .neighbours import replacements
 from .synthetic import Synthetic
 
 PAIRS = 7
@@ -155,9 +155,9 @@ class _Chain:
                            accepted=self.accepted, refused=tuple(self.refused), trials=tuple(self.trials))
 
     def _two_at_a_time(self, incumbent: tuple[Selection, ...], best: Variant, deadline: float) -> tuple[tuple[Selection, ...], Variant]:
-        """What is left of the time goes to neighbours changed together; see ``pairs``."""
+        """What is left of the time goes to neighbours changed together; see ``neighbours``."""
         options = {(a.signature, a.selected.step): a for a in self.q.alternatives if a.selected is not None}
-        for one, other in pairs(incumbent, self.q.regions, self.ratios):
+        for one, other in replacements(incumbent, self.q.regions, self.ratios):
             first, second = options[one], options[other]
             if time.monotonic() > deadline:
                 break

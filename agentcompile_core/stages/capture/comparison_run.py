@@ -76,10 +76,10 @@ class GraphRun:
     """One run of the graphs over state of its own. ``wrong_state`` says which part of the decode state they left wrong."""
 
     def __init__(self, graphs: GraphSet, tensors: dict[str, Tensor], device: torch.device, wide: torch.dtype | None,
-                 prepared: dict[str, Prepared] | None = None) -> None:
+                 prepared: dict[str, Prepared]) -> None:
         """``prepared`` collects the nodes of graphs by name, for further runs of the same graphs, type and device."""
         self.graphs, self.device, self.wide = graphs, device, wide
-        self._prepared = {} if prepared is None else prepared
+        self._prepared = prepared
         self.wrong_state = ""
         self.environment = {**tensors}
 

@@ -11,6 +11,7 @@ from ...ops.names import ATTENTION
 from ...ops.schema import named, with_argument
 from ...plugin.interfaces import LoadedModel
 from ...runtime.as_captured import as_captured
+from ...runtime.graph_capture import uncollected
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .chunk_sizes import ChunkSizes, chunk_name
@@ -26,7 +27,6 @@ from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
 from .states import Held, check_states, held_by
-from .unread import uncollected
 
 # Rows of a chunk where there are experts: the framework computes all of them for every row, and keeps what that gives.
 MOST_WITH_EXPERTS, EXPERT_LINEAR = 512, "agentcompile.expert_linear.default"

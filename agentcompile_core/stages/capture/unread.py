@@ -1,6 +1,5 @@
 """What torch.export makes that nobody here reads, left out: Python stacks of operators, Python code of graphs, garbage found early."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import torch.fx
 import torch.fx.proxy
 from torch.fx import _lazy_graph_module as lazy
+
+from ...runtime.graph_capture import uncollected
 
 SETTING = "do_not_emit_stack_traces"  # of torch.fx.config, from torch 2.13 on
 
@@ -52,15 +53,3 @@ def _without_code() -> Iterator[None]:
         return
     with switch(True):
         yield
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Garbage waits until the graphs are there: looking for it takes a tenth of an export, and finds next to nothing."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

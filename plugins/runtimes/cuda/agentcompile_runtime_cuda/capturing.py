@@ -1,13 +1,12 @@
 """The one way in which anything is captured into a CUDA graph: the session's programs, the chain's judge, what is timed."""
 
 import contextlib
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from agentcompile_core.plugin_api import Reject
+from agentcompile_core.plugin_api import Reject, uncollected
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +35,7 @@ class Captures:
         capturing = _passing(graph) if pool is None else _kept(graph, pool, side)
         try:
             # The outer context restores the current stream, which torch leaves switched where a capture fails.
-            with torch.cuda.stream(side), capturing, _uncollected():
+            with torch.cuda.stream(side), capturing, uncollected():
                 for _ in range(runs):
                     run()
         except Exception as exc:
@@ -67,18 +66,6 @@ class _Replay:
 
     def __call__(self) -> None:
         self._replay()
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is collected: a graph of somebody's that is in a circle would be destroyed now, which ends the capture as failed."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @contextlib.contextmanager

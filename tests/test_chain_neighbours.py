@@ -12,7 +12,7 @@ from agentcompile_core.ir.decisions import CHAIN_MARGIN, ChainLog
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Schedule, Step
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.report.audit_chain import evidence_of, replayed
-from agentcompile_core.worker import judge, pairs
+from agentcompile_core.worker import judge, neighbours
 from agentcompile_core.worker.judge import Alternative
 
 PLACES = ("a", "b", "c")  # of the steps of one region, in its order
@@ -97,11 +97,11 @@ def test_the_end_is_no_slower_and_follows_from_the_log(single: list[float], toge
 
 def test_neighbours_are_those_of_the_region_and_of_its_next_copy() -> None:
     ratios = {("s", step(place, number)): 1.0 + number / 100 for place in PLACES for number in (1, 2, 5)} | {("s", step("a", 6)): 0.0}
-    found = pairs.pairs((selection((0, 0, 0)),), (region(),), ratios)
+    found = neighbours.replacements((selection((0, 0, 0)),), (region(),), ratios)
     places = {(one.match_id, other.match_id) for (_, one), (_, other) in found}
     assert places == {("a", "b"), ("b", "c"), ("c", "a")}
     assert {one.schedule["number"] for (_, one), _ in found} == {1, 2}, "closest ones only"
     sums = [ratios[a] * ratios[b] for a, b in found]
     assert sums == sorted(sums)
-    alone = pairs.pairs((selection((0, 0, 0)),), (region(1),), ratios)
+    alone = neighbours.replacements((selection((0, 0, 0)),), (region(1),), ratios)
     assert {(one.match_id, other.match_id) for (_, one), (_, other) in alone} == {("a", "b"), ("b", "c")}

@@ -16,7 +16,7 @@ MOST_PER_STEP = 3
 Key = tuple[str, Step]  # signature and step
 
 
-def pairs(selections: Sequence[Selection], regions: Sequence[Region], ratios: Mapping[Key, float]) -> tuple[tuple[Key, Key], ...]:
+def replacements(selections: Sequence[Selection], regions: Sequence[Region], ratios: Mapping[Key, float]) -> tuple[tuple[Key, Key], ...]:
     """Two replacements each, those that came closest alone first. ``ratios``: of what was tried and not taken, 0 where nothing was found.
 
     Neighbours are steps that follow each other in a region; the last and the first one too, where the region repeats.
