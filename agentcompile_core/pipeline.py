@@ -22,7 +22,7 @@ from .ir.graph import Graph, GraphKind, GraphSet, Workload
 from .ir.plan import PlanSpace, RegionPlan
 from .ir.record import TuningRecord
 from .ir.region import Analysis, Region
-from .ir.search_log import Seen, Tried, tried
+from .ir.search_log import Seen, Tried, Untried, tried
 from .ir.selection import Basis, Selection, fallback
 from .plugin.events import StageFinished, StageStarted
 from .plugin.interfaces import Frontend, LoadedModel
@@ -133,6 +133,10 @@ def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Ro
         with clock("advise"):
             ordered = advise.run(plans, found.records, round_number, ctx)
         advice, asked = advice + tuple(o.record for o in ordered), (*asked, ordered)
+        over = validate.over(ordered, ctx.budget.left_s("search"), ctx)
+        if over is not None:
+            seen = evolve(seen, untried=tuple(Untried(signature=o.signature, step=s, reason=over) for o in ordered for s in o.steps))
+            break
         with clock("lower") as facts:
             candidates = lower.run(ordered, ctx)
             facts |= {"candidates": len(candidates)}
@@ -145,7 +149,8 @@ def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Ro
             records = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
             facts |= {"records": len(records), "passed": sum(1 for r in records if r.passed)}
         found = found.and_then(evaluated)
-    return _Rounds(found=found, advice=advice, seen=evolve(seen, cached=found.cached, untried=found.untried), ordered=asked)
+    seen = evolve(seen, cached=found.cached, untried=(*found.untried, *seen.untried))
+    return _Rounds(found=found, advice=advice, seen=seen, ordered=asked)
 
 
 def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step: Graph | None) -> tuple[select.Selected, Evaluated]:

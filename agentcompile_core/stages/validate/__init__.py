@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from attrs import evolve
@@ -9,6 +10,7 @@ from attrs import evolve
 from ...budget import SPARE_SHARE
 from ...context import Context
 from ...ir.advice import OrderedPlan
+from ...ir.baseline import FRAMEWORK
 from ...ir.candidate import Candidate
 from ...ir.evaluated import Evaluated
 from ...ir.record import TuningRecord
@@ -18,17 +20,18 @@ from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
 from ...worker import Evaluation, Job
 from . import final_checks, winners
-from .entries import Entry, Queue, job_of
+from .entries import Entry, Queue, environment, job_of
 from .ledger import Ledger
-from .resume import Search
+from .resume import Search, spent_before
+from .turns import Turns
 
 
 def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], left_s: float, ctx: Context,
         earlier: tuple[TuningRecord, ...] = ()) -> Evaluated:
     """Evaluate ``candidates`` within ``left_s`` seconds; ``earlier`` are the records of the rounds before.
 
-    Matches take turns, those of the favourite cover and those that move most bytes first, so that an early end finds
-    every match served.
+    Matches take turns, those of the favourite cover first, so that an early end finds every node served; where there is a clock,
+    then those where most time can be won (``turns``).
     """
     if ctx.backend is None or not final_checks.installed(ctx):
         if ctx.backend is None:
@@ -66,6 +69,15 @@ def only_confirmed(found: Evaluated, ctx: Context) -> Evaluated:
     return winners.only_confirmed(found, ctx)
 
 
+def over(ordered: tuple[OrderedPlan, ...], left_s: float, ctx: Context) -> Reason | None:
+    """Why nothing of what is ordered will be evaluated, which is known before it is lowered; None: it may be."""
+    if left_s <= 0:
+        return Reason.TIME
+    if ctx.backend is None or not final_checks.installed(ctx):
+        return None
+    return Reason.ENDED if spent_before(ordered, environment(ctx.backend, ctx), ctx) else None
+
+
 class _Stage:
     """One call: the queue of entries, the ledger of what is known, the memory of earlier searches."""
 
@@ -73,9 +85,10 @@ class _Stage:
         self._ordered, self._backend, self._stop_at, self._ctx = ordered, backend, stop_at, ctx
         self._queue = Queue(ordered, backend, ctx)
         self._ledger = Ledger(backend, ctx)
+        self._earlier: tuple[TuningRecord, ...] = ()
 
     def evaluated(self, candidates: tuple[Candidate, ...], earlier: tuple[TuningRecord, ...]) -> Evaluated:
-        entries, ledger = self._queue.entries(candidates), self._ledger
+        entries, ledger, self._earlier = self._queue.entries(candidates), self._ledger, earlier
         search = Search(self._ordered, (entry.key for entry in entries), self._queue.where, self._ctx)
         ledger.newcomers = search.new
         ledger.recall(earlier, (one.plan.region for one in self._ordered))
@@ -124,10 +137,15 @@ class _Stage:
         return worker.evaluate(self._jobs(fresh, sent), stop_at=self._stop_at, window=self._backend.window)
 
     def _jobs(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job]:
-        for entry in fresh:
+        for entry in self._by_promise(fresh) if self._backend.clock else fresh:
             if not self._ledger.is_settled(entry):
                 sent.append(entry)
                 yield self._job(entry)
+
+    def _by_promise(self, fresh: list[Entry]) -> Turns:
+        known = (*self._earlier, *self._ledger.records)
+        tried = Counter((r.signature, r.step.match_id) for r in known if r.step.implementation != FRAMEWORK)
+        return Turns(fresh, self._ordered, self._ledger, self._ctx.target, tried)
 
     def _jobs_beside(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job | None]:
         """None as long as every entry that is left shares nodes with one under way: a rival that passes settles them."""

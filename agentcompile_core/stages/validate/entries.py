@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from attrs import evolve, field, frozen
 
 from ...context import Context
-from ...ir import ranges
 from ...ir.advice import OrderedPlan
 from ...ir.candidate import CALLABLE, Candidate
 from ...ir.region import Match, Role
@@ -19,7 +18,6 @@ from . import final_checks
 from .input_cases import cases_for
 
 Place = tuple[str, str]  # signature, match id
-CHOSEN_AGAIN = 2  # in a turn, of matches that are chosen again for later ranges of positions: what wins there is another one
 
 
 @frozen(kw_only=True)
@@ -36,7 +34,6 @@ class Entry:
     primary: bool  # part of the planner's favourite cover
     nodes: frozenset[str]
     weight: int  # bytes per run of the program, for the order of evaluation
-    per_turn: int = 1  # how many of its match are evaluated before the next match has its turn
 
     @property
     def place(self) -> Place:
@@ -126,26 +123,14 @@ class Queue:
             baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
             rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=ordered.record.advisor,
             primary=trial.match.id in ordered.primary, nodes=frozenset(trial.match.nodes),
-            weight=trial.match.bytes_moved * len(ordered.plan.region.instances),
-            per_turn=CHOSEN_AGAIN if ranges.starts(self._capacity(trial.match)) else 1)
-
-    def _capacity(self, match: Match) -> int:
-        """Positions that fit into the cache that a match reads; 0 where it reads none."""
-        kinds = {kind.name: kind.filled_along for kind in self._ctx.catalog.kind(match.kind).operands}
-        along = ((operand.spec.shape, kinds.get(operand.name)) for operand in match.operands)
-        return min((shape[axis] for shape, axis in along if axis is not None), default=0)
+            weight=trial.match.bytes_moved * len(ordered.plan.region.instances))
 
 
 def by_turns(queues: list[list[Entry]]) -> list[Entry]:
     """First schedules of the favourite cover, then of the other matches, then everyone's second schedules, and so on."""
     queues.sort(key=lambda queue: (not queue[0].primary, -queue[0].weight))
     longest = max((len(queue) for queue in queues), default=0)
-    return [entry for turn in range(longest) for queue in queues for entry in _turn_of(queue, turn)]
-
-
-def _turn_of(queue: list[Entry], turn: int) -> list[Entry]:
-    count = queue[0].per_turn
-    return queue[turn * count:(turn + 1) * count]
+    return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
 
 
 def trial_of(candidate: Candidate, match: Match, ordered: OrderedPlan, backend: Backend, ctx: Context) -> Trial:

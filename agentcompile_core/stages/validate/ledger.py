@@ -6,7 +6,7 @@ from attrs import evolve
 
 from ...context import Context
 from ...errors import Cause
-from ...ir.baseline import baseline_step
+from ...ir.baseline import FRAMEWORK, baseline_step
 from ...ir.candidate import Kernel
 from ...ir.plan import Step
 from ...ir.record import TuningRecord
@@ -46,12 +46,14 @@ class Ledger:
         self._order = 0
 
     def recall(self, earlier: Iterable[TuningRecord], regions: Iterable[Region]) -> None:
-        """Take up what earlier rounds settled where nothing is timed."""
-        if self._backend.clock:
-            return
+        """Take up what earlier rounds found: the best times, and where nothing is timed the nodes that are settled."""
         known = {region.signature: region for region in regions}
         for record in earlier:
-            if record.signature in known and record.passed:
+            if record.signature not in known or record.step.implementation == FRAMEWORK:
+                continue
+            if record.usable and record.measurement is not None:
+                self._timed((record.signature, record.step.match_id), record.measurement.us)
+            elif record.passed and not self._backend.clock:
                 self._settle(record.signature, known[record.signature].match_by_id[record.step.match_id].nodes)
 
     def recall_baseline(self, entry: Entry) -> None:
@@ -117,8 +119,7 @@ class Ledger:
         self.records.append(record)
         self._known.add(record.key)
         if record.usable and record.measurement is not None:
-            best = self.best_us.get(entry.place, record.measurement.us)
-            self.best_us[entry.place] = min(best, record.measurement.us)
+            self._timed(entry.place, record.measurement.us)
         elif record.passed and not self._backend.clock:
             self._proven.add((entry.place, record.step.implementation))
             self._settle(entry.candidate.signature, entry.nodes)
@@ -126,6 +127,9 @@ class Ledger:
         us = baseline.measurement.us if baseline is not None and baseline.measurement is not None else 0.0
         place = (entry.candidate.signature, record.step)
         self._ctx.emit(CandidateFinished(record=record, cached=place in self.cached, baseline_us=us))
+
+    def _timed(self, place: Place, us: float) -> None:
+        self.best_us[place] = min(us, self.best_us.get(place, us))
 
     def _settle(self, signature: str, nodes: Iterable[str]) -> None:
         """Without a clock one valid step is enough; remember its nodes if they are disjoint from those before."""

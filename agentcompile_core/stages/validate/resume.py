@@ -8,7 +8,7 @@ from ...ir import serial
 from ...ir.advice import OrderedPlan
 from ...plugin.catalog import Catalog
 from ...plugin.settings import identity
-from ...store import keys
+from ...store import Store, keys
 
 KIND = "searches"
 Server = tuple[str, str]  # signature, implementation
@@ -24,14 +24,10 @@ class Search:
     """
 
     def __init__(self, ordered: tuple[OrderedPlan, ...], records: Iterable[str], environment: str, ctx: Context) -> None:
-        config = ctx.config
-        budget = (config.budget_s, config.budget_plans, config.rounds, config.seed, _advisor(config.advisor, ctx.catalog), config.plugins)
-        self._servers = {plan.signature: tuple(_state(name, version, ctx.catalog) for name, version in plan.servers) for plan in ordered}
-        served = sorted(self._servers.items())
-        self._store = ctx.store
-        self._round = max((plan.record.round for plan in ordered), default=0)
-        self._this = keys.search_key(records, served, budget, environment)
-        self._run = keys.run_key(served, budget, ctx.target, environment)
+        self._servers = _servers(ordered, ctx)
+        self._store, self._round = ctx.store, _round(ordered)
+        self._this = keys.search_key(records, sorted(self._servers.items()), _budget(ctx), environment)
+        self._run = _run_key(ordered, environment, ctx)
         self._lists = {signature: keys.servers_key(signature, ctx.target, environment) for signature in self._servers}
         self._known = {signature: self._seen(key) for signature, key in self._lists.items()}
         self.new = self._newcomers()
@@ -39,10 +35,7 @@ class Search:
     @property
     def ended(self) -> bool:
         """Whether this search was done before, or an earlier round of the same run had used up the time."""
-        if self._store.text(KIND, self._this) is not None:
-            return True
-        spent = self._store.text(KIND, self._run)
-        return spent is not None and spent.isdecimal() and self._round > int(spent)
+        return self._store.text(KIND, self._this) is not None or _spent(self._store, self._run, self._round)
 
     def end(self, *, out_of_time: bool, tried: frozenset[Server] = frozenset()) -> None:
         """Note that this search ended, whether time ran out in it, and of which newcomers something was tried."""
@@ -66,6 +59,33 @@ class Search:
                                                        for name, version, settings in serial.parse(text))
         except (UsageError, TypeError, ValueError):
             return None
+
+
+def spent_before(ordered: tuple[OrderedPlan, ...], environment: str, ctx: Context) -> bool:
+    """Whether an earlier round of the same run had used up the time, so that nothing of this one was ever evaluated."""
+    return _spent(ctx.store, _run_key(ordered, environment, ctx), _round(ordered))
+
+
+def _spent(store: Store, run: str, number: int) -> bool:
+    spent = store.text(KIND, run)
+    return spent is not None and spent.isdecimal() and number > int(spent)
+
+
+def _run_key(ordered: tuple[OrderedPlan, ...], environment: str, ctx: Context) -> str:
+    return keys.run_key(sorted(_servers(ordered, ctx).items()), _budget(ctx), ctx.target, environment)
+
+
+def _round(ordered: tuple[OrderedPlan, ...]) -> int:
+    return max((plan.record.round for plan in ordered), default=0)
+
+
+def _servers(ordered: tuple[OrderedPlan, ...], ctx: Context) -> dict[str, tuple[State, ...]]:
+    return {plan.signature: tuple(_state(name, version, ctx.catalog) for name, version in plan.servers) for plan in ordered}
+
+
+def _budget(ctx: Context) -> tuple[object, ...]:
+    config = ctx.config
+    return config.budget_s, config.budget_plans, config.rounds, config.seed, _advisor(config.advisor, ctx.catalog), config.plugins
 
 
 def _state(name: str, version: int, catalog: Catalog) -> State:

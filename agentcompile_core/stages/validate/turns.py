@@ -1,0 +1,88 @@
+"""Whose turn it is: the match at which a run of the program spends most beyond its floor, by what has been measured so far.
+
+A budget that ends early is then spent where time can be won: not on matches that no good cover holds, nor on kernels that are as fast as
+memory allows.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from ...ir.advice import OrderedPlan
+from ...ir.record import TuningRecord
+from ...ir.target import Target
+from .entries import Entry, Place
+
+OUTSIDE = 0.125  # of the loss of what it would replace: how much a match outside of the best cover promises
+UNTIMED_SHARE = 0.15  # of its floor, and a microsecond a launch: what a match is taken to lose before anything of it is timed
+UNTIMED_US = 1.0
+
+
+class Known(Protocol):
+    """What is known so far: a ledger."""
+
+    best_us: dict[Place, float]
+    baselines: dict[Place, TuningRecord]
+
+    def knows(self, entry: Entry) -> bool:
+        """Whether the entry has a record."""
+
+
+class Turns:
+    """Gives every one of ``entries`` once, those of a match in their order; ``tried`` says how many of each match there were before.
+
+    The best cover of a region is the one whose measured steps save most, at first the favourite. Its matches come first, once each.
+    Behind them comes the match with the largest loss: the time of its best kernel beyond its floor, in all instances, over the number
+    of candidates that it has had, since each further one finds less. Others promise a part of what they could win in its place; as long as
+    all that was evaluated of a match of the best cover has failed, they count as much.
+    """
+
+    def __init__(self, entries: Sequence[Entry], ordered: Sequence[OrderedPlan], known: Known, target: Target,
+                 tried: Counter[Place]) -> None:
+        self._ordered = {one.signature: one for one in ordered}
+        self._known, self._tried = known, Counter(tried)
+        self._queues: dict[Place, deque[Entry]] = {}
+        for entry in entries:
+            self._queues.setdefault(entry.place, deque()).append(entry)
+        self._target = target
+        self._awaited: dict[Place, list[Entry]] = {place: [] for place in self._queues}
+
+    def __iter__(self) -> Iterator[Entry]:
+        while self._queues:
+            best = {signature: self._best_cover(one) for signature, one in self._ordered.items()}
+            opened = {signature for signature, cover in best.items() if any(self._failed((signature, match)) for match in cover)}
+            place = max(self._queues, key=lambda place: self._promise(place, best, opened))  # the first of equals
+            entry = self._queues[place].popleft()
+            if not self._queues[place]:
+                del self._queues[place]
+            self._tried[place] += 1
+            self._awaited[place].append(entry)
+            yield entry
+
+    def _best_cover(self, one: OrderedPlan) -> frozenset[str]:
+        covers = [(frozenset(one.primary), 0), *((frozenset(c.matches), 1 + c.rank) for c in one.plan.space.covers)]
+        return max(covers, key=lambda cover: (sum(self._saved_us((one.signature, match)) for match in cover[0]), -cover[1]))[0]
+
+    def _saved_us(self, place: Place) -> float:
+        baseline, best_us = self._known.baselines.get(place), self._known.best_us.get(place)
+        return 0.0 if best_us is None or baseline is None or baseline.measurement is None else baseline.measurement.us - best_us
+
+    def _failed(self, place: Place) -> bool:
+        """Whether something of the match was evaluated, and nothing of it passed."""
+        return place not in self._known.best_us and any(self._known.knows(entry) for entry in self._awaited.get(place, ()))
+
+    def _promise(self, place: Place, best: dict[str, frozenset[str]], opened: set[str]) -> tuple[bool, float]:
+        signature, match = place
+        tried = self._tried[place]
+        if match in best[signature] or signature in opened:
+            return match in best[signature] and not tried, self._loss_us(place) / (1 + tried)
+        matches = self._ordered[signature].plan.region.match_by_id
+        rivals = [(signature, other) for other in best[signature] if not set(matches[match].nodes).isdisjoint(matches[other].nodes)]
+        return False, OUTSIDE * sum(self._loss_us(rival) for rival in rivals or [place]) / (1 + tried)
+
+    def _loss_us(self, place: Place) -> float:
+        """What a run of the program spends on a match beyond its floor, a guess where nothing of it is timed."""
+        region = self._ordered[place[0]].plan.region
+        instances, us = len(region.instances), self._known.best_us.get(place)
+        floor_us = self._target.floor_us(region.match_by_id[place[1]].bytes_moved * instances)
+        return UNTIMED_SHARE * floor_us + UNTIMED_US * instances if us is None else max(0.0, us * instances - floor_us)

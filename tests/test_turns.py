@@ -1,0 +1,144 @@
+"""Whose turn it is while candidates are timed: all get one, the favourite cover first, and most go where most time can be won."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from agentcompile_cuda_kit.targets import PRESETS
+from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcompile_core.ir.plan import Cover, Fusion
+from agentcompile_core.stages.validate.turns import Turns
+
+TARGET = PRESETS["h200"]
+SIGNATURE = "s"
+
+
+@frozen(kw_only=True)
+class Made:
+    """A match: its name, bytes moved, candidates, times of its kernels alone (0: every one fails) and of the framework."""
+
+    name: str
+    nbytes: int
+    count: int
+    us: float
+    baseline_us: float
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.nbytes
+
+
+@frozen(eq=False)
+class Asked:
+    """As much of an entry as a turn depends on."""
+
+    match: str
+    number: int
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return SIGNATURE, self.match
+
+
+class Bench:
+    """Evaluates what is asked for at once, and is the ledger of it."""
+
+    def __init__(self, matches: tuple[Made, ...], primary: tuple[str, ...], covers: tuple[tuple[str, ...], ...],
+                 instances: int = 1) -> None:
+        self.made = {match.name: match for match in matches}
+        self.best_us: dict[Any, float] = {}
+        self.baselines: dict[Any, Any] = {}
+        self.done: list[Asked] = []
+        space = SimpleNamespace(covers=tuple(Cover(matches=c, fusion=Fusion.FULL, rank=i) for i, c in enumerate(covers)))
+        region = SimpleNamespace(instances=(None,) * instances, match_by_id=self.made)
+        self.ordered = (SimpleNamespace(signature=SIGNATURE, primary=primary, plan=SimpleNamespace(space=space, region=region)),)
+        self.entries = [Asked(m.name, n) for m in matches for n in range(m.count)]
+
+    def knows(self, entry: Asked) -> bool:
+        return entry in self.done
+
+    def run(self, tried: dict[Any, int] | None = None, most: int = 10**6) -> list[str]:
+        for entry in Turns(self.entries, self.ordered, self, TARGET, Counter(tried or {})):
+            made = self.made[entry.match]
+            self.done.append(entry)
+            self.baselines[entry.place] = SimpleNamespace(measurement=SimpleNamespace(us=made.baseline_us))
+            if made.us:
+                self.best_us[entry.place] = made.us
+            if len(self.done) == most:
+                break
+        return [entry.match for entry in self.done]
+
+
+@st.composite
+def benches(draw: st.DrawFn) -> Bench:
+    names = [f"m{i}" for i in range(draw(st.integers(1, 6)))]
+    nodes = st.lists(st.sampled_from("abcd"), unique=True, min_size=1).map(tuple)
+    matches = tuple(Made(name=name, nbytes=draw(st.integers(0, 10**8)), count=draw(st.integers(1, 6)), nodes=draw(nodes),
+                         us=draw(st.sampled_from((0.0, 1.0, 20.0, 300.0))), baseline_us=draw(st.sampled_from((2.0, 30.0, 900.0))))
+                    for name in names)
+    some = st.lists(st.sampled_from(names), unique=True, min_size=1).map(tuple)
+    return Bench(matches, draw(some), tuple(draw(st.lists(some, max_size=4))), draw(st.integers(1, 32)))
+
+
+@given(benches())
+def test_everyone_has_one_turn_in_the_order_of_its_match_and_the_favourite_cover_comes_first(bench: Bench) -> None:
+    order = bench.run()
+    assert sorted(order) == sorted(entry.match for entry in bench.entries)
+    for name in bench.made:
+        assert [entry.number for entry in bench.done if entry.match == name] == list(range(bench.made[name].count))
+    primary = set(bench.ordered[0].primary)
+    first = order[: len(primary)]
+    if all(bench.made[name].us == 0.0 or bench.made[name].us >= bench.made[name].baseline_us for name in bench.made if name not in primary):
+        assert set(first) == primary  # nothing else can have looked better in the meantime
+
+
+@given(st.integers(2, 30), st.floats(1.5, 20.0))
+def test_turns_go_where_time_can_be_won(count: int, factor: float) -> None:
+    """Two matches of one cover, one of which loses ``factor`` times as much: it has about as many times the candidates."""
+    floor_us = TARGET.floor_us(10**8)
+    near, far = (Made(name=name, nbytes=10**8, count=count * 25, us=floor_us + lost, baseline_us=10 * floor_us)
+                 for name, lost in (("near", 1.0), ("far", factor)))
+    found = Counter(Bench((near, far), ("near", "far"), (("near", "far"),)).run(most=count * 20))
+    assert abs(found["far"] / found["near"] / factor - 1) < 0.5 or found["near"] < 3
+
+
+@given(st.integers(1, 28), st.floats(1.0, 1.2))
+def test_matches_outside_of_the_best_cover_wait(instances: int, worse: float) -> None:
+    """A fused match, and the same work in two, which takes a little longer: the two have a turn each before the end, and few more."""
+    fused = Made(name="fused", nbytes=2 * 10**8, count=40, us=1.1 * TARGET.floor_us(2 * 10**8), baseline_us=900.0,
+                 nodes=("one", "other"))
+    parts = tuple(Made(name=name, nbytes=10**8, count=40, us=1.1 * worse * TARGET.floor_us(10**8) + 1.0, baseline_us=440.0, nodes=(name,))
+                  for name in ("one", "other"))
+    found = Counter(Bench((fused, *parts), ("fused",), (("fused",), ("one", "other")), instances).run(most=30))
+    assert found["fused"] >= 20 and found["one"] and found["other"]
+
+
+@given(st.integers(1, 28))
+def test_what_saves_more_becomes_the_best_cover(instances: int) -> None:
+    fused = Made(name="fused", nbytes=2 * 10**8, count=40, us=1.6 * TARGET.floor_us(2 * 10**8), baseline_us=300.0,
+                 nodes=("one", "other"))
+    parts = tuple(Made(name=name, nbytes=10**8, count=40, us=1.1 * TARGET.floor_us(10**8), baseline_us=150.0, nodes=(name,))
+                  for name in ("one", "other"))
+    bench = Bench((fused, *parts), ("fused",), (("fused",), ("one", "other")), instances)
+    found = bench.run(most=60)
+    assert {"one", "other"} <= set(found[:24])  # before a budget of half a minute ends
+    later = Counter(found[24:])
+    assert later["one"] + later["other"] > later["fused"]
+
+
+@given(st.integers(1, 28))
+def test_where_the_favourite_fails_the_others_are_tried_at_once(instances: int) -> None:
+    broken = Made(name="broken", nbytes=10**8, count=30, us=0.0, baseline_us=300.0)
+    other = Made(name="other", nbytes=10**8, count=30, us=1.5 * TARGET.floor_us(10**8), baseline_us=300.0)
+    found = Bench((broken, other), ("broken",), (("broken",), ("other",)), instances).run(most=6)
+    assert found[0] == "broken" and found[1] == "other"
+
+
+def test_what_earlier_rounds_tried_counts() -> None:
+    near, far = (Made(name=name, nbytes=10**8, count=9, us=2 * TARGET.floor_us(10**8), baseline_us=900.0) for name in ("near", "far"))
+    found = Bench((near, far), ("near", "far"), (("near", "far"),)).run({(SIGNATURE, "near"): 8}, most=8)
+    assert found == ["far"] * 8
