@@ -15,11 +15,11 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Graph, Kernel, Match, Schedule, Target, argument_values, compare
+from agentcompile_core.plugin_api import Bounded, DType, Graph, Kernel, Match, Schedule, Target, argument_values, compare
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
-from test_gemm import budget_use, drawn, expected_of
+from test_gemm import drawn, expected_of
 
 pytestmark = pytest.mark.device
 FAMILY = GemmFamily()
@@ -49,18 +49,28 @@ def build(match: Match, schedules: list[Schedule], target: Target) -> None:
         KERNELS.update(zip((source.digest for source in missing), pool.map(lambda s: backend().build(s, target), missing), strict=True))
 
 
-def run(match: Match, point: Schedule, target: Target, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``tensors`` after the schedule ran on the GPU."""
+def run(match: Match, point: Schedule, target: Target, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What the schedule writes, on the GPU where ``tensors`` are; they stay as they are."""
     build(match, [point], target)
     source = FAMILY.lower(match, point, target)
     handle = backend().load(KERNELS[source.digest])
-    there = {name: tensor.cuda() for name, tensor in tensors.items()}
+    there = {**tensors, "out": tensors["out"].clone()}
     there |= {w.name: torch.zeros(w.nbytes, dtype=torch.uint8, device="cuda") for w in source.workspaces}
     for launch in source.launches:
         addresses = {name: tensor.data_ptr() for name, tensor in there.items()}
         backend().prepare_launch(handle, launch, argument_values(launch, addresses), False)(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
-    return {name: there[name].cpu() for name in tensors}
+    return there["out"]
+
+
+def on_gpu(match: Match, graph: Graph, seed: int) -> tuple[dict[str, torch.Tensor], Bounded]:
+    """Operands on the GPU, and what is expected of them: in fp64 there, as in the worker, since on the host it takes longer than all else."""
+    tensors = _there(drawn(match, seed))
+    return tensors, expected_of(match, graph, tensors)
+
+
+def _there(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cuda() for name, tensor in tensors.items()}
 
 
 def product(turned: str, extents: tuple[int, int, int], dtype: DType, batch: tuple[int, ...] = (2,), **said: Any) -> tuple[Match, Graph]:
@@ -84,32 +94,40 @@ def test_every_tile_is_within_budget_and_repeats(turned: str, dtype: DType) -> N
     target = variant()
     for number, extents in enumerate(EXTENTS):
         match, graph = product(turned, extents, dtype)
-        tensors = drawn(match, number)
-        expected = expected_of(match, graph, tensors)  # takes longer than all that is compared with it
+        tensors, expected = on_gpu(match, graph, number)
+        given_before = {name: tensor.clone() for name, tensor in tensors.items() if name != "out"}
         build(match, points(target), target)
         for point in points(target):
             found = run(match, point, target, tensors)
-            assert compare(found["out"], expected).budget_use <= 1.0, (str(point), extents)
-            assert all(torch.equal(found[name], tensors[name]) for name in tensors if name != "out"), (str(point), extents)
+            assert compare(found, expected).budget_use <= 1.0, (str(point), extents)
+            assert all(torch.equal(tensors[name], before) for name, before in given_before.items()), (str(point), extents)
             for _ in range(3):  # a place of the ring that is filled too early is wrong now and then
-                assert torch.equal(run(match, point, target, tensors)["out"], found["out"]), (str(point), extents)
+                assert torch.equal(run(match, point, target, tensors), found), (str(point), extents)
 
 
-@settings(max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_product_by_any_schedule_is_within_budget(data: st.DataObject) -> None:
     """Batches of one and two axes, one b for all, tails that read other operands, blocks that take several tiles each."""
+    drawn_ones = [one_product(data) for _ in range(15)]
+    with ThreadPoolExecutor() as pool:  # a build takes seconds, a run none
+        list(pool.map(lambda one: build(one[0], [one[2]], one[3]), drawn_ones))
+    for match, graph, point, target, seed in drawn_ones:
+        tensors, expected = on_gpu(match, graph, seed)
+        found = run(match, point, target, tensors)
+        assert compare(found, expected).budget_use <= 1.0, (match.id, str(point))
+        assert torch.equal(run(match, point, target, tensors), found), (match.id, str(point))
+
+
+def one_product(data: st.DataObject) -> tuple[Match, Graph, Schedule, Target, int]:
+    """A product, a schedule for it on a device of some size, and a seed."""
     target = evolve(variant(), sm_count=data.draw(st.sampled_from((2, 6, 132)), "SMs"))
     extents = tuple(8 * data.draw(st.integers(1, 60), name) for name in "mnk")
     said = data.draw(st.sampled_from(({"residual": True}, {"bias": extents[:2]}, {"activation": "gelu"}, {"weight": True},
                                       {"weight": True, "bias": (extents[1],), "residual": True})), "tail")
     turned, dtype = data.draw(st.sampled_from(("", "a", "b", "ab")), "turned"), data.draw(st.sampled_from((DType.F16, DType.BF16)), "type")
     match, graph = product(turned, extents, dtype, data.draw(st.sampled_from(((), (3,), (2, 3))), "batch"), **said)
-    tensors = drawn(match, data.draw(st.integers(0, 99), "seed"))
-    point = data.draw(st.sampled_from(points(target)), "schedule")
-    found = run(match, point, target, tensors)
-    assert budget_use(match, graph, found) <= 1.0
-    assert torch.equal(run(match, point, target, tensors)["out"], found["out"])
+    return match, graph, data.draw(st.sampled_from(points(target)), "schedule"), target, data.draw(st.integers(0, 99), "seed")
 
 
 @pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
@@ -120,12 +138,13 @@ def test_pieces_of_fp32_are_within_budget_and_repeat(turned: str) -> None:
     assert len(space) >= 6
     for number, extents in enumerate((*EXTENTS, (65, 33, 4099), (130, 70, 20000))):
         match, graph = product(turned, extents, DType.F32, ())
-        tensors = drawn(match, number)
-        expected = expected_of(match, graph, tensors)
-        for point in [Schedule({**dict(p.items), "splits": splits}) for p in space for splits in (1, 2)]:
+        tensors, expected = on_gpu(match, graph, number)
+        schedules = [Schedule({**dict(p.items), "splits": splits}) for p in space for splits in (1, 2)]
+        build(match, schedules, target)
+        for point in schedules:
             found = run(match, point, target, tensors)
-            assert compare(found["out"], expected).budget_use <= 1.0, (str(point), extents)
-            assert torch.equal(run(match, point, target, tensors)["out"], found["out"]), (str(point), extents)
+            assert compare(found, expected).budget_use <= 1.0, (str(point), extents)
+            assert torch.equal(run(match, point, target, tensors), found), (str(point), extents)
 
 
 def test_heads_whose_steps_do_not_grow_with_the_axes_are_fetched_as_they_lie() -> None:
@@ -137,20 +156,20 @@ def test_heads_whose_steps_do_not_grow_with_the_axes_are_fetched_as_they_lie() -
              "b_outer": 200 * 3 * 72, "b_inner": 72, "b_row": 1, "b_column": 3 * 72}
     operands = tuple(evolve(o, spec=evolve(o.spec, shape=shapes.get(o.name, o.spec.shape))) for o in match.operands)
     match = evolve(match, operands=operands, attributes=tuple({**dict(match.attributes), **lying}.items()))
-    tensors = drawn(match, 11, integers=True)
+    tensors = _there(drawn(match, 11, integers=True))
     build(match, points(target), target)
     a, b = (tensors[name].double().transpose(1, 2) for name in "ab")
     for point in points(target):
-        assert torch.equal(run(match, point, target, tensors)["out"].double(), a @ b.mT), str(point)
+        assert torch.equal(run(match, point, target, tensors).double(), a @ b.mT), str(point)
 
 
 @pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
 def test_integers_are_exact(turned: str) -> None:
     target = variant()
     match, _ = product(turned, (264, 392, 520), DType.F16)
-    tensors = drawn(match, 7, integers=True)
+    tensors = _there(drawn(match, 7, integers=True))
     build(match, points(target), target)
     a, b = (tensors[name].double().mT if name in turned else tensors[name].double() for name in "ab")
     wanted = (a @ b + tensors[match.operands[2].name].double()).relu()
     for point in points(target):
-        assert torch.equal(run(match, point, target, tensors)["out"].double(), wanted), str(point)
+        assert torch.equal(run(match, point, target, tensors).double(), wanted), str(point)
