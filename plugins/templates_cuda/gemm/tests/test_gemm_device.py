@@ -64,7 +64,7 @@ def run(match: Match, point: Schedule, target: Target, tensors: dict[str, torch.
 
 
 def on_gpu(match: Match, graph: Graph, seed: int) -> tuple[dict[str, torch.Tensor], Bounded]:
-    """Operands on the GPU, and what is expected of them: in fp64 there, as in the worker, since on the host it takes longer than all else."""
+    """Operands on the GPU, and what is expected of them, computed there too: on the host it takes longer than all else."""
     tensors = _there(drawn(match, seed))
     return tensors, expected_of(match, graph, tensors)
 
