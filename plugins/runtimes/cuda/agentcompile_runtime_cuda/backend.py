@@ -54,6 +54,7 @@ class CudaBackend(Backend):
     languages = ("cuda",)
     features = tuple(Feature)
     captures = True
+    window = 8  # a build takes 0.1 to 0.5 s, about as long as a judgement; few, so that what comes next may depend on results
     environment = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING",
                    "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
     deadlines_s = MappingProxyType({"build": 60.0, "check": 15.0, "time": 15.0})  # a hang must not use up the budget
