@@ -96,8 +96,9 @@ if TYPE_CHECKING:
         WEIGHTS as WEIGHTS, position_edges as position_edges,
     )
     from .plugin.phases import PHASES as PHASES
+    from .plugin.reserving import Reserved as Reserved
     from .plugin.running import (
-        Heads as Heads, KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece,
+        GrowingKVState as GrowingKVState, Heads as Heads, KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece,
         RunnableProgram as RunnableProgram, SessionState as SessionState,
     )
     from .plugin.secrets import holds_secret as holds_secret, scrubbed as scrubbed
@@ -153,7 +154,8 @@ _NAMES = {
     ),
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
     "plugin.phases": "PHASES",
-    "plugin.running": "Heads KVState ProgramParts RunnablePiece RunnableProgram SessionState",
+    "plugin.reserving": "Reserved",
+    "plugin.running": "GrowingKVState Heads KVState ProgramParts RunnablePiece RunnableProgram SessionState",
     "plugin.secrets": "holds_secret scrubbed",
     "private_folders": "PrivateFolder sweep",
     "processes.environment": "child_environment",

@@ -23,6 +23,7 @@ from full_models import accuracy_row, add_options, compiled_model, kept_or_passi
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import accounting, step_bytes
+from agentcompile_core.runtime.holding import held_bytes
 
 
 def decode_rows(name: str, model: Any, options: argparse.Namespace, ceiling_gbps: float) -> list[dict[str, Any]]:
@@ -55,7 +56,7 @@ def memory_row(model: Any, empty_bytes: int) -> dict[str, Any]:
         ids = bench.random_prompt(model.graphs.model.vocab_size, given, seed=3)
         bench.generate_exactly(model, ids, 64)
     torch.cuda.synchronize()
-    weights, kv = model.graphs.model.parameter_bytes, model.graphs.kv.nbytes
+    weights, kv = model.graphs.model.parameter_bytes, held_bytes(model.session.kv)
     return {"extra_memory_bytes": harness.used_bytes() - empty_bytes - weights - kv, "weight_bytes": weights, "kv_bytes": kv}
 
 

@@ -26,6 +26,7 @@ from agentcompile_core.cli.progress import Progress
 from agentcompile_core.configuration import Config
 from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.report import bench
+from agentcompile_core.runtime.holding import held_bytes
 from agentcompile_core.store import Store
 
 
@@ -115,7 +116,7 @@ def rows_of(name: str, model: Any, options: argparse.Namespace, empty_bytes: int
     for length, ids in sorted(prompts.items()):
         ours(model, ids)()
         torch.cuda.synchronize()
-        beyond[length] = harness.used_bytes() - empty_bytes - model.graphs.model.parameter_bytes - model.graphs.kv.nbytes
+        beyond[length] = harness.used_bytes() - empty_bytes - model.graphs.model.parameter_bytes - held_bytes(model.session.kv)
     rows = []
     for length, ids in sorted(prompts.items()):
         systems = {"ours": ours(model, ids), **({"eager": eager(model, ids)} if options.eager else {})}

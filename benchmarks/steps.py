@@ -21,6 +21,7 @@ from prefill import lengths_of
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import step_bytes
+from agentcompile_core.runtime.holding import hold
 
 STEPS = 32  # per sample, one behind the other
 
@@ -49,6 +50,7 @@ def rows_of(model: Any, options: argparse.Namespace, ceiling_gbps: float) -> lis
     """Rows of steps.json, shortest first."""
     session, rows = model.session, []
     with session.exclusive(), torch.inference_mode():
+        hold(session.kv, max(lengths_of(options.positions, options.context)) + STEPS)
         for position in lengths_of(options.positions, options.context):
             names = {"us": session.decode_program(position), "us_first": session.decode_program(0)}
             samples: dict[str, list[float]] = {key: [] for key in names}

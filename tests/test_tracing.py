@@ -105,3 +105,20 @@ def test_a_model_without_a_session_of_kernels_is_said() -> None:
     framework = ac.compile(str(TINY), dtype="float32", max_context=64, config=Config(device="cpu"), store=Store(None), run_on="framework")
     with pytest.raises(UsageError, match="nothing to trace"):
         framework.trace(10)
+
+
+def test_memory_of_the_cache_is_there_for_every_step_that_is_traced(
+        compiled: Any, tracing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[int] = []
+    monkeypatch.setattr("agentcompile_core.runtime.tracing.hold", lambda kv, positions: needed.append(positions))
+    ran: list[int] = []
+    time_from_host = EmulationBackend.time_from_host
+
+    def timed(self: Any, run: Any, **named: Any) -> Any:
+        found = time_from_host(self, run, **named)
+        ran.append(int(compiled.session.position))
+        return found
+
+    monkeypatch.setattr(EmulationBackend, "time_from_host", timed)
+    compiled.trace(10, layer=0, repetitions=1)
+    assert ran and max(ran) <= needed[0] and len(needed) == 1

@@ -1,7 +1,7 @@
 """Installing: programs get a device, a backend, kernels, callables and runtimes, and become a session. The only step with effects."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 from attrs import evolve, field, frozen
@@ -9,10 +9,12 @@ from attrs import evolve, field, frozen
 from ..context import Context
 from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageError, last_frames
 from ..ir.candidate import Kernel
-from ..ir.graph import GraphSet
+from ..ir.graph import GraphSet, KVSpec
 from ..ir.region import Match
 from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
+from ..plugin.reserving import Reserved
+from ..plugin.running import KVState
 from ..runtime.built_in import CORES_OWN
 from ..runtime.device import release_cache
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
@@ -72,7 +74,7 @@ def _checked(loaded: LoadedModel, graphs: GraphSet, programs: Programs, weights:
     """The session, or None and one clause on what is wrong with its kernels: how far off it is, or what they raised."""
     try:
         session = _session(graphs, programs, weights, executables, ctx, notes)
-        wrong = program_check.difference(session, programs, weights, loaded) if _has_steps(programs) else ""
+        wrong = program_check.difference(session, programs, weights, loaded, notes) if _has_steps(programs) else ""
         if wrong:
             return None, f"is beyond the error budget, {wrong}"
         unlike = _unlike(session, programs, weights, executables, notes)
@@ -112,10 +114,9 @@ def _unlike(session: Session | ModuleSession, programs: Programs, weights: Weigh
 
 def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executables: Executables, ctx: Context,
              notes: list[str]) -> Session | ModuleSession:
-    device = executables.device
     if graphs.kv is None:
         return ModuleSession(graphs, programs["forward"], weights, executables)
-    kv_state = _kv_runtime(ctx, notes).allocate(graphs.kv, device)
+    kv_state = _kv_state(graphs.kv, executables, ctx, notes)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes),
                       steps_per_graph=ctx.config.steps_per_graph)
     if executables.prefill != "live":
@@ -242,6 +243,22 @@ def _built_by(backend: Backend, what: Runnable, ctx: Context) -> dict[str, Kerne
     ready = {digest: kernel for digest, kernel in what.kernels.items() if kernel.backend == backend.name}
     built = {digest: ready.get(digest) or build_one(source, backend, ctx) for digest, source in sources.items()}
     return {digest: kernel for digest, kernel in built.items() if kernel is not None}
+
+
+def _kv_state(kv: KVSpec, executables: Executables, ctx: Context, notes: list[str]) -> KVState:
+    """The cache of one session, which may grow where the device's backend reserves addresses."""
+    runtime, backend = _kv_runtime(ctx, notes), executables.backend
+    if backend is None or backend.device != executables.device:
+        return runtime.allocate(kv, executables.device)
+
+    def reserve(nbytes: Sequence[int]) -> Reserved | Reject:
+        found = ctx.catalog.guard(lambda: backend.reserve(nbytes), stage=StageName.INSTALL, plugin=backend.name, subject="reserve")
+        answer = found if found is not None else Reject(f"reserving addresses failed in the backend {backend.name}")
+        if isinstance(answer, Reject):
+            notes.append(f"KV cache: memory for all {kv.capacity} positions is taken at once: {answer.reason}")
+        return answer
+
+    return runtime.allocate_growing(kv, executables.device, reserve)
 
 
 def _kv_runtime(ctx: Context, notes: list[str]) -> KVCacheRuntime:

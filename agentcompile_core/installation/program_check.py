@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..ir.graph import DType, Graph, GraphKind
 from ..ops.dtypes import torch_dtype
 from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
 from ..runtime.chunks import Chunk, ChunkInputs, rows_of
 from ..runtime.executables import Executables
+from ..runtime.holding import give_back, held, hold
 from ..runtime.live import HostPosition
 from ..runtime.module_session import ModuleSession
 from ..runtime.program import Program, framework_program
@@ -28,21 +30,37 @@ UNWRITTEN = -1  # in the history of tokens
 SEED = 7
 
 
-def difference(session: "Session | ModuleSession", programs: Mapping[str, Program], weights: "WeightStore", loaded: LoadedModel) -> str:
+def difference(session: "Session | ModuleSession", programs: Mapping[str, Program], weights: "WeightStore", loaded: LoadedModel,
+               notes: list[str] | None = None) -> str:
     """One clause on how far the installed programs are from the framework's; empty where they agree.
 
     A language model runs one prompt token and one decode step, and a step at the first position of each later range of positions; a
     module its example inputs twice, and with random numbers where all elements of one are the same. What the programs write is
     poisoned before: memory that is new to a process may hold the right results already, of a session before this one. The relative
-    rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps.
+    rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps. ``notes`` gets a sentence
+    for each program that could not be tried.
     """
     if isinstance(session, Session):
-        for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
-            why = _first(_step(session, program, programs["decode"].graph, weights), _bound(program.graph))
-            if why:
-                return f"{why} ({program.name})" if program.start else why
-        return ""
+        return _steps(session, programs, weights, [] if notes is None else notes)
     return _first(_calls(session, programs, weights, loaded), _bound(programs["forward"].graph))
+
+
+def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightStore", notes: list[str]) -> str:
+    """Of each decode program one step; what a cache that grows needs for those at high positions, it gives back."""
+    before = held(session.kv)
+    for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
+        try:
+            hold(session.kv, program.start + 2)
+        except UsageError as exc:  # a request that comes so far is refused as well, unless memory is freed until then
+            if not program.start:
+                raise
+            notes.append(f"{program.name} was not compared with the framework's operators, for lack of memory: {exc}")
+            continue
+        why = _first(_step(session, program, programs["decode"].graph, weights), _bound(program.graph))
+        give_back(session.kv, before)
+        if why:
+            return f"{why} ({program.name})" if program.start else why
+    return ""
 
 
 def difference_of_prompts(session: Session, programs: Mapping[str, Program], weights: "WeightStore") -> str:
@@ -142,6 +160,7 @@ def _both(session: Session, before: "Callable[[], object]", start: int, count: i
     import torch
 
     with session.exclusive(), torch.inference_mode():
+        hold(session.kv, start + count)
         seen = []
         for run in (ours, theirs):
             before()
@@ -154,13 +173,18 @@ def _both(session: Session, before: "Callable[[], object]", start: int, count: i
         # Which of two equal logits is taken is open: the token is held to the program's own logits, the history to the token.
         yield found[int(token)], found.max()
         yield history, torch.where(wanted_history == UNWRITTEN, UNWRITTEN, token.view(()))
-        for tensor in (*session.kv.keys, *session.kv.values, session.history):
+        for tensor in (*_written(session), session.history):
             tensor.zero_()
+
+
+def _written(session: Session) -> "list[torch.Tensor]":
+    """K and V of all layers, as far as they may be written."""
+    return [tensor[:, : held(session.kv)] for tensor in (*session.kv.keys, *session.kv.values)]
 
 
 def _poison_states(session: Session, start: int) -> None:
     """Put numbers that would be seen in any result where what is read from ``start`` on is written, and behind it, where nothing reads."""
-    for tensor in (*session.kv.keys, *session.kv.values):
+    for tensor in _written(session):
         tensor[:, start:].fill_(BEYOND)
     session.history.fill_(UNWRITTEN)
 

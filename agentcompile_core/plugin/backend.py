@@ -14,6 +14,7 @@ from ..ir.target import Target
 from ..ops.odds import Odds
 from .include_folders import folders_digest
 from .offer import Offer
+from .reserving import Reserved
 from .running import Heads, ProgramParts
 
 if TYPE_CHECKING:
@@ -109,6 +110,13 @@ class Backend(Offer):
         recording shares nothing: one that is measured and dropped. After a Reject the device is usable. By default there is no way.
         """
         return Reject(f"the backend {self.name} records no graphs")
+
+    def reserve(self, nbytes: Sequence[int]) -> Reserved | Reject:
+        """Addresses for ranges of so many bytes on the current device, none of them held yet, or why there is no such thing here.
+
+        Each range begins at a multiple of 256 bytes at least. By default there is no way, and whoever asks allocates all at once.
+        """
+        return Reject(f"the backend {self.name} reserves no addresses")
 
     def attend(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool,
                scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":

@@ -1,7 +1,7 @@
 """Every class that a plugin subclasses. Objects are stateless unless their docstring says otherwise; arguments are frozen."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -17,6 +17,7 @@ from ..ir.verdict import Case, Trial, Verdict
 from .backend import Backend as Backend
 from .match_kind import MatchKind
 from .offer import Offer as Offer
+from .reserving import Reserved
 from .running import KVState, RunnableProgram, SessionState
 
 if TYPE_CHECKING:  # heavy; nothing here is structured by cattrs
@@ -208,6 +209,13 @@ class KVCacheRuntime(RuntimeIntegration):
     @abstractmethod
     def allocate(self, kv: KVSpec, device: str) -> KVState:
         """Allocate K and V of all layers at their final size."""
+
+    def allocate_growing(self, kv: KVSpec, device: str, reserve: Callable[[Sequence[int]], Reserved | Reject]) -> KVState:
+        """As ``allocate``, of a cache that may be a GrowingKVState in addresses that ``reserve`` gives (``Backend.reserve``).
+
+        It is asked in place of ``allocate`` where a backend owns the device. By default ``allocate`` answers.
+        """
+        return self.allocate(kv, device)
 
 
 class DecodeRuntime(RuntimeIntegration):

@@ -27,6 +27,31 @@ class KVState(Protocol):
         """Forget everything; lengths become 0. Addresses do not change."""
 
 
+class GrowingKVState(KVState, Protocol):
+    """A KV cache whose memory comes as requests need it, behind addresses that stay. What is not held yet reads as zeros.
+
+    A cache without ``hold`` holds all of its capacity from the beginning.
+    """
+
+    @property
+    def held(self) -> int:
+        """Positions that may be written: of the first ones, at most ``capacity``."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device's memory that K and V take now."""
+
+    def hold(self, positions: int) -> None:
+        """Make at least the first ``positions`` memory; contents stay, and new ones are zero. Called while nothing is being captured.
+
+        Raises:
+            UsageError: there is not enough memory, in one sentence; nothing has changed then.
+        """
+
+    def give_back(self, positions: int) -> None:
+        """Give back what lies behind the first ``positions``, as far as it can be; its contents are lost."""
+
+
 @frozen(kw_only=True)
 class Heads:
     """Heads of a prompt chunk as a product made them, what happens to them, and where they go; for ``Backend.place``.

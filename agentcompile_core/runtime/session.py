@@ -22,12 +22,13 @@ from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
 from .device import release_cache
 from .device_choice import DeviceChoices
 from .executables import Executables
+from .holding import hold
 from .live import HostPosition
 from .program import Program
 from .prompts import check_length, prompt_of
 from .sampling import Pick
 from .several_steps import SeveralSteps
-from .token_loop import Afterwards, AtOnce, Lagging, Look, Picking, collected, token_groups, token_stream
+from .token_loop import Picking, collected, look_for, token_groups, token_stream
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +41,9 @@ class Session:
     """Runs requests over bound programs. States of fixed size are its own: allocated here, zero before a prompt.
 
     ``programs`` maps names to programs (``decode``, ``decode_from_<position>``, ``prefill_<T>``, ``prefill_<T>_fresh``); each decode
-    program serves the steps from its first position to that of the next. State tensors keep
-    their addresses while ``generation`` stays. ``steps_per_graph``: greedy steps that are replayed together where the decode runtime
-    captures several at once; 1: each step is replayed alone. It may be set between two requests.
+    program serves the steps from its first position to that of the next. State tensors keep their addresses while ``generation`` stays.
+    ``steps_per_graph``: greedy steps that are replayed together where the decode runtime captures several at once; 1: each step is
+    replayed alone. It may be set between two requests.
     """
 
     def __init__(
@@ -125,8 +126,11 @@ class Session:
 
     def _step(self, name: str) -> Callable[[], None]:
         if name not in self._steps:
+            graph = self._programs[name].graph
+            # Warm-ups write where the position stands, those of chunks from 0 on.
+            hold(self.kv, graph.tokens if graph.kind is GraphKind.PREFILL else int(self.position) + 1)
             if self._live is not None:  # warm-ups attend as far as any request will
-                self._live.start = max(0, self.kv.capacity - self._programs[name].graph.tokens)
+                self._live.start = max(0, self.kv.capacity - graph.tokens)
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
@@ -154,14 +158,8 @@ class Session:
             release_cache()  # what warm-ups used and no request needs
             self._weights.settle()
 
-    def generate(
-        self,
-        input_ids: "torch.Tensor",
-        max_new_tokens: int,
-        *,
-        eos_token_id: int | Sequence[int] | None = None,
-        streamer: Any = None,
-    ) -> "torch.Tensor":
+    def generate(self, input_ids: "torch.Tensor", max_new_tokens: int, *, eos_token_id: int | Sequence[int] | None = None,
+                 streamer: Any = None) -> "torch.Tensor":
         """Generate greedily after a prompt.
 
         Args:
@@ -183,6 +181,7 @@ class Session:
         watched = streamer is not None or bool(eos)
         with self.exclusive():
             if streamer is not None:
+                self.ready(prompt.shape[1], max_new_tokens)  # a request that is refused shows nothing
                 streamer.put(prompt)
             new = collected(self.greedy(prompt, max_new_tokens, eos, watched), streamer)
             return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
@@ -213,11 +212,20 @@ class Session:
         check_length(prompt.shape[1], max_new_tokens, self.max_context)
         return prompt
 
-    def prefill(self, prompt: "torch.Tensor") -> BoundProgram:
-        """Run a prompt [1, n] through the prefill programs; afterwards ids, position and history stand at the first new token."""
-        self.forget()
+    def ready(self, length: int, new: int) -> tuple[Chunk, ...]:
+        """The chunks of a prompt of ``length`` tokens; the cache has memory for all that they and ``new`` tokens behind them write.
+
+        Every request passes here before anything of it runs. Raises UsageError: there is not enough; nothing has changed then.
+        """
         sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
-        chunks = plan_chunks(prompt.shape[1], sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
+        chunks = plan_chunks(length, sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
+        hold(self.kv, max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
+        return chunks
+
+    def prefill(self, prompt: "torch.Tensor", new: int = 0) -> BoundProgram:
+        """Run a prompt [1, n] through the prefill programs; then ids, position and history stand at the first of ``new`` tokens."""
+        chunks = self.ready(prompt.shape[1], new)
+        self.forget()
         # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
         for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
             name = self._run_chunk(chunk, rows)
@@ -236,8 +244,8 @@ class Session:
             self.ids.copy_(rows[:1].view(1, 1))
             self.position.fill_(chunk.start)
             return self._run_decode(chunk.start)
-        fresh = chunk.fresh and f"prefill_{chunk.tokens}_fresh" in self._programs
-        return self._run_prefill(f"prefill_{chunk.tokens}_fresh" if fresh else f"prefill_{chunk.tokens}", chunk, rows)
+        name = f"prefill_{chunk.tokens}"
+        return self._run_prefill(f"{name}_fresh" if chunk.fresh and f"{name}_fresh" in self._programs else name, chunk, rows)
 
     def decode_program(self, position: int) -> str:
         """Name of the program whose step reads the token at ``position``."""
@@ -267,24 +275,25 @@ class Session:
 
         tokens = self.checked(tokens, 1)
         with self._lock, as_captured(), torch.inference_mode():
-            rows = [self.read(tokens[:, :1])]
-            rows += [self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist())]
-            return torch.stack(rows)
+            first = self.read(tokens[:, :1], tokens.shape[1])
+            return torch.stack([first, *(self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist()))])
 
-    def read(self, prompt: "torch.Tensor") -> "torch.Tensor":
-        """Read a prompt [1, n] from position 0; logits [vocabulary] behind its last token."""
-        return self.prefill(prompt).output(0)[0, -1].clone()
+    def read(self, prompt: "torch.Tensor", new: int = 0) -> "torch.Tensor":
+        """Read a prompt [1, n] from position 0, with ``new`` tokens to come; logits [vocabulary] behind its last token."""
+        return self.prefill(prompt, new).output(0)[0, -1].clone()
 
     def read_chunk(self, name: str, prompt: "torch.Tensor", start: int) -> "torch.Tensor":
         """Read what ``prompt`` [1, n] holds from ``start`` on by the prefill program called ``name``, which takes as many tokens, behind
         what is cached below ``start``; logits [vocabulary] behind its last token."""
         count = prompt.shape[1]
+        hold(self.kv, count)
         whole = Chunk(tokens=count - start, start=start, length=count - start)
         return self.bound(self._run_prefill(name, whole, rows_of((whole,), prompt, self.device)[0])).output(0)[0, -1].clone()
 
     def read_next(self, token: int, position: int, program: str = "") -> "torch.Tensor":
         """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it. ``program``: by that of this
         name, whatever serves there."""
+        hold(self.kv, position + 1)
         self.ids.fill_(token)
         self.position.fill_(position)
         return self.bound(self._run_decode(position, program)).output(0)[0, -1].clone()
@@ -294,10 +303,10 @@ class Session:
 
         However it ends, the session stands at the last token that was taken; what ran beyond it is overwritten before it is read.
         """
-        self.prefill(prompt)
+        self.prefill(prompt, count)
         last, token = self._at - 1, 0
         try:
-            for token in token_groups(count, self._advance_by, self._look(prompt, count, eos, watched)):
+            for token in token_groups(count, self._advance_by, look_for(self.history, prompt.shape[1], count, eos, watched)):
                 last += 1
                 yield token
         finally:
@@ -306,21 +315,14 @@ class Session:
                 self.position.fill_(last)
                 self._at = last
 
-    def _look(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Look:
-        if self.device == "cpu":
-            return AtOnce(self.history, prompt.shape[1], eos)
-        if watched:
-            return Lagging(self.history, prompt.shape[1], count, eos)
-        return Afterwards(self.history, prompt.shape[1], count)
-
     def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Generator[int, None, None]:
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""
-        self._last = self.prefill(prompt)
+        self._last = self.prefill(prompt, count)
         if pick.alone is not None:
-            look = self._look(prompt, count, pick.alone.eos, watched or bool(pick.alone.eos))
+            look = look_for(self.history, prompt.shape[1], count, pick.alone.eos, watched or bool(pick.alone.eos))
             yield from self._choices.begin(pick, pick.alone, prompt).tokens(count, self._advance, look, self._logits)
-            return
-        yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
+        else:
+            yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
 
     def _advance(self) -> None:
         self._last = self.bound(self._run_decode(self._at))

@@ -152,6 +152,13 @@ class Afterwards:
         return False
 
 
+def look_for(history: "torch.Tensor", start: int, count: int, eos: frozenset[int], watched: bool) -> Look:
+    """How to look at the tokens of one request, which begin at ``start`` of the history; ``watched``: somebody waits for each one."""
+    if history.device.type == "cpu":
+        return AtOnce(history, start, eos)
+    return Lagging(history, start, count, eos) if watched else Afterwards(history, start, count)
+
+
 class Picking:
     """The host chooses each token from the logits and writes it where the next step reads it."""
 

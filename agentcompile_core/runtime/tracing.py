@@ -15,6 +15,7 @@ from ..ir.target import Target
 from ..ir.timeline import OUTSIDE, TimeLine, Times, TracedLaunch, clock_step_ns, losses, medians, phase_times
 from ..plugin.backend import Backend
 from ..plugin.phases import PHASES
+from .holding import hold
 from .program import Program, Segment
 from .session import Session
 
@@ -50,6 +51,7 @@ def trace(session: Session, target: Target, position: int, *, layer: int | None 
     if not 1 <= position < session.max_context:
         raise UsageError(f"position {position} cannot be traced; allowed are 1 to {session.max_context - 1}")
     with session.exclusive(), torch.inference_mode():
+        hold(session.kv, position + TIMED_RUNS)
         name = session.decode_program(position)
         program = session.bound(name).program
         chosen, layers = _layer(program, layer)

@@ -84,7 +84,7 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     prompts = _prompts(asked, config, eos, arguments, graphs.model.vocab_size)
     length = int(prompts.ids.shape[1] if prompts is not None else arguments["inputs_embeds"].shape[1])
     count = new_tokens(asked.max_new_tokens, config, length, graphs.workload.max_context)
-    check_length(_longest(prompts, length), count, graphs.workload.max_context)
+    check_length(length if prompts is None else longest_of(prompts), count, graphs.workload.max_context)
     mode = mode_of(config, arguments.get("assistant_model"))
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
     why = (not greedy and _own_loop(module)) or _beyond(mode, config, arguments, prompts) or _taken_back(mode, graphs)
@@ -118,11 +118,9 @@ def _shown(asked: Asked, prompts: Prompts | None) -> dict[str, Any]:
     return {} if asked.attention_mask is None else {"attention_mask": prompts.ids.new_ones(prompts.ids.shape)}
 
 
-def _longest(prompts: Prompts | None, length: int) -> int:
+def longest_of(prompts: Prompts) -> int:
     """Tokens of the longest prompt, at least 1."""
-    if prompts is None or prompts.mask is None:
-        return length
-    return max(1, int(prompts.mask.sum(1).max()))
+    return int(prompts.ids.shape[1]) if prompts.mask is None else max(1, int(prompts.mask.sum(1).max()))
 
 
 def _effective(arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ..holding import hold
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,7 @@ class Sequences:
         self._owner = weakref.ref(row)
         if not row.length:
             return
+        hold(self._session.kv, row.length)
         known = row.tokens[: row.length]
         first = self._shared(known, row.length) if self.rewinds else 0
         for place, kept in zip(self._caches(), row.parked, strict=True):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .framework_loop import by_framework, drawing, of_request, refusing
-from .request import Request, on_device
+from .request import Request, longest_of, on_device
 from .settings import for_the_session, mode_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def by_session(module: Any, session: "Session", wanted: Request, *, seed: int | 
     from .step_model import StepModel
 
     assert wanted.prompts is not None
+    session.ready(longest_of(wanted.prompts), wanted.count)  # of transformers' loops a session sees one step at a time
     config = for_the_session(wanted.config, wanted.count)
     ids, mask = wanted.prompts.ids, wanted.prompts.mask
     arguments = {**wanted.arguments, "attention_mask": ids.new_ones(ids.shape) if mask is None else mask}

@@ -12,6 +12,7 @@ from transformers import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ...errors import UsageError
+from ..holding import hold
 from ..prompts import check_length
 from ..sampling import Alone, Pick
 from ..token_loop import collected
@@ -94,6 +95,10 @@ class StepModel(GenerationMixin):
                         alone=self._alone(logits_processor, stopping_criteria))
             return self._tokens(input_ids, self._most(input_ids, stopping_criteria), pick, streamer)
         self._over_the_step(why)
+        if any(isinstance(one, MaxLengthCriteria) for one in stopping_criteria):  # else the cache grows from step to step
+            shown = others.get("attention_mask")
+            longest = input_ids.shape[1] if shown is None else int(shown.sum(1).max())
+            hold(self.session.kv, longest + self._most(input_ids, stopping_criteria))
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, streamer=streamer, **others)
 
     def run(self, input_ids: torch.Tensor, processors: Any, criteria: Any, mask: torch.Tensor | None, streamer: Any) -> Any:

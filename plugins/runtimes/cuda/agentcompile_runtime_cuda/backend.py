@@ -22,6 +22,7 @@ from agentcompile_core.plugin_api import (
     Odds,
     ProgramParts,
     Reject,
+    Reserved,
     Resources,
     StepSource,
     Target,
@@ -225,6 +226,13 @@ class CudaBackend(Backend):
         """A CUDA graph; see ``capturing``."""
         usable = self.available()
         return usable if isinstance(usable, Reject) else self._captures(run, warm_ups=warm_ups, runs=runs, owner=owner)
+
+    def reserve(self, nbytes: Sequence[int]) -> Reserved | Reject:
+        """By the driver's virtual memory; see ``reserving``."""
+        from .reserving import reserve
+
+        usable = self.available()
+        return usable if isinstance(usable, Reject) else reserve(nbytes)
 
     def attend(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool,
                scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":

@@ -47,8 +47,11 @@ class FlashKVCacheManager:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V of all layers."""
+        """Bytes of K and V of all layers, all positions."""
         return self.layers * self.capacity * self.kv_heads * (self.head_dim + self.value_dim) * self.dtype.itemsize
+
+    def hold(self, positions: int) -> None:
+        """Nothing to do: all positions are memory."""
 
     def reset(self) -> None:
         """Forget everything: the length becomes 0. Contents and addresses stay."""
@@ -79,10 +82,11 @@ class FlashKVCacheManager:
         """Write K and V of the next T positions of one layer, [1, kv_heads, T, head_dim] and [.., value_dim]. The length stays.
 
         Raises:
-            UsageError: a shape or type is wrong, or T positions do not fit.
+            UsageError: a shape or type is wrong, or T positions do not fit, the memory of a cache that grows among it.
         """
         self._check(layer, key, value)
         self.require(key.shape[2])
+        self.hold(self._length + key.shape[2])
         self._write(layer, self._length, key, value)
 
     def import_dynamic_cache(self, cache: Any) -> int:
@@ -109,6 +113,7 @@ class FlashKVCacheManager:
         if count > self.capacity:
             raise UsageError(f"a {type(cache).__name__} of {count} positions; this KV cache holds {self.capacity}; use a "
                              f"context of at least {count}")
+        self.hold(count)
         for index, (key, value) in enumerate(pairs):
             self._write(index, 0, key, value)
         self._set_length(count)
@@ -124,7 +129,7 @@ class FlashKVCacheManager:
             raise UsageError(f"a capacity of {capacity} for a KV cache with {self._length} positions in use; "
                              f"it must be at least {max(1, self._length)}")
         keys, values, used = self.keys, self.values, self._length
-        self._allocate(capacity)
+        self._allocate(capacity)  # with memory for what is in use
         for old, new in zip((*keys, *values), (*self.keys, *self.values), strict=True):
             new[:, :used].copy_(old[:, :used])
         self.generation += 1
