@@ -7,6 +7,7 @@ from markdown_table import table
 from sweep_tables import TYPES, lengths_of, place_of
 
 Row = dict[str, Any]
+ROLES = ("linear", "attention", "fused_ops", "kv_cache", "decode")
 WORKLOADS = ("128/128", "2048/512", "8192/4096", "12288/8192", "20480/16384")
 # Table 4 of the paper: Qwen3-4B, fp16, A800 80 GB, milliseconds of a whole generation; each row has what the one above it has.
 PAPER = {"baseline (eager)": (3822, 15459, 124528, 295926, 498025),
@@ -17,7 +18,7 @@ PAPER = {"baseline (eager)": (3822, 15459, 124528, 295926, 498025),
 
 
 def ablation(document: dict[str, Any]) -> str:
-    """Milliseconds by row and workload for each model; the paper's rows below."""
+    """Milliseconds by row and workload for each model, with who serves each role; the paper's rows below."""
     rows, parts = document["rows"], []
     for model, dtype in sorted({(row["model"], row["dtype"]) for row in rows}, key=lambda one: (place_of(one[0]), one[1])):
         mine = [row for row in rows if (row["model"], row["dtype"]) == (model, dtype)]
@@ -25,7 +26,7 @@ def ablation(document: dict[str, Any]) -> str:
         last = {workload: max(row["run"] for row in mine if row["workload"] == workload) for workload in workloads}
         mine = [row for row in mine if row["run"] == last[row["workload"]]]  # rows are compared within one command
         times: dict[str, dict[str, Row]] = {}
-        for row in sorted(mine, key=lambda row: _switched_on(row["roles"])):
+        for row in sorted(mine, key=lambda row: row["place"]):
             times.setdefault(_name(row), {})[row["workload"]] = row
         parts.append(f"{model}, {TYPES.get(dtype, dtype)}:\n\n{_rows(times, workloads)}{_reasons(mine)}")
     shown = {name: {w: {"e2e_ms": ms, "estimated": False, "why": ""} for w, ms in zip(WORKLOADS, values, strict=True)}
@@ -43,9 +44,11 @@ def _rows(times: Mapping[str, Mapping[str, Row]], workloads: Sequence[str]) -> s
         for step in steps:
             mean *= step ** (1 / len(steps))
         shown = [f"{known[w]:.0f}{' est.' if by[w]['estimated'] else ''}" if w in known else "-" for w in workloads]
-        cells.append((name, *shown, f"{mean:.2f}x" if steps else "-"))
+        roles = next(iter(by.values())).get("roles", {})
+        cells.append((name, *(roles[role] for role in ROLES if roles), *shown, f"{mean:.2f}x" if steps else "-"))
         above = {**above, **known}
-    return table(("ms of a whole generation", *workloads, "over the row above, geometric mean"), cells)
+    named = ROLES if cells and len(cells[0]) > len(workloads) + 2 else ()
+    return table(("ms of a whole generation", *named, *workloads, "over the row above, geometric mean"), cells)
 
 
 def _name(row: Row) -> str:
@@ -53,10 +56,6 @@ def _name(row: Row) -> str:
     added = ", ".join(f"{role} {kind}" for role, kind in row["adds"].items())
     launched = f" ({sum(steps.values()) - steps['framework nodes']} kernels per token)" if steps else ""
     return (f"+ {added}" if added else "baseline (eager)") + launched
-
-
-def _switched_on(roles: Mapping[str, str]) -> int:
-    return sum(kind not in ("SDPA", "framework", "none", "DynamicCache", "Python loop") for kind in roles.values())
 
 
 def _reasons(rows: Sequence[Row]) -> str:

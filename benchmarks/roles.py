@@ -1,17 +1,20 @@
-"""The product's roles, switched on one by one: each variant is the same compiled model with some of its steps left to the framework."""
+"""The product's roles, switched on one by one: each variant is the same compiled model with some of its steps left to the framework, or to
+an implementation that the search need not have selected."""
 
 from collections.abc import Callable
 from typing import Any
 
+from alternatives import ALTERNATIVES, served
 from attrs import evolve, frozen
 from peers.child import PeerDied
 from peers.command import Entrants
 from peers.estimate import Ask
 from peers.rounds import OURS, Workload
-from peers.systems import Peers, Prompts, ours
+from peers.systems import CUDALINEAR, Peers, Prompts, ours
 
 from agentcompile_core.api.model import CompiledModel, Parts
 from agentcompile_core.installation import install
+from agentcompile_core.ir.graph import GraphKind
 from agentcompile_core.runtime.make_program import without_steps
 from agentcompile_core.runtime.program import Program, Segment
 
@@ -19,13 +22,14 @@ LINEAR, ATTENTION, FUSED = "linear", "attention", "fused_ops"
 KV_CACHE, DECODE = "kv_cache", "decode"
 BASELINE = {ATTENTION: "SDPA", LINEAR: "framework", FUSED: "none", KV_CACHE: "DynamicCache", DECODE: "Python loop"}
 GENERATED = (LINEAR, ATTENTION, FUSED)
+OUTSIDE = ("eager", CUDALINEAR)  # in processes of their own, by HuggingFace's own loop
 LIBRARIES = ("vendor", "flashattn")  # whose implementations are named after what they do
 OF_FAMILY = {"gemv": LINEAR, "gemm": LINEAR, "moe": LINEAR, "attention": ATTENTION}  # of others: what is fused around both
 
 
 @frozen(kw_only=True)
 class Variant:
-    """A row: what it adds to the one before it, and all its roles."""
+    """A row: in what it differs from the one before it, and all its roles."""
 
     name: str
     adds: dict[str, str]
@@ -33,9 +37,15 @@ class Variant:
 
 
 def variants() -> tuple[Variant, ...]:
-    """The baseline first, all of ours last; each has what the one before it has."""
-    added = (("eager", {}), ("kv_cache", {KV_CACHE: "FlashKV"}), ("linear", {LINEAR: "generated"}), ("attention", {ATTENTION: "generated"}),
-             ("decode", {DECODE: "CUDA graph"}), (OURS, {FUSED: "generated"}))
+    """The baseline first, all of ours last; each has what the one before it has, less what another one takes the place of.
+
+    ``CUDALinear`` needs HuggingFace's loop, so that it is gone in the next row. Triton's kernels stand beside flash-attn, which leaves
+    norms and rotations to others; generated attention takes them in.
+    """
+    added = (("eager", {}), (CUDALINEAR, {LINEAR: "CUDALinear"}), ("kv_cache", {KV_CACHE: "FlashKV", LINEAR: "framework"}),
+             ("linear", {LINEAR: "generated"}), ("flash_attn", {ATTENTION: "flash-attn"}), ("attention", {ATTENTION: "generated"}),
+             ("decode", {DECODE: "CUDA graph"}), ("triton", {ATTENTION: "flash-attn", FUSED: "Triton"}),
+             (OURS, {ATTENTION: "generated", FUSED: "generated"}))
     roles, found = BASELINE, []
     for name, adds in added:
         roles = {**roles, **adds}
@@ -55,6 +65,20 @@ def with_roles(program: Program, roles: dict[str, str]) -> Program:
     return without_steps(program, lambda segment: role_of(segment) not in on)
 
 
+def program_of(model: Any, program: Program, roles: dict[str, str]) -> Program:
+    """``with_roles``, and in a decode step those roles that an implementation serves in place of the framework.
+
+    Raises:
+        PeerDied: it is not there, or serves nothing here.
+    """
+    found = with_roles(program, roles)
+    if program.graph.kind is GraphKind.DECODE:
+        for kind in ALTERNATIVES:
+            if kind in roles.values():
+                found = served(found, model.compilation.regions, kind, model.context, model.compilation.records)
+    return found
+
+
 def steps_of(program: Program) -> dict[str, int]:
     """How many steps of each role a program launches, and how many of the framework's nodes it runs."""
     steps = [role_of(segment) for segment in program.segments if segment.step is not None]
@@ -66,12 +90,13 @@ def installed(model: Any, variant: Variant) -> Any:
     """The compiled model with the roles of ``variant``: the same weights in the same place, the same kernels, its own cache and graphs.
 
     Raises:
-        PeerDied: what was installed is not what was asked for; installing checks the program against the framework.
+        PeerDied: what was installed is not what was asked for, such as a step that cannot be bound or a program that fails the check
+            against the framework by which installing ends.
     """
     found = model.compilation
     decode = "python_loop" if variant.roles[DECODE] == "Python loop" else ""
     context = evolve(model.context, config=evolve(model.context.config, decode=decode, kv_cache="flashkv"))
-    programs = {name: with_roles(program, variant.roles) for name, program in found.programs.items()}
+    programs = {name: program_of(model, program, variant.roles) for name, program in found.programs.items()}
     what = install.Runnable(graphs=model.graphs, programs=programs, kernels=found.kernels, provisional=found.provisional)
     session, notes = install.install(model.loaded, what, str(model.session.device), "auto", context, model.session._weights)
     lost = [note for note in notes if "on the framework's operators" in note]
@@ -85,7 +110,7 @@ def installed(model: Any, variant: Variant) -> Any:
 
 
 class Roles(Entrants):
-    """The variants of one compiled model; the baseline runs in a process of its own."""
+    """The variants of one compiled model; those of ``OUTSIDE`` run in processes of their own."""
 
     def __init__(self, model: Any, peers: Peers) -> None:
         super().__init__(model, peers)
@@ -108,9 +133,9 @@ class Roles(Entrants):
     def facts(self, system: str) -> dict[str, Any]:
         """The roles of a variant, and how many steps of which role its decode program has."""
         variant, found = self._variants[system], super().facts(system)
-        if system not in self.peers.facts and system not in self.peers.dead:
-            found = {**found, "steps": steps_of(with_roles(self.model.compilation.programs["decode"], variant.roles))}
-        return {**found, "roles": variant.roles, "adds": variant.adds}
+        if system in self._installed:
+            found = {**found, "steps": steps_of(program_of(self.model, self.model.compilation.programs["decode"], variant.roles))}
+        return {**found, "roles": variant.roles, "adds": variant.adds, "place": list(self._variants).index(system)}
 
 
 def _or_dead(system: str, act: Callable[[], Any]) -> Any:

@@ -58,7 +58,7 @@ COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_p
                     "repetitions")
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
-COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds")
+COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds", "place")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")

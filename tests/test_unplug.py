@@ -17,7 +17,8 @@ TOKENS = 4
 FAMILIES = ("gemv", "norm", "elementwise", "rope", "attention", "argmax")
 UNUSED = ("softmax", "reduction", "gemm", "moe")  # families without work in the tiny model
 OTHERS = (
-    "transformers_rules", "random", "replay", "litellm", "cuda", "cudagraph", "flashattn", "flashkv", "vendor", "emulation", "numerics",
+    "transformers_rules", "random", "replay", "litellm", "cuda", "cudagraph", "flashattn", "flashkv", "triton", "vendor", "emulation",
+    "numerics",
 )
 
 

@@ -1,6 +1,6 @@
 """Selections in place of their nodes, in every instance of their region, in a valid order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from attrs import evolve
 
@@ -44,6 +44,16 @@ def without_steps(program: Program, lost: Callable[[Segment], bool]) -> Program:
     used = {s.source for s in steps}
     sources = tuple(s for s in program.sources if s.key in used)
     return evolve(program, segments=_ordered(program.graph, steps), sources=sources).verify()
+
+
+def with_steps(program: Program, added: Iterable[Segment]) -> Program:
+    """The same program with ``added``, steps that implementations bind, in place of nodes that the framework ran.
+
+    Raises:
+        VerificationError: a node of them is in another step, or steps depend on each other in a circle.
+    """
+    steps = [s for s in program.segments if s.step is not None]
+    return evolve(program, segments=_ordered(program.graph, [*steps, *added])).verify()
 
 
 def _ordered(graph: Graph, steps: list[Segment]) -> tuple[Segment, ...]:

@@ -84,7 +84,7 @@ class Command:
         wanted = [system for system in outside if any(system in systems for _, systems in work)]
         asked = Asked(model=harness.CONFIGS / name, dtype=options.dtype, device=options.device, context=options.context,
                       inputs=tuple(workload.input for workload, _ in work), paths=tuple(options.peer_path), vllm=options.vllm,
-                      start_s=min(options.peer_start_s, self.left_s()), answer_s=options.peer_answer_s)
+                      start_s=min(options.peer_start_s, self.left_s()), answer_s=options.peer_answer_s, cache=options.cache)
         with Peers(wanted, asked) as peers, tempfile.TemporaryDirectory() as scratch:
             for why in peers.dead.values():
                 print(f"{name}: {why}", flush=True)
@@ -160,7 +160,8 @@ def parser(doc: str, systems: tuple[str, ...], estimate_over_s: float) -> argpar
     made.add_argument("models", nargs="+", choices=harness.MODELS, metavar="MODEL")
     made.add_argument("--workloads", default=WORKLOADS, help="tokens of the prompt / new tokens, by commas; default: %(default)s")
     made.add_argument("--systems", default=",".join(systems), help="some of the systems, by commas; default: %(default)s")
-    made.add_argument("--peer-path", type=Path, action="append", default=[], help="an environment that holds peers (vllm); may be repeated")
+    made.add_argument("--peer-path", type=Path, action="append", default=[], help="a folder that holds peers (vllm, or what "
+                      "this command says); may be repeated")
     made.add_argument("--budget-s", dest="seconds", type=float, default=float("inf"), help="seconds of this command; then it ends, and the "
                       "same command goes on where it ended")
     made.add_argument("--repetitions", type=int, default=10)

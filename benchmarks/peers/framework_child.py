@@ -1,9 +1,12 @@
-"""The framework's own systems in a process of their own: ``eager``, ``torch_compile`` (both transformers' ``generate``) or
-``torch_compile_loop`` (a greedy loop over the compiled step). The argument is JSON: system, folder of the configuration, type, device.
+"""The framework's own systems in a process of their own: ``eager``, ``torch_compile`` (both transformers' ``generate``), ``cudalinear``
+(eager, with linear layers that run compiled kernels) or ``torch_compile_loop`` (a greedy loop over the compiled step). The argument is
+JSON: system, folder of the configuration, type, device.
 """
 
 import json
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,14 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from agentcompile_core.configuration import Config
 from agentcompile_core.report import bench
+from agentcompile_core.store import Store
 from peers import serving
 from peers.step_loop import Step, StepLoop, reduce_overhead
+
+LAYER_BUDGET_S = 15.0  # of the search for one shape of linear layers
+INTERPRETED = ("eager", "cudalinear")  # nothing of theirs is compiled by torch
 
 
 class Framework:
@@ -40,7 +48,7 @@ class Framework:
 
     def _runner(self, ids: torch.Tensor) -> Callable[[int], torch.Tensor]:
         if self._system != "torch_compile_loop":
-            return bench.framework(self._module, ids, self._length, self._system)
+            return bench.framework(self._module, ids, self._length, "eager" if self._system in INTERPRETED else self._system)
         if self._loop is None:
             self._loop = StepLoop(self._module, self._length, self._compiler)
         loop = self._loop
@@ -49,10 +57,24 @@ class Framework:
     def _forget(self, length: int) -> None:
         """Begin anew for another number of positions: a second shape would be compiled as one that changes, which is slower."""
         self._length, self._loop = length, None
-        if self._system != "eager":
+        if self._system not in INTERPRETED:
             torch._dynamo.reset()
             for name in ("_compiled_call", "_previous_max_cache_length"):
                 self._module.__dict__.pop(name, None)
+
+
+def with_linears(module: Any, **options: Any) -> dict[str, Any]:
+    """Put layers into ``module`` that run compiled kernels; returns how many there are by what serves them.
+
+    Raises:
+        RuntimeError: none was replaced.
+    """
+    from agentcompile_runtime_cudalinear import replace_linears
+
+    replaced = replace_linears(module, **options)
+    if not replaced.layers:
+        raise RuntimeError(f"no linear layer was replaced: {'; '.join(dict.fromkeys(replaced.left.values()))}")
+    return {"replaced": dict(Counter(replaced.layers.values())), "left": len(replaced.left)}
 
 
 def start() -> tuple[dict[str, Any], Any]:
@@ -64,7 +86,11 @@ def start() -> tuple[dict[str, Any], Any]:
     with torch.device(terms["device"]):
         config = transformers.AutoConfig.from_pretrained(terms["model"])
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, terms["dtype"])).eval()
-    facts = {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    facts: dict[str, Any] = {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    if terms["system"] == "cudalinear":
+        with tempfile.TemporaryDirectory() as scratch:
+            store = Store(Path(terms.get("cache") or scratch))
+            facts |= with_linears(module, config=Config(budget_s=LAYER_BUDGET_S), store=store)
     return facts, Framework(module, terms["system"]).answer
 
 

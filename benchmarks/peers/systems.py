@@ -17,6 +17,7 @@ from peers.estimate import Ask
 
 VLLM = "vllm"
 FRAMEWORK = ("eager", "torch_compile", "torch_compile_loop")
+CUDALINEAR = "cudalinear"  # eager, with linear layers that run compiled kernels
 PEERS = (*FRAMEWORK, VLLM)
 Prompts = Callable[[int], torch.Tensor]  # the prompt of each length, int64 [1, length]
 HERE = Path(__file__).resolve().parent
@@ -25,7 +26,8 @@ SHORT_PROMPT = 512  # vLLM captures graphs for prompts up to this many tokens, a
 
 @frozen(kw_only=True)
 class Asked:
-    """What every peer is started with. ``paths``: folders of environments that hold peers; ``inputs``: lengths of prompts."""
+    """What every peer is started with. ``paths``: folders of environments that hold peers; ``inputs``: lengths of prompts; ``cache``: the
+    store of a peer that compiles by ours (None: a new one)."""
 
     model: Path
     dtype: str
@@ -36,6 +38,7 @@ class Asked:
     vllm: Mapping[str, Any]
     start_s: float
     answer_s: float
+    cache: Path | None = None
 
 
 def folder_of(package: str, paths: Sequence[Path]) -> Path | None:
@@ -58,7 +61,7 @@ def begun(name: str, asked: Asked) -> Child:
         path, script = [str(found.resolve()), *path], "vllm_child.py"
         terms |= {"captured": sorted({1, *(n for n in asked.inputs if n <= SHORT_PROMPT)}), "more": dict(asked.vllm)}
     else:
-        terms |= {"system": name, "device": asked.device}
+        terms |= {"system": name, "device": asked.device, "cache": str(asked.cache.resolve()) if asked.cache else ""}
     return Child(name, [sys.executable, str(HERE / script), json.dumps(terms)],
                  {**os.environ, "PYTHONPATH": os.pathsep.join(path)}, start_s=asked.start_s)
 
