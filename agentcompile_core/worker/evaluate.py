@@ -129,17 +129,17 @@ class WorkerState:
         if wrong is not None:
             return evolve(done, failure=wrong[0], message=wrong[1])
         done = evolve(done, measurement=measured)
-        return evolve(done, baseline=self._baseline(job, execution.backend, turn)) if job.baseline else done
+        return evolve(done, baseline=self._baseline(job, execution.backend, turn, measured.us)) if job.baseline else done
 
     def _clock(self, backend: Backend) -> tuple[float, ...] | Reject:
         if backend.name not in self._clocks:
             self._clocks[backend.name] = backend.time(lambda stream: None, repetitions=1, runs_per_repetition=1)
         return self._clocks[backend.name]
 
-    def _baseline(self, job: Job, backend: Backend, turn: timing.Rotation) -> Measurement | None:
+    def _baseline(self, job: Job, backend: Backend, turn: timing.Rotation, kernel_us: float) -> Measurement | None:
         key = serial.digest(job.trial.graph, job.trial.match)
         if key not in self._baselines:
-            self._baselines[key] = timing.time_framework(job.trial, backend, turn)
+            self._baselines[key] = timing.time_framework(job.trial, backend, turn, kernel_us)
         found = self._baselines[key]
         return None if isinstance(found, Reject) else found
 

@@ -92,15 +92,18 @@ def time_kernel(execution: Execution, turn: Rotation, good_enough_us: float = 0.
     return _time(execution.backend, in_rotation(runs), len(runs), floor_us(execution.trial), good_enough_us)
 
 
-def time_framework(trial: Trial, backend: Backend, turn: Rotation) -> Measurement | Reject:
-    """Time the framework's operators of the same nodes over the same copies, captured in a graph where that is possible."""
+def time_framework(trial: Trial, backend: Backend, turn: Rotation, kernel_us: float = 0.0) -> Measurement | Reject:
+    """Time the framework's operators of the same nodes over the same copies, captured in a graph where that is possible.
+
+    Where they take more than twice as long as ``kernel_us``, a few times are enough to know.
+    """
     prepared = compile_nodes(trial.graph, device=backend.device)
     bound = []
     for buffers in turn.copies:
         values = graph_values(trial.match, trial.graph, _plain_history(trial, buffers))
         bound.append(prepared.bind(values))
     runs = [_ignoring_the_stream(run) for run in bound]
-    measured = _time(backend, in_rotation(runs), len(runs), floor_us(trial), 0.0)
+    measured = _time(backend, in_rotation(runs), len(runs), floor_us(trial), kernel_us)
     if isinstance(measured, Reject) and backend.captures:
         return _time_eagerly(backend, in_rotation(runs), len(runs), floor_us(trial))
     return measured

@@ -1,6 +1,6 @@
 """The input cases that a step is tried on: families of inputs, the positions of its kind, and those where its schedule ends a round."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
 
@@ -39,7 +39,8 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     pairs = [(families[i % len(families)], positions[i % len(positions)]) for i in range(count)]
     telling = kind.families or (F.NORMAL, F.INTEGERS)
     special = schedule_positions(match, kind, seed, source, schedule, emulated)
-    pairs += [(telling[i % len(telling)], position) for i, position in enumerate(special)]
+    # The family of a position is the same for every schedule, so that all of them share its reference.
+    pairs += [(telling[_drawn(seed, match.id, position) % len(telling)], position) for position in special]
     pairs += [(family, max(positions)) for family in kind.lasting_families(match)]
 
     large = emulated and sum(o.spec.numel for o in match.operands if o.role is Role.WEIGHT) > SHARED_ELEMENTS
@@ -71,7 +72,10 @@ def schedule_positions(match: Match, kind: MatchKind, seed: str, source: StepSou
     last = min(span, EMULATED_POSITIONS) - 1 if emulated else span - 1
     periods = tuple(p for p in _periods(source, schedule) if 1 < p <= last)[:MOST_PERIODS]
     known = set(kind.positions(match, emulated))
-    random = Random(serial.digest(seed, match.id, periods))
+
+    def random(period: int) -> Random:  # by the period alone: schedules that have it share its positions, and so their references
+        return Random(serial.digest(seed, match.id, period))
+
     found = dict.fromkeys(p for p in _around(periods, last, random) if 0 <= p <= last and p not in known)
     return tuple(found)[: MOST_EMULATED if emulated else MOST_POSITIONS]
 
@@ -88,10 +92,13 @@ def _periods(source: StepSource | None, schedule: Schedule | None) -> Iterator[i
     yield from dict.fromkeys((*several, *sorted({a * b for a in several for b in several if a is not b}, reverse=True)))
 
 
-def _around(periods: tuple[int, ...], last: int, random: Random) -> Iterator[int]:
-    """A position p makes p + 1 positions: those with which rounds are just full, one short, and one over."""
-    for pick in (lambda most: 1, lambda most: most, lambda most: random.randint(1, most)):
+def _around(periods: tuple[int, ...], last: int, random: Callable[[int], Random]) -> Iterator[int]:
+    """A position p makes p + 1 positions: those with which rounds are just full, one short, and one over; and random ones."""
+    picks: tuple[Callable[[int, int], int], ...] = (lambda period, most: 1, lambda period, most: most,
+                                                   lambda period, most: random(period).randint(1, most))
+    for pick in picks:
         for period in periods:
-            end = pick(max(1, (last + 1) // period)) * period - 1
+            end = pick(period, max(1, (last + 1) // period)) * period - 1
             yield from (end, end + 1, end - 1)
-    yield from islice(iter(lambda: random.randint(0, last), -1), MOST_POSITIONS)
+    anywhere = random(0)
+    yield from islice(iter(lambda: anywhere.randint(0, last), -1), MOST_POSITIONS)

@@ -39,6 +39,7 @@ class Ledger:
         self.untried: list[Untried] = []
         self.baselines: dict[Place, TuningRecord] = {}
         self.best_us: dict[Place, float] = {}
+        self.seconds: dict[Place, float] = {}  # that the last candidate of each match took
         self.hopeless = False  # the worker does not start, or a validator cannot judge
         self._covered: dict[str, set[str]] = {}
         self._proven: set[tuple[Place, str]] = set()
@@ -81,6 +82,7 @@ class Ledger:
     def take(self, entry: Entry, evaluation: Evaluation) -> TuningRecord:
         """Record, store and announce what the worker found out about an entry."""
         record = self._record(entry, evaluation)
+        self.seconds[entry.place] = evaluation.seconds
         store = self._ctx.store
         if isinstance(evaluation.kernel, Kernel):
             store.put_kernel(entry.kernel_key, evaluation.kernel)

@@ -85,7 +85,7 @@ def _servers(ordered: tuple[OrderedPlan, ...], ctx: Context) -> dict[str, tuple[
 
 def _budget(ctx: Context) -> tuple[object, ...]:
     config = ctx.config
-    return config.budget_s, config.budget_plans, config.rounds, config.seed, _advisor(config.advisor, ctx.catalog), config.plugins
+    return float(config.budget_s), config.budget_plans, config.rounds, config.seed, _advisor(config.advisor, ctx.catalog), config.plugins
 
 
 def _state(name: str, version: int, catalog: Catalog) -> State:

@@ -14,8 +14,10 @@ from ...ir.target import Target
 from .entries import Entry, Place
 
 OUTSIDE = 0.125  # of the loss of what it would replace: how much a match outside of the best cover promises
+FIRST = 2  # candidates of each match of the best cover that come before all else: no other is at hand where the chain wants one
 UNTIMED_SHARE = 0.15  # of its floor, and a microsecond a launch: what a match is taken to lose before anything of it is timed
 UNTIMED_US = 1.0
+LEAST_S = 1e-3  # that a candidate is taken to cost
 
 
 class Known(Protocol):
@@ -23,6 +25,7 @@ class Known(Protocol):
 
     best_us: dict[Place, float]
     baselines: dict[Place, TuningRecord]
+    seconds: dict[Place, float]  # that the last candidate of a match took
 
     def knows(self, entry: Entry) -> bool:
         """Whether the entry has a record."""
@@ -31,10 +34,10 @@ class Known(Protocol):
 class Turns:
     """Gives every one of ``entries`` once, those of a match in their order; ``tried`` says how many of each match there were before.
 
-    The best cover of a region is the one whose measured steps save most, at first the favourite. Its matches come first, once each.
-    Behind them comes the match with the largest loss: the time of its best kernel beyond its floor, in all instances, over the number
-    of candidates that it has had, since each further one finds less. Others promise a part of what they could win in its place; as long as
-    all that was evaluated of a match of the best cover has failed, they count as much.
+    The best cover of a region is the one whose measured steps save most, at first the favourite. Its matches come first, twice each.
+    Behind them comes the match with the largest loss (the time of its best kernel beyond its floor, in all instances) over the number of
+    candidates that it has had, since each further one finds less, and over the seconds that one takes. Others promise a part of what
+    they could win in its place; as long as all that was evaluated of a match of the best cover has failed, they count as much.
     """
 
     def __init__(self, entries: Sequence[Entry], ordered: Sequence[OrderedPlan], known: Known, target: Target,
@@ -71,14 +74,21 @@ class Turns:
         """Whether something of the match was evaluated, and nothing of it passed."""
         return place not in self._known.best_us and any(self._known.knows(entry) for entry in self._awaited.get(place, ()))
 
-    def _promise(self, place: Place, best: dict[str, frozenset[str]], opened: set[str]) -> tuple[bool, float]:
+    def _promise(self, place: Place, best: dict[str, frozenset[str]], opened: set[str]) -> tuple[int, float]:
+        """What to compare: of the first ones the turn, with the first turn highest, and what may be won per second."""
         signature, match = place
-        tried = self._tried[place]
-        if match in best[signature] or signature in opened:
-            return match in best[signature] and not tried, self._loss_us(place) / (1 + tried)
+        tried, inside = self._tried[place], match in best[signature]
+        effort = (1 + tried) * self._seconds(place)
+        if inside or signature in opened:
+            return max(0, FIRST - tried) if inside else 0, self._loss_us(place) / effort
         matches = self._ordered[signature].plan.region.match_by_id
         rivals = [(signature, other) for other in best[signature] if not set(matches[match].nodes).isdisjoint(matches[other].nodes)]
-        return False, OUTSIDE * sum(self._loss_us(rival) for rival in rivals or [place]) / (1 + tried)
+        return 0, OUTSIDE * sum(self._loss_us(rival) for rival in rivals or [place]) / effort
+
+    def _seconds(self, place: Place) -> float:
+        """What one candidate of the match takes; of one that had none yet, as others do."""
+        known = self._known.seconds
+        return max(LEAST_S, known.get(place, sum(known.values()) / max(1, len(known))))
 
     def _loss_us(self, place: Place) -> float:
         """What a run of the program spends on a match beyond its floor, a guess where nothing of it is timed."""
