@@ -134,8 +134,9 @@ def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Ro
             ordered = advise.run(plans, found.records, round_number, ctx)
         advice, asked = advice + tuple(o.record for o in ordered), (*asked, ordered)
         over = validate.over(ordered, ctx.budget.left_s("search"), ctx)
-        if over is not None:
-            seen = evolve(seen, untried=tuple(Untried(signature=o.signature, step=s, reason=over) for o in ordered for s in o.steps))
+        if over is not None:  # what an earlier round left out keeps its own reason
+            new = [(o.signature, s) for o in ordered for s in o.steps if (o.signature, s) not in seen.ordered]
+            seen = evolve(seen, untried=tuple(Untried(signature=signature, step=s, reason=over) for signature, s in new))
             break
         with clock("lower") as facts:
             candidates = lower.run(ordered, ctx)

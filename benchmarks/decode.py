@@ -52,9 +52,11 @@ def pipeline_row(name: str, model: Any) -> dict[str, Any]:
 def memory_row(model: Any, empty_bytes: int) -> dict[str, Any]:
     """Device memory beyond one copy of the weights and the KV cache, behind a short request and one that nearly fills the cache: all that
     a session captures is there then."""
-    for given in (128, max(128, model.session.max_context - 192)):
+    context = model.session.max_context
+    new = min(64, context // 4)
+    for given in (min(128, context // 2), context - 3 * new):
         ids = bench.random_prompt(model.graphs.model.vocab_size, given, seed=3)
-        bench.generate_exactly(model, ids, 64)
+        bench.generate_exactly(model, ids, new)
     torch.cuda.synchronize()
     weights, kv = model.graphs.model.parameter_bytes, held_bytes(model.session.kv)
     return {"extra_memory_bytes": harness.used_bytes() - empty_bytes - weights - kv, "weight_bytes": weights, "kv_bytes": kv}

@@ -145,7 +145,7 @@ def _time(backend: Backend, run: Callable[[int], None], copies: int, floor: floa
         if isinstance(first, Reject):
             return first
         quick = summarize(first, floor)
-        if isinstance(quick, Reject) or quick.us > HOPELESS * good_enough_us:
+        if isinstance(quick, Reject) or quick.us - quick.spread_us > HOPELESS * good_enough_us:  # whatever one of a few was
             return quick
     times = backend.time(run, repetitions=REPETITIONS, runs_per_repetition=per_repetition)
     return times if isinstance(times, Reject) else summarize(times, floor)

@@ -55,7 +55,8 @@ class Entry:
 
 
 class Queue:
-    """Entries by turns: the first schedules of the favourite cover's matches, then of the others, then everyone's second ones.
+    """Entries by turns, which is the order where nothing is timed: the first schedules of the favourite cover's matches, then of the
+    others, then everyone's second ones.
 
     Matches that move most bytes come first, so that an early end finds every match served. ``untried`` holds the
     candidates that are in no entry.

@@ -1,5 +1,6 @@
 """The input cases that a step is tried on: families of inputs, the positions of its kind, and those where its schedule ends a round."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
@@ -38,9 +39,9 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     count = max(len(families), len(positions))
     pairs = [(families[i % len(families)], positions[i % len(positions)]) for i in range(count)]
     telling = kind.families or (F.NORMAL, F.INTEGERS)
-    special = schedule_positions(match, kind, seed, source, schedule, emulated)
-    # The family of a position is the same for every schedule, so that all of them share its reference.
-    pairs += [(telling[_drawn(seed, match.id, position) % len(telling)], position) for position in special]
+    special = _special(match, kind, seed, source, schedule, emulated)
+    # Families go round within a period, from where the period begins: schedules that have it share its references, and miss no family.
+    pairs += [(telling[(_drawn(seed, match.id, period) + turn) % len(telling)], position) for position, (period, turn) in special.items()]
     pairs += [(family, max(positions)) for family in kind.lasting_families(match)]
 
     large = emulated and sum(o.spec.numel for o in match.operands if o.role is Role.WEIGHT) > SHARED_ELEMENTS
@@ -66,9 +67,15 @@ def _drawn(*of: object) -> int:
 def schedule_positions(match: Match, kind: MatchKind, seed: str, source: StepSource | None, schedule: Schedule | None,
                        emulated: bool) -> tuple[int, ...]:
     """Positions around the ends of a schedule's rounds, boundaries first, then random ones; none where no length is read."""
+    return tuple(_special(match, kind, seed, source, schedule, emulated))
+
+
+def _special(match: Match, kind: MatchKind, seed: str, source: StepSource | None, schedule: Schedule | None,
+             emulated: bool) -> dict[int, tuple[int, int]]:
+    """Those positions, each with the period that it belongs to (0: none) and how many of that period come before it."""
     span = kind.span(match)
     if span <= 0:
-        return ()
+        return {}
     last = min(span, EMULATED_POSITIONS) - 1 if emulated else span - 1
     periods = tuple(p for p in _periods(source, schedule) if 1 < p <= last)[:MOST_PERIODS]
     known = set(kind.positions(match, emulated))
@@ -76,8 +83,12 @@ def schedule_positions(match: Match, kind: MatchKind, seed: str, source: StepSou
     def random(period: int) -> Random:  # by the period alone: schedules that have it share its positions, and so their references
         return Random(serial.digest(seed, match.id, period))
 
-    found = dict.fromkeys(p for p in _around(periods, last, random) if 0 <= p <= last and p not in known)
-    return tuple(found)[: MOST_EMULATED if emulated else MOST_POSITIONS]
+    turns, found = Counter[int](), dict[int, tuple[int, int]]()
+    for position, period in _around(periods, last, random):
+        if 0 <= position <= last and position not in known:
+            found.setdefault(position, (period, turns[period]))
+            turns[period] += 1
+    return dict(islice(found.items(), MOST_EMULATED if emulated else MOST_POSITIONS))
 
 
 def _periods(source: StepSource | None, schedule: Schedule | None) -> Iterator[int]:
@@ -92,13 +103,14 @@ def _periods(source: StepSource | None, schedule: Schedule | None) -> Iterator[i
     yield from dict.fromkeys((*several, *sorted({a * b for a in several for b in several if a is not b}, reverse=True)))
 
 
-def _around(periods: tuple[int, ...], last: int, random: Callable[[int], Random]) -> Iterator[int]:
-    """A position p makes p + 1 positions: those with which rounds are just full, one short, and one over; and random ones."""
+def _around(periods: tuple[int, ...], last: int, random: Callable[[int], Random]) -> Iterator[tuple[int, int]]:
+    """Positions with their periods. A position p makes p + 1 positions: those with which rounds are just full, one short, and one over;
+    and random ones."""
     picks: tuple[Callable[[int, int], int], ...] = (lambda period, most: 1, lambda period, most: most,
                                                    lambda period, most: random(period).randint(1, most))
     for pick in picks:
         for period in periods:
             end = pick(period, max(1, (last + 1) // period)) * period - 1
-            yield from (end, end + 1, end - 1)
+            yield from ((position, period) for position in (end, end + 1, end - 1))
     anywhere = random(0)
-    yield from islice(iter(lambda: anywhere.randint(0, last), -1), MOST_POSITIONS)
+    yield from ((position, 0) for position in islice(iter(lambda: anywhere.randint(0, last), -1), MOST_POSITIONS))

@@ -1,5 +1,6 @@
 """The ledger of stage validate: what is known of each match while candidates are evaluated."""
 
+import time
 from collections.abc import Iterable
 
 from attrs import evolve
@@ -45,6 +46,7 @@ class Ledger:
         self._proven: set[tuple[Place, str]] = set()
         self._known: set[str] = set()  # keys of records
         self._order = 0
+        self._taken_at: float | None = None
 
     def recall(self, earlier: Iterable[TuningRecord], regions: Iterable[Region]) -> None:
         """Take up what earlier rounds found: the best times, and where nothing is timed the nodes that are settled."""
@@ -82,7 +84,9 @@ class Ledger:
     def take(self, entry: Entry, evaluation: Evaluation) -> TuningRecord:
         """Record, store and announce what the worker found out about an entry."""
         record = self._record(entry, evaluation)
-        self.seconds[entry.place] = evaluation.seconds
+        now = time.monotonic()  # from one result to the next, since a hang and a failed build cost the search as well
+        self.seconds[entry.place] = evaluation.seconds if self._taken_at is None else now - self._taken_at
+        self._taken_at = now
         store = self._ctx.store
         if isinstance(evaluation.kernel, Kernel):
             store.put_kernel(entry.kernel_key, evaluation.kernel)

@@ -62,7 +62,8 @@ class Search:
 
 
 def spent_before(ordered: tuple[OrderedPlan, ...], environment: str, ctx: Context) -> bool:
-    """Whether an earlier round of the same run had used up the time, so that nothing of this one was ever evaluated."""
+    """Whether an earlier round of the same run had used up the time. What other runs may have measured of this one is not taken up: a
+    warm run ends as the cold one did."""
     return _spent(ctx.store, _run_key(ordered, environment, ctx), _round(ordered))
 
 

@@ -68,7 +68,7 @@ class Turns:
 
     def _saved_us(self, place: Place) -> float:
         baseline, best_us = self._known.baselines.get(place), self._known.best_us.get(place)
-        return 0.0 if best_us is None or baseline is None or baseline.measurement is None else baseline.measurement.us - best_us
+        return 0.0 if best_us is None or baseline is None or baseline.measurement is None else max(0.0, baseline.measurement.us - best_us)
 
     def _failed(self, place: Place) -> bool:
         """Whether something of the match was evaluated, and nothing of it passed."""

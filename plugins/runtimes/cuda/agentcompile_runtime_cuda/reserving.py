@@ -81,12 +81,12 @@ class Mappings:
         Raises:
             CudaError: there is not enough, or the driver fails; the ranges are as they were, unless they are ``broken``.
         """
+        if self.broken:
+            raise RuntimeError(self.broken)
         wanted = [(one, min(self.rounded(count), one.nbytes)) for one, count in zip(self.ranges, nbytes, strict=True)]
         growing = [(one, end) for one, end in wanted if end > one.end]
         if not growing:
             return
-        if self.broken:
-            raise RuntimeError(self.broken)
         handles = self._taken([end - one.end for one, end in growing])
         before = [(one, len(one.found)) for one, _ in growing]
         try:
@@ -102,6 +102,8 @@ class Mappings:
 
     def give_back(self, nbytes: Sequence[int]) -> None:
         """Zeros in place of whole pieces behind the first ``nbytes`` of each range."""
+        if self.broken:
+            raise RuntimeError(self.broken)
         unneeded = [(one, count) for one, count in zip(self.ranges, nbytes, strict=True) if one.found and one.found[-1][0] >= count]
         if not unneeded:
             return
@@ -153,13 +155,13 @@ class Mappings:
         one.found.pop()
         return handle
 
-    def _fill(self, one: Pieces) -> None:
-        """Zeros wherever nothing is mapped."""
+    def _fill(self, one: Pieces, again: bool = False) -> None:
+        """Zeros wherever nothing is mapped; ``again``: what is mapped may not be accessible yet."""
         start, missing = one.end, [place for place in range(one.end, one.nbytes, self.granularity) if place not in one.zeros]
         for place in missing:
             self._calls.map(one.address + place, self.granularity, self._zero)
             one.zeros.add(place)
-        if missing:
+        if missing or (again and start < one.nbytes):
             self._calls.allow(one.address + start, one.nbytes - start)
 
     def _undo(self, before: Sequence[tuple[Pieces, int]], why: Exception) -> None:
@@ -169,7 +171,7 @@ class Mappings:
                 while len(one.found) > count:
                     self._dropped(one)
             for one in self.ranges:
-                self._fill(one)
+                self._fill(one, again=True)
         except Exception as exc:
             self.broken = f"memory of reserved addresses cannot be put back ({exc}) after {why}; start the process again"
             raise RuntimeError(self.broken) from exc
