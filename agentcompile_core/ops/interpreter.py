@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
 from .allowed import refusal
 from .bodies import Bodies, with_bodies
+from .joint_products import with_joint_products
 
 NAMESPACES = ("aten", "prims", "agentcompile")
 _operators: dict[str, Callable[..., Any]] = {}
@@ -127,11 +128,14 @@ class Prepared:
 
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], device: str | torch.device,
-        dtype_override: torch.dtype | None, bodies: Bodies | None = None,
+        dtype_override: torch.dtype | None, bodies: Bodies | None = None, weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         operators: dict[str, Callable[..., Any]] = {}
+        if weights is not None:
+            nodes, operators = with_joint_products(graph, nodes, outputs, weights)
         if bodies is not None:
-            nodes, operators = with_bodies(graph, nodes, outputs, bodies, operator_of)
+            nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of)
+            operators |= others
         inside = {name for node in nodes for name in node.outputs}
         reads = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.mutates) if name not in inside)
         passed = [name for name in outputs if name not in inside]
@@ -220,12 +224,14 @@ def compile_nodes(
     outputs: Sequence[str] | None = None,
     dtype_override: torch.dtype | None = None,
     bodies: Bodies | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Prepared:
     """Resolve ``nodes`` of ``graph`` (default: all) for repeated runs on ``device``.
 
     ``outputs`` defaults to the graph's outputs for all nodes, else to every value that is read outside the nodes or
     is an output of the graph. ``dtype_override`` computes every floating point tensor in that type. ``bodies``: what computes some
-    operators in their place, see ``with_bodies``.
+    operators in their place, see ``with_bodies``. ``weights``: where the weights lie from now on, by value name; products with some
+    that lie behind each other are one, see ``with_joint_products``.
 
     Raises:
         UsageError: an operator or argument is unknown.
@@ -233,7 +239,7 @@ def compile_nodes(
     chosen = _nodes_of(graph, nodes)
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
-    return Prepared(graph, chosen, outputs, device, dtype_override, bodies)
+    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, weights)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

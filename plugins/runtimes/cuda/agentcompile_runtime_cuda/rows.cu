@@ -10,7 +10,7 @@
 //                                   bit is set, and written to other strides, those of moved ones `at[0]` tokens further on. `lanes`
 //                                   (a power of two) threads per head, each with two vectors, which are turned into each other. One
 //                                   launch for two norms, two rotations and three copies, and no row lies in memory in between
-//   silu_product                    out = silu(gate) * up, `count` elements
+//   silu_product                    out = silu(gate) * up, dense rows of `columns`; those of gate and up may be slices of wider ones
 //   merge_rows                      attention over several ranges of keys, each [T, H, D] dense with its logsumexp [H, T] in fp32,
 //                                   as attention over all of them; absent parts are null
 #include <agentcompile/activation.cuh>
@@ -235,15 +235,17 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, long long count) {
-  const long long first = (static_cast<long long>(block_from_the_end()) * Plan::threads + threadIdx.x) * size;
-  if (first >= count) return;
+silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, int rows, int columns, int gate_row, int up_row) {
+  const unsigned vectors = static_cast<unsigned>(columns) / size;
+  const unsigned item = static_cast<unsigned>(block_from_the_end()) * Plan::threads + threadIdx.x;
+  const unsigned row = item / vectors, column = item % vectors * size;
+  if (row >= static_cast<unsigned>(rows)) return;
   float values[size], factors[size];
-  Vector::load(gate + first).unpack(values);
-  Vector::load(up + first).unpack(factors);
+  Vector::load(gate + static_cast<long long>(row) * gate_row + column).unpack(values);
+  Vector::load(up + static_cast<long long>(row) * up_row + column).unpack(factors);
 #pragma unroll
   for (int e = 0; e < size; ++e) values[e] = ac::round_to<T>(ac::silu(values[e])) * factors[e];
-  Vector::pack(values).store(out + first);
+  Vector::pack(values).store(out + static_cast<long long>(row) * columns + column);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)

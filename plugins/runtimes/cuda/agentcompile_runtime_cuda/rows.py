@@ -29,7 +29,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .head_places import THREADS, is_aligned, is_weight, norm_kind, placed, placing
+from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
 from .own_kernels import OwnKernels
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default"
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
+_GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_row"))
 _SUM_SCALARS = (i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
@@ -68,7 +69,7 @@ def source(dtype: DType) -> StepSource:
     merge = launch("merge_rows", tuple(f"part{i}" for i in range(MOST_PARTS)), _MERGE_SCALARS)
     places = (*merge.arguments[:MOST_PARTS], *sums, *merge.arguments[MOST_PARTS:])
     launches = (launch("rms_rows_warp", ("x", "weight"), _NORM_SCALARS), launch("rms_rows_block", ("x", "weight"), _NORM_SCALARS),
-                launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("silu_product", ("gate", "up"), (i64("count", 0),)),
+                launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("silu_product", ("gate", "up"), _GATED_SCALARS),
                 evolve(merge, arguments=places),
                 launch("add_rms_rows", ("left", "right", "weight"), _SUM_SCALARS, ("total", "out")),
                 launch("place_heads", ("q", "k", "v", "q_weight", "k_weight", "v_weight", "cos", "sin", "at"), _PLACE_SCALARS,
@@ -160,12 +161,16 @@ class RowKernels:
     def _gated(self, gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor | None":
         import torch
 
-        same = gate.shape == up.shape and gate.dtype is up.dtype and gate.is_contiguous() and up.is_contiguous()
-        if not same or not _even(gate.numel(), gate) or not is_aligned(up):
+        columns, strides = gate.shape[-1], (_row_stride(gate), _row_stride(up))
+        same = gate.shape == up.shape and gate.dtype is up.dtype and None not in strides
+        if not same or not _even(columns, gate) or not all(_even(stride, one) for stride, one in zip(strides, (gate, up), strict=True)):
             return None
-        out, vectors = torch.empty_like(gate), gate.numel() * gate.element_size() // VECTOR_BYTES
-        return self._checked(("silu_product", gate.dtype), out, (gate, up), ("silu_product", -(-vectors // THREADS), (gate.numel(),)),
-                             lambda: torch.nn.functional.silu(gate) * up)
+        rows, vectors = gate.numel() // columns, gate.numel() * gate.element_size() // VECTOR_BYTES
+        if vectors > MOST - THREADS:
+            return None
+        out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        how = ("silu_product", -(-vectors // THREADS), (rows, columns, *strides))
+        return self._checked(("silu_product", gate.dtype), out, (gate, up), how, lambda: torch.nn.functional.silu(gate) * up)
 
     def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
         """See ``Backend.merge``."""
@@ -228,6 +233,18 @@ class RowKernels:
         assert like is not None
         launch = next(one for one in self._kernels.launches(like) if one.entry.startswith(f"{entry}_"))
         self._kernels.run(like, launch, blocks, tensors, scalars)
+
+
+def _row_stride(tensor: "torch.Tensor") -> int | None:
+    """From row to row, of rows of the last axis that lie so evenly; None where they do not."""
+    stride, rows = tensor.stride(), tensor.numel() // tensor.shape[-1] if tensor.numel() else 0
+    inner = [axis for axis in range(tensor.dim() - 1) if tensor.shape[axis] != 1]
+    if rows == 0 or stride[-1] != 1 and tensor.shape[-1] != 1:
+        return None
+    if not inner:
+        return tensor.shape[-1]
+    even = all(stride[a] == stride[b] * tensor.shape[b] for a, b in zip(inner, inner[1:], strict=False))
+    return stride[inner[-1]] if even and tensor.shape[-1] <= stride[inner[-1]] <= MOST else None
 
 
 def _even(count: int, tensor: "torch.Tensor") -> bool:

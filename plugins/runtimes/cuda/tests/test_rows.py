@@ -71,16 +71,30 @@ def test_rotations_are_the_operators_bit_by_bit(rows: RowKernels, data: st.DataO
 
 
 @SETTINGS
-@given(st.sampled_from(HALVES), st.integers(1, 9), st.integers(1, 400), st.sampled_from([0.01, 1.0, 20.0]))
-def test_gates_are_the_operators(rows: RowKernels, dtype: torch.dtype, count: int, vectors: int, scale: float) -> None:
-    gate, up = (normal(seed, 1, count, 8 * vectors, dtype=dtype) * scale for seed in (count, vectors + 100))
+@given(st.data())
+def test_gates_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
+    """Of two tensors, or of slices of wider rows."""
+    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
+    count, columns, scale = draw(st.integers(1, 9)), 8 * draw(st.integers(1, 400)), draw(st.sampled_from([0.01, 1.0, 20.0]))
+    beside = 8 * draw(st.integers(0, 3))
+    wide = normal(count, 1, count, 2 * columns + beside, dtype=dtype) * scale
+    gate, up = wide[..., :columns], wide[..., columns + beside :]
+    gate, up = (one.contiguous() if draw(st.booleans()) else one for one in (gate, up))
     body = rows.body(*GATED)
     assert body is not None
     exact = torch.nn.functional.silu(gate.double()) * up.double()  # two roundings: of the gate, of the product
     found, eps = body(gate, up), torch.finfo(dtype).eps
     smallest = torch.finfo(dtype).smallest_normal * eps
-    assert found is not None
+    assert found is not None and found.is_contiguous()
     assert ((found.double() - exact).abs() <= 1.01 * eps * exact.abs() + smallest * (up.double().abs() + 1.0)).all()
+
+
+def test_gates_that_lie_otherwise_are_the_frameworks(rows: RowKernels) -> None:
+    body = rows.body(*GATED)
+    assert body is not None
+    wide = normal(1, 2, 6, 32, dtype=torch.float16)
+    for gate in (wide[:, :3, :16], wide[..., ::2], wide[..., 4:20], wide.transpose(0, 1)[..., :16]):
+        assert body(gate, gate.contiguous()) is None
 
 
 @SETTINGS

@@ -1,0 +1,126 @@
+"""Products of the same rows with weights that lie behind each other in memory, as one product: Q, K and V, or gate and up.
+
+One product of many columns fills the device better than several of few, and a short prompt waits for one launch instead of three. What
+came apart are slices of its rows afterwards, so only values are joined whose readers take slices.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from ..ir.graph import Graph, Node, Ref, ValueKind
+from .aliasing import operator
+from .names import ATTENTION, RMS_NORM, ROPE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LINEAR = "aten.linear.default"
+# They give a dense tensor of a slice.
+_TAKE_SLICES = frozenset({
+    "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "neg", "abs", "square", "pow", "rsqrt", "mul", "add", "sub", "div", "clamp",
+    "linear", "clone", "_to_copy", "cat", "where", "softplus", "hardswish", "leaky_relu", "elu"})
+# They give another slice, or a view of one.
+_PASS_ON = frozenset({"transpose", "permute", "slice", "select", "narrow", "unsqueeze", "split", "split_with_sizes", "unbind", "chunk"})
+_RESHAPE = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
+_OURS = frozenset({RMS_NORM, ROPE, ATTENTION})
+
+
+def with_joint_products(
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], tensors: "Mapping[str, Tensor]"
+) -> tuple[list[Node], dict[str, Callable[..., Any]]]:
+    """``nodes`` where the first of several products became all of them, and callables of those by name.
+
+    ``tensors``: the weights of the graph by value name, where they lie from now on.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    merged: dict[str, Node] = {}
+    gone: set[str] = set()
+    for run in _siblings(graph, nodes, outputs):
+        for several in _adjacent(run, tensors):
+            first = min(several, key=nodes.index)
+            merged[first.name] = evolve(first, args=first.args[:1], outputs=tuple(node.outputs[0] for node in several))
+            found[first.name] = _joint([[tensors[_name(node, place)] for node in several] for place in range(1, len(first.args))])
+            gone.update(node.name for node in several if node is not first)
+    return [merged.get(node.name, node) for node in nodes if node.name not in gone], found
+
+
+def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> list[list[Node]]:
+    """Products of one value each, where nothing writes in place from the first of them to the last, and slices will do."""
+    by_rows: dict[tuple[str, int], list[Node]] = {}
+    for node in nodes:
+        if node.op == LINEAR and _of_weights(graph, node) and node.outputs[0] not in (*outputs, *graph.outputs):
+            by_rows.setdefault((_name(node, 0), len(node.args)), []).append(node)
+    return [several for several in by_rows.values() if len(several) > 1 and not _written(graph, several)
+            and all(_slice_will_do(graph, node.outputs[0]) for node in several)]
+
+
+def _of_weights(graph: Graph, node: Node) -> bool:
+    refs = all(isinstance(given, Ref) for given in node.args)
+    return refs and not node.kwargs and all(graph.kind_of(_name(node, i)) is ValueKind.WEIGHT for i in range(1, len(node.args)))
+
+
+def _name(node: Node, place: int) -> str:
+    given = node.args[place]
+    assert isinstance(given, Ref)
+    return given.value
+
+
+def _written(graph: Graph, several: Sequence[Node]) -> bool:
+    places = [graph.nodes.index(node) for node in several]
+    return any(node.mutates for node in graph.nodes[min(places):max(places)])
+
+
+def _slice_will_do(graph: Graph, value: str) -> bool:
+    """Whether every reader of a value takes a slice of wider rows for it, and nobody writes to it."""
+    for node in graph.users.get(value, ()):
+        name = operator(node)[0]
+        if value in node.mutates:
+            return False
+        if name in _PASS_ON or (name in _RESHAPE and _splits_rows(graph, node)):
+            if any(out in graph.outputs or not _slice_will_do(graph, out) for out in node.outputs):
+                return False
+        elif name not in _TAKE_SLICES and node.op not in _OURS:
+            return False
+    return True
+
+
+def _splits_rows(graph: Graph, node: Node) -> bool:
+    """Whether a reshape leaves all axes but the last, which it may divide: that is possible for slices of rows."""
+    before, after = graph.spec(node.inputs[0]).shape, graph.spec(node.outputs[0]).shape
+    return operator(node)[1] != "dtype" and len(after) >= len(before) and after[: len(before) - 1] == before[:-1]
+
+
+def _adjacent(several: Sequence[Node], tensors: "Mapping[str, Tensor]") -> list[list[Node]]:
+    """Of products of one value those whose weights, and biases, lie behind each other, in that order."""
+    ordered = sorted(several, key=lambda node: tensors[_name(node, 1)].data_ptr())
+    found = [[ordered[0]]]
+    for node in ordered[1:]:
+        last = found[-1][-1]
+        if all(_behind(tensors[_name(last, place)], tensors[_name(node, place)]) for place in range(1, len(node.args))):
+            found[-1].append(node)
+        else:
+            found.append([node])
+    return [run for run in found if len(run) > 1]
+
+
+def _behind(first: "Tensor", second: "Tensor") -> bool:
+    """Whether ``second`` begins where ``first`` ends, within one piece of memory, so that both are rows of one matrix."""
+    same = first.dtype is second.dtype and first.shape[1:] == second.shape[1:] and first.is_contiguous() and second.is_contiguous()
+    ends = first.data_ptr() + first.numel() * first.element_size()
+    return same and first.numel() > 0 and ends == second.data_ptr() and (
+        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr())
+
+
+def _joint(operands: "Sequence[Sequence[Tensor]]") -> Callable[..., Any]:
+    """The product with the weights of ``operands``, and their biases if there are, whose columns are dealt to several results."""
+    import torch
+
+    sizes = [weight.shape[0] for weight in operands[0]]
+    joined = [one[0].as_strided((sum(sizes), *one[0].shape[1:]), one[0].stride()) for one in operands]
+
+    def run(x: "Tensor") -> "tuple[Tensor, ...]":
+        return torch.nn.functional.linear(x, *joined).split(sizes, -1)
+
+    return run

@@ -1,0 +1,154 @@
+"""Products of the same rows become one only where nobody can tell, and where their weights lie behind each other."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
+from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.ops.joint_products import with_joint_products
+
+LINEAR, SILU, MUL, FILL, VIEW, COPY = ("aten.linear.default", "aten.silu.default", "aten.mul.Tensor", "aten.fill_.Scalar", "aten.view.default",
+                                       "aten.clone.default")
+ROWS, WIDTH, COLUMNS = 3, 8, 4
+X = TensorSpec(shape=(1, ROWS, WIDTH), dtype=DType.F32)
+
+
+def spec(*shape: int) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype=DType.F32)
+
+
+class Built:
+    """A graph of products of ``x`` and what reads them."""
+
+    def __init__(self, biased: bool = False) -> None:
+        self.values = [Value(name="x", spec=X, kind=ValueKind.INPUT)]
+        self.nodes: list[Node] = []
+        self.biased = biased
+
+    def weight(self, name: str, columns: int = COLUMNS) -> None:
+        self.values.append(Value(name=name, spec=spec(columns, WIDTH), kind=ValueKind.WEIGHT, source=name))
+        if self.biased:
+            self.values.append(Value(name=f"{name}_bias", spec=spec(columns), kind=ValueKind.WEIGHT, source=f"{name}_bias"))
+
+    def node(self, op: str, *args: Any, shape: tuple[int, ...], mutates: tuple[str, ...] = ()) -> str:
+        name = f"v{len(self.nodes)}"
+        self.values.append(Value(name=name, spec=spec(*shape)))
+        found = tuple(Ref(a) if isinstance(a, str) else a for a in args)
+        self.nodes.append(Node(name=f"n{len(self.nodes)}", op=op, kind=op.split(".")[1], args=found, outputs=(name,), mutates=mutates))
+        return name
+
+    def product(self, weight: str, x: str = "x", columns: int = COLUMNS) -> str:
+        bias = (f"{weight}_bias",) if self.biased else ()
+        return self.node(LINEAR, x, weight, *bias, shape=(1, ROWS, columns))
+
+    def graph(self, *outputs: str) -> Graph:
+        return Graph(name="g", kind=GraphKind.PREFILL, tokens=ROWS, values=tuple(self.values), nodes=tuple(self.nodes), inputs=("x",),
+                     outputs=outputs)
+
+
+def memory(graph: Graph, order: list[str], gaps: set[str] = frozenset()) -> dict[str, torch.Tensor]:  # type: ignore[assignment]
+    """Weights in one piece of memory in ``order``, biases likewise; a gap in front of some."""
+    found: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(len(order))
+    for behind in ("", "_bias"):
+        names = [name + behind for name in order if name + behind in graph.by_name]
+        if not names:
+            continue
+        sizes = [graph.spec(name).numel for name in names]
+        piece, at = torch.randn(sum(sizes) + 16 * len(names), generator=generator), 0
+        for name, size in zip(names, sizes, strict=True):
+            at += 16 if name.removesuffix("_bias") in gaps else 0
+            found[name] = piece[at : at + size].view(graph.spec(name).shape)
+            at += size
+    return found
+
+
+def check(graph: Graph, weights: dict[str, torch.Tensor]) -> int:
+    """How many products ran, after looking that the results are those of each one alone."""
+    x = torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    plain = compile_nodes(graph, device="cpu").run({"x": x.clone(), **weights})
+    joint = compile_nodes(graph, device="cpu", weights=weights).run({"x": x.clone(), **weights})
+    for name in graph.outputs:
+        torch.testing.assert_close(joint[name], plain[name], rtol=1e-5, atol=1e-6)
+    nodes, _ = with_joint_products(graph, graph.nodes, graph.outputs, weights)
+    return sum(node.op == LINEAR for node in nodes)
+
+
+def gated(biased: bool = False, reads: Any = None) -> Graph:
+    built = Built(biased)
+    built.weight("gate")
+    built.weight("up")
+    gate, up = built.product("gate"), built.product("up")
+    if reads is not None:
+        return built.graph(*reads(built, gate, up))
+    return built.graph(built.node(MUL, built.node(SILU, gate, shape=(1, ROWS, COLUMNS)), up, shape=(1, ROWS, COLUMNS)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("order", [["gate", "up"], ["up", "gate"]])
+def test_what_lies_behind_each_other_is_one_product_in_either_order(order: list[str], biased: bool) -> None:
+    graph = gated(biased)
+    assert check(graph, memory(graph, order)) == 1
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_what_lies_apart_stays_apart(biased: bool) -> None:
+    graph = gated(biased)
+    assert check(graph, memory(graph, ["gate", "up"], {"up"})) == 2
+    apart = {name: tensor.clone() for name, tensor in memory(graph, ["gate", "up"]).items()}
+    assert check(graph, apart) == 2
+    if biased:
+        weights = memory(graph, ["gate", "up"])
+        assert check(graph, {**weights, "up_bias": weights["up_bias"].clone()}) == 2
+
+
+def shape() -> tuple[int, ...]:
+    return 1, ROWS, COLUMNS
+
+
+@pytest.mark.parametrize("reads", [
+    lambda g, gate, up: (g.node(MUL, gate, up, shape=shape()), up),  # returned
+    lambda g, gate, up: (g.node(MUL, gate, g.node(FILL, up, 2.0, shape=shape(), mutates=(up,)), shape=shape()),),  # written to
+    lambda g, gate, up: (g.node(MUL, g.node(VIEW, gate, (ROWS * COLUMNS,), shape=(ROWS * COLUMNS,)),
+                                g.node(VIEW, up, (ROWS * COLUMNS,), shape=(ROWS * COLUMNS,)), shape=(ROWS * COLUMNS,)),),  # no rows any more
+    lambda g, gate, up: (g.node(MUL, g.node("aten.cumsum.default", gate, 1, shape=shape()), up, shape=shape()),),  # an unknown reader
+    lambda g, gate, up: (g.node(MUL, g.node("aten.slice.Tensor", gate, 1, 0, ROWS, shape=shape()), up, shape=shape()),
+                         g.node("aten.slice.Tensor", gate, 1, 0, ROWS, shape=shape())),  # a view of it is returned
+])
+def test_what_a_reader_could_tell_stays_apart(reads: Any) -> None:
+    graph = gated(reads=reads)
+    assert check(graph, memory(graph, ["gate", "up"])) == 2
+
+
+def test_rows_that_change_between_two_products_keep_them_apart() -> None:
+    built = Built()
+    built.weight("gate")
+    built.weight("up")
+    x = built.node(COPY, "x", shape=X.shape)
+    gate = built.product("gate", x)
+    built.node(FILL, x, 3.0, shape=X.shape, mutates=(x,))
+    graph = built.graph(built.node(MUL, gate, built.product("up", x), shape=shape()))
+    assert check(graph, memory(graph, ["gate", "up"])) == 2
+
+
+@given(st.data())
+def test_any_products_of_any_rows_in_any_order_compute_what_they_did(data: st.DataObject) -> None:
+    draw, built = data.draw, Built(data.draw(st.booleans()))
+    count = draw(st.integers(2, 5))
+    sizes = [COLUMNS * draw(st.integers(1, 3)) for _ in range(count)]
+    rows = ["x", built.node(SILU, "x", shape=X.shape)]
+    for i, columns in enumerate(sizes):
+        built.weight(f"w{i}", columns)
+    outputs = []
+    for i, columns in enumerate(sizes):
+        product = built.product(f"w{i}", draw(st.sampled_from(rows)), columns)
+        heads = built.node(VIEW, product, (1, ROWS, columns // COLUMNS, COLUMNS), shape=(1, ROWS, columns // COLUMNS, COLUMNS))
+        read = draw(st.sampled_from([product, heads]))
+        outputs.append(built.node(SILU, read, shape=built.values[[v.name for v in built.values].index(read)].spec.shape))
+    graph = built.graph(*outputs)
+    order = draw(st.permutations([f"w{i}" for i in range(count)]))
+    check(graph, memory(graph, order, draw(st.sets(st.sampled_from(order)))))
