@@ -28,7 +28,20 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .space import CLUSTERED, TENSOR_POSITIONS, WARP, Shape, in_parts, registers, shape_of, shared_bytes, space_of
+from .space import (
+    CLUSTERED,
+    TENSOR_PATHS,
+    TENSOR_POSITIONS,
+    WARP,
+    Shape,
+    in_parts,
+    registers,
+    shape_of,
+    shared_bytes,
+    space_of,
+    stage_bytes,
+    tile_of,
+)
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -70,14 +83,16 @@ class AttentionFamily(TemplateFamily):
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
         """Threads, registers and static shared memory."""
         shape, (lanes, unroll) = in_parts(shape_of(match), schedule), (schedule.integer(name) for name in ("lanes", "unroll"))
-        return block_needs(target, threads=schedule.integer("warps") * WARP, shared_bytes=shared_bytes(shape, schedule),
+        return block_needs(target, threads=schedule.integer("warps") * WARP,
+                           shared_bytes=shared_bytes(shape, schedule) + stage_bytes(shape, schedule),
                            registers=registers(shape, str(schedule["path"]), lanes, unroll))
 
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """One launch of (splits, kv_heads, parts) blocks; workspaces for partial results and one arrival counter per part."""
         shape = in_parts(shape_of(match), schedule)
         blocks = shape.kv_heads * shape.parts
-        tensor = schedule["path"] == "tensor"
+        path, unroll = str(schedule["path"]), schedule.integer("unroll")
+        tensor = path in TENSOR_PATHS
         splits, warps = schedule.integer("splits"), schedule.integer("warps")
         cluster = splits if schedule["merge"] in CLUSTERED else 0
         sinks = match.operand("sinks")
@@ -85,17 +100,19 @@ class AttentionFamily(TemplateFamily):
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
             "rotary_dim": _rotary_dim(match), "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
-            "lanes": schedule.integer("lanes"), "unroll": schedule.integer("unroll"), "qk_norm": _norm(match), "pdl": pdl,
+            "lanes": schedule.integer("lanes"), "unroll": 1 if path == "staged" else unroll, "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster, "messages": schedule["merge"] == "message",
             "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
             "has_sinks": sinks is not None, "has_alibi": match.flag("alibi"),
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS
+        if path == "staged":
+            constants["stages"] = unroll
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
-                        cluster=max(1, cluster), arguments=_arguments(match, shape))
+                        cluster=max(1, cluster), shared_bytes=stage_bytes(shape, schedule), arguments=_arguments(match, shape))
         source = make_source(
-            FOLDER / ("attention_tensor.cu" if tensor else "attention.cu"),
+            FOLDER / {"tensor": "attention_tensor.cu", "staged": "attention_staged.cu"}.get(path, "attention.cu"),
             plan={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32), **constants},
             launches=(launch,),
             epilogue=alibi_struct(match),
@@ -166,18 +183,18 @@ def _rotary_dim(match: Match) -> int:
 def _depth(shape: Shape, schedule: Schedule) -> int:
     """The longest chain of roundings: a score's dot product, then the positions of one lane group, then the merges."""
     splits, warps, lanes = (schedule.integer(name) for name in ("splits", "warps", "lanes"))
-    if schedule["path"] == "tensor":
+    if schedule["path"] in TENSOR_PATHS:
         score, owners = shape.head_dim, warps * TENSOR_POSITIONS
     else:
         score, owners = -(-shape.head_vectors // lanes) * shape.vector + lanes.bit_length(), warps * WARP // lanes
     return score + -(-shape.capacity // (splits * owners)) + warps + splits
 
 
-def _periods(schedule: Schedule) -> tuple[int, int]:
-    """Positions of a block's tile, and of one tile of every split."""
+def _periods(schedule: Schedule) -> tuple[int, ...]:
+    """Positions of a block's tile, of one tile of every split, and of as many of these as there are stages."""
     splits, warps, lanes, unroll = (schedule.integer(name) for name in ("splits", "warps", "lanes", "unroll"))
-    tile = warps * unroll * (TENSOR_POSITIONS if schedule["path"] == "tensor" else WARP // lanes)
-    return tile, tile * splits
+    tile = tile_of(str(schedule["path"]), warps, lanes, unroll)
+    return (tile, tile * splits, *([tile * splits * unroll] if schedule["path"] == "staged" else []))
 
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:

@@ -15,6 +15,7 @@ MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment ho
 PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
 LEAST_DEALT = 4  # query heads of a group that a block could hold: fewer are not worth reading K and V again
 PARTS = "parts"
+TENSOR_PATHS = ("tensor", "staged")  # K and V in registers, in stages of shared memory
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
@@ -24,6 +25,7 @@ CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 EARLY_KV = (True, False)
 # What a block does best where it has thousands of positions: on the H200 the fastest of 64 at 2,048 and at 32,768 (5.6 and 35.5 us).
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "tensor", "warps": 8, "unroll": 2}, {"path": "lanes", "warps": 8, "unroll": 4})
+STAGED = ((4, 3), (8, 2), (4, 4), (8, 1), (8, 3), (4, 2))  # warps and stages
 _Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
@@ -126,20 +128,21 @@ def _even(group: int, most: int) -> int:
 
 
 def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
-    """At most 64 schedules of one way to deal the query heads; two tensor-core schedules for each FMA schedule where both exist.
+    """At most 64 schedules of one way to deal the query heads; two that keep K and V in registers for tensor cores, for each FMA
+    schedule and each that keeps them in stages, where there are all of them.
 
     The ways to merge take turns, those of clusters first: on the H200 8 splits took 3.4 us by cluster barriers at 256 positions,
     16 through memory 4.3 to 4.8, and a search that ends early has to have met all of them. So has it one of each for long caches,
     which is chosen again in later ranges of positions; of those merged through memory it comes first where there are clusters, which
     win at few positions (H100: 47 us at 32,768, where the best of a cluster takes 56).
     """
-    everything = [tensor_schedules(shape, target), lane_schedules(shape, target)]
-    tensor, lanes = map(iter, everything)
-    mixed = (point for triple in zip_longest(tensor, tensor, lanes) for point in triple if point is not None)
+    everything = [tensor_schedules(shape, target), lane_schedules(shape, target), staged_schedules(shape, target)]
+    tensor, lanes, staged = map(iter, everything)
+    mixed = (point for turn in zip_longest(tensor, tensor, lanes, staged) for point in turn if point is not None)
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("message", "global", "cluster"))
     clustered = any(point["merge"] in CLUSTERED for point in kept)
-    turns = zip_longest(*(_for_long_too(way, [*everything[0], *everything[1]], clustered) for way in ways))
+    turns = zip_longest(*(_for_long_too(way, [point for points in everything for point in points], clustered) for way in ways))
     return [point for turn in turns for point in turn if point is not None][:MOST_POINTS]
 
 
@@ -156,7 +159,8 @@ def _for_long_too(way: list[Schedule], everything: list[Schedule], clustered: bo
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
     """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane."""
-    if path == "tensor":
+    if path in TENSOR_PATHS:
+        unroll = unroll if path == "tensor" else 1
         key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
         return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
     keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
@@ -167,6 +171,20 @@ def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
 def shared_bytes(shape: Shape, schedule: Schedule) -> int:
     """Static shared memory of a block; of ``in_parts(shape, schedule)``."""
     return _shared_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] in CLUSTERED else 0)
+
+
+def stage_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Dynamic shared memory of a block: its stages of K and V."""
+    return _stage_bytes(shape, str(schedule["path"]), schedule.integer("warps"), schedule.integer("unroll"))
+
+
+def _stage_bytes(shape: Shape, path: str, warps: int, stages: int) -> int:
+    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path == "staged" else 0
+
+
+def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:
+    """Positions of a block and round."""
+    return warps * (TENSOR_POSITIONS if path in TENSOR_PATHS else WARP // lanes) * (1 if path == "staged" else unroll)
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
@@ -191,6 +209,15 @@ def _tensor_choices(shape: Shape) -> list[_Choice]:
     return [("tensor", warps, 4, unroll) for warps, unroll in ((4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2), (16, 1))]
 
 
+def staged_schedules(shape: Shape, target: Target) -> list[Schedule]:
+    """Tensor-core schedules whose warps stream their positions through shared memory; ``unroll`` stages of 16 positions for each warp."""
+    return _with_merges(shape, target, [choice for choice in _staged_choices(shape) if _fits_registers(shape, choice, target)])
+
+
+def _staged_choices(shape: Shape) -> list[_Choice]:
+    return [("staged", warps, 4, stages) for warps, stages in STAGED] if _tensor_choices(shape) else []
+
+
 def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:
     path, warps, lanes, unroll = choice
     return registers(shape, path, lanes, unroll) <= most_registers(warps * WARP, target)
@@ -199,12 +226,12 @@ def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:
 def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many ways to deal out the work within a block, with how many ways to merge, do not fit, by the reason."""
     found: Counter[str] = Counter()
-    for choice in (*_lane_choices(shape), *_tensor_choices(shape)):
+    for choice in (*_lane_choices(shape), *_tensor_choices(shape), *_staged_choices(shape)):
         clusters = [splits if merge in CLUSTERED else 0 for splits, merge, _ in _merges(shape, target)]
         if not _fits_registers(shape, choice, target):
             found[REGISTERS] += len(clusters)
             continue
-        found[SHARED] += sum(_shared_bytes(shape, choice[1], cluster) > STATIC_SHARED_BYTES for cluster in clusters)
+        found[SHARED] += sum(not _fits_shared(shape, choice, cluster, target) for cluster in clusters)
     return +found
 
 
@@ -225,9 +252,8 @@ def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[S
     ranked: list[tuple[int, Schedule]] = []
     for splits, merge, rank in _merges(shape, target):
         for place, (path, warps, lanes, unroll) in enumerate(choices):
-            tile = warps * unroll * (TENSOR_POSITIONS if path == "tensor" else WARP // lanes)
-            cluster = splits if merge in CLUSTERED else 0
-            fits = _shared_bytes(shape, warps, cluster) <= STATIC_SHARED_BYTES
+            tile = tile_of(path, warps, lanes, unroll)
+            fits = _fits_shared(shape, (path, warps, lanes, unroll), splits if merge in CLUSTERED else 0, target)
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
                 ranked += [(rank + place, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
                            for early in _early(merge, target)]
@@ -249,6 +275,12 @@ def _merges(shape: Shape, target: Target) -> list[tuple[int, str, int]]:
     clusters = [(splits, CLUSTERED) for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
     by_turns = [one for pair in zip_longest(through_memory, clusters) for one in pair if one is not None]
     return [(splits, merge, rank) for rank, (splits, merges) in enumerate(by_turns) for merge in merges]
+
+
+def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
+    path, warps, _, unroll = choice
+    static = _shared_bytes(shape, warps, cluster)
+    return static <= STATIC_SHARED_BYTES and static + _stage_bytes(shape, path, warps, unroll) <= target.shared_bytes_per_block
 
 
 def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:

@@ -1,4 +1,4 @@
-"""Both attention kernels against fp64 on the CPU, and what must hold between runs: append, padding, splits, repetition."""
+"""The three attention kernels against fp64 on the CPU, and what must hold between runs: append, padding, splits, repetition."""
 
 import math
 import sys
@@ -43,6 +43,12 @@ KERNELS = {
     "tensor_narrow_value": (Model(head_dim=96, rotary_dim=0, value_dim=64, norm="none"), ("tensor", 2, 4, 1)),
     "tensor_wide_value": (Model(head_dim=32, rotary_dim=32, value_dim=72, group=3), ("tensor", 1, 4, 1)),
     "tensor_group8": (Model(group=8, head_dim=32, rotary_dim=32, norm="none"), ("tensor", 1, 4, 1)),
+    "staged_f16": (Model(head_dim=128, rotary_dim=128), ("staged", 2, 4, 2)),
+    "staged_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True, slopes=SLOPES),
+                        ("staged", 1, 4, 3)),
+    "staged_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("staged", 2, 4, 1)),
+    "staged_narrow_value": (Model(head_dim=72, rotary_dim=0, value_dim=64, norm="none"), ("staged", 2, 4, 3)),
+    "staged_wide_value": (Model(head_dim=32, rotary_dim=32, value_dim=136, group=3), ("staged", 1, 4, 2)),
 }
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none", slopes=SLOPES[:6])
 
@@ -59,7 +65,7 @@ def snapshot(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def tile_of(choices: tuple[str, int, int, int]) -> int:
     path, warps, lanes, unroll = choices
-    return warps * unroll * (16 if path == "tensor" else 32 // lanes)
+    return warps * {"tensor": 16 * unroll, "staged": 16}.get(path, 32 // lanes * unroll)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -68,7 +74,7 @@ def tile_of(choices: tuple[str, int, int, int]) -> int:
 def test_within_budget(name: str, data: st.DataObject) -> None:
     model, choices = KERNELS[name]
     tile = tile_of(choices)
-    edges = [p for t in (0, 1, 2, 3) for p in (t * tile - 1, t * tile, t * tile + 1) if 0 <= p < model.capacity]
+    edges = [p for t in (0, 1, 2, 3, 4) for p in (t * tile - 1, t * tile, t * tile + 1) if 0 <= p < model.capacity]
     position = data.draw(st.one_of(st.sampled_from(edges), st.integers(0, model.capacity - 1)))
     kernel = emulated(model, choices, data.draw(st.sampled_from((1, 2, 3))))
     tensors = model.draw(position, data.draw(st.integers(0, 1000)), data.draw(st.sampled_from((0.1, 1.0, 4.0))))
@@ -87,7 +93,7 @@ def test_lanes_with_window_cap_and_sinks() -> None:
         assert LANES_ALL.use(tensors, before, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16"])
 def test_append_writes_one_row_and_equals_recomputing_it(name: str) -> None:
     model, choices = KERNELS[name]
     kernel = emulated(model, choices, 2)
@@ -103,7 +109,7 @@ def test_append_writes_one_row_and_equals_recomputing_it(name: str) -> None:
             assert torch.equal(tensors[cache][0, others].nan_to_num(7.0), before[cache][0, others].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16"])
 def test_decoding_on_from_an_appended_row(name: str) -> None:
     """Step t + 1 over the cache that step t wrote equals fp64 over the row as it should have been."""
     model, choices = KERNELS[name]
@@ -118,7 +124,7 @@ def test_decoding_on_from_an_appended_row(name: str) -> None:
     assert model.use(fresh, before, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16"])
 def test_repetition_and_thread_order_give_the_same_bits(name: str) -> None:
     model, choices = KERNELS[name]
     kernel = emulated(model, choices, 3)
@@ -133,7 +139,7 @@ def test_repetition_and_thread_order_give_the_same_bits(name: str) -> None:
         assert kernel.clean()
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16"])
 def test_every_number_of_splits_is_within_budget(name: str) -> None:
     model, choices = KERNELS[name]
     tensors = model.draw(95, 6)
@@ -145,7 +151,7 @@ def test_every_number_of_splits_is_within_budget(name: str) -> None:
         assert model.use(again, before, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all"])
 def test_clusters_are_within_budget_and_repeat(name: str) -> None:
     """Blocks without work leave early, one block alone needs no merge, all of them push to each other."""
     model, choices = KERNELS[name]
@@ -160,7 +166,7 @@ def test_clusters_are_within_budget_and_repeat(name: str) -> None:
         assert torch.equal(again["out"], tensors["out"])
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all"])
 def test_rows_loaded_before_the_wait_give_the_same_bits(name: str) -> None:
     """The emulator makes the hint of the position stale in odd blocks, and reports any other early read."""
     model, choices = KERNELS[name]
@@ -173,7 +179,7 @@ def test_rows_loaded_before_the_wait_give_the_same_bits(name: str) -> None:
         assert torch.equal(early["k_cache"].nan_to_num(7.0), late["k_cache"].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16"])
 def test_a_used_nan_propagates_to_its_kv_head_only(name: str) -> None:
     model, choices = KERNELS[name]
     kernel = emulated(model, choices, 2)
@@ -184,7 +190,7 @@ def test_a_used_nan_propagates_to_its_kv_head_only(name: str) -> None:
     assert bool(bad[1].all()) and not bool(bad[0].any())
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16"])
 def test_a_position_beyond_the_capacity_touches_nothing_outside(name: str) -> None:
     """The session refuses such a step; slots of a replay that overran must still not corrupt memory."""
     model, choices = KERNELS[name]

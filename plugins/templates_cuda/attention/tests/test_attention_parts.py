@@ -88,7 +88,9 @@ def test_every_group_and_width_has_schedules_that_deal_each_head_once(data: st.D
     for point in space.points:
         parts, needs = dict(point.items).get(PARTS, 1), FAMILY.needs(match, point, target)
         assert parts * -(-group // parts) >= group > (parts - 1) * -(-group // parts)  # none is left, and no part has none
-        assert needs.registers <= needs.most_registers and needs.shared_bytes <= STATIC_SHARED_BYTES
+        dynamic = FAMILY.lower(match, point, target).launches[0].shared_bytes
+        assert needs.registers <= needs.most_registers and needs.shared_bytes - dynamic <= STATIC_SHARED_BYTES
+        assert needs.shared_bytes <= target.shared_bytes_per_block and (dynamic > 0) is (point["path"] == "staged")
         assert FAMILY.lower(match, point, target).launches[0].grid == (point["splits"], kv_heads, parts)
 
 

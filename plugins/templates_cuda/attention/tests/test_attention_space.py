@@ -43,12 +43,12 @@ def test_every_point_of_the_space_lowers(name: str, target: str) -> None:
         assert {w.name: w.zeroed for w in source.workspaces} == {"workspace": False, "counters": True}
 
 
-def test_the_space_offers_both_kernels_where_types_allow() -> None:
+def test_the_space_offers_every_kernel_where_types_allow() -> None:
     paths = {point["path"] for point in FAMILY.space(QWEN.match(), H200).points}
-    assert paths == {"lanes", "tensor"}
+    assert paths == {"lanes", "tensor", "staged"}
     assert {point["path"] for point in FAMILY.space(MODELS["qwen3_f32"].match(), H200).points} == {"lanes"}
     wide = Model(kv_heads=1, group=16, head_dim=64, rotary_dim=64, capacity=512)
-    assert {point["path"] for point in FAMILY.space(wide.match(), H200).points} == {"lanes", "tensor"}
+    assert {point["path"] for point in FAMILY.space(wide.match(), H200).points} == {"lanes", "tensor", "staged"}
 
 
 @pytest.mark.parametrize("merge", ["message", "cluster"])
@@ -120,6 +120,7 @@ def test_builds_without_spills(target: str) -> None:
     points = FAMILY.space(QWEN.match(), preset(target)).points
     for path, merge in dict.fromkeys((p["path"], p["merge"]) for p in points):
         point = next(p for p in points if (p["path"], p["merge"]) == (path, merge))
-        kernel = backend.build(FAMILY.lower(QWEN.match(), point, preset(target)), preset(target))
+        source = FAMILY.lower(QWEN.match(), point, preset(target))
+        kernel = backend.build(source, preset(target))
         assert kernel.resources.spill_bytes == 0
-        assert kernel.resources.shared_bytes <= STATIC_SHARED_BYTES
+        assert kernel.resources.shared_bytes - source.launches[0].shared_bytes <= STATIC_SHARED_BYTES

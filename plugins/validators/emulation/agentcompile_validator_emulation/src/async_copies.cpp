@@ -18,13 +18,13 @@ static bool in_shared_memory(const void* address, size_t bytes) {
 }
 
 // --- cp.async ------------------------------------------------------------------------------------------------------
-void cp_async(void* shared, const void* global, int bytes, int source_bytes) {
+void cp_async(void* shared, const void* global, int bytes, int source_bytes, bool settled) {
   RuntimeScope scope;
   const void* code = __builtin_return_address(0);
   if (!in_shared_memory(shared, size_t(bytes))) return fail("cp.async: the destination is not inside shared memory");
   if (reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16)
     return fail("cp.async: both addresses must be aligned to 16 bytes");
-  if (source_bytes) check_access(global, size_t(source_bytes), {Access::read}, code);
+  if (source_bytes) check_access(global, size_t(source_bytes), {Access::read, false, settled, settled}, code);
   check_access(shared, size_t(bytes), {Access::write}, code);
   const PendingCopy copy{static_cast<char*>(shared), static_cast<const char*>(global), unsigned(bytes), unsigned(source_bytes)};
   if (options.lazy_copies)

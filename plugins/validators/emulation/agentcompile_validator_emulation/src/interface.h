@@ -39,7 +39,8 @@ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)
 void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 
 // --- copies and barriers that complete asynchronously (async_copies.cpp) ---
-void cp_async(void* shared, const void* global, int bytes, int source_bytes);
+// `settled`: of data that a hint says is complete, allowed before the dependency wait
+void cp_async(void* shared, const void* global, int bytes, int source_bytes, bool settled = false);
 void cp_async_commit();
 void cp_async_wait(int pending_groups);
 void mbarrier_init(unsigned long long* barrier, int arrivals);

@@ -33,6 +33,9 @@ inline void cp_async16(void* shared, const void* global) { ::emu::cp_async(share
 inline void cp_async16_zero_fill(void* shared, const void* global, bool valid) {
   ::emu::cp_async(shared, global, 16, valid ? 16 : 0);
 }
+inline void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
+  ::emu::cp_async(shared, global, 16, valid ? 16 : 0, true);
+}
 inline void cp_async_commit() { ::emu::cp_async_commit(); }
 template <int PENDING>
 inline void cp_async_wait() { ::emu::cp_async_wait(PENDING); }
@@ -269,7 +272,12 @@ __device__ __forceinline__ long long load_hint(const long long* global) {
   asm volatile("ld.acquire.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(global) : "memory");
   return value;
 }
-// load_stream16 of data that a hint says is complete; the only load of chain-written data allowed before the wait.
+// cp_async16_zero_fill of data that a hint says is complete. This and load_settled16 are the only loads of chain-written data that
+// are allowed before the wait.
+__device__ __forceinline__ void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
+  cp_async16_zero_fill(shared, global, valid);
+}
+// load_stream16 of data that a hint says is complete.
 __device__ __forceinline__ uint4 load_settled16(const void* global) { return load_stream16(global); }
 
 // --- tensor cores -----------------------------------------------------------------------------------------------------------
