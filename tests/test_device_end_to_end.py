@@ -73,6 +73,22 @@ def test_a_streamer_and_an_end_token_see_the_same_tokens(compiled) -> None:  # t
     assert int(stopped[0, -1]) == stop and torch.equal(stopped, plain[:, :stopped.shape[1]])
 
 
+def test_steps_beyond_the_end_of_a_request_disturb_no_other_one(compiled) -> None:  # type: ignore[no-untyped-def]
+    """The next one begins at once, on the same stream or another, while they still run."""
+    ids = [compiled.tokenizer(prompt, return_tensors="pt").input_ids for prompt in PROMPTS]
+    wanted = [compiled.generate(one, 24, eos_token_id=None) for one in ids]
+    other = torch.cuda.Stream()
+    for turn in range(30):
+        one, whole = ids[turn % 3], wanted[turn % 3]
+        end = one.shape[1] + turn % 20
+        stop = int(whole[0, end])
+        with torch.cuda.stream(other if turn % 4 == 3 else torch.cuda.current_stream()):
+            found = compiled.generate(one, 24, eos_token_id=stop)
+        assert torch.equal(found, whole[:, : found.shape[1]]) and int(found[0, -1]) == stop
+        with torch.cuda.stream(other if turn % 2 else torch.cuda.current_stream()):
+            assert torch.equal(compiled.generate(ids[(turn + 1) % 3], 24, eos_token_id=None), wanted[(turn + 1) % 3])
+
+
 SEARCHES = [
     {"num_beams": 3, "num_return_sequences": 2}, {}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}, {"guidance_scale": 1.4},
     {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9}, {"do_sample": True, "min_p": 0.05, "num_return_sequences": 2},

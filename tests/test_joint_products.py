@@ -11,8 +11,8 @@ from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, Tenso
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.joint_products import with_joint_products
 
-LINEAR, SILU, MUL, FILL, VIEW, COPY = ("aten.linear.default", "aten.silu.default", "aten.mul.Tensor", "aten.fill_.Scalar", "aten.view.default",
-                                       "aten.clone.default")
+LINEAR, SILU, MUL, FILL, VIEW, COPY = (f"aten.{name}" for name in (
+    "linear.default", "silu.default", "mul.Tensor", "fill_.Scalar", "view.default", "clone.default"))
 ROWS, WIDTH, COLUMNS = 3, 8, 4
 X = TensorSpec(shape=(1, ROWS, WIDTH), dtype=DType.F32)
 
@@ -114,7 +114,7 @@ def shape() -> tuple[int, ...]:
     lambda g, gate, up: (g.node(MUL, gate, up, shape=shape()), up),  # returned
     lambda g, gate, up: (g.node(MUL, gate, g.node(FILL, up, 2.0, shape=shape(), mutates=(up,)), shape=shape()),),  # written to
     lambda g, gate, up: (g.node(MUL, g.node(VIEW, gate, (ROWS * COLUMNS,), shape=(ROWS * COLUMNS,)),
-                                g.node(VIEW, up, (ROWS * COLUMNS,), shape=(ROWS * COLUMNS,)), shape=(ROWS * COLUMNS,)),),  # no rows any more
+                                g.node(VIEW, up, (ROWS * COLUMNS,), shape=(ROWS * COLUMNS,)), shape=(ROWS * COLUMNS,)),),  # no rows
     lambda g, gate, up: (g.node(MUL, g.node("aten.cumsum.default", gate, 1, shape=shape()), up, shape=shape()),),  # an unknown reader
     lambda g, gate, up: (g.node(MUL, g.node("aten.slice.Tensor", gate, 1, 0, ROWS, shape=shape()), up, shape=shape()),
                          g.node("aten.slice.Tensor", gate, 1, 0, ROWS, shape=shape())),  # a view of it is returned

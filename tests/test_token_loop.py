@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.sampling import Pick
 from agentcompile_core.runtime.session import Session
 from agentcompile_core.runtime.token_loop import LAG, Afterwards, AtOnce, Lagging, Picking, token_groups, token_stream
+from agentcompile_core.runtime.trailing import Trailing
 
 STEPS = 4  # of a group
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=60)
@@ -94,7 +96,7 @@ def test_a_lagging_look_gives_the_same_tokens_while_the_device_runs_ahead(count:
     found = list(token_stream(count, device.step, Lagging(device.history, 2, count, frozenset([eos]))))
     assert found == until(made, frozenset([eos]))
     assert device.steps == min(count - 1, found[-1] + LAG), "four steps ahead, never beyond the count"
-    assert waited == [1] * (eos in found)
+    assert not waited, "nobody waits for the steps beyond the end"
 
 
 @SETTINGS
@@ -120,12 +122,59 @@ def test_groups_of_steps_give_the_same_tokens_and_the_device_is_a_group_ahead(gr
                 ahead.append(device.steps - token)
         assert found == until(list(range(count)), frozenset() if look == "afterwards" else given_up)
         if look == "lagging":
-            assert waited == [1] * (eos < count) and max(ahead) <= 3 * STEPS - 1
+            assert not waited and max(ahead) <= 3 * STEPS - 1
             assert all(steps >= min(LAG, count - 1 - token) for token, steps in enumerate(ahead)), "the device never waits"
             if set(groups) == {STEPS}:
                 assert max(ahead) <= 2 * STEPS - 1  # behind the last token of those that landed together a whole group runs
         if look == "at once":
             assert device.steps == count - 1 - sum(sizes) and device.steps - found[-1] < STEPS, "no group beyond the one that ended"
+
+
+class Stream:
+    """Work of a device in the order in which it is enqueued; equal to itself alone."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def synchronize(self) -> None:
+        self.done.append("all")
+
+    def wait_event(self, event: Any) -> None:
+        self.done.append(event)
+
+
+def test_what_trails_behind_a_request_is_waited_for_by_the_next_one_and_by_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    home, other, current = Stream(), Stream(), list[Stream]()
+
+    class Event:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        def record(self, stream: Stream) -> None:
+            assert stream is current[-1]
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: current[-1])
+    current.append(home)
+    trailing = Trailing(torch.device("cuda:1"))
+    trailing.follow()
+    trailing.leave()
+    assert home.done == []
+    current.append(other)
+    trailing.follow()
+    trailing.follow()
+    assert len(other.done) == 1 and isinstance(other.done[0], Event) and other.done[0].device == "cuda"
+    trailing.leave()
+    assert other.done[1:] == ["all"], "memory of the session belongs to another stream"
+    current.append(home)
+    trailing.follow()
+    assert home.done == []
+
+
+def test_a_host_leaves_nothing_behind() -> None:
+    trailing = Trailing(torch.device("cpu"))
+    trailing.leave()
+    trailing.follow()
 
 
 @pytest.mark.parametrize("counted", [{}, {"generation": 0}])

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
-from .aliasing import operator
-from .names import ATTENTION, RMS_NORM, ROPE
+from .names import ATTENTION, RMS_NORM, ROPE, operator
 
 if TYPE_CHECKING:
     from torch import Tensor

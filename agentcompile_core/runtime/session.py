@@ -29,6 +29,7 @@ from .prompts import check_length, prompt_of
 from .sampling import Pick
 from .several_steps import SeveralSteps
 from .token_loop import Picking, collected, look_for, token_groups, token_stream
+from .trailing import Trailing
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,7 @@ class Session:
         decode_programs = sorted((p.start, name) for name, p in self._programs.items() if p.graph.name == "decode")
         self._starts, self._decoding = [start for start, _ in decode_programs], [name for _, name in decode_programs]
         self._at = 0  # the position of the token that the next step reads, as the host knows it
+        self._trailing = Trailing(self.position.device)
 
     @property
     def max_context(self) -> int:
@@ -94,9 +96,8 @@ class Session:
     def states(self) -> "dict[str, torch.Tensor]":
         """State tensors by source."""
         found = {"session.ids": self.ids, "session.position": self.position, "session.history": self.history, **self._kept}
-        for i, (key, value) in enumerate(zip(self.kv.keys, self.kv.values, strict=True)):
-            found[f"kv.key.{i}"], found[f"kv.value.{i}"] = key, value
-        return found
+        found |= {f"kv.key.{i}": key for i, key in enumerate(self.kv.keys)}
+        return found | {f"kv.value.{i}": value for i, value in enumerate(self.kv.values)}
 
     def bound(self, name: str) -> BoundProgram:
         """The bound program of the graph called ``name``; bound on first use, and ``decode`` before any other: it arranges the weights."""
@@ -114,8 +115,8 @@ class Session:
 
     def variant(self, program: Program, kernels: Mapping[str, Kernel]) -> BoundProgram:
         """Another version of one of its programs, over the same weights and states; ``kernels`` by digest: what it has beside theirs."""
-        executables = evolve(self._executables, kernels={**self._executables.kernels, **kernels})
-        return bind(program, self._weights, self.states, self._inputs(program.graph), executables, self._live)
+        both = evolve(self._executables, kernels={**self._executables.kernels, **kernels})
+        return bind(program, self._weights, self.states, self._inputs(program.graph), both, self._live)
 
     def _inputs(self, graph: Graph) -> "dict[str, torch.Tensor]":
         if graph.kind is not GraphKind.PREFILL:
@@ -148,6 +149,7 @@ class Session:
     def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""
         with self._lock, as_captured():
+            self._trailing.follow()
             # The largest first: what their captures have left is large enough for those that follow.
             for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
                 observer(Preparing(graph=name))
@@ -197,6 +199,7 @@ class Session:
             raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
         try:
             self._weights.check_unchanged(self.graphs.model.name)
+            self._trailing.follow()
             with as_captured():
                 yield
         finally:
@@ -275,6 +278,7 @@ class Session:
 
         tokens = self.checked(tokens, 1)
         with self._lock, as_captured(), torch.inference_mode():
+            self._trailing.follow()
             first = self.read(tokens[:, :1], tokens.shape[1])
             return torch.stack([first, *(self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist()))])
 
@@ -291,8 +295,7 @@ class Session:
         return self.bound(self._run_prefill(name, whole, rows_of((whole,), prompt, self.device)[0])).output(0)[0, -1].clone()
 
     def read_next(self, token: int, position: int, program: str = "") -> "torch.Tensor":
-        """Read one token at ``position``, below which the cache is filled; logits [vocabulary] behind it. ``program``: by that of this
-        name, whatever serves there."""
+        """Logits [vocabulary] behind one token at ``position``, below which the cache is filled; ``program``: by which, "": its own."""
         hold(self.kv, position + 1)
         self.ids.fill_(token)
         self.position.fill_(position)
@@ -301,7 +304,7 @@ class Session:
     def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Generator[int, None, None]:
         """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one.
 
-        However it ends, the session stands at the last token that was taken; what ran beyond it is overwritten before it is read.
+        However it ends, the session stands at the last token that was taken; what runs beyond it is overwritten before it is read.
         """
         self.prefill(prompt, count)
         last, token = self._at - 1, 0
@@ -314,6 +317,7 @@ class Session:
                 self.ids.fill_(token)
                 self.position.fill_(last)
                 self._at = last
+            self._trailing.leave()
 
     def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Generator[int, None, None]:
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""

@@ -7,6 +7,7 @@ differs is not used again.
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,11 +240,11 @@ def _row_stride(tensor: "torch.Tensor") -> int | None:
     """From row to row, of rows of the last axis that lie so evenly; None where they do not."""
     stride, rows = tensor.stride(), tensor.numel() // tensor.shape[-1] if tensor.numel() else 0
     inner = [axis for axis in range(tensor.dim() - 1) if tensor.shape[axis] != 1]
-    if rows == 0 or stride[-1] != 1 and tensor.shape[-1] != 1:
+    if rows == 0 or (stride[-1] != 1 and tensor.shape[-1] != 1):
         return None
     if not inner:
         return tensor.shape[-1]
-    even = all(stride[a] == stride[b] * tensor.shape[b] for a, b in zip(inner, inner[1:], strict=False))
+    even = all(stride[a] == stride[b] * tensor.shape[b] for a, b in pairwise(inner))
     return stride[inner[-1]] if even and tensor.shape[-1] <= stride[inner[-1]] <= MOST else None
 
 
