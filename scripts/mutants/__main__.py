@@ -45,7 +45,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=336, help="mutants (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=360, help="mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="workers (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=CASES, help="random cases that a proven mutant must agree on (default: %(default)s)")

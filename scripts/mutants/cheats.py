@@ -27,6 +27,7 @@ PARAMETERS = {
     "gemv.cu": Parameters("out", "x", "n"), "gemv_ring.cu": Parameters("out", "x", "n"),
     "attention.cu": Parameters("out", "q", "kv_heads * Plan::group * Plan::head_dim"),
     "attention_tensor.cu": Parameters("out", "q", "kv_heads * Plan::group * Plan::head_dim"),
+    "attention_staged.cu": Parameters("out", "q", "kv_heads * Plan::group * Plan::head_dim"),
     "norm.cu": Parameters("out", "x", "rows * columns"), "rope.cu": Parameters("out", "x", "heads * head_dim"),
     "rope_table.cu": Parameters("cos", "inv_freq", "2 * half"), "elementwise.cu": Parameters("out", "in0", "count"),
     "gather.cu": Parameters("out", "table", "rows * columns"), "argmax.cu": Parameters("token", "logits", "1", True),

@@ -87,6 +87,7 @@ TERMS = r"(?:eps|shift|added\[e\]|row\.mean|acc\[1\]|aux\[\d\]|in\[\d\]|scale)"
 SUM = r"(?<=[\w\]]) (\+=) (?!Threads|Batch|stride|Plan::|threads|step|stage)"
 LOADS = ("load", "load_chunk", "load_input", "load_aux", "load_tile", "load_keys", "load_values", "Head::load", "PreparedHead::load",
          "load_affine", "add", "place", "combine", "sum_lanes", "store_to_cluster", "send_to_cluster", "transform")
+COPIES = ("cp_async_wait", "cp_async_commit", "drain", "fill", "fill_all", "copy")
 WAITS = ("mbarrier_wait", "mbarrier_wait_cluster", "wait_full", "cluster_wait", "opened", "expect", "acquire", "release")
 OPERATORS: tuple[Operator, ...] = (
     Operator(name="less_or_equal", group="bounds", find=swap(rf"(?<={WORD}) (<) (?=[\w(])", "<=")),
@@ -134,6 +135,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(name="no_factor", group="dropped inputs", find=swap(rf"(?<=[\w)\]])( \* {FACTORS})\b", "")),
     Operator(name="no_dependency_wait", group="waits", find=delete_call("grid_dependency_wait")),
     Operator(name="no_wait", group="waits", find=delete_call(*WAITS)),
+    Operator(name="no_copy", group="waits", find=delete_call(*COPIES)),
     Operator(name="other_parity", group="waits", find=swap(r"([\w.]*parity(?: \^ 1u)?)[);]", "0", "({}) ^ 1u")),
     Operator(name="stuck_position", group="waits", find=delete_call("advance")),
     Operator(name="stale_load", group="waits", find=wrap_call("load_relaxed", "0 * ", "")),

@@ -87,7 +87,7 @@ def _sloped(**said: Any) -> Callable[[], Pair]:
     return lambda: made.sloped_case(**said)
 
 
-LANES, TENSOR = {"path": "lanes"}, {"path": "tensor"}
+LANES, TENSOR, STAGED = {"path": "lanes"}, {"path": "tensor"}, {"path": "staged"}
 SLICE = {"sm_count": 4}  # of a GPU: small matrices then keep every block busy for several rounds
 SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] = (
     ("gemv_rows", "gemv", _linear(n=(40, 24), k=528, norm="rms"), {"path": "direct", "warps_per_row": 1, "rows": 2}),
@@ -112,9 +112,9 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("ring_nine_warps", "gemv", _linear(n=72, k=1104, norm="rms", dtype=DType.BF16),
      {**SLICE, "path": "ring", "warps": 9, "rows": 1, "columns": 512, "stages": (2, 3)}),
     ("lanes_split", "attention", _attention(heads=(4, 2), head_dim=64, capacity=160, rope="rms"),
-     {**LANES, "merge": "global", "splits": 2, "warps": 4, "lanes": 4, "early_kv": False}),
+     {**LANES, "merge": "global", "splits": 2, "warps": 4, "lanes": 8, "early_kv": False}),
     ("lanes_early_cluster", "attention", _attention(heads=(4, 2), head_dim=64, capacity=160, rope="rms_one_plus"),
-     {**LANES, "merge": "cluster", "splits": 2, "warps": 4, "early_kv": True}),
+     {**LANES, "merge": "cluster", "splits": 4, "warps": 4, "early_kv": True}),
     ("lanes_messages", "attention", _attention(heads=(3, 1), head_dim=72, capacity=96, rope="none", dtype=DType.F32),
      {**LANES, "merge": "message", "splits": 4, "warps": 4}),
     ("tensor_messages", "attention",
@@ -127,9 +127,9 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("lanes_many_splits", "attention", _attention(heads=(1, 1), head_dim=256, capacity=600, rope="none"),
      {**LANES, "splits": 16, "merge": "global", "warps": 4}),
     ("tensor_split_bf16", "attention", _attention(heads=(4, 1), head_dim=64, capacity=160, rope="rms", dtype=DType.BF16),
-     {**TENSOR, "merge": "global", "splits": 2, "warps": 2, "early_kv": True}),
+     {**TENSOR, "merge": "global", "splits": 2, "warps": 4, "early_kv": True}),
     ("tensor_cluster_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=70, softcap=5.0),
-     {**TENSOR, "merge": "cluster", "warps": 2, "splits": 2}),
+     {**TENSOR, "merge": "cluster", "warps": 2, "splits": 4}),
     ("tensor_narrow_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=40, dtype=DType.BF16),
      {**TENSOR, "merge": "global", "warps": 2, "splits": 4, "unroll": 1, "early_kv": False}),
     ("lanes_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 2), 64, 32, DType.F16), {**LANES, "splits": 2}),
@@ -142,6 +142,10 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**LANES, "merge": "global", "splits": 2, "parts": 2}),
     ("tensor_parts_cluster", "attention", _attention(heads=(26, 2), head_dim=64, capacity=160, rope="none", dtype=DType.BF16),
      {**TENSOR, "merge": "cluster", "splits": 2, "parts": 2}),
+    ("staged_early", "attention", _attention(heads=(4, 2), head_dim=64, capacity=420, rope="rms"),
+     {**SLICE, **STAGED, "merge": "global", "splits": 2, "warps": 4, "unroll": 2, "early_kv": True}),
+    ("staged_messages_window", "attention", _attention(heads=(3, 1), head_dim=72, capacity=700, window=600, rope="none", dtype=DType.BF16),
+     {**SLICE, **STAGED, "merge": "message", "splits": 8, "warps": 4, "unroll": 2, "early_kv": False}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
     ("norm_heads_bf16", "norm", lambda: made.norm_case(columns=128, rows=10, norm="rms_one_plus", dtype=DType.BF16), {"warps_per_row": 1}),
     ("norm_once", "norm", lambda: made.norm_case(columns=136, rows=5, norm="rms_once"), {"warps_per_row": 1}),

@@ -126,7 +126,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     if (split < span.active) stream.fill_all<false>(start_of(span), stride, span);
   }
   if (split >= span.active) {
-    stream.drain();
+    if constexpr (Plan::early_kv) stream.drain();
     return;
   }
   parts.expect(span.active);
@@ -190,7 +190,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     stream.fill<false>(number, base + stages * stride, span);
     number = number + 1 == stages ? 0 : number + 1;
   }
-  stream.drain();
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
   merge(operands, share, span.active, Buffers{warp_outputs, warp_states, parts, &last});

@@ -143,6 +143,15 @@ def test_exit_with_a_bulk_copy_in_flight_is_refused():
         run("bug_exit_with_copy_in_flight", LaunchOptions(lazy_copies=True), count=64, grid=1)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_exit_with_a_cp_async_in_flight_is_refused(lazy):
+    """A block that comes next may own the shared memory by then."""
+    values, out = run("clean_exit_behind_cp_async", LaunchOptions(lazy_copies=lazy), count=64, grid=1)
+    np.testing.assert_array_equal(out[:64], values.ravel()[:64])
+    with pytest.raises(EmulationError, match="exits while a copy of its cp.async into shared memory is in flight"):
+        run("bug_exit_with_cp_async_in_flight", LaunchOptions(lazy_copies=lazy), count=64, grid=1)
+
+
 def test_random_preemption_does_not_change_a_clean_kernel():
     for seed in range(5):
         values, out = run("clean_two_rounds", LaunchOptions(preempt_per_million=20_000, seed=seed))

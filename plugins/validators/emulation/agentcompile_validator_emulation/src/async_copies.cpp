@@ -52,6 +52,12 @@ void cp_async_wait(int pending_groups) {
   }
 }
 
+bool copies_on_their_way(const Thread* thread) {
+  const auto reads = [](const PendingCopy& copy) { return copy.source_bytes > 0; };
+  const auto any_reads = [&](const auto& group) { return std::any_of(group.begin(), group.end(), reads); };
+  return any_reads(thread->open_group) || std::any_of(thread->groups.begin(), thread->groups.end(), any_reads);
+}
+
 // --- mbarriers -----------------------------------------------------------------------------------------------------
 std::string describe_mbarrier(const Mbarrier& barrier) {
   char text[160];

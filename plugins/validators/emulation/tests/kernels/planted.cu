@@ -233,6 +233,23 @@ extern "C" __global__ void bug_exit_with_copy_in_flight(const float* in, float* 
   if (i < count) out[i] = in[i];
 }
 
+template <bool WAIT>
+__device__ __forceinline__ void left_behind(const float* in, float* out, int count, float* staged) {
+  const int i = blockIdx.x * threads + threadIdx.x;
+  ac::cp_async16_zero_fill(staged + threadIdx.x * 4, in + threadIdx.x * 4, threadIdx.x < 16);
+  ac::cp_async_commit();
+  if (WAIT && threadIdx.x < 16) ac::cp_async_wait<0>();  // what others copy is zeros, which nobody reads
+  if (i < count) out[i] = in[i];
+}
+extern "C" __global__ void clean_exit_behind_cp_async(const float* in, float* out, int count) {
+  __shared__ __align__(16) float staged[4 * threads];
+  left_behind<true>(in, out, count, staged);
+}
+extern "C" __global__ void bug_exit_with_cp_async_in_flight(const float* in, float* out, int count) {
+  __shared__ __align__(16) float staged[4 * threads];
+  left_behind<false>(in, out, count, staged);
+}
+
 // --- named barriers -------------------------------------------------------------------------------------------------------------
 // 96 threads: the first two warps exchange through shared memory, the third does not take part.
 extern "C" __global__ void clean_named_barrier(const float* in, float* out, int count) {
