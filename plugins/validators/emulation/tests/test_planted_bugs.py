@@ -148,7 +148,7 @@ def test_exit_with_a_cp_async_in_flight_is_refused(lazy):
     """A block that comes next may own the shared memory by then."""
     values, out = run("clean_exit_behind_cp_async", LaunchOptions(lazy_copies=lazy), count=64, grid=1)
     np.testing.assert_array_equal(out[:64], values.ravel()[:64])
-    with pytest.raises(EmulationError, match="exits while a copy of its cp.async into shared memory is in flight"):
+    with pytest.raises(EmulationError, match=r"exits while a copy of its cp\.async into shared memory is in flight"):
         run("bug_exit_with_cp_async_in_flight", LaunchOptions(lazy_copies=lazy), count=64, grid=1)
 
 
