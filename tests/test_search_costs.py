@@ -5,17 +5,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from advice_cases import record_of
 from agentcompile_rules_transformers.testing import attention_case
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from select_cases import context, plan, step
+from select_cases import context, plan, region, step
 
 from agentcompile_core.errors import Reject
 from agentcompile_core.ir.plan import Schedule
+from agentcompile_core.ir.search_log import Reason
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages import lower, validate
 from agentcompile_core.stages.validate import ledger as ledgers
+from agentcompile_core.stages.validate.entries import environment
 from agentcompile_core.stages.validate.input_cases import cases_for
+from agentcompile_core.stages.validate.resume import Search
 from agentcompile_core.worker import timing
 from agentcompile_core.worker.protocol import Evaluation
 
@@ -62,3 +67,31 @@ def test_what_hangs_costs_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] = 15.0
     ledger.take(entries[1], Evaluation())  # a lost worker says no seconds
     assert ledger.seconds[entries[1].place] == 15.0
+
+
+def test_a_round_behind_the_one_that_used_up_the_time_is_over_before_it_is_lowered() -> None:
+    ctx = context()
+    ordered = (plan(step("honest")),)
+    later = tuple(evolve(one, record=evolve(one.record, round=1)) for one in ordered)
+    assert validate.over(ordered, 0.0, ctx) is Reason.TIME
+    assert validate.over(later, 1.0, ctx) is None
+    Search(ordered, (), environment(ctx.backend, ctx), ctx).end(out_of_time=True)
+    assert validate.over(later, 1.0, ctx) is Reason.ENDED
+    assert validate.over(ordered, 1.0, ctx) is None, "what that round measured is taken up"
+    other = evolve(ctx, config=evolve(ctx.config, budget_s=ctx.config.budget_s + 1.0))
+    assert validate.over(later, 1.0, other) is None, "another budget is another search"
+
+
+def test_earlier_times_are_taken_up_where_there_is_a_clock_and_settle_nothing() -> None:
+    ctx = context()
+    ordered = (plan(step("honest", 5.0), step("honest", 6.0)),)
+    records = tuple(record_of(one, us, signature="s1") for one, us in zip(ordered[0].steps, (5.0, 4.0), strict=True))
+    entries = validate.Queue(ordered, ctx.backend, ctx).entries(lower.run(ordered, ctx))
+    ledger = ledgers.Ledger(ctx.backend, ctx)
+    ledger.recall(records, (region(),))
+    assert ctx.backend is not None and ctx.backend.clock
+    assert ledger.best_us == {entries[0].place: 4.0}
+    assert not any(ledger.is_settled(entry) or ledger.knows(entry) for entry in entries)
+    ledger = ledgers.Ledger(ctx.backend, ctx)
+    ledger.recall(records, ())
+    assert ledger.best_us == {}, "of a region that is not asked for nothing is known"

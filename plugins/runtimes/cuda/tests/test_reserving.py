@@ -164,6 +164,32 @@ def test_memory_that_somebody_keeps_for_later_is_asked_for() -> None:
     one.check()
 
 
+@EXAMPLES
+@given(sizes=SIZES, first=COUNTS, more=COUNTS, kept=COUNTS, call=st.integers(1, 40))
+def test_a_call_that_fails_while_memory_is_given_back_leaves_ranges_that_can_be_read(sizes: list[int], first: list[int], more: list[int],
+                                                                                      kept: list[int], call: int) -> None:
+    """Whatever was given back by then reads as zeros, the rest as it was, and both can grow again."""
+    driver = FakeDriver()
+    one = Watched(driver, sizes)
+    for counts in (first, more):
+        one.mappings.hold(one.counts(counts))
+    one.fill()
+    number = len(driver.calls) + call
+    driver.fails_at = {number}
+    before = one.ends
+    one.mappings.give_back(one.counts(kept))
+    driver.fails_at = set()
+    assert not one.mappings.broken and all(min(had, count) <= end <= had for end, had, count in zip(one.ends, before, kept, strict=False))
+    one.contents = [content[:end] + bytes(len(content) - end) for content, end in zip(one.contents, one.ends, strict=True)]
+    for place, wanted in zip(one.mappings.ranges, one.contents, strict=True):
+        assert driver.read(place.address, place.nbytes) == wanted
+    lost = number <= len(driver.calls) and driver.calls[number - 1] == "release"  # a driver that releases nothing keeps it
+    assert lost or driver.used_bytes == one.mappings.held_bytes
+    one.mappings.hold(before)
+    for place, wanted, had in zip(one.mappings.ranges, one.contents, before, strict=True):
+        assert place.end >= had and driver.read(place.address, place.nbytes) == wanted
+
+
 def test_a_driver_that_fails_twice_is_said_to_have_lost_the_ranges() -> None:
     driver = FakeDriver()
     one = Watched(driver, [64, 64])
