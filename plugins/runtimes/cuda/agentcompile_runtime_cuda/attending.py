@@ -1,7 +1,7 @@
 """Attention of prompt chunks with its logsumexp, by the two libraries behind torch: cuDNN for large chunks, flash for the others.
 
 Layout: as ``Backend.attend``. K and V may be slices of a cache; their heads are never repeated. cuDNN prepares itself for every
-length, which takes a while; flash does not. So a chunk over itself, which has one length, is cuDNN's from where it is faster (H100, 16x8x128:
+length, which takes a while; flash does not. So a chunk over itself, which has one length, is cuDNN's from where it is faster (H100:
 8.0 us at 128 rows where flash takes 8.3, 9.7 and 11.3 at 256, 12.8 and 20.0 at 512), and a history from about a thousand rows on,
 where it is twice as fast and has few lengths.
 """
