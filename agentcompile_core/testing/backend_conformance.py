@@ -24,6 +24,7 @@ from ..worker.buffers import Buffers, fill
 from ..worker.execution import Execution
 from ..worker.operands import make_inputs
 from .demands import catalog_of, demand, demand_answer, demand_identity
+from .reserved import SIZES, demand_grows
 from .tried import POISONS, misjudged, what_raised
 
 REPETITIONS = 3
@@ -127,6 +128,16 @@ class BackendConformance:
         demand(not self.backend.is_lost(), "a capture that failed" + (f" ({raised})" if raised else "") + " left the device unusable")
         why = first()
         demand(not why, f"after a capture that failed a replay does not compute: {why}")
+
+    def test_what_is_reserved_grows_in_place(self) -> None:
+        """Where it reserves addresses: memory comes and goes behind them, contents stay, and what is not held reads as zeros."""
+        if isinstance(reason := self.backend.available(), Reject):
+            pytest.skip(f"{self.backend.name}: {reason.reason}")
+        answer = self.backend.reserve(SIZES)
+        if isinstance(answer, Reject):
+            demand_answer(answer, "reserve()")
+            return
+        demand_grows(answer)
 
     # ----
 

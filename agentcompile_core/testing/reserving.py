@@ -8,6 +8,8 @@ from ..errors import Reject
 if TYPE_CHECKING:
     import torch
 
+ALIGNMENT_BYTES = 256  # at which a range begins
+
 
 class HostReserved:
     """A ``Reserved`` over buffers that are all there, which grows by pieces of ``piece_bytes`` and refuses more than ``limit_bytes``.
@@ -18,7 +20,7 @@ class HostReserved:
     def __init__(self, nbytes: Sequence[int], piece_bytes: int = 64, limit_bytes: int | None = None) -> None:
         import torch
 
-        self.tensors: tuple[torch.Tensor, ...] = tuple(torch.zeros(size, dtype=torch.uint8) for size in nbytes)
+        self.tensors: tuple[torch.Tensor, ...] = tuple(map(_aligned, nbytes))
         self.piece_bytes, self.limit_bytes = piece_bytes, limit_bytes
         self.asked: list[tuple[int, ...]] = []
         self._pieces = [0 for _ in nbytes]
@@ -59,3 +61,11 @@ class HostReserved:
 
     def _up(self, count: int, tensor: "torch.Tensor") -> int:
         return -(-min(count, len(tensor)) // self.piece_bytes)
+
+
+def _aligned(nbytes: int) -> "torch.Tensor":
+    import torch
+
+    room = torch.zeros(nbytes + ALIGNMENT_BYTES, dtype=torch.uint8)
+    start = -room.data_ptr() % ALIGNMENT_BYTES
+    return room[start : start + nbytes]

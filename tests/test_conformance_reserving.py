@@ -1,0 +1,96 @@
+"""The kit of backends tries what they reserve: memory that comes and goes behind addresses, and every planted defect of it is refused."""
+
+from typing import Any
+
+import pytest
+from planted import refused
+
+from agentcompile_core.testing.backend_conformance import BackendConformance
+from agentcompile_core.testing.doubles import FakeBackend, fake_source, fake_trial
+from agentcompile_core.testing.reserving import HostReserved
+
+
+class GoodBackend(BackendConformance):
+    backend, trial, broken = FakeBackend(), fake_trial("honest"), fake_source("no_build")
+
+
+def backend(**methods: Any) -> FakeBackend:
+    return type("Planted", (FakeBackend,), methods)()
+
+
+class Forgetful(HostReserved):
+    def hold(self, nbytes: Any) -> Any:
+        found = super().hold(nbytes)
+        self.tensors[0][: self.held[0]] = 0
+        return found
+
+
+class Moving(HostReserved):
+    def hold(self, nbytes: Any) -> Any:
+        found = super().hold(nbytes)
+        self.tensors = tuple(tensor.clone() for tensor in self.tensors)
+        return found
+
+
+class Dirty(HostReserved):
+    def give_back(self, nbytes: Any) -> None:
+        before = [tensor.clone() for tensor in self.tensors]
+        super().give_back(nbytes)
+        for tensor, old in zip(self.tensors, before, strict=True):
+            tensor.copy_(old)
+
+
+class Shrinking(HostReserved):
+    def hold(self, nbytes: Any) -> Any:
+        self.give_back(nbytes)
+        return super().hold(nbytes)
+
+
+class Greedy(HostReserved):
+    def give_back(self, nbytes: Any) -> None:
+        super().give_back([0] * len(self.tensors))
+
+
+class Boundless(HostReserved):
+    @property
+    def held(self) -> tuple[int, ...]:
+        return tuple(count * self.piece_bytes for count in self._pieces)
+
+
+class Eager(HostReserved):
+    def __init__(self, nbytes: Any) -> None:
+        super().__init__(nbytes)
+        self._pieces = [1 for _ in nbytes]
+
+
+class Refusing(HostReserved):
+    """Takes what there is, and refuses."""
+
+    def __init__(self, nbytes: Any) -> None:
+        super().__init__(nbytes, limit_bytes=1 << 20)
+
+    def hold(self, nbytes: Any) -> Any:
+        found = super().hold(nbytes)
+        if found is not True:
+            self._pieces[0] += 1
+        return found
+
+
+@pytest.mark.parametrize("kind, reason", [
+    (Forgetful, "expected 1; contents stay"), (Moving, "the ranges lie elsewhere"), (Dirty, "after give_back.*expected 0"),
+    (Shrinking, "what is held stays held"), (Greedy, "were to stay"), (Boundless, "bytes of a range of 1000 are held"),
+    (Eager, "at the beginning; nothing is"), (Refusing, "refused, and held changed"),
+    (lambda sizes: HostReserved(sizes[1:]), "2 tensors for 3 ranges"),
+    (lambda sizes: HostReserved([size + 1 for size in sizes]), "a range of"),
+], ids=lambda value: "")
+def test_defects_of_reservations_are_refused(kind: Any, reason: str) -> None:
+    planted = backend(reserve=lambda self, nbytes: kind(nbytes))
+    refused(GoodBackend, "test_what_is_reserved_grows_in_place", reason, backend=planted)
+
+
+class TestBackendThatReserves(GoodBackend):
+    backend = backend(reserve=lambda self, nbytes: HostReserved(nbytes))
+
+
+class TestBackendWithLittleMemory(GoodBackend):
+    backend = backend(reserve=lambda self, nbytes: HostReserved(nbytes, limit_bytes=1 << 20))
