@@ -221,10 +221,12 @@ def test_only_attention_of_later_chunks_is_outside_of_graphs(name: str) -> None:
     mine, whole = session(name, "captured"), session(name, "capacity")
     layers = captured(name)[1].kv.layers  # type: ignore[union-attr]
     for graph in captured(name)[1].graphs:
-        later = graph.kind is GraphKind.PREFILL and not graph.name.endswith("_fresh")
+        chunk, later = graph.kind is GraphKind.PREFILL, graph.kind is GraphKind.PREFILL and not graph.name.endswith("_fresh")
         bound = mine.bound(graph.name)
-        wanted = [True, *[False, True] * layers] if later else [True]
+        wanted = [True, *[False, True] * layers] if later else [True] * (1 + chunk)
         assert [piece.capturable for piece in bound.pieces()] == wanted
+        closing = 2 if later else int(chunk)  # attention of the last layer, and all behind it
+        assert [piece.closing for piece in bound.pieces()] == [False] * (len(wanted) - closing) + [True] * closing
         assert bound.uncapturable == ((NAME,) * layers if later else ())
         assert [piece.capturable for piece in whole.bound(graph.name).pieces()] == [True]
 
@@ -235,6 +237,8 @@ def test_what_nothing_reads_any_more_is_dropped() -> None:
     for length in LENGTHS:
         check("qwen3", mine, length)
     for graph in captured("qwen3")[1].of_kind(GraphKind.PREFILL):
+        # As the last chunk: one that others follow leaves what the rest of its program would read.
+        check("qwen3", mine, graph.tokens + (0 if graph.name.endswith("_fresh") else LARGE))
         attended = {n.outputs[0] for n in graph.nodes if n.kind == "attention"}
         made = {o for n in graph.nodes for o in n.outputs} - set(graph.outputs)
         kept = {name for name in made & mine.bound(graph.name).environment.keys() if name not in attended}
@@ -254,7 +258,33 @@ def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
     assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, (ROPE,): 2 * layers}
     with torch.inference_mode():
         mine.prefill(prompt_of(3 * LARGE))  # a history of one chunk, then of two
-    assert backend.merged == layers * (2 + 2)
+    assert backend.merged == (layers - 1) * 2 + layers * 2, "the last layer of a chunk that another one follows does not attend"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_that_others_follow_run_nothing_that_only_the_last_one_needs(name: str) -> None:
+    mine = session(name, "captured")
+    ran: list[str] = []
+    names = [graph.name for graph in captured(name)[1].of_kind(GraphKind.PREFILL)]
+    for graph_name in names:
+        step = mine._step(graph_name)
+
+        def opening(graph_name: str = graph_name, whole: Any = step) -> None:
+            ran.append(f"{graph_name} opening")
+            whole.opening()
+
+        def run(graph_name: str = graph_name, whole: Any = step) -> None:
+            ran.append(graph_name)
+            whole()
+
+        run.opening = opening  # type: ignore[attr-defined]
+        mine._steps[graph_name] = run
+    for length in LENGTHS:
+        ran.clear()
+        check(name, mine, length)
+        chunks = [one for one in ran if one]
+        assert all(one.endswith(" opening") for one in chunks[:-1])
+        assert not chunks or not chunks[-1].endswith(" opening")
 
 
 HEADS = {  # of queries, keys and values: whether they are normed and turned on their way
@@ -277,7 +307,8 @@ def test_heads_are_placed_in_one_go_with_what_comes_before(name: str) -> None:
         assert backend.placed == {HEADS[name]: layers * chunks}
         assert (ROPE,) not in backend.calls
         norms = {"qwen3": 2 * layers, "llama": 2 * layers, "gemma2": 2 * layers, "gpt2": 0}[name]
-        assert backend.calls[SUM] == chunks * norms, "each sum is normed once, by what comes behind it or the last norm"
+        left_out = (chunks - 1) * min(norms, 2)  # behind the attention of the last layer, where other chunks follow
+        assert backend.calls[SUM] == chunks * norms - left_out, "each sum is normed once, by what comes behind it or the last norm"
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)

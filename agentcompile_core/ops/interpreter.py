@@ -135,7 +135,7 @@ class Prepared:
             nodes, operators = with_joint_products(graph, nodes, outputs, weights)
         if bodies is not None:
             nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of)
-            operators |= others
+            operators = {**others, **operators}
         inside = {name for node in nodes for name in node.outputs}
         reads = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.mutates) if name not in inside)
         passed = [name for name in outputs if name not in inside]

@@ -237,7 +237,8 @@ class DecodeRuntime(RuntimeIntegration):
     def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> Callable[[], None]:
         """Return ``step()``: enqueue one run of the bound program, or ``steps`` of them, one behind the other and each as if it were alone.
 
-        May capture; must leave the session's state as it was. Where nothing was captured that should be, ``reason`` of what is
-        returned says why, a text: several steps are then made one by one. It is asked for several steps of a program only behind
-        one step of it.
+        Where what is returned has a method ``opening``, that makes one run without the closing pieces of the program: of a prompt
+        chunk behind which others come. May capture; must leave the session's state as it was. Where nothing was captured that should
+        be, ``reason`` of what is returned says why, a text: several steps are then made one by one. It is asked for several steps of a
+        program only behind one step of it.
         """

@@ -79,6 +79,10 @@ class RunnablePiece(Protocol):
     def capturable(self) -> bool:
         """Whether a graph of the device may hold it."""
 
+    @property
+    def closing(self) -> bool:
+        """Whether only the last chunk of a prompt needs it; all pieces behind such a one are closing too."""
+
 
 class RunnableProgram(Protocol):
     """A program with addresses. ``environment`` holds its tensors by value name."""
@@ -97,7 +101,7 @@ class RunnableProgram(Protocol):
         """Enqueue all of it on the current stream."""
 
     def pieces(self) -> "tuple[RunnablePiece, ...]":
-        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not."""
+        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not, and closing or not."""
 
 
 class ProgramParts(Protocol):

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from ..errors import ContractError
 from ..ir.candidate import Launch, StepSource
 from ..ir.graph import TensorSpec, ValueKind
@@ -123,11 +125,13 @@ class _Binder:
     def parts(self) -> list[Piece]:
         """One per segment, in order."""
         found: list[Piece] = []
+        last = self._last_writer()
         chained = False  # whether the node captured just before is a kernel of ours
         staging: dict[Any, torch.Tensor] = {}
         for index, segment in enumerate(self.segments):
             if not self.apart.keys().isdisjoint(segment.nodes):
-                found += self._attention(segment, index, staging)
+                append, attends = self._attention(segment, index, staging)
+                found += evolve(append, closing=index > last), evolve(attends, closing=index >= last)
                 chained = False
                 continue
             if segment.step is None:
@@ -136,11 +140,19 @@ class _Binder:
                 run, capturable = self._kernel(segment, chained), True
             else:
                 run, capturable = self._call(segment)
-            found.append(Piece(run=run, capturable=capturable, names=(segment.name,)))
+            found.append(Piece(run=run, capturable=capturable, closing=index > last, names=(segment.name,)))
             chained = segment.step is not None and bool(segment.source)
         return found
 
-    def _attention(self, segment: Segment, index: int, staging: "dict[Any, torch.Tensor]") -> tuple[Piece, ...]:
+    def _last_writer(self) -> int:
+        """The last segment of a prompt chunk that leaves something to a later one: rows of a cache, or a state of fixed size."""
+        if not self.apart:
+            return len(self.segments)
+        states = {v.name for v in self.graph.values if v.kind is ValueKind.STATE and not v.source.startswith("session.")}
+        return max((index for index, segment in enumerate(self.segments) for name in segment.nodes
+                    if not states.isdisjoint(self.graph.node_by_name[name].mutates)), default=len(self.segments))
+
+    def _attention(self, segment: Segment, index: int, staging: "dict[Any, torch.Tensor]") -> tuple[Piece, Piece]:
         """A call of attention over what is cached, whose first half a graph may hold."""
         node, backend = self.graph.node_by_name[segment.nodes[-1]], self.executables.backend
         assert self.live is not None

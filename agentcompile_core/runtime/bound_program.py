@@ -18,10 +18,12 @@ class Piece:
     """One bound segment, or several neighbours of one kind: ``run`` enqueues it on the current stream.
 
     ``capturable``: whether a captured graph may hold it; what may not runs from Python, between the graphs on its two sides.
+    ``closing``: whether only the last chunk of a prompt needs it, since it leaves nothing that a later one reads.
     """
 
     run: Callable[[], None]
     capturable: bool = True
+    closing: bool = False
     names: tuple[str, ...] = ()
 
 
@@ -65,10 +67,10 @@ class BoundProgram:
         return tuple(name for part in self._parts if not part.capturable for name in part.names)
 
     def pieces(self) -> tuple[Piece, ...]:
-        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not."""
+        """The program in as few pieces as can be, in order: each one wholly capturable, or wholly not, and closing or not."""
         groups: list[list[Piece]] = []
         for part in self._parts:
-            if not groups or groups[-1][0].capturable is not part.capturable:
+            if not groups or (groups[-1][0].capturable, groups[-1][0].closing) != (part.capturable, part.closing):
                 groups.append([])
             groups[-1].append(part)
         return tuple(_joined(group) for group in groups)
@@ -85,4 +87,5 @@ def _joined(parts: list[Piece]) -> Piece:
         for one in runs:
             one()
 
-    return Piece(run=run, capturable=parts[0].capturable, names=tuple(name for part in parts for name in part.names))
+    first, names = parts[0], tuple(name for part in parts for name in part.names)
+    return Piece(run=run, capturable=first.capturable, closing=first.closing, names=names)

@@ -9,7 +9,7 @@ from ..ops.dtypes import torch_dtype
 from ..plugin.hookspecs import hookimpl
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, RuntimeIntegration
 from ..plugin.running import KVState, RunnableProgram, SessionState
-from .graph_capture import repeated
+from .graph_capture import stepped
 
 CORES_OWN = -1  # preference: any plugin's runtime is taken before
 
@@ -53,8 +53,9 @@ class PythonLoop(DecodeRuntime):
         return True
 
     def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> Callable[[], None]:
-        """Return the program's own ``run``, ``steps`` times: nobody asks for more than one, since nothing is gained."""
-        return repeated([bound.run], steps)
+        """Return the program's own pieces, ``steps`` times: nobody asks for more than one, since nothing is gained."""
+        pieces = bound.pieces()
+        return stepped(pieces, [piece.run for piece in pieces], steps)
 
 
 @hookimpl

@@ -1,12 +1,12 @@
 """How a program is recorded, the same for everybody who does: in pieces, where no graph may hold some of it."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from ..errors import Reject
-from ..plugin.running import RunnableProgram
+from ..plugin.running import RunnablePiece, RunnableProgram
 
 
 class Capture(Protocol):
@@ -16,11 +16,30 @@ class Capture(Protocol):
         """Record ``runs`` runs behind ``warm_ups`` calls; returns what replays them."""
 
 
+class Steps:
+    """What makes ``runs`` runs of a program, part by part: the first ``opening`` parts are all that a chunk needs which others follow."""
+
+    def __init__(self, parts: Sequence[Callable[[], None]], runs: int, opening: int) -> None:
+        self._parts, self._runs, self._opening = tuple(parts), runs, tuple(parts[:opening])
+
+    def __call__(self) -> None:
+        """All of it, ``runs`` times."""
+        for _ in range(self._runs):
+            for part in self._parts:
+                part()
+
+    def opening(self) -> None:
+        """Once, without what only the last chunk of a prompt needs."""
+        for part in self._opening:
+            part()
+
+
 def record_program(bound: RunnableProgram, capture: Capture, *, warm_ups: int, runs: int = 1) -> Callable[[], None] | Reject:
     """Capture what can be captured, leave the rest as it is; the result makes ``runs`` runs of all of it, in order.
 
     The pieces that are not captured run from Python at every call, between the graphs on their two sides, and not while those
-    are captured. A Reject is that of the first piece that should be capturable and is not.
+    are captured. A Reject is that of the first piece that should be capturable and is not. Where the program has closing pieces, the
+    result has a method ``opening``, which makes one run without them.
     """
     pieces = bound.pieces()
     if len(pieces) == 1 and pieces[0].capturable:
@@ -33,20 +52,13 @@ def record_program(bound: RunnableProgram, capture: Capture, *, warm_ups: int, r
         if isinstance(part, Reject):
             return part
         parts.append(part)
-    return repeated(parts, runs)
+    return stepped(pieces, parts, runs)
 
 
-def repeated(parts: list[Callable[[], None]], runs: int) -> Callable[[], None]:
-    """What calls ``parts`` in order, ``runs`` times."""
-    if len(parts) == 1 and runs == 1:
-        return parts[0]
-
-    def run() -> None:
-        for _ in range(runs):
-            for part in parts:
-                part()
-
-    return run
+def stepped(pieces: Sequence[RunnablePiece], parts: Sequence[Callable[[], None]], runs: int) -> Callable[[], None]:
+    """What calls ``parts`` in order, ``runs`` times; each is what runs one of ``pieces``."""
+    opening = next((index for index, piece in enumerate(pieces) if getattr(piece, "closing", False)), len(parts))
+    return parts[0] if len(parts) == runs == opening == 1 else Steps(parts, runs, opening)
 
 
 @contextmanager

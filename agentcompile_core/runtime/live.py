@@ -1,7 +1,7 @@
 """Attention of prompt chunks over the live length of the cache: outside of captured graphs, since a graph has fixed shapes.
 
 Of each call the rows are appended inside the graph before it; what attends runs from Python, with the position that the host
-knows (docs/decisions/0022). A chunk that begins at position 0 has one length only and stays inside.
+knows (docs/decisions/0022). A chunk that begins at position 0 has one length only and stays inside of them.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -62,6 +62,7 @@ class LiveAttention:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
         self._queries, self._heads = queries, heads
+        self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
 
@@ -104,26 +105,34 @@ class LiveAttention:
             q = self._queries
             attend(self._call(q=q, k=q, v=q), self._position.start, self._out, self._part, self._merged)
 
-    def inside(self) -> None:
-        """All of it for a chunk at position 0; a graph may hold it."""
+    def append_inside(self) -> None:
+        """As ``append``, of a chunk at position 0."""
         import torch
 
-        from ..ops.live_attention import append_rows, attend
+        from ..ops.live_attention import append_rows
 
         with torch.no_grad():
-            queries = self._heads.empty_queries()
-            if self._heads.placed(self._unmade(), queries):
-                call = self._call(q=queries, k=queries, v=queries)
-            else:
+            self._held = self._heads.empty_queries()
+            if not self._heads.placed(self._unmade(), self._held):
                 self._heads.make()
                 call = self._call()
                 append_rows(call)
-            self._environment[self._name] = attend(call, 0, part=self._part)
+                self._held = call.q
 
-    def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, ...]:
-        """What runs, in order; ``dropped`` forgets what nothing reads any more."""
+    def attend_inside(self) -> None:
+        """Attend at position 0; a graph may hold it."""
+        import torch
+
+        from ..ops.live_attention import attend
+
+        q, self._held = self._held, None
+        with torch.no_grad():
+            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part)
+
+    def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, Piece]:
+        """What appends, then what attends; ``dropped`` forgets what nothing reads any more."""
         if self._out is None:
-            return (Piece(run=_then(self.inside, dropped), names=(NAME,)),)
+            return Piece(run=_then(self.append_inside, dropped), names=(NAME,)), Piece(run=self.attend_inside, names=(NAME,))
         return (Piece(run=_then(self.append, dropped), names=(NAME,)), Piece(run=self.attend, capturable=False, names=(NAME,)))
 
 

@@ -104,6 +104,7 @@ class Session:
         if name != "decode" and "decode" in self._programs:
             self.bound("decode")
         if name not in self._bound:
+            self._trailing.allocated()
             graph = self._programs[name].graph
             self._bound[name] = bind(self._programs[name], self._weights, self.states, self._inputs(graph), self._executables, self._live)
         return self._bound[name]
@@ -148,8 +149,7 @@ class Session:
 
     def prepare(self, observer: Observer = silent) -> None:
         """Bind and capture every program now, so that no request pays for it."""
-        with self._lock, as_captured():
-            self._trailing.follow()
+        with self._lock, self._trailing.behind(), as_captured():
             # The largest first: what their captures have left is large enough for those that follow.
             for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
                 observer(Preparing(graph=name))
@@ -199,8 +199,7 @@ class Session:
             raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
         try:
             self._weights.check_unchanged(self.graphs.model.name)
-            self._trailing.follow()
-            with as_captured():
+            with self._trailing.behind(), as_captured():
                 yield
         finally:
             self._lock.release()
@@ -231,7 +230,7 @@ class Session:
         self.forget()
         # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
         for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
-            name = self._run_chunk(chunk, rows)
+            name = self._run_chunk(chunk, rows, more=chunk is not chunks[-1])
         self._at = prompt.shape[1]
         return self.bound(name)
 
@@ -241,14 +240,14 @@ class Session:
         for state in self._kept.values():
             state.zero_()
 
-    def _run_chunk(self, chunk: Chunk, rows: "torch.Tensor") -> str:
-        """Run one chunk of which ``rows`` say everything, see ``rows_of``; the name of the program that ran."""
+    def _run_chunk(self, chunk: Chunk, rows: "torch.Tensor", more: bool) -> str:
+        """Run one chunk of which ``rows`` say everything, see ``rows_of``, and behind which there are ``more``; its program's name."""
         if chunk.tokens == 1:
             self.ids.copy_(rows[:1].view(1, 1))
             self.position.fill_(chunk.start)
             return self._run_decode(chunk.start)
         name = f"prefill_{chunk.tokens}"
-        return self._run_prefill(f"{name}_fresh" if chunk.fresh and f"{name}_fresh" in self._programs else name, chunk, rows)
+        return self._run_prefill(f"{name}_fresh" if chunk.fresh and f"{name}_fresh" in self._programs else name, chunk, rows, more)
 
     def decode_program(self, position: int) -> str:
         """Name of the program whose step reads the token at ``position``."""
@@ -264,12 +263,12 @@ class Session:
         self._step(name)()
         return name
 
-    def _run_prefill(self, name: str, chunk: Chunk, rows: "torch.Tensor") -> str:
+    def _run_prefill(self, name: str, chunk: Chunk, rows: "torch.Tensor", more: bool = False) -> str:
         step = self._step(name)
         self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
             self._live.start = chunk.start
-        step()
+        (getattr(step, "opening", step) if more else step)()
         return name
 
     def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
@@ -277,8 +276,7 @@ class Session:
         import torch
 
         tokens = self.checked(tokens, 1)
-        with self._lock, as_captured(), torch.inference_mode():
-            self._trailing.follow()
+        with self._lock, self._trailing.behind(), as_captured(), torch.inference_mode():
             first = self.read(tokens[:, :1], tokens.shape[1])
             return torch.stack([first, *(self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist()))])
 
@@ -317,7 +315,6 @@ class Session:
                 self.ids.fill_(token)
                 self.position.fill_(last)
                 self._at = last
-            self._trailing.leave()
 
     def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Generator[int, None, None]:
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""

@@ -7,6 +7,7 @@ new memory is taken for every range first; only then are mappings replaced, and 
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from agentcompile_core.plugin_api import Reject
@@ -258,9 +259,10 @@ def reserve(nbytes: Sequence[int]) -> CudaReserved | Reject:
 
     torch.cuda.synchronize()  # makes torch's context current in this thread
     try:
-        calls = VirtualMemory(library, torch.cuda.current_device())
+        device = torch.cuda.current_device()
+        calls = VirtualMemory(library, device)
         if not calls.supported():
             return Reject("the device maps no memory to reserved addresses")
-        return CudaReserved(nbytes, Mappings(calls, nbytes, torch.cuda.synchronize, torch.cuda.empty_cache))
+        return CudaReserved(nbytes, Mappings(calls, nbytes, partial(torch.cuda.synchronize, device), torch.cuda.empty_cache))
     except Exception as exc:  # the cache is allocated as a whole then, which tells what is wrong if it is more than this
         return Reject(f"addresses cannot be reserved: {exc}")

@@ -162,16 +162,19 @@ class RowKernels:
     def _gated(self, gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor | None":
         import torch
 
+        if gate.shape != up.shape or gate.dtype is not up.dtype or not gate.dim():
+            return None
         columns, strides = gate.shape[-1], (_row_stride(gate), _row_stride(up))
-        same = gate.shape == up.shape and gate.dtype is up.dtype and None not in strides
-        if not same or not _even(columns, gate) or not all(_even(stride, one) for stride, one in zip(strides, (gate, up), strict=True)):
+        apart = zip(strides, (gate, up), strict=True)
+        if not _even(columns, gate) or not all(stride is not None and _even(stride, one) for stride, one in apart):
             return None
         rows, vectors = gate.numel() // columns, gate.numel() * gate.element_size() // VECTOR_BYTES
         if vectors > MOST - THREADS:
             return None
         out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         how = ("silu_product", -(-vectors // THREADS), (rows, columns, *strides))
-        return self._checked(("silu_product", gate.dtype), out, (gate, up), how, lambda: torch.nn.functional.silu(gate) * up)
+        key = ("silu_product", gate.dtype, all(stride == columns for stride in strides))
+        return self._checked(key, out, (gate, up), how, lambda: torch.nn.functional.silu(gate) * up)
 
     def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
         """See ``Backend.merge``."""
@@ -240,7 +243,7 @@ def _row_stride(tensor: "torch.Tensor") -> int | None:
     """From row to row, of rows of the last axis that lie so evenly; None where they do not."""
     stride, rows = tensor.stride(), tensor.numel() // tensor.shape[-1] if tensor.numel() else 0
     inner = [axis for axis in range(tensor.dim() - 1) if tensor.shape[axis] != 1]
-    if rows == 0 or (stride[-1] != 1 and tensor.shape[-1] != 1):
+    if rows == 0 or tensor.shape[-1] > MOST or (stride[-1] != 1 and tensor.shape[-1] != 1):
         return None
     if not inner:
         return tensor.shape[-1]

@@ -95,6 +95,9 @@ def test_gates_that_lie_otherwise_are_the_frameworks(rows: RowKernels) -> None:
     wide = normal(1, 2, 6, 32, dtype=torch.float16)
     for gate in (wide[:, :3, :16], wide[..., ::2], wide[..., 4:20], wide.transpose(0, 1)[..., :16]):
         assert body(gate, gate.contiguous()) is None
+    one = wide[0, 0, 0]
+    for gate, up in ((wide, one), (one, wide), (one, one), (wide, wide.float()), (wide, wide[..., :16])):
+        assert body(gate, up) is None
 
 
 @SETTINGS

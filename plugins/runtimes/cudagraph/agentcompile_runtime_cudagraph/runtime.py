@@ -36,10 +36,22 @@ class GraphStep:
         Raises:
             VerificationError: the session's buffers have moved since the capture.
         """
+        self._check()
+        self._replay()
+
+    def opening(self) -> None:
+        """Enqueue one run without the closing pieces of the program.
+
+        Raises:
+            VerificationError: the session's buffers have moved since the capture.
+        """
+        self._check()
+        getattr(self._replay, "opening", self._replay)()
+
+    def _check(self) -> None:
         if self._session.generation != self._generation:
             raise VerificationError(f"graph {self.name} was captured for generation {self._generation} of the session's "
                                     f"buffers, which are at {self._session.generation} now; prepare the program again")
-        self._replay()
 
 
 class CudaGraphRuntime(DecodeRuntime):

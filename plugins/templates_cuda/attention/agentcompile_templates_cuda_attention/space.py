@@ -24,7 +24,7 @@ CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
 EARLY_KV = (True, False)
 # What a block does best where it has thousands of positions: on the H100 the fastest or nearly so from 8,192 positions on (14.1 us
-# there, 46.8 at 32,768; in registers 15.4 and 47.7).
+# there, 46.8 at 32,768 with two stages; in registers 15.4 and 47.7).
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 2}, {"path": "tensor", "warps": 8, "unroll": 2},
                                        {"path": "lanes", "warps": 8, "unroll": 4})
 STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))  # warps and stages

@@ -49,10 +49,11 @@ def models(draw: st.DrawFn) -> Model:
 
 @st.composite
 def schedules(draw: st.DrawFn, model: Model) -> Schedule:
-    """One way to deal out a layer's work: parts of up to 8, 4 or 2 heads, on either path, merged in any way."""
-    tensor = model.dtype is not DType.F32 and draw(st.booleans())
+    """One way to deal out a layer's work: parts of up to 8, 4 or 2 heads, on any path, merged in any way."""
+    path = draw(st.sampled_from(("lanes", "tensor", "staged"))) if model.dtype is not DType.F32 else "lanes"
     splits, merge = draw(st.sampled_from(((1, "global"), (3, "global"), (2, "cluster"), (4, "message"))))
-    whole = schedule("tensor" if tensor else "lanes", 1 if tensor else 2, 4, 1, splits, merge, draw(st.booleans()))
+    whole = schedule(path, 2 if path == "lanes" else 1, 4, draw(st.integers(1, 3)) if path == "staged" else 1, splits, merge,
+                     draw(st.booleans()))
     return with_parts(whole, even(model.group, draw(st.sampled_from((8, 4, 2)))))
 
 

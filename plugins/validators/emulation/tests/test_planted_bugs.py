@@ -145,7 +145,7 @@ def test_exit_with_a_bulk_copy_in_flight_is_refused():
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_exit_with_a_cp_async_in_flight_is_refused(lazy):
-    """A block that comes next may own the shared memory by then."""
+    """What was brought and never waited for was counted wrongly."""
     values, out = run("clean_exit_behind_cp_async", LaunchOptions(lazy_copies=lazy), count=64, grid=1)
     np.testing.assert_array_equal(out[:64], values.ravel()[:64])
     with pytest.raises(EmulationError, match=r"exits while a copy of its cp\.async into shared memory is in flight"):

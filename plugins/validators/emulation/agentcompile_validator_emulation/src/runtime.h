@@ -204,7 +204,9 @@ bool land_one_copy();                  // a copy or message; false if nothing is
 Mbarrier* find_mbarrier(unsigned long long* address);  // of the active block; fails where it may not be used yet
 void complete_phase_if_done(Mbarrier& barrier);
 std::string describe_mbarrier(const Mbarrier& barrier);
-bool copies_on_their_way(const Thread* thread);  // by its cp.async, committed or not; those that only write zeros do not count
+// By its cp.async, committed or not: what is brought and never waited for is a wait that counts wrongly. Copies that only write zeros do
+// not count: they keep the number of groups right where nothing is left to bring.
+bool copies_on_their_way(const Thread* thread);
 void check_no_copy_in_flight();        // at the end of a block
 
 // memory_checks.cpp
