@@ -166,7 +166,8 @@ class _Binder:
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned)
         wanted = tuple(n for n in made if self.read_until.get(n, -1) > index or n in self.graph.outputs or n in copies)
-        bodies = self.executables.backend.body if self.apart and self.executables.backend is not None else None
+        several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed
+        bodies = self.executables.backend.body if several and self.executables.backend is not None else None
         prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.

@@ -26,6 +26,7 @@ from .holding import hold
 from .live import HostPosition
 from .program import Program
 from .prompts import check_length, prompt_of
+from .rows import Rows
 from .sampling import Pick
 from .several_steps import SeveralSteps
 from .token_loop import Picking, collected, look_for, token_groups, token_stream
@@ -56,6 +57,7 @@ class Session:
         kv_state: KVState,
         decode: DecodeRuntime,
         steps_per_graph: int = 1,
+        another_kv: Callable[[], KVState] | None = None,
     ) -> None:
         import torch
 
@@ -71,6 +73,7 @@ class Session:
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
         self._several = SeveralSteps(decode, self)
+        self.rows = Rows(self, self._programs.get("decode"), weights, executables, decode, another_kv)
         self.steps_per_graph = steps_per_graph
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
