@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from ..ir.graph import Argument, Graph, Node, Ref
 from .names import RMS_NORM, ROPE
-from .schema import argument, with_argument
+from .schema import argument
 
 Axes = Mapping[str, int]
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError, one_line
-from ..ops.rows import HISTORY, IDS, LIVE, POSITION, NoRows, cache_of
+from ..ops.rows import NoRows
 from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
 from .binder import bind
-from .bound_program import BoundProgram
 from .executables import Executables
 from .holding import hold
 from .program import Program
+from .rows_check import difference
 from .rows_program import rows_program
+from .rows_state import OneRow, RowsState, RowsStep
 
 if TYPE_CHECKING:
     import torch
 
-    from .session import Session
     from .weights import WeightStore
 
 log = logging.getLogger("agentcompile.rows")
@@ -31,57 +31,11 @@ GAIN = 0.97  # of the time of single steps that a step of all rows may take
 Tokens = list[list[int]]
 
 
-class RowsState:
-    """What a step of ``size`` rows changes, as a decode runtime sees a session: ids [1, B], position, history [B, S], and caches."""
-
-    def __init__(self, session: "Session", caches: Sequence[KVState]) -> None:
-        import torch
-
-        size, device = len(caches), session.device
-        self._session, self.caches = session, tuple(caches)
-        self.ids: torch.Tensor = torch.zeros((1, size), dtype=torch.int64, device=device)
-        self.positions: torch.Tensor = torch.zeros(size, dtype=torch.int64, device=device)
-        self.position: torch.Tensor = torch.zeros(1, dtype=torch.int64, device=device)  # warm-ups begin at 0 in each row
-        self.history: torch.Tensor = torch.zeros((size, session.history.shape[0]), dtype=torch.int64, device=device)
-        self.live: torch.Tensor = torch.ones(size, dtype=torch.int64, device=device)
-        self.kv = caches[0]
-
-    @property
-    def generation(self) -> int:
-        """How often a cache of its rows moved."""
-        return sum(int(getattr(cache, "generation", 0)) for cache in self.caches)
-
-    @property
-    def capture(self) -> "Callable[..., Callable[[], None] | object]":
-        """Of the session: one stream and one pool for all."""
-        return self._session.capture
-
-    def named(self) -> "dict[str, torch.Tensor]":
-        """Tensors by source."""
-        found = {IDS: self.ids, POSITION: self.positions, HISTORY: self.history, LIVE: self.live}
-        for row, cache in enumerate(self.caches):
-            for i, (key, value) in enumerate(zip(cache.keys, cache.values, strict=True)):
-                found[cache_of(row, f"kv.key.{i}")], found[cache_of(row, f"kv.value.{i}")] = key, value
-        return found
-
-    def tensors(self, row: int) -> "tuple[torch.Tensor, ...]":
-        """K and V of all layers of a row."""
-        return (*self.caches[row].keys, *self.caches[row].values)
-
-
-class RowsStep:
-    """A step of ``state``'s rows, bound and captured; ``seconds``: of one step of all rows and of one of a single row, where measured."""
-
-    def __init__(self, state: RowsState, bound: BoundProgram, run: Callable[[], None]) -> None:
-        self.state, self.bound, self.run = state, bound, run
-        self.seconds: tuple[float, float] | None = None
-
-
 class Rows:
     """Steps of several rows for one session, made when a batch first asks. ``when``: ``measured`` uses them on an accelerator, for as many
     rows as they were faster for than single steps; ``always`` and ``never`` say it. ``notes``: why there are none, once each."""
 
-    def __init__(self, session: "Session", decode: Program | None, weights: "WeightStore", executables: Executables,
+    def __init__(self, session: OneRow, decode: Program | None, weights: "WeightStore", executables: Executables,
                  runtime: DecodeRuntime, another_kv: "Callable[[], KVState] | None") -> None:
         self.when: Literal["measured", "always", "never"] = "measured"
         self.notes: tuple[str, ...] = ()
@@ -135,8 +89,6 @@ class Rows:
 
     def _make(self, size: int) -> RowsStep | None:
         """A step of ``size`` rows that was compared with single steps; None, and a note, where there is none."""
-        from .rows_check import difference
-
         try:
             step = self._prepared(size)
             why = difference(self._session, step)
@@ -145,6 +97,7 @@ class Rows:
         except Exception as exc:  # whatever of it fails: single steps answer
             why = f"{type(exc).__name__}: {one_line(str(exc))}"
         if why:
+            del self._caches[max((one for one, made in self._made.items() if made is not None), default=0) :]
             self._note(f"batches of this model run row after row: a step of {size} rows was not made or is not right: {why}")
             return None
         if self._session.device != "cpu":
@@ -159,7 +112,7 @@ class Rows:
             self._caches.append(self._another_kv())
         state = RowsState(self._session, self._caches[:size])
         for cache in state.caches:
-            hold(cache, size)
+            hold(cache, 1)
         self._session.bound("decode")  # it arranges the weights
         bound = bind(program, self._weights, state.named(), {}, self._executables)
         return RowsStep(state, bound, self._runtime.prepare(bound, state))  # type: ignore[arg-type]
@@ -170,15 +123,15 @@ class Rows:
             log.warning("%s", note)
 
 
-def _run(session: "Session", step: RowsStep, prompts: "Sequence[torch.Tensor]", count: int, eos: frozenset[int]) -> Tokens:
+def _run(session: OneRow, step: RowsStep, prompts: "Sequence[torch.Tensor]", count: int, eos: frozenset[int]) -> Tokens:
     state = step.state
     state.live.zero_()  # rows that no prompt has stay at position 0 of their caches
     state.positions.zero_()
     for row, prompt in enumerate(prompts):
         length = prompt.shape[1]
         session.prefill(prompt)
-        for kept, made in zip(state.tensors(row), (*session.kv.keys, *session.kv.values), strict=True):
-            kept[:, :length].copy_(made[:, :length])
+        for kept, read in zip(state.tensors(row), (*session.kv.keys, *session.kv.values), strict=True):
+            kept[:, :length].copy_(read[:, :length])
         state.ids[:, row].copy_(session.ids[0])
         state.positions[row].fill_(length)
         state.live[row].fill_(1)
@@ -196,7 +149,8 @@ def _run(session: "Session", step: RowsStep, prompts: "Sequence[torch.Tensor]", 
 def _seen(state: RowsState, starts: Sequence[int], made: int) -> Tokens:
     import torch
 
-    return torch.stack([state.history[row, start : start + made] for row, start in enumerate(starts)]).tolist()
+    found: Tokens = torch.stack([state.history[row, start : start + made] for row, start in enumerate(starts)]).tolist()
+    return found
 
 
 def _cut(tokens: list[int], eos: frozenset[int]) -> list[int]:
@@ -205,9 +159,9 @@ def _cut(tokens: list[int], eos: frozenset[int]) -> list[int]:
     return tokens[: end + 1]
 
 
-def _seconds(session: "Session", step: RowsStep) -> tuple[float, float]:
+def _seconds(session: OneRow, step: RowsStep) -> tuple[float, float]:
     """Of one step of all rows, and of one of a single row, at the first positions."""
-    state, single = step.state, session._step("decode")
+    state, single = step.state, session.step("decode")
     for cache in (session.kv, *state.caches):
         hold(cache, TIMED + 1)
 

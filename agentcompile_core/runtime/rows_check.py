@@ -3,12 +3,10 @@
 from typing import TYPE_CHECKING
 
 from .holding import hold
+from .rows_state import OneRow, RowsStep
 
 if TYPE_CHECKING:
     import torch
-
-    from .rows import RowsStep
-    from .session import Session
 
 FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
 BEYOND = 2.0  # in rows of the caches that are not written yet
@@ -19,7 +17,7 @@ FIRST = 3  # position of the first row; each further one is two behind it
 class _Case:
     """One row: ``token`` read at ``position`` behind drawn K and V, and what a single step makes of it."""
 
-    def __init__(self, session: "Session", index: int) -> None:
+    def __init__(self, session: OneRow, index: int) -> None:
         import torch
 
         most = min(session.kv.capacity, session.max_context) - 2
@@ -42,7 +40,7 @@ class _Case:
             tensor[:, self.position : self.position + 2].fill_(BEYOND)
 
 
-def difference(session: "Session", step: "RowsStep") -> str:
+def difference(session: OneRow, step: RowsStep) -> str:
     """One clause on what a step of several rows computes otherwise than single steps; empty where they agree.
 
     Rows have tokens, positions and histories of their own, and change places once; one stands still. The relative rms error may be
@@ -61,7 +59,7 @@ def difference(session: "Session", step: "RowsStep") -> str:
     return ""
 
 
-def _unlike(step: "RowsStep", cases: list[_Case], standing: bool) -> str:
+def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
     """``standing``: the last row does not move on."""
     import torch
 
@@ -77,7 +75,8 @@ def _unlike(step: "RowsStep", cases: list[_Case], standing: bool) -> str:
     step.run()
     logits = step.bound.output(0)
     for row, case in enumerate(cases):
-        for found, wanted in ((logits[0, row], case.logits), *zip((t[:, case.position] for t in state.tensors(row)), case.left, strict=True)):
+        left = [tensor[:, case.position] for tensor in state.tensors(row)]
+        for found, wanted in zip((logits[0, row], *left), (case.logits, *case.left), strict=True):
             if why := _beyond(found, wanted):
                 return f"{why} (row {row})"
         if not all(map(torch.equal, (t[:, case.position + 1] for t in state.tensors(row)), case.behind)):
