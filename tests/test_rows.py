@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import agentcompile_core.runtime.rows_program as rows_program_module
 from agentcompile_core import compile
 from agentcompile_core.ops.rows import NoRows, rows_graph
+from agentcompile_core.runtime.buffers import rows_of_operands
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", SIZES), "llama": ("llama", SIZES), "gemma2": ("gemma2", {**WINDOWED, "query_pre_attn_scalar": 8}),
@@ -149,3 +150,19 @@ def test_a_graph_that_writes_what_is_no_cache_has_none() -> None:
     written = evolve(add, mutates=(add.inputs[0],))
     with pytest.raises(NoRows, match="in place"):
         rows_graph(evolve(graph, nodes=tuple(written if node is add else node for node in graph.nodes)), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> None:
+    module = tiny("qwen3", {**SIZES, "hidden_size": 64, "head_dim": 64}, dtype)
+    model = compile(module, max_context=CONTEXT, run_on="emulation", budget_s=40)
+    attending = [s for s in model.session._programs["decode"].segments if s.step is not None and "attention" in s.name]
+    prompts = [[5, 6, 7], [9], [40, 41]]
+    wanted = generated(model, prompts, "never", max_new_tokens=4, eos_token_id=None)
+    assert torch.equal(generated(model, prompts, "always", max_new_tokens=4, eos_token_id=None), wanted)
+    segments = model.session.rows._made[4].bound.program.segments
+    assert len(attending) == 2 and sum(s.step is not None for s in segments) == 4 * len(attending)
+    taken = rows_of_operands(model.session.rows._made[4].bound.graph, segments)
+    assert {"rows.position"} < {model.session.rows._made[4].bound.graph.by_name[base].source for base, _ in taken.values()}
+    read = [value for s in segments for name, values in s.operands for value in values if name in ("q", "k", "v")]
+    assert set(read) <= set(taken)  # where the products left them

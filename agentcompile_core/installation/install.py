@@ -119,7 +119,8 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
         return ModuleSession(graphs, programs["forward"], weights, executables)
     kv_state = _kv_state(graphs.kv, executables, ctx, notes)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes),
-                      steps_per_graph=ctx.config.steps_per_graph, another_kv=partial(_kv_state, graphs.kv, executables, ctx, []))
+                      steps_per_graph=ctx.config.steps_per_graph)
+    session.rows.another_kv = partial(_kv_state, graphs.kv, executables, ctx, [])
     if executables.prefill != "live":
         notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
                      f"{executables.prefill!r} asks")

@@ -33,14 +33,16 @@ Tokens = list[list[int]]
 
 class Rows:
     """Steps of several rows for one session, made when a batch first asks. ``when``: ``measured`` uses them on an accelerator, for as many
-    rows as they were faster for than single steps; ``always`` and ``never`` say it. ``notes``: why there are none, once each."""
+    rows as they were faster for than single steps; ``always`` and ``never`` say it. ``another_kv``
+    allocates a cache as the session's; None: no batch has such steps. ``notes``: why there are none, once each."""
 
     def __init__(self, session: OneRow, decode: Program | None, weights: "WeightStore", executables: Executables,
-                 runtime: DecodeRuntime, another_kv: "Callable[[], KVState] | None") -> None:
+                 runtime: DecodeRuntime) -> None:
         self.when: Literal["measured", "always", "never"] = "measured"
         self.notes: tuple[str, ...] = ()
         self._session, self._decode, self._weights, self._executables = session, decode, weights, executables
-        self._runtime, self._another_kv = runtime, another_kv
+        self._runtime = runtime
+        self.another_kv: Callable[[], KVState] | None = None
         self._caches: list[KVState] = []
         self._made: dict[int, RowsStep | None] = {}
 
@@ -65,7 +67,7 @@ class Rows:
         return found
 
     def _may(self) -> bool:
-        if self.when == "never" or self._another_kv is None or self._decode is None:
+        if self.when == "never" or self.another_kv is None or self._decode is None:
             return False
         return self.when == "always" or self._session.device != "cpu"
 
@@ -106,10 +108,10 @@ class Rows:
         return step
 
     def _prepared(self, size: int) -> RowsStep:
-        assert self._decode is not None and self._another_kv is not None
+        assert self._decode is not None and self.another_kv is not None
         program = rows_program(self._decode, size)
         while len(self._caches) < size:
-            self._caches.append(self._another_kv())
+            self._caches.append(self.another_kv())
         state = RowsState(self._session, self._caches[:size])
         for cache in state.caches:
             hold(cache, 1)

@@ -57,7 +57,6 @@ class Session:
         kv_state: KVState,
         decode: DecodeRuntime,
         steps_per_graph: int = 1,
-        another_kv: Callable[[], KVState] | None = None,
     ) -> None:
         import torch
 
@@ -73,7 +72,7 @@ class Session:
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
         self._several = SeveralSteps(decode, self)
-        self.rows = Rows(self, self._programs.get("decode"), weights, executables, decode, another_kv)
+        self.rows = Rows(self, self._programs.get("decode"), weights, executables, decode)
         self.steps_per_graph = steps_per_graph
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
