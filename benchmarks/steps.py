@@ -28,7 +28,7 @@ STEPS = 32  # per sample, one behind the other
 
 def sample_us(session: Any, program: str, position: int) -> float:
     """Microseconds of one step, from the host's first enqueueing to the device's end of the last, over some steps."""
-    step = session._step(program)
+    step = session.step(program)
     session.position.fill_(position)
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()

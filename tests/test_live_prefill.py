@@ -267,7 +267,7 @@ def test_chunks_that_others_follow_run_nothing_that_only_the_last_one_needs(name
     ran: list[str] = []
     names = [graph.name for graph in captured(name)[1].of_kind(GraphKind.PREFILL)]
     for graph_name in names:
-        step = mine._step(graph_name)
+        step = mine.step(graph_name)
 
         def opening(graph_name: str = graph_name, whole: Any = step) -> None:
             ran.append(f"{graph_name} opening")

@@ -245,7 +245,7 @@ def test_every_step_runs_in_the_program_of_its_position(model: Any, graphs: Any,
                       kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
     ran: list[tuple[str, int]] = []
     for name in [n for n in programs if n.startswith("decode")]:
-        step = session._step(name)
+        step = session.step(name)
         session._steps[name] = lambda name=name, step=step: ran.append((name, int(session.position))) or step()
     prompt = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(length))
     with torch.inference_mode():

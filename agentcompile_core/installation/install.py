@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 from attrs import evolve, field, frozen
@@ -119,6 +120,7 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
     kv_state = _kv_state(graphs.kv, executables, ctx, notes)
     session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes),
                       steps_per_graph=ctx.config.steps_per_graph)
+    session.rows.another_kv = partial(_kv_state, graphs.kv, executables, ctx, [])
     if executables.prefill != "live":
         notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
                      f"{executables.prefill!r} asks")

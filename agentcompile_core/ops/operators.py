@@ -30,6 +30,7 @@ SCHEMAS: dict[str, str] = {
     "cached": "(Tensor x, int layer, bool is_value, int length) -> Tensor",
     "masked": "(Tensor scores, int window) -> Tensor",
     "advance": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history) -> ()",
+    "advance_rows": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history, Tensor live) -> ()",
     "start_decode": "(Tensor token, Tensor(a!) ids, Tensor(b!) position, Tensor(c!) history, Tensor start, Tensor length)"
     " -> ()",
 }
@@ -110,6 +111,14 @@ def advance(token: Tensor, ids: Tensor, position: Tensor, history: Tensor) -> No
     ids.copy_(token.view(1, 1))
     position.add_(1)
     history.index_copy_(0, position.clamp(max=history.shape[0] - 1), token)
+
+
+def advance_rows(token: Tensor, ids: Tensor, position: Tensor, history: Tensor, live: Tensor) -> None:
+    """The same of B rows: ids[0] = token; position += live; history[row, position] = token. token, position and live are [B], ids
+    [1, B], history [B, S]; all i64. A row whose ``live`` is 0 stays where it is."""
+    ids.copy_(token.view(1, -1))
+    position.add_(live)
+    history.scatter_(1, position.clamp(max=history.shape[1] - 1).view(-1, 1), token.view(-1, 1))
 
 
 def start_decode(token: Tensor, ids: Tensor, position: Tensor, history: Tensor, start: Tensor, length: Tensor) -> None:
@@ -258,12 +267,13 @@ def _fake_nothing(*_: Tensor) -> None:
 # The others are shape-pure: their bodies serve as their own fakes and keep strides exact.
 _FAKES: dict[str, Callable[..., Any]] = {
     "attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing,
+    "advance_rows": _fake_nothing,
     "expert_linear": experts.shape_only,
 }
 _BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope,
     "expert_linear": experts.expert_linear, "argmax": argmax, "cached": cached, "masked": masked, "advance": advance,
-    "start_decode": start_decode,
+    "advance_rows": advance_rows, "start_decode": start_decode,
 }
 
 

@@ -15,7 +15,7 @@ from ..ops.dtypes import torch_dtype, zeros
 from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
 from .bound_program import BoundProgram, Piece
-from .buffers import buffer_plan, without_views
+from .buffers import buffer_plan, rows_of_operands, without_views
 from .executables import Executables, call_key
 from .head_rows import HeadRows
 from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
@@ -51,6 +51,9 @@ class _Binder:
         self.planned: dict[str, torch.Tensor] = {}
         self.workspaces: dict[tuple[str, str], torch.Tensor] = {}
         fixed = fixed_values(self.graph, self.segments, self._outside)
+        self.taken = rows_of_operands(self.graph, self.segments) if self.graph.tokens > 1 and not moves else {}
+        bases = (self.roots[base] for base, _ in self.taken.values())
+        fixed = tuple(dict.fromkeys((*fixed, *(base for base in bases if self.graph.kind_of(base) is ValueKind.INTERMEDIATE))))
         results = own_results(self.graph, self.segments, fixed) if moves else ()
         self.late = late_values(self.graph, self.segments, fixed) if moves else frozenset()
         self.moving = Moving(self.graph, results, self.environment, self.planned) if moves else None
@@ -81,13 +84,17 @@ class _Binder:
     def _place_planned(self, fixed: tuple[str, ...], results: tuple[str, ...]) -> None:
         import torch
 
-        offsets, nbytes = buffer_plan(self.program, self.segments, fixed, elsewhere=results)
+        offsets, nbytes = buffer_plan(self.program, self.segments, fixed, elsewhere=(*results, *self.taken))
         arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
         self.arena = arena
         for name, offset in offsets.items():
             spec = self.graph.spec(name)
             flat = arena[offset:offset + spec.nbytes].view(torch_dtype(spec.dtype))
             self.planned[name] = flat.view(spec.shape)
+        for name, (base, first) in self.taken.items():  # what is written to the whole is there already
+            whole, spec = self.planned.get(self.roots[base], self.environment.get(base)), self.graph.spec(name)
+            assert whole is not None
+            self.planned[name] = whole.view(-1)[first : first + spec.numel].view(spec.shape)
         for name in results:  # until the first call brings its own
             self.planned[name] = zeros(self.graph.spec(name), self.device)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
@@ -176,10 +183,13 @@ class _Binder:
 
     def _framework(self, segment: Segment, index: int) -> Callable[[], None]:
         made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
-        copies = tuple(name for name in made if name in self.planned)
+        copies = tuple(name for name in made if name in self.planned and name not in self.taken)
         wanted = tuple(n for n in made if self.read_until.get(n, -1) > index or n in self.graph.outputs or n in copies)
-        lives = bool(self.apart) and self.executables.backend is not None
-        bodies, weights = (self.executables.backend.body, self.environment) if lives else (None, None)  # type: ignore[union-attr]
+        backend = self.executables.backend
+        several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed
+        bodies = backend.body if several and backend is not None else None
+        # Steps of several rows read each row of a product by its address.
+        weights = self.environment if self.apart and backend is not None else None
         prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies, weights=weights)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.

@@ -1,11 +1,13 @@
 """Which values of a program need memory of its own, when, and where in one arena."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
-from ..ir.graph import Graph, Node, ValueKind
+from ..ir.graph import Graph, Node, Ref, ValueKind
 from ..ir.region import Role
-from ..ops.aliasing import alias_roots, is_alias, memory_roots
+from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots, is_alias, memory_roots
+from ..ops.schema import argument
 from .placement import Block, place, side_by_side
 
 if TYPE_CHECKING:
@@ -23,6 +25,24 @@ def without_views(graph: Graph, segments: tuple[Segment, ...]) -> tuple[Segment,
         return is_alias(graph, node) and roots[node.outputs[0]] not in made
 
     return tuple(s for s in segments if s.step is not None or not all(foldable(n) for n in s.nodes))
+
+
+def rows_of_operands(graph: Graph, segments: tuple[Segment, ...]) -> dict[str, tuple[str, int]]:
+    """Operands of steps that are slices of another value and lie in one piece of it: that value, and from which element on."""
+    found: dict[str, tuple[str, int]] = {}
+    for value in dict.fromkeys(value for segment in segments for _, values in segment.operands for value in values):
+        node = graph.producer.get(value)
+        if node is None or node.op != "aten.slice.Tensor" or not isinstance(node.args[0], Ref):
+            continue
+        base, axis, first = node.args[0].value, argument(node, "dim"), argument(node, "start")
+        if not isinstance(axis, int) or not isinstance(first, int) or min(axis, first) < 0 or argument(node, "step") != 1:
+            continue
+        shape, has_states = graph.spec(base).shape, graph.kind_of(base) is ValueKind.STATE
+        at, one = first * prod(shape[axis + 1 :]), graph.spec(value)
+        aligned = one.numel == 1 or at * one.dtype.bytes % ALIGNMENT_BYTES == 0  # kernels read operands in vectors
+        if prod(shape[:axis]) == 1 and aligned and not graph.spec(base).strides and (has_states or base in graph.producer):
+            found[value] = base, at
+    return found
 
 
 def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[str, ...] = (),

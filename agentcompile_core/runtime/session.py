@@ -26,6 +26,7 @@ from .holding import hold
 from .live import HostPosition
 from .program import Program
 from .prompts import check_length, prompt_of
+from .rows import Rows
 from .sampling import Pick
 from .several_steps import SeveralSteps
 from .token_loop import Picking, collected, look_for, token_groups, token_stream
@@ -72,6 +73,7 @@ class Session:
         self._bound: dict[str, BoundProgram] = {}
         self._steps: dict[str, Callable[[], None]] = {}
         self._several = SeveralSteps(decode, self)
+        self.rows = Rows(self, self._programs.get("decode"), weights, executables, decode)
         self.steps_per_graph = steps_per_graph
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
@@ -126,7 +128,8 @@ class Session:
             self._prefill_inputs[graph.tokens] = ChunkInputs(graph.tokens, self.device)
         return self._prefill_inputs[graph.tokens].named(graph.inputs)
 
-    def _step(self, name: str) -> Callable[[], None]:
+    def step(self, name: str) -> Callable[[], None]:
+        """What makes one run of the program called ``name``; captured on first use."""
         if name not in self._steps:
             graph = self._programs[name].graph
             # Warm-ups write where the position stands, those of chunks from 0 on.
@@ -138,7 +141,7 @@ class Session:
 
     def _steps_at_once(self, name: str, steps: int) -> Callable[[], None] | None:
         """What makes ``steps`` steps of a decode program together; None: nothing does, and they are made one by one."""
-        return self._several.of(self.bound(name), self._step(name), steps)
+        return self._several.of(self.bound(name), self.step(name), steps)
 
     def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
         """Record ``run`` with the backend that owns the device; all recordings of a session share one stream and its memory."""
@@ -153,7 +156,7 @@ class Session:
             # The largest first: what their captures have left is large enough for those that follow.
             for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
                 observer(Preparing(graph=name))
-                self._step(name)
+                self.step(name)
                 start = self._programs[name].start
                 if name in self._decoding and 1 < self.steps_per_graph <= self._end(start) - start:
                     self._steps_at_once(name, self.steps_per_graph)
@@ -260,11 +263,11 @@ class Session:
 
     def _run_decode(self, position: int, program: str = "") -> str:
         name = program or self.decode_program(position)
-        self._step(name)()
+        self.step(name)()
         return name
 
     def _run_prefill(self, name: str, chunk: Chunk, rows: "torch.Tensor", more: bool = False) -> str:
-        step = self._step(name)
+        step = self.step(name)
         self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
             self._live.start = chunk.start

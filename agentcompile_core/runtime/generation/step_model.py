@@ -153,14 +153,16 @@ class StepModel(GenerationMixin):
         return int(min(lengths)) - input_ids.shape[1]
 
     def _each_row(self, input_ids: torch.Tensor, mask: torch.Tensor | None, criteria: Any, config: Any, streamer: Any) -> torch.Tensor:
-        """The most likely tokens of every row, one row at a time, padded behind as transformers pads rows that ended."""
+        """The most likely tokens of every row, padded behind as transformers pads rows that ended: by steps of several rows where the
+        session has such and they win, else one row at a time."""
         count = self._most(input_ids, criteria)
         eos = self._ends(criteria)
-        found = []
-        for index, row in enumerate(input_ids):
-            prompt = (row if mask is None else row[mask[index] == 1]).unsqueeze(0).cpu()
+        prompts = [(row if mask is None else row[mask[index] == 1]).unsqueeze(0).cpu() for index, row in enumerate(input_ids)]
+        for prompt in prompts:
             check_length(prompt.shape[1], count, self.session.max_context)
-            found.append(collected(self.session.greedy(prompt, count, eos, streamer is not None or bool(eos)), streamer))
+        together = self.session.rows.tokens(prompts, count, eos) if streamer is None else [None] * len(prompts)
+        found = [one if one is not None else collected(self.session.greedy(prompt, count, eos, streamer is not None or bool(eos)), streamer)
+                 for prompt, one in zip(prompts, together, strict=True)]
         width = max(map(len, found))
         padding = int(config._pad_token_tensor) if eos else 0  # transformers names one wherever a row may end
         new = torch.tensor([[*row, *[padding] * (width - len(row))] for row in found], dtype=torch.int64, device=input_ids.device)

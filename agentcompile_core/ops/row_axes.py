@@ -1,0 +1,148 @@
+"""Which operators compute every row by itself, and along which axis of their results the rows lie.
+
+A rule is given a node of one row and, for each operand that differs between rows, the axis of extent 1 along which all rows lie now.
+It answers with the node for all of them. None: the node is not known to leave rows apart.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+from attrs import evolve, frozen
+
+from ..ir.graph import Argument, Graph, Node, Ref
+from .names import RMS_NORM, ROPE
+from .schema import argument
+
+Axes = Mapping[str, int]
+
+
+@frozen(kw_only=True)
+class Together:
+    """``node`` for all rows; of each of its results the ``axes`` along which they lie."""
+
+    node: Node
+    axes: tuple[int, ...]
+
+
+def together(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    """``node`` for ``rows`` rows, whose operands have them along ``axes``; None where no rule knows the operator or this call of it."""
+    name = node.op.split(".")[1]
+    rule = _RULES.get(node.op) or _RULES.get(name)
+    if rule is not None:
+        return rule(graph, node, axes, rows)
+    return _pointwise(graph, node, axes) if _is_pointwise(node.op) and not node.mutates else None
+
+
+def _is_pointwise(op: str) -> bool:
+    import torch
+
+    from .interpreter import operator_of
+
+    return torch.Tag.pointwise in operator_of(op).tags or op in ("aten._to_copy.default", "aten.to.dtype")  # type: ignore[attr-defined]
+
+
+def _pointwise(graph: Graph, node: Node, axes: Axes) -> Together | None:
+    """All operands have the rows at one distance from the last axis, and what is shared has one element there."""
+    behind = {len(graph.spec(name).shape) - axis for name, axis in axes.items()}
+    out = graph.spec(node.outputs[0]).shape
+    if len(behind) != 1 or len(node.outputs) != 1:
+        return None
+    axis = len(out) - behind.copy().pop()
+    if axis < 0 or out[axis] != 1:
+        return None
+    others = [graph.spec(name).shape for name in node.inputs if name not in axes]
+    if any(len(shape) >= len(out) - axis and shape[len(shape) - (len(out) - axis)] != 1 for shape in others):
+        return None
+    return Together(node=node, axes=(axis,))
+
+
+def _over_last(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    """A product or norm over the last axis of its first operand; weights are shared."""
+    first = node.args[0]
+    if not isinstance(first, Ref) or set(axes) != {first.value} or axes[first.value] >= len(graph.spec(first.value).shape) - 1:
+        return None
+    return Together(node=node, axes=(axes[first.value],))
+
+
+def _layer_norm(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    shape = argument(node, "normalized_shape")
+    return _over_last(graph, node, axes, rows) if isinstance(shape, tuple) and len(shape) == 1 else None
+
+
+def _rope(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    x, cos, sin = node.args[:3]
+    wanted = {one.value: axis for one, axis in ((x, 2), (cos, 1), (sin, 1)) if isinstance(one, Ref)}
+    return Together(node=node, axes=(2,)) if dict(axes) == wanted else None
+
+
+def _rotary(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    first = node.args[0]
+    return Together(node=node, axes=(1, 1)) if isinstance(first, Ref) and dict(axes) == {first.value: 1} else None
+
+
+def _embedding(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    index = argument(node, "indices")
+    if not isinstance(index, Ref) or set(axes) != {index.value}:
+        return None
+    return Together(node=node, axes=(axes[index.value],))
+
+
+def _view(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    """Another shape of the same elements: the rows stay where as many elements lie before them."""
+    (name, axis), = axes.items()
+    source, result = graph.spec(name).shape, graph.spec(node.outputs[0]).shape
+    before = prod(source[:axis])
+    found = [i for i in range(len(result)) if result[i] == 1 and prod(result[:i]) == before]
+    if not found:
+        return None
+    place = axis if axis in found else found[-1]
+    sizes = (*result[:place], rows, *result[place + 1 :])
+    # Rows of one axis may lie apart in memory where a single one did not.
+    return Together(node=evolve(node, op="aten.reshape.default", args=(Ref(name), sizes), kwargs=()), axes=(place,))
+
+
+def _swapped(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    (name, axis), = axes.items()
+    order = list(range(len(graph.spec(name).shape)))
+    if node.op == "aten.permute.default":
+        dims = argument(node, "dims")
+        order = [int(one) % len(order) for one in dims] if isinstance(dims, tuple) else order  # type: ignore[arg-type]
+    else:
+        first, second = (_axis(argument(node, one), len(order)) for one in ("dim0", "dim1"))
+        order[first], order[second] = order[second], order[first]
+    return Together(node=node, axes=(order.index(axis),))
+
+
+def _unsqueeze(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    (name, axis), = axes.items()
+    place = _axis(argument(node, "dim"), len(graph.spec(name).shape) + 1)
+    return Together(node=node, axes=(axis + (place <= axis),))
+
+
+def _along_another(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    """Parts of a value, or several behind each other, along an axis that is not that of the rows."""
+    found = set(axes.values())
+    rank = len(graph.spec(next(iter(axes))).shape)
+    if len(found) != 1 or set(axes) != set(node.inputs) or found == {_axis(argument(node, "dim"), rank)}:
+        return None
+    return Together(node=node, axes=tuple(found) * len(node.outputs))
+
+
+def _same(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    return Together(node=node, axes=tuple(axes.values())) if len(axes) == 1 and len(node.outputs) == 1 else None
+
+
+def _axis(given: Argument, rank: int) -> int:
+    assert isinstance(given, int)
+    return given % rank
+
+
+Rule = Callable[[Graph, Node, Axes, int], Together | None]
+_RULES: dict[str, Rule] = {
+    "aten.linear.default": _over_last, RMS_NORM: _over_last, "agentcompile.layer_norm.default": _over_last,
+    "aten.layer_norm.default": _layer_norm, ROPE: _rope, "agentcompile.rotary_embedding.default": _rotary,
+    "aten.embedding.default": _embedding, "view": _view, "reshape": _view, "_unsafe_view": _view, "aten.transpose.int": _swapped,
+    "aten.permute.default": _swapped, "unsqueeze": _unsqueeze, "aten.slice.Tensor": _along_another, "aten.split.Tensor": _along_another,
+    "aten.split_with_sizes.default": _along_another, "aten.chunk.default": _along_another, "aten.cat.default": _along_another,
+    "contiguous": _same, "clone": _same,
+}

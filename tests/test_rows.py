@@ -1,0 +1,168 @@
+"""Batches by steps of several rows: the tokens of single rows, whatever is beside them, or single rows themselves and the reason."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from capture_models import CONTEXT, GPT, SIZES, WINDOWED, tiny
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import agentcompile_core.runtime.rows_program as rows_program_module
+from agentcompile_core import compile
+from agentcompile_core.ops.rows import NoRows, rows_graph
+from agentcompile_core.runtime.buffers import rows_of_operands
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", SIZES), "llama": ("llama", SIZES), "gemma2": ("gemma2", {**WINDOWED, "query_pre_attn_scalar": 8}),
+    "granite": ("granite", SIZES), "gpt2": ("gpt2", GPT), "phi3": ("phi3", SIZES), "olmo2": ("olmo2", SIZES),
+}
+
+
+@cache
+def compiled(name: str) -> Any:
+    """A tiny model on the framework's operators, on the CPU."""
+    return compile(tiny(*MODELS[name]), max_context=CONTEXT, run_on="framework")
+
+
+def generated(model: Any, prompts: list[list[int]], when: str, **options: Any) -> torch.Tensor:
+    """What ``generate`` makes of a batch with steps of several rows always or never."""
+    model.session.rows.when = when
+    return model.generate(prompts, **options)
+
+
+def seen(model: Any) -> int:
+    """How many sizes of steps were made and are right."""
+    return sum(step is not None for step in model.session.rows._made.values())
+
+
+prompts_of_batches = st.lists(st.lists(st.integers(3, 127), min_size=1, max_size=12), min_size=2, max_size=9)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(sorted(MODELS)), prompts=prompts_of_batches, count=st.integers(1, 14), eos=st.integers(-1, 127))
+def test_rows_of_a_batch_have_the_tokens_of_single_rows(name: str, prompts: list[list[int]], count: int, eos: int) -> None:
+    model = compiled(name)
+    options = {"max_new_tokens": count, "eos_token_id": None if eos < 0 else eos, "pad_token_id": 0}
+    wanted = generated(model, prompts, "never", **options)
+    assert torch.equal(generated(model, prompts, "always", **options), wanted)
+    assert not model.session.rows.notes
+    assert seen(model)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_eos_of_every_row_is_at_its_own_place(name: str) -> None:
+    model = compiled(name)
+    prompts = [[5, 6, 7], [9], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49], [100, 3]]
+    free = generated(model, prompts, "never", max_new_tokens=10, eos_token_id=None)
+    ends = sorted({int(free[0, -8]), int(free[2, -5])})
+    options = {"max_new_tokens": 10, "eos_token_id": ends, "pad_token_id": 0}
+    assert torch.equal(generated(model, prompts, "always", **options), generated(model, prompts, "never", **options))
+
+
+def test_neighbours_and_order_say_nothing_about_a_row() -> None:
+    model = compiled("qwen3")
+    rows = [[5, 6, 7], [9, 8, 7], [40, 41, 42], [100, 3, 3]]
+    together = generated(model, rows, "always", max_new_tokens=12, eos_token_id=None)
+    turned = generated(model, rows[::-1], "always", max_new_tokens=12, eos_token_id=None)
+    assert torch.equal(turned.flip(0), together)
+    for first, row in enumerate(rows):
+        beside = [row, *([[77, 78, 79]] * 3)]
+        assert torch.equal(generated(model, beside, "always", max_new_tokens=12, eos_token_id=None)[0], together[first])
+
+
+def test_a_batch_to_the_end_of_the_context_and_one_after_it() -> None:
+    model = compiled("llama")
+    long, short = [list(range(3, 23)), [9]], [[3], [4], [5]]
+    for prompts, count in ((long, CONTEXT - 20), (short, 4), (long, 3)):
+        options = {"max_new_tokens": count, "eos_token_id": None}
+        assert torch.equal(generated(model, prompts, "always", **options), generated(model, prompts, "never", **options))
+
+
+def test_left_padding_by_a_mask_is_no_part_of_a_row() -> None:
+    model = compiled("granite")
+    ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    found = generated(model, ids, "always", attention_mask=mask, max_new_tokens=6, eos_token_id=None)  # type: ignore[arg-type]
+    for row, prompt in enumerate(([5, 6], [7, 8, 9, 10])):
+        assert torch.equal(found[row, 4:], model.generate([prompt], max_new_tokens=6, eos_token_id=None)[0, len(prompt) :])
+
+
+def test_on_a_processor_single_rows_are_the_default() -> None:
+    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
+    model.generate([[3], [4]], max_new_tokens=3, eos_token_id=None)
+    assert model.session.rows._made == {}
+
+
+@pytest.mark.parametrize("where", ["position", "cache", "norms"])
+def test_a_step_that_is_not_right_is_refused_and_the_tokens_stay(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def broken(graph: Any, rows: int, apart: Any = ()) -> Any:
+        """Row 1 reads the position of row 0, its cache, or the norms of all rows are wrong."""
+        found = rows_graph(graph, rows, apart)
+        first, second = found.names[0], found.names[1]
+        position = next(v.name for v in graph.values if v.source == "session.position")
+        cached = next(v.name for v in graph.values if v.source == "kv.key.0")
+        name = position if where == "position" else cached
+        if where == "norms":
+            nodes = [evolve(n, args=tuple(0.5 if a == 1e-6 else a for a in n.args)) if n.op.startswith("agentcompile.rms_norm") else n
+                     for n in found.graph.nodes]
+        else:
+            def of_first(argument: Any) -> Any:
+                return evolve(argument, value=first[name]) if getattr(argument, "value", "") == second[name] else argument
+
+            nodes = [evolve(n, args=tuple(map(of_first, n.args)), mutates=tuple(first[name] if m == second[name] else m for m in n.mutates))
+                     for n in found.graph.nodes]
+        return evolve(found, graph=evolve(found.graph, nodes=tuple(nodes)))
+
+    monkeypatch.setattr(rows_program_module, "rows_graph", broken)
+    model = compile(tiny(*MODELS["qwen3"]), max_context=CONTEXT, run_on="framework")
+    prompts = [[5, 6, 7], [9], [40, 41]]
+    wanted = generated(model, prompts, "never", max_new_tokens=5, eos_token_id=None)
+    assert torch.equal(generated(model, prompts, "always", max_new_tokens=5, eos_token_id=None), wanted)
+    assert not seen(model)
+    assert "is not right" in model.session.rows.notes[0]
+
+
+def test_states_of_fixed_size_keep_the_loop_and_say_so() -> None:
+    options = {**{k: v for k, v in SIZES.items() if k != "head_dim"}, "layer_types": ["conv", "full_attention"], "block_dim": 32,
+               "block_ff_dim": 48, "conv_L_cache": 3, "block_multiple_of": 8}
+    model = compile(tiny("lfm2", options), max_context=CONTEXT, run_on="framework")
+    assert model.graphs.states
+    wanted = generated(model, [[5, 6], [7]], "never", max_new_tokens=4, eos_token_id=None)
+    assert torch.equal(generated(model, [[5, 6], [7]], "always", max_new_tokens=4, eos_token_id=None), wanted)
+    assert "states of fixed size" in model.session.rows.notes[0]
+
+
+def test_products_norms_and_sums_are_made_once_for_all_rows() -> None:
+    for name in ("qwen3", "llama", "gemma2", "granite", "phi3", "olmo2"):
+        graph = compiled(name).session._programs["decode"].graph
+        found = rows_graph(graph, 4)
+        copied = {node.op for node in found.graph.nodes if ".row" in node.name}
+        assert copied == {"agentcompile.attention.default", "aten.slice.Tensor"}
+        linear = [sum(node.op == "aten.linear.default" for node in one.nodes) for one in (graph, found.graph)]
+        assert linear[0] == linear[1]
+
+
+def test_a_graph_that_writes_what_is_no_cache_has_none() -> None:
+    graph = compiled("qwen3").session._programs["decode"].graph
+    add = next(node for node in graph.nodes if node.op == "aten.add.Tensor")
+    written = evolve(add, mutates=(add.inputs[0],))
+    with pytest.raises(NoRows, match="in place"):
+        rows_graph(evolve(graph, nodes=tuple(written if node is add else node for node in graph.nodes)), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> None:
+    module = tiny("qwen3", {**SIZES, "hidden_size": 64, "head_dim": 64}, dtype)
+    model = compile(module, max_context=CONTEXT, run_on="emulation", budget_s=40)
+    attending = [s for s in model.session._programs["decode"].segments if s.step is not None and "attention" in s.name]
+    prompts = [[5, 6, 7], [9], [40, 41]]
+    wanted = generated(model, prompts, "never", max_new_tokens=4, eos_token_id=None)
+    assert torch.equal(generated(model, prompts, "always", max_new_tokens=4, eos_token_id=None), wanted)
+    segments = model.session.rows._made[4].bound.program.segments
+    assert len(attending) == 2 and sum(s.step is not None for s in segments) == 4 * len(attending)
+    taken = rows_of_operands(model.session.rows._made[4].bound.graph, segments)
+    assert {"rows.position"} < {model.session.rows._made[4].bound.graph.by_name[base].source for base, _ in taken.values()}
+    read = [value for s in segments for name, values in s.operands for value in values if name in ("q", "k", "v")]
+    assert set(read) <= set(taken)  # where the products left them
