@@ -135,7 +135,7 @@ def test_states_of_fixed_size_keep_the_loop_and_say_so() -> None:
 
 
 def test_products_norms_and_sums_are_made_once_for_all_rows() -> None:
-    for name in ("qwen3", "llama", "gemma2", "granite", "phi3", "olmo2"):
+    for name in ("qwen3", "llama", "gemma2", "granite", "phi3", "olmo2", "gpt2"):
         graph = compiled(name).session._programs["decode"].graph
         found = rows_graph(graph, 4)
         copied = {node.op for node in found.graph.nodes if ".row" in node.name}

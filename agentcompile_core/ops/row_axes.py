@@ -64,6 +64,16 @@ def _over_last(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | No
     return Together(node=node, axes=(axes[first.value],))
 
 
+def _of_matrices(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
+    """A product of a matrix of rows and a shared one, with or without a shared row added."""
+    first, bias = node.args[-2], node.args[0]
+    two = node.op == "aten.mm.default"
+    if len(node.args) != 3 - two or not isinstance(first, Ref) or dict(axes) != {first.value: 0} or node.kwargs:
+        return None
+    alone = two or (isinstance(bias, Ref) and len(graph.spec(bias.value).shape) == 1)
+    return Together(node=node, axes=(0,)) if alone else None
+
+
 def _layer_norm(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
     shape = argument(node, "normalized_shape")
     return _over_last(graph, node, axes, rows) if isinstance(shape, tuple) and len(shape) == 1 else None
@@ -95,7 +105,8 @@ def _view(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None:
     found = [i for i in range(len(result)) if result[i] == 1 and prod(result[:i]) == before]
     if not found:
         return None
-    place = axis if axis in found else found[-1]
+    # Hidden states have rows along axis 1, as sums of them want it.
+    place = 1 if 1 in found and len(result) > 2 else axis if axis in found else found[-1]
     sizes = (*result[:place], rows, *result[place + 1 :])
     # Rows of one axis may lie apart in memory where a single one did not.
     return Together(node=evolve(node, op="aten.reshape.default", args=(Ref(name), sizes), kwargs=()), axes=(place,))
@@ -141,8 +152,10 @@ Rule = Callable[[Graph, Node, Axes, int], Together | None]
 _RULES: dict[str, Rule] = {
     "aten.linear.default": _over_last, RMS_NORM: _over_last, "agentcompile.layer_norm.default": _over_last,
     "aten.layer_norm.default": _layer_norm, ROPE: _rope, "agentcompile.rotary_embedding.default": _rotary,
-    "aten.embedding.default": _embedding, "view": _view, "reshape": _view, "_unsafe_view": _view, "aten.transpose.int": _swapped,
-    "aten.permute.default": _swapped, "unsqueeze": _unsqueeze, "aten.slice.Tensor": _along_another, "aten.split.Tensor": _along_another,
+    "aten.mm.default": _of_matrices, "aten.addmm.default": _of_matrices, "aten.embedding.default": _embedding,
+    "view": _view, "reshape": _view, "_unsafe_view": _view,
+    "aten.transpose.int": _swapped, "aten.permute.default": _swapped, "unsqueeze": _unsqueeze, "aten.slice.Tensor": _along_another,
+    "aten.split.Tensor": _along_another,
     "aten.split_with_sizes.default": _along_another, "aten.chunk.default": _along_another, "aten.cat.default": _along_another,
     "contiguous": _same, "clone": _same,
 }
