@@ -9,7 +9,6 @@ from ..ops.dtypes import torch_dtype
 from ..plugin.hookspecs import hookimpl
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime, RuntimeIntegration
 from ..plugin.running import KVState, RunnableProgram, SessionState
-from .graph_capture import stepped
 
 CORES_OWN = -1  # preference: any plugin's runtime is taken before
 
@@ -42,6 +41,24 @@ class PlainKVCache(KVCacheRuntime):
         return PlainKVState(kv, device)
 
 
+class _FromPython:
+    """Runs a program as it is at each call."""
+
+    def __init__(self, bound: RunnableProgram, steps: int) -> None:
+        self._bound, self._steps = bound, steps
+
+    def __call__(self) -> None:
+        for _ in range(self._steps):
+            self._bound.run()
+
+    def opening(self) -> None:
+        """Once, without the closing pieces."""
+        for piece in self._bound.pieces():
+            if piece.closing:
+                break
+            piece.run()
+
+
 class PythonLoop(DecodeRuntime):
     """Runs every step from Python: works everywhere, launch bound on a GPU."""
 
@@ -53,9 +70,8 @@ class PythonLoop(DecodeRuntime):
         return True
 
     def prepare(self, bound: RunnableProgram, session: SessionState, steps: int = 1) -> Callable[[], None]:
-        """Return the program's own pieces, ``steps`` times: nobody asks for more than one, since nothing is gained."""
-        pieces = bound.pieces()
-        return stepped(pieces, [piece.run for piece in pieces], steps)
+        """Return the program's own ``run``, ``steps`` times: nobody asks for more than one, since nothing is gained."""
+        return _FromPython(bound, steps)
 
 
 @hookimpl
