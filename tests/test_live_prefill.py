@@ -10,8 +10,6 @@ from agentcompile_runtime_cudagraph import CudaGraphRuntime
 from attention_library import library
 from attrs import evolve
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, greedy, tiny, without
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
@@ -19,7 +17,6 @@ from agentcompile_core.ops import live_attention, operators
 from agentcompile_core.ops.operators import AttentionCall
 from agentcompile_core.plugin_api import Heads
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
-from agentcompile_core.runtime.chunks import ChunkInputs, plan_chunks, rows_of
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.live import NAME
 from agentcompile_core.runtime.program import framework_program
@@ -309,20 +306,6 @@ def test_heads_are_placed_in_one_go_with_what_comes_before(name: str) -> None:
         norms = {"qwen3": 2 * layers, "llama": 2 * layers, "gemma2": 2 * layers, "gpt2": 0}[name]
         left_out = (chunks - 1) * min(norms, 2)  # behind the attention of the last layer, where other chunks follow
         assert backend.calls[SUM] == chunks * norms - left_out, "each sum is normed once, by what comes behind it or the last norm"
-
-
-@settings(derandomize=True, database=None, deadline=None, max_examples=100)
-@given(st.integers(1, 400), st.lists(st.integers(2, 60), min_size=1, max_size=3, unique=True))
-def test_each_chunk_is_told_its_tokens_and_where_they_are(length: int, sizes: list[int]) -> None:
-    prompt = prompt_of(length)
-    chunks = plan_chunks(length, sizes, length + max(sizes))
-    for chunk, rows in zip(chunks, rows_of(chunks, prompt, "cpu"), strict=True):
-        inputs = ChunkInputs(chunk.tokens, "cpu")
-        inputs.flat.fill_(99).copy_(rows)
-        ids, start, count = inputs.named(("ids", "start", "count")).values()
-        assert ids[0, : chunk.length].tolist() == prompt[0, chunk.start : chunk.start + chunk.length].tolist()
-        assert not ids[0, chunk.length :].any() and ids.shape == (1, chunk.tokens)
-        assert (int(start), int(count)) == (chunk.start, chunk.length)
 
 
 def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> None:

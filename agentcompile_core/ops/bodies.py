@@ -57,7 +57,7 @@ def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operat
     for node in nodes:
         first = sums.get(node.inputs[0]) if node.op == RMS_NORM and node.args[:1] == (Ref(node.inputs[0]),) else None
         early = all(name not in made for name in node.inputs[1:])  # what the norm reads beside the sum is there before it
-        if first is None or first.name in merged or not early or _written(graph, first, node):
+        if first is None or first.name in merged or not early or written_between(graph, first, node):
             continue
         merged[first.name] = evolve(first, args=(*first.args, *node.args[1:]), kwargs=node.kwargs, outputs=(*first.outputs, *node.outputs))
         found[first.name] = _either_sum(both, operator_of(ADD), operator_of(RMS_NORM))
@@ -81,10 +81,10 @@ def _pairs(node: Node, by_output: dict[str, Node]) -> list[tuple[Node, Ref]]:
 
 def _only_reader(graph: Graph, first: Node, second: Node) -> bool:
     readers = [user.name for user in graph.users.get(first.outputs[0], ())]
-    return readers == [second.name] and first.outputs[0] not in graph.outputs and not _written(graph, first, second)
+    return readers == [second.name] and first.outputs[0] not in graph.outputs and not written_between(graph, first, second)
 
 
-def _written(graph: Graph, first: Node, second: Node) -> bool:
+def written_between(graph: Graph, first: Node, second: Node) -> bool:
     """Whether anything between the two writes in place: then the first one's argument may be another by then."""
     names = [node.name for node in graph.nodes]
     return any(node.mutates for node in graph.nodes[names.index(first.name):names.index(second.name)])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
+from .bodies import written_between
 from .names import ATTENTION, RMS_NORM, ROPE, operator
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ def with_joint_products(
     found: dict[str, Callable[..., Any]] = {}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
+    places = {node.name: place for place, node in enumerate(nodes)}
     for run in _siblings(graph, nodes, outputs):
         for several in _adjacent(run, tensors):
-            first = min(several, key=nodes.index)
+            first = min(several, key=lambda node: places[node.name])
             merged[first.name] = evolve(first, args=first.args[:1], outputs=tuple(node.outputs[0] for node in several))
             found[first.name] = _joint([[tensors[_name(node, place)] for node in several] for place in range(1, len(first.args))])
             gone.update(node.name for node in several if node is not first)
@@ -51,7 +53,7 @@ def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> li
     for node in nodes:
         if node.op == LINEAR and _of_weights(graph, node) and node.outputs[0] not in (*outputs, *graph.outputs):
             by_rows.setdefault((_name(node, 0), len(node.args)), []).append(node)
-    return [several for several in by_rows.values() if len(several) > 1 and not _written(graph, several)
+    return [several for several in by_rows.values() if len(several) > 1 and not written_between(graph, several[0], several[-1])
             and all(_slice_will_do(graph, node.outputs[0]) for node in several)]
 
 
@@ -64,11 +66,6 @@ def _name(node: Node, place: int) -> str:
     given = node.args[place]
     assert isinstance(given, Ref)
     return given.value
-
-
-def _written(graph: Graph, several: Sequence[Node]) -> bool:
-    places = [graph.nodes.index(node) for node in several]
-    return any(node.mutates for node in graph.nodes[min(places):max(places)])
 
 
 def _slice_will_do(graph: Graph, value: str) -> bool:
