@@ -84,7 +84,7 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         facts |= {"covers": sum(len(p.space.covers) for p in plans), "candidates": sum(p.space.candidates for p in plans)}
     step = next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None)
     begin_budget(ctx, select.ranges.possible(step))
-    rounds = _rounds(plans, ctx, clock)
+    rounds = _rounds(plans, select.ranges.places(step, plans), ctx, clock)
     found, advice, seen = rounds.found, rounds.advice, rounds.seen
     with clock("select") as facts:
         selected, found = _selected(plans, rounds, ctx, step)
@@ -125,7 +125,7 @@ class _Rounds:
     ordered: tuple[tuple[OrderedPlan, ...], ...]
 
 
-def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Rounds:
+def _rounds(plans: tuple[RegionPlan, ...], again: frozenset[tuple[str, str]], ctx: Context, clock: "_Clock") -> _Rounds:
     found, seen = Evaluated(), Seen()
     advice: tuple[AdviceRecord, ...] = ()
     asked: tuple[tuple[OrderedPlan, ...], ...] = ()
@@ -146,7 +146,7 @@ def _rounds(plans: tuple[RegionPlan, ...], ctx: Context, clock: "_Clock") -> _Ro
         if not candidates or left_s <= 0:
             break
         with clock("validate") as facts:
-            evaluated = validate.run(candidates, ordered, left_s, ctx, found.records)
+            evaluated = validate.run(candidates, ordered, left_s, ctx, found.records, again)
             records = [r for r in evaluated.records if r.step.implementation != FRAMEWORK]
             facts |= {"records": len(records), "passed": sum(1 for r in records if r.passed)}
         found = found.and_then(evaluated)

@@ -103,7 +103,7 @@ def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_case
     ctx, plans, _ = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=1.0, rounds=5)
     given: list[float] = []
 
-    def slow(candidates, ordered, left_s, ctx, earlier):
+    def slow(candidates, ordered, left_s, ctx, earlier, again):
         given.append(left_s)
         time.sleep(left_s / 2)
         return Evaluated()
@@ -114,6 +114,6 @@ def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_case
     ctx = evolve(ctx, config=evolve(ctx.config, validators=()), budget=Budget(1.0))
     pipeline.begin_budget(ctx)
     began = time.monotonic()
-    pipeline._rounds(plans, ctx, pipeline._Clock(ctx, {}))
+    pipeline._rounds(plans, frozenset(), ctx, pipeline._Clock(ctx, {}))
     assert time.monotonic() - began < 0.75 and given
     assert ctx.budget.left_s("chain") > 0.2

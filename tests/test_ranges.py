@@ -108,6 +108,19 @@ def grid_of(selections: Any, position: int) -> set[int]:
     return {x.source.launches[0].grid[0] for s in held for x in s.steps if x.step.match_id.startswith("attention")}
 
 
+def test_matches_that_read_the_cache_are_named_before_anything_is_measured(planned: Any) -> None:
+    """They are those of the chain's questions later on, and more: whatever reads it may be selected."""
+    _, graphs, _, plans = planned
+    graph = graphs.graphs[0]
+    named = later_ranges.places(graph, plans)
+    assert named and all(match.startswith("attention") for _, match in named)
+    worker = chosen(planned, lambda position: 4)[3]
+    assert {(a.signature, a.match_id) for q in worker.asked for a in q.alternatives} <= named
+    short = evolve(graph, values=tuple(evolve(v, spec=evolve(v.spec, shape=(v.spec.shape[0], 512, *v.spec.shape[2:])))
+                                       if v.source.startswith("kv.") else v for v in graph.values))
+    assert later_ranges.places(short, plans) == later_ranges.places(None, plans) == frozenset()
+
+
 def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:
     first, _, later, worker = chosen(planned, lambda position: 4 if position < 4096 else 8)
     starts = ranges.starts(CONTEXT)

@@ -63,8 +63,9 @@ class Bench:
     def knows(self, entry: Asked) -> bool:
         return entry in self.done
 
-    def run(self, tried: dict[Any, int] | None = None, most: int = 10**6) -> list[str]:
-        for entry in Turns(self.entries, self.ordered, self, TARGET, Counter(tried or {})):
+    def run(self, tried: dict[Any, int] | None = None, most: int = 10**6, again: tuple[str, ...] = ()) -> list[str]:
+        places = frozenset((SIGNATURE, name) for name in again)
+        for entry in Turns(self.entries, self.ordered, self, TARGET, Counter(tried or {}), places):
             made = self.made[entry.match]
             self.done.append(entry)
             self.seconds[entry.place] = made.seconds
@@ -102,6 +103,17 @@ def test_the_favourite_cover_comes_first_as_long_as_nothing_is_better(bench: Ben
     second = [name for name in primary if bench.made[name].count > 1]
     assert set(order[: len(primary)]) == primary
     assert sorted(order[len(primary):len(primary) + len(second)]) == sorted(second)
+
+
+@given(st.integers(2, 6), st.floats(1.0, 100.0))
+def test_what_is_judged_again_at_later_positions_has_five_turns_before_all_else(others: int, factor: float) -> None:
+    """However slowly it is judged, and however little it loses at first; nothing else waits for its third turn."""
+    attention = Made(name="attention", nbytes=1, count=9, us=1.0, baseline_us=2.0, seconds=factor)
+    layers = tuple(Made(name=f"linear{i}", nbytes=10**8, count=99, us=3 * TARGET.floor_us(10**8), baseline_us=900.0) for i in range(others))
+    names = tuple(m.name for m in (attention, *layers))
+    order = Bench((attention, *layers), names, (names,)).run(most=2 * len(names) + 3, again=("attention",))
+    assert Counter(order) == {**{layer.name: 2 for layer in layers}, "attention": 5}
+    assert set(order[: len(names)]) == set(names) and Counter(Bench((attention, *layers), names, (names,)).run(most=40))["attention"] == 2
 
 
 @given(st.integers(2, 30), st.floats(1.5, 20.0))

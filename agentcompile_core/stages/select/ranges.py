@@ -35,6 +35,15 @@ def possible(graph: Graph | None) -> bool:
     return graph is not None and bool(ranges.starts(chain.capacity_of(graph)))
 
 
+def places(graph: Graph | None, plans: tuple[RegionPlan, ...]) -> frozenset[tuple[str, str]]:
+    """The matches that are judged again further on, by the signature of their region and their id."""
+    if graph is None or not possible(graph):
+        return frozenset()
+    cached = _cached(graph)
+    return frozenset((plan.region.signature, match.id) for plan in plans for match in plan.region.matches
+                     if _reads(cached, plan.region, match))
+
+
 def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context) -> Later:
     """What wins from each further position on, beginning with what holds before it. ``selections``: of the first range."""
     regions, capacity = tuple(plan.region for plan in plans), chain.capacity_of(graph)
@@ -81,10 +90,10 @@ def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple
                     ctx: Context) -> tuple[Alternative, ...]:
     """Others for every selected step that reads the KV cache: as many ways to cut its work into blocks as there are, fastest first of
     each, since what is fastest at few positions says little of many."""
-    made = []
+    made, cached = [], _cached(graph)
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
-            if not reads_cache(graph, region, region.match_by_id[step.step.match_id]):
+            if not _reads(cached, region, region.match_by_id[step.step.match_id]):
                 continue
             mine = _ways(chain.rivals(step, region, found), found)
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in mine)
@@ -101,8 +110,11 @@ def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:
     return list(dict.fromkeys((*first.values(), *records)))[:MOST_PER_STEP]
 
 
-def reads_cache(graph: Graph, region: Region, match: Match) -> bool:
-    """Whether a match reads keys or values that earlier steps left."""
-    names = {graph_value for operand in match.operands for v in operand.values for instance in region.instances[:1]
-             for graph_value in (instance.value.get(v, v),)}
-    return any(v.kind is ValueKind.STATE and v.source.startswith("kv.") for v in graph.values if v.name in names)
+def _cached(graph: Graph) -> frozenset[str]:
+    """The keys and values that earlier steps left."""
+    return frozenset(v.name for v in graph.values if v.kind is ValueKind.STATE and v.source.startswith("kv."))
+
+
+def _reads(cached: frozenset[str], region: Region, match: Match) -> bool:
+    names = region.instances[0].value if region.instances else {}
+    return any(names.get(value, value) in cached for operand in match.operands for value in operand.values)

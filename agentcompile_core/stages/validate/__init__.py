@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve
 
@@ -20,15 +20,16 @@ from ...plugin.events import SearchStarted, Skipped
 from ...plugin.interfaces import Backend
 from ...worker import Evaluation, Job
 from . import final_checks, winners
-from .entries import Entry, Queue, environment, job_of
+from .entries import Entry, Place, Queue, environment, job_of
 from .ledger import Ledger
 from .resume import Search, spent_before
 from .turns import Turns
 
 
 def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], left_s: float, ctx: Context,
-        earlier: tuple[TuningRecord, ...] = ()) -> Evaluated:
-    """Evaluate ``candidates`` within ``left_s`` seconds; ``earlier`` are the records of the rounds before.
+        earlier: tuple[TuningRecord, ...] = (), again: frozenset[Place] = frozenset()) -> Evaluated:
+    """Evaluate ``candidates`` within ``left_s`` seconds; ``earlier`` are the records of the rounds before, ``again`` the matches that
+    are judged again in later ranges of positions.
 
     Matches take turns, those of the favourite cover first, so that an early end finds every node served; where there is a clock,
     then those where most time can be won (``turns``).
@@ -38,7 +39,7 @@ def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], lef
             ctx.emit(Skipped(subject="validate", message="no backend can launch kernels here; nothing is validated or selected"))
         untried = tuple(Untried(signature=c.signature, step=c.step, reason=Reason.NO_JUDGE) for c in candidates)
         return Evaluated(candidates=candidates, untried=untried)
-    return _Stage(ordered, ctx.backend, time.monotonic() + left_s, ctx).evaluated(candidates, earlier)
+    return _Stage(ordered, ctx.backend, time.monotonic() + left_s, ctx).evaluated(candidates, earlier, again)
 
 
 def confirm(selections: tuple[Selection, ...], found: Evaluated, rounds: Sequence[tuple[OrderedPlan, ...]],
@@ -85,10 +86,9 @@ class _Stage:
         self._ordered, self._backend, self._stop_at, self._ctx = ordered, backend, stop_at, ctx
         self._queue = Queue(ordered, backend, ctx)
         self._ledger = Ledger(backend, ctx)
-        self._earlier: tuple[TuningRecord, ...] = ()
 
-    def evaluated(self, candidates: tuple[Candidate, ...], earlier: tuple[TuningRecord, ...]) -> Evaluated:
-        entries, ledger, self._earlier = self._queue.entries(candidates), self._ledger, earlier
+    def evaluated(self, candidates: tuple[Candidate, ...], earlier: tuple[TuningRecord, ...], again: frozenset[Place]) -> Evaluated:
+        entries, ledger = self._queue.entries(candidates), self._ledger
         search = Search(self._ordered, (entry.key for entry in entries), self._queue.where, self._ctx)
         ledger.newcomers = search.new
         ledger.recall(earlier, (one.plan.region for one in self._ordered))
@@ -104,16 +104,16 @@ class _Stage:
         if search.ended:
             ledger.leave(fresh, Reason.ENDED)
         else:
-            self._evaluate(fresh, search)
+            self._evaluate(fresh, search, self._by_promise(fresh, earlier, again) if self._backend.clock else fresh)
         return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
                          cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
 
-    def _evaluate(self, fresh: list[Entry], search: Search) -> None:
+    def _evaluate(self, fresh: list[Entry], search: Search, turns: Iterable[Entry]) -> None:
         ledger = self._ledger
         sent: list[Entry] = []
         if fresh:
             self._await_worker()
-            for index, evaluation in self._evaluations(fresh, sent):
+            for index, evaluation in self._evaluations(fresh, turns, sent):
                 ledger.take(sent[index], evaluation)
                 if ledger.hopeless:
                     break
@@ -130,22 +130,22 @@ class _Stage:
         ctx.budget.delay(waited_s)
         self._stop_at += waited_s
 
-    def _evaluations(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[tuple[int, Evaluation]]:
+    def _evaluations(self, fresh: list[Entry], turns: Iterable[Entry], sent: list[Entry]) -> Iterator[tuple[int, Evaluation]]:
         worker = self._ctx.running_worker()
         if self._backend.side_by_side:
             return worker.evaluate_beside(self._jobs_beside(fresh, sent), stop_at=self._stop_at)
-        return worker.evaluate(self._jobs(fresh, sent), stop_at=self._stop_at, window=self._backend.window)
+        return worker.evaluate(self._jobs(turns, sent), stop_at=self._stop_at, window=self._backend.window)
 
-    def _jobs(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job]:
-        for entry in self._by_promise(fresh) if self._backend.clock else fresh:
+    def _jobs(self, turns: Iterable[Entry], sent: list[Entry]) -> Iterator[Job]:
+        for entry in turns:
             if not self._ledger.is_settled(entry):
                 sent.append(entry)
                 yield self._job(entry)
 
-    def _by_promise(self, fresh: list[Entry]) -> Turns:
-        known = (*self._earlier, *self._ledger.records)
+    def _by_promise(self, fresh: list[Entry], earlier: tuple[TuningRecord, ...], again: frozenset[Place]) -> Turns:
+        known = (*earlier, *self._ledger.records)
         tried = Counter((r.signature, r.step.match_id) for r in known if r.step.implementation != FRAMEWORK)
-        return Turns(fresh, self._ordered, self._ledger, self._ctx.target, tried)
+        return Turns(fresh, self._ordered, self._ledger, self._ctx.target, tried, again)
 
     def _jobs_beside(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job | None]:
         """None as long as every entry that is left shares nodes with one under way: a rival that passes settles them."""

@@ -15,6 +15,7 @@ from .entries import Entry, Place
 
 OUTSIDE = 0.125  # of the loss of what it would replace: how much a match outside of the best cover promises
 FIRST = 2  # candidates of each match of the best cover that come before all else: no other is at hand where the chain wants one
+FIRST_AGAIN = 5  # and of those that are judged again in later ranges of positions, where others win than at the first
 UNTIMED_SHARE = 0.15  # of its floor, and a microsecond a launch: what a match is taken to lose before anything of it is timed
 UNTIMED_US = 1.0
 LEAST_S = 1e-3  # that a candidate is taken to cost
@@ -32,16 +33,19 @@ class Known(Protocol):
 
 
 class Turns:
-    """Gives every one of ``entries`` once, those of a match in their order; ``tried`` says how many of each match there were before.
+    """Gives every one of ``entries`` once, those of a match in their order; ``tried`` says how many of each match there were before,
+    ``again`` which matches are judged again in later ranges of positions.
 
-    The best cover of a region is the one whose measured steps save most, at first the favourite. Its matches come first, twice each.
+    The best cover of a region is the one whose measured steps save most, at first the favourite. Its matches come first, twice each, and
+    five times those that are judged ``again``.
     Behind them comes the match with the largest loss (the time of its best kernel beyond its floor, in all instances) over the number of
     candidates that it has had, since each further one finds less, and over the seconds that one takes. Others promise a part of what
     they could win in its place; as long as all that was evaluated of a match of the best cover has failed, they count as much.
     """
 
     def __init__(self, entries: Sequence[Entry], ordered: Sequence[OrderedPlan], known: Known, target: Target,
-                 tried: Counter[Place]) -> None:
+                 tried: Counter[Place], again: frozenset[Place] = frozenset()) -> None:
+        self._again = again
         self._ordered = {one.signature: one for one in ordered}
         self._known, self._tried = known, Counter(tried)
         self._queues: dict[Place, deque[Entry]] = {}
@@ -80,7 +84,8 @@ class Turns:
         tried, inside = self._tried[place], match in best[signature]
         effort = (1 + tried) * self._seconds(place)
         if inside or signature in opened:
-            return max(0, FIRST - tried) if inside else 0, self._loss_us(place) / effort
+            first = tried < (FIRST_AGAIN if place in self._again else FIRST)
+            return max(1, FIRST - tried) if inside and first else 0, self._loss_us(place) / effort
         matches = self._ordered[signature].plan.region.match_by_id
         rivals = [(signature, other) for other in best[signature] if not set(matches[match].nodes).isdisjoint(matches[other].nodes)]
         return 0, OUTSIDE * sum(self._loss_us(rival) for rival in rivals or [place]) / effort
