@@ -14,6 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import ablation_tables
 import architecture_tables
+import batch_tables
 import budget_tables
 import coverage_tables
 import kernel_tables
@@ -57,6 +58,8 @@ COLUMNS["kernelbench"] = ("level", "number", "name", "correct", "correct_ours", 
 COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_position", "us", "us_first", "spread_us", "floor_us",
                     "repetitions")
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
+COLUMNS["batches"] = ("model", "dtype", "workload", "batch", "together_us", "single_us", "system", "e2e_ms", "spread_ms", "repetitions",
+                      "why")
 COLUMNS["sweep"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds", "place")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
@@ -230,7 +233,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
     "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
-    "sampling": ("sampling", sampling_tables.sampling), "steps": ("steps", step_tables.steps),
+    "sampling": ("sampling", sampling_tables.sampling), "batches": ("batches", batch_tables.batches), "steps": ("steps", step_tables.steps),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),

@@ -9,7 +9,9 @@ from attrs import evolve
 from capture_models import CONTEXT, GPT, SIZES, WINDOWED, tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import agentcompile_core.runtime.rows as rows_module
 import agentcompile_core.runtime.rows_program as rows_program_module
 from agentcompile_core import compile
 from agentcompile_core.ops.rows import NoRows, rows_graph
@@ -89,6 +91,18 @@ def test_left_padding_by_a_mask_is_no_part_of_a_row() -> None:
         assert torch.equal(found[row, 4:], model.generate([prompt], max_new_tokens=6, eos_token_id=None)[0, len(prompt) :])
 
 
+def test_caches_of_rows_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
+    each = sum(tensor.nbytes for tensor in (*model.session.kv.keys, *model.session.kv.values))
+    wanted = generated(model, [[3], [4]], "never", max_new_tokens=3, eos_token_id=None)
+    for free, made in ((4 * each - 1, 0), (4 * each, 1)):
+        monkeypatch.setattr(rows_module, "free_bytes", lambda device, free=free: free)
+        model.session.rows._made.clear()
+        assert torch.equal(generated(model, [[3], [4]], "always", max_new_tokens=3, eos_token_id=None), wanted)
+        assert seen(model) == made == len(model.session.rows._caches) // 2
+    assert "2 more KV caches take" in model.session.rows.notes[0] and "GiB free" in model.session.rows.notes[0]
+
+
 def test_on_a_processor_single_rows_are_the_default() -> None:
     model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
     model.generate([[3], [4]], max_new_tokens=3, eos_token_id=None)
@@ -152,6 +166,16 @@ def test_a_graph_that_writes_what_is_no_cache_has_none() -> None:
         rows_graph(evolve(graph, nodes=tuple(written if node is add else node for node in graph.nodes)), 2)
 
 
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> None:
     module = tiny("qwen3", {**SIZES, "hidden_size": 64, "head_dim": 64}, dtype)
@@ -166,3 +190,6 @@ def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> Non
     assert {"rows.position"} < {model.session.rows._made[4].bound.graph.by_name[base].source for base, _ in taken.values()}
     read = [value for s in segments for name, values in s.operands for value in values if name in ("q", "k", "v")]
     assert set(read) <= set(taken)  # where the products left them
+    with torch.inference_mode(), Products() as products:
+        model.session.rows._made[4].run()
+    assert products.count == 2 * 4 + 1  # of a layer Q, K and V as one, gate and up as one, and two more; the head

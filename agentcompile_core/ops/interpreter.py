@@ -5,7 +5,7 @@ Operators are looked up once, only in ``torch.ops`` aten, prims and agentcompile
 between runs; a ``Prepared`` may be captured in a graph of the device.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -129,10 +129,11 @@ class Prepared:
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], device: str | torch.device,
         dtype_override: torch.dtype | None, bodies: Bodies | None = None, weights: Mapping[str, Tensor] | None = None,
+        copied: Collection[str] = (),
     ) -> None:
         operators: dict[str, Callable[..., Any]] = {}
         if weights is not None:
-            nodes, operators = with_joint_products(graph, nodes, outputs, weights)
+            nodes, operators = with_joint_products(graph, nodes, set(outputs).difference(copied), weights)
         if bodies is not None:
             nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of)
             operators = {**others, **operators}
@@ -225,13 +226,14 @@ def compile_nodes(
     dtype_override: torch.dtype | None = None,
     bodies: Bodies | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    copied: Collection[str] = (),
 ) -> Prepared:
     """Resolve ``nodes`` of ``graph`` (default: all) for repeated runs on ``device``.
 
     ``outputs`` defaults to the graph's outputs for all nodes, else to every value that is read outside the nodes or
     is an output of the graph. ``dtype_override`` computes every floating point tensor in that type. ``bodies``: what computes some
     operators in their place, see ``with_bodies``. ``weights``: where the weights lie from now on, by value name; products with some
-    that lie behind each other are one, see ``with_joint_products``.
+    that lie behind each other are one, see ``with_joint_products``. ``copied``: outputs that the caller copies, so that slices will do.
 
     Raises:
         UsageError: an operator or argument is unknown.
@@ -239,7 +241,7 @@ def compile_nodes(
     chosen = _nodes_of(graph, nodes)
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
-    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, weights)
+    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, weights, copied)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

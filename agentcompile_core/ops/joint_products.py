@@ -4,7 +4,7 @@ One product of many columns fills the device better than several of few, and a s
 came apart are slices of its rows afterwards, so only values are joined whose readers take slices.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -28,11 +28,11 @@ _OURS = frozenset({RMS_NORM, ROPE, ATTENTION})
 
 
 def with_joint_products(
-    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], tensors: "Mapping[str, Tensor]"
+    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], tensors: "Mapping[str, Tensor]"
 ) -> tuple[list[Node], dict[str, Callable[..., Any]]]:
     """``nodes`` where the first of several products became all of them, and callables of those by name.
 
-    ``tensors``: the weights of the graph by value name, where they lie from now on.
+    ``tensors``: the weights of the graph by value name, where they lie from now on. ``outputs``: values that somebody reads as they lie.
     """
     found: dict[str, Callable[..., Any]] = {}
     merged: dict[str, Node] = {}
@@ -47,7 +47,7 @@ def with_joint_products(
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found
 
 
-def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> list[list[Node]]:
+def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Collection[str]) -> list[list[Node]]:
     """Products of one value each, where nothing writes in place from the first of them to the last, and slices will do."""
     by_rows: dict[tuple[str, int], list[Node]] = {}
     for node in nodes:

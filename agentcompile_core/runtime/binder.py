@@ -7,7 +7,7 @@ from attrs import evolve
 
 from ..errors import ContractError
 from ..ir.candidate import Launch, StepSource
-from ..ir.graph import TensorSpec, ValueKind
+from ..ir.graph import GraphKind, TensorSpec, ValueKind
 from ..ir.region import Role
 from ..ir.source_check import argument_values
 from ..ops.aliasing import alias_roots, is_alias
@@ -188,9 +188,10 @@ class _Binder:
         backend = self.executables.backend
         several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed
         bodies = backend.body if several and backend is not None else None
-        # Steps of several rows read each row of a product by its address.
-        weights = self.environment if self.apart and backend is not None else None
-        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies, weights=weights)
+        rows = self.graph.kind is GraphKind.DECODE and self.graph.tokens > 1
+        weights = self.environment if (self.apart or rows) and backend is not None else None
+        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies, weights=weights,
+                                 copied=copies if rows else ())
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
         fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}

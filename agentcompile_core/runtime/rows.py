@@ -10,8 +10,9 @@ from ..ops.rows import NoRows
 from ..plugin.interfaces import DecodeRuntime
 from ..plugin.running import KVState
 from .binder import bind
+from .device import free_bytes
 from .executables import Executables
-from .holding import hold
+from .holding import held_bytes, hold
 from .program import Program
 from .rows_check import difference
 from .rows_program import rows_program
@@ -32,13 +33,13 @@ Tokens = list[list[int]]
 
 
 class Rows:
-    """Steps of several rows for one session, made when a batch first asks. ``when``: ``never``, the default; ``measured`` uses them on an
-    accelerator, for as many rows as they were faster for than single steps; ``always`` says it. ``another_kv``
+    """Steps of several rows for one session, made when a batch first asks. ``when``: ``measured``, the default, uses them on an
+    accelerator, for as many rows as they were faster for than single steps; ``always`` and ``never`` say it. ``another_kv``
     allocates a cache as the session's; None: no batch has such steps. ``notes``: why there are none, once each."""
 
     def __init__(self, session: OneRow, decode: Program | None, weights: "WeightStore", executables: Executables,
                  runtime: DecodeRuntime) -> None:
-        self.when: Literal["measured", "always", "never"] = "never"  # until it was seen on an accelerator
+        self.when: Literal["measured", "always", "never"] = "measured"
         self.notes: tuple[str, ...] = ()
         self._session, self._decode, self._weights, self._executables = session, decode, weights, executables
         self._runtime = runtime
@@ -110,6 +111,7 @@ class Rows:
     def _prepared(self, size: int) -> RowsStep:
         assert self._decode is not None and self.another_kv is not None
         program = rows_program(self._decode, size)
+        self._check_room(size - len(self._caches))
         while len(self._caches) < size:
             self._caches.append(self.another_kv())
         state = RowsState(self._session, self._caches[:size])
@@ -118,6 +120,18 @@ class Rows:
         self._session.bound("decode")  # it arranges the weights
         bound = bind(program, self._weights, state.named(), {}, self._executables)
         return RowsStep(state, bound, self._runtime.prepare(bound, state))  # type: ignore[arg-type]
+
+    def _check_room(self, caches: int) -> None:
+        """Caches of rows leave half of what is free to everything else.
+
+        Raises:
+            NoRows: they would not.
+        """
+        import torch
+
+        free, needed = free_bytes(torch.device(self._session.device)), caches * held_bytes(self._session.kv)
+        if free is not None and needed > free // 2:
+            raise NoRows(f"{caches} more KV caches take {needed / 2**30:.1f} GiB, more than half of the {free / 2**30:.1f} GiB free")
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

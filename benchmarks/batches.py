@@ -1,0 +1,99 @@
+"""Batches of equal prompts: steps that read the weights once for all rows, beside row after row and eager's batch, in turns on one GPU.
+
+Writes batches.json under benchmarks/results/<gpu>/, one model per call:
+
+    python benchmarks/batches.py qwen3-1.7b --rows 2,4,8
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import harness
+from full_models import add_options, compiled_model, kept_or_passing
+
+from agentcompile_core.report import bench
+
+
+def rows_asked(text: str) -> tuple[int, ...]:
+    """``2,4,8``: how many rows.
+
+    Raises:
+        SystemExit: a part is no number of at least two rows.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and int(part) > 1 for part in parts):
+        raise SystemExit(f"--rows {text}: allowed are numbers of at least 2, by commas, such as 2,4,8")
+    return tuple(map(int, parts))
+
+
+def systems_of(model: Any, ids: torch.Tensor, eager: bool) -> dict[str, Callable[[int], Any]]:
+    """What is timed, by name; each is called with the number of new tokens of each row of ``ids``."""
+
+    def by_session(when: str) -> Callable[[int], Any]:
+        def run(count: int) -> Any:
+            model.session.rows.when = when
+            return model.generate(ids, count, eos_token_id=None, attention_mask=torch.ones_like(ids))
+
+        return run
+
+    found = {"together": by_session("measured"), "one by one": by_session("never")}
+    if eager:
+        module, given = model.loaded.module, ids.cuda()
+
+        def by_module(count: int) -> Any:
+            with torch.inference_mode():
+                return module.generate(given, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
+                                       attention_mask=torch.ones_like(given), disable_compile=True)
+
+        found["eager"] = by_module
+    return found
+
+
+def rows_of(model: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of batches.json."""
+    rows = []
+    for count in options.rows:
+        ids = torch.cat([bench.random_prompt(model.graphs.model.vocab_size, options.input, row) for row in range(count)])
+        times = bench.alternate(systems_of(model, ids, options.eager), options.output, options.repetitions)
+        taken = model.session.rows.seconds.get(next(size for size in (*model.session.rows.seconds, 0) if size >= count or not size))
+        together_us, single_us = (1e6 * one for one in taken) if taken else (0.0, 0.0)
+        for row in bench.rows_of(times, options.output):
+            del row["speedup"]
+            rows.append({"model": options.model, "dtype": options.dtype, "workload": f"{count} x {options.input}/{options.output}",
+                         "batch": count, "together_us": together_us, "single_us": single_us, "why": "; ".join(model.session.rows.notes),
+                         **row})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> int:
+    """Measure one model and write its rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, budget_s=60.0)
+    parser.add_argument("--rows", type=rows_asked, default="2,4,8", help="of a batch, by commas; default: %(default)s")
+    parser.add_argument("--input", type=int, default=128)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--no-eager", dest="eager", action="store_false", help="leave transformers' own loop out")
+    options = parser.parse_args()
+    options.out = options.out or harness.gpu_folder()
+    torch.zeros(1, device="cuda")
+    ceiling = harness.read_ceiling_gbps()
+    with kept_or_passing(options) as store:
+        model, _ = compiled_model(options.model, options, store)
+        model.context.close()
+        rows = rows_of(model, options)
+        harness.write_results("batches", rows, ceiling, options.out, options.commit)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
