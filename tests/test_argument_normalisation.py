@@ -19,7 +19,8 @@ from agentcompile_core.ir.expression import Expression, PointwiseKind
 from agentcompile_core.ir.graph import DType as D
 from agentcompile_core.ir.graph import Graph, GraphKind, GraphSet, ModelInfo, Node, Ref, Workload
 from agentcompile_core.ir.region import Match
-from agentcompile_core.ops.interpreter import compile_nodes, operator_of
+from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.ops.overloads import operator_of
 from agentcompile_core.ops.reference import oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement, in_float64
 from agentcompile_core.ops.schema import argument, canonical, parameters, verify_canonical, with_argument

@@ -18,7 +18,7 @@ from agentcompile_core.errors import UsageError
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.bundle import MANIFEST
 from agentcompile_core.ops.allowed import refusal
-from agentcompile_core.ops.interpreter import operator_of
+from agentcompile_core.ops.overloads import operator_of
 from agentcompile_core.runtime import bundle_reader
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"

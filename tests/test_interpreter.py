@@ -8,7 +8,8 @@ import torch
 
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from agentcompile_core.ops.interpreter import compile_nodes, operator_of, resolve_symbol
+from agentcompile_core.ops.interpreter import compile_nodes, resolve_symbol
+from agentcompile_core.ops.overloads import operator_of
 
 
 def value(name: str, shape: tuple[int, ...] = (4,), kind: ValueKind = ValueKind.INTERMEDIATE, dtype: DType = DType.F32) -> Value:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.ops.joint_products import with_joint_products
+from agentcompile_core.ops.joint_products import ProductMemory, with_joint_products
 
 LINEAR, SILU, MUL, FILL, VIEW, COPY = (f"aten.{name}" for name in (
     "linear.default", "silu.default", "mul.Tensor", "fill_.Scalar", "view.default", "clone.default"))
@@ -71,10 +71,10 @@ def check(graph: Graph, weights: dict[str, torch.Tensor]) -> int:
     """How many products ran, after looking that the results are those of each one alone."""
     x = torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     plain = compile_nodes(graph, device="cpu").run({"x": x.clone(), **weights})
-    joint = compile_nodes(graph, device="cpu", weights=weights).run({"x": x.clone(), **weights})
+    joint = compile_nodes(graph, device="cpu", products=ProductMemory(weights=weights)).run({"x": x.clone(), **weights})
     for name in graph.outputs:
         torch.testing.assert_close(joint[name], plain[name], rtol=1e-5, atol=1e-6)
-    nodes, _ = with_joint_products(graph, graph.nodes, graph.outputs, weights)
+    nodes, _, _ = with_joint_products(graph, graph.nodes, graph.outputs, ProductMemory(weights=weights))
     return sum(node.op == LINEAR for node in nodes)
 
 
@@ -104,6 +104,35 @@ def test_what_lies_apart_stays_apart(biased: bool) -> None:
     if biased:
         weights = memory(graph, ["gate", "up"])
         assert check(graph, {**weights, "up_bias": weights["up_bias"].clone()}) == 2
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("lies", ["matrix", "matrix, other order", "apart", "one of both", "rows apart"])
+def test_results_are_written_where_they_are_wanted_if_they_are_columns_of_one_matrix(lies: str, biased: bool) -> None:
+    graph = gated(biased)
+    weights, order = memory(graph, ["gate", "up"]), ["v0", "v1"][:: -1 if "other" in lies else 1]
+    matrix = torch.full((ROWS * (2 if "rows" in lies else 1), 2 * COLUMNS), 7.0)[:: 2 if "rows" in lies else 1]
+    columns = dict(zip(order, matrix.unsqueeze(0).split(COLUMNS, -1), strict=True))
+    into = {"apart": {name: one.clone() for name, one in columns.items()}, "one of both": {"v0": columns["v0"]}}.get(lies, columns)
+    names = (*graph.outputs, *columns)
+    prepared = compile_nodes(graph, device="cpu", outputs=names, products=ProductMemory(weights=weights, results=into))
+    x = torch.randn(1, ROWS, WIDTH)
+    found, plain = prepared.run({"x": x, **weights}), compile_nodes(graph, device="cpu", outputs=names).run({"x": x, **weights})
+    assert prepared.written == (frozenset(columns) if lies == "matrix" else frozenset())
+    for name in names:
+        torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
+    for name in columns:
+        assert (found[name].data_ptr() == columns[name].data_ptr()) == (name in prepared.written)
+
+
+def test_a_single_product_is_written_where_it_is_wanted() -> None:
+    graph = gated(reads=lambda built, gate, up: (gate, up))
+    weights, into = memory(graph, ["gate", "up"], {"up"}), {"v0": torch.zeros(1, ROWS, COLUMNS), "v1": torch.zeros(1, COLUMNS, ROWS).mT}
+    prepared = compile_nodes(graph, device="cpu", products=ProductMemory(weights=weights, results=into))
+    x = torch.randn(1, ROWS, WIDTH)
+    found = prepared.run({"x": x, **weights})
+    assert prepared.written == {"v0"} and found["v0"].data_ptr() == into["v0"].data_ptr()  # the other one is no matrix of rows
+    torch.testing.assert_close(found["v1"], torch.nn.functional.linear(x, weights["up"]), rtol=1e-5, atol=1e-6)
 
 
 def shape() -> tuple[int, ...]:

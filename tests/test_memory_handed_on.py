@@ -13,7 +13,7 @@ import agentcompile_core as ac
 from agentcompile_core.api import CompiledModel
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import Node, Ref
-from agentcompile_core.ops.interpreter import operator_of
+from agentcompile_core.ops.overloads import operator_of
 from agentcompile_core.ops.schema import canonical, shared_arguments
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store

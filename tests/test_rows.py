@@ -15,7 +15,7 @@ import agentcompile_core.runtime.rows as rows_module
 import agentcompile_core.runtime.rows_program as rows_program_module
 from agentcompile_core import compile
 from agentcompile_core.ops.rows import NoRows, rows_graph
-from agentcompile_core.runtime.buffers import rows_of_operands
+from agentcompile_core.runtime.row_buffers import rows_of_operands
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", SIZES), "llama": ("llama", SIZES), "gemma2": ("gemma2", {**WINDOWED, "query_pre_attn_scalar": 8}),
@@ -167,18 +167,19 @@ def test_a_graph_that_writes_what_is_no_cache_has_none() -> None:
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products."""
+    """Counts matrix products, and copies."""
 
-    count = 0
+    count = copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.linear.default)
+        self.count += str(func) in ("aten.linear.default", "aten.mm.default", "aten.mm.out", "aten.addmm.default", "aten.addmm.out")
+        self.copies += str(func) in ("aten.copy_.default", "aten.cat.default")
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> None:
-    module = tiny("qwen3", {**SIZES, "hidden_size": 64, "head_dim": 64}, dtype)
+    module = tiny("qwen3", {**SIZES, "hidden_size": 64, "head_dim": 256 // dtype.itemsize}, dtype)  # rows where kernels can read vectors
     model = compile(module, max_context=CONTEXT, run_on="emulation", budget_s=40)
     attending = [s for s in model.session._programs["decode"].segments if s.step is not None and "attention" in s.name]
     prompts = [[5, 6, 7], [9], [40, 41]]
@@ -186,10 +187,12 @@ def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> Non
     assert torch.equal(generated(model, prompts, "always", max_new_tokens=4, eos_token_id=None), wanted)
     segments = model.session.rows._made[4].bound.program.segments
     assert len(attending) == 2 and sum(s.step is not None for s in segments) == 4 * len(attending)
-    taken = rows_of_operands(model.session.rows._made[4].bound.graph, segments)
-    assert {"rows.position"} < {model.session.rows._made[4].bound.graph.by_name[base].source for base, _ in taken.values()}
+    graph = model.session.rows._made[4].bound.graph
+    taken = rows_of_operands(graph, segments)
+    assert {"rows.position"} < {graph.by_name[one.whole].source for one in taken.values()}
     read = [value for s in segments for name, values in s.operands for value in values if name in ("q", "k", "v")]
     assert set(read) <= set(taken)  # where the products left them
     with torch.inference_mode(), Products() as products:
         model.session.rows._made[4].run()
     assert products.count == 2 * 4 + 1  # of a layer Q, K and V as one, gate and up as one, and two more; the head
+    assert products.copies == 2  # the tables of the rotation: products write where attention reads, attention where the next one reads

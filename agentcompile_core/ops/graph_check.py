@@ -13,7 +13,8 @@ from torch import Tensor
 from ..errors import UsageError, VerificationError
 from ..ir.graph import Graph, GraphSet, Node, TensorSpec, ValueKind, map_refs
 from .allowed import unfit
-from .interpreter import compile_nodes, operator_of
+from .interpreter import compile_nodes
+from .overloads import operator_of
 from .schema import argument, parameters, verify_canonical
 
 MAX_VALUE_BYTES = 1 << 37  # of one tensor: 128 GiB, the memory of one GPU

@@ -1,11 +1,9 @@
 """Runs a Graph, or some of its nodes, with torch: the fallback of every step, and the oracle.
 
-Operators are looked up once, only in ``torch.ops`` aten, prims and agentcompile, and only those of the closed list in
-``allowed``, so a stored Graph cannot name anything else. ``compile_nodes`` resolves everything that does not change
-between runs; a ``Prepared`` may be captured in a graph of the device.
+``compile_nodes`` resolves everything that does not change between runs; a ``Prepared`` may be captured in a graph of the device.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,43 +12,9 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
-from .allowed import refusal
 from .bodies import Bodies, with_bodies
-from .joint_products import with_joint_products
-
-NAMESPACES = ("aten", "prims", "agentcompile")
-_operators: dict[str, Callable[..., Any]] = {}
-
-
-def operator_of(op: str) -> Callable[..., Any]:
-    """The operator overload called ``op``, such as ``aten.linear.default``.
-
-    Raises:
-        UsageError: it is not an operator of aten, prims or agentcompile, or none that a graph may call.
-    """
-    found = _operators.get(op)
-    if found is None:
-        found = _operators[op] = _resolve(op)
-    return found
-
-
-def _resolve(op: str) -> Callable[..., Any]:
-    from . import operators as operators  # importing it registers the operators of namespace agentcompile
-
-    namespace, _, rest = op.partition(".")
-    packet, _, overload = rest.partition(".")
-    if namespace not in NAMESPACES:
-        raise UsageError(f"operator {op!r} is outside {', '.join(NAMESPACES)}; the graph was not written by this version")
-    try:
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    except (AttributeError, RuntimeError):
-        found = None
-    if not isinstance(found, torch._ops.OpOverload):
-        raise UsageError(f"operator {op!r} is unknown to torch {torch.__version__}; recompile with this version")
-    why = refusal(found)
-    if why:
-        raise UsageError(f"operator {op!r} {why}; a graph may only compute on its own tensors")
-    return found
+from .joint_products import ProductMemory, with_joint_products
+from .overloads import operator_of
 
 
 def resolve_symbol(symbol: Symbol, device: str | torch.device, dtype_override: torch.dtype | None = None) -> Any:
@@ -128,12 +92,12 @@ class Prepared:
 
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], device: str | torch.device,
-        dtype_override: torch.dtype | None, bodies: Bodies | None = None, weights: Mapping[str, Tensor] | None = None,
-        copied: Collection[str] = (),
+        dtype_override: torch.dtype | None, bodies: Bodies | None = None, products: ProductMemory | None = None,
     ) -> None:
         operators: dict[str, Callable[..., Any]] = {}
-        if weights is not None:
-            nodes, operators = with_joint_products(graph, nodes, set(outputs).difference(copied), weights)
+        self.written: frozenset[str] = frozenset()
+        if products is not None:
+            nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products)
         if bodies is not None:
             nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of)
             operators = {**others, **operators}
@@ -225,15 +189,14 @@ def compile_nodes(
     outputs: Sequence[str] | None = None,
     dtype_override: torch.dtype | None = None,
     bodies: Bodies | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-    copied: Collection[str] = (),
+    products: ProductMemory | None = None,
 ) -> Prepared:
     """Resolve ``nodes`` of ``graph`` (default: all) for repeated runs on ``device``.
 
     ``outputs`` defaults to the graph's outputs for all nodes, else to every value that is read outside the nodes or
     is an output of the graph. ``dtype_override`` computes every floating point tensor in that type. ``bodies``: what computes some
-    operators in their place, see ``with_bodies``. ``weights``: where the weights lie from now on, by value name; products with some
-    that lie behind each other are one, see ``with_joint_products``. ``copied``: outputs that the caller copies, so that slices will do.
+    operators in their place, see ``with_bodies``. ``products``: where weights lie, so that products with some that lie behind each other
+    are one, and where the caller puts outputs: ``written`` of what is returned says which of them are there, the others may be slices.
 
     Raises:
         UsageError: an operator or argument is unknown.
@@ -241,7 +204,7 @@ def compile_nodes(
     chosen = _nodes_of(graph, nodes)
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
-    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, weights, copied)
+    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, products)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

@@ -7,44 +7,66 @@ came apart are slices of its rows afterwards, so only values are joined whose re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
 from .bodies import written_between
 from .names import ATTENTION, RMS_NORM, ROPE, operator
+from .overloads import is_pointwise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LINEAR = "aten.linear.default"
-# They give a dense tensor of a slice.
-_TAKE_SLICES = frozenset({
-    "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "neg", "abs", "square", "pow", "rsqrt", "mul", "add", "sub", "div", "clamp",
-    "linear", "clone", "_to_copy", "cat", "where", "softplus", "hardswish", "leaky_relu", "elu"})
+# They give a dense tensor of a slice, as every pointwise operator does.
+_TAKE_SLICES = frozenset({"linear", "clone", "cat"})
 # They give another slice, or a view of one.
 _PASS_ON = frozenset({"transpose", "permute", "slice", "select", "narrow", "unsqueeze", "split", "split_with_sizes", "unbind", "chunk"})
 _RESHAPE = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
 _OURS = frozenset({RMS_NORM, ROPE, ATTENTION})
 
 
-def with_joint_products(
-    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], tensors: "Mapping[str, Tensor]"
-) -> tuple[list[Node], dict[str, Callable[..., Any]]]:
-    """``nodes`` where the first of several products became all of them, and callables of those by name.
+@frozen(kw_only=True)
+class ProductMemory:
+    """By value name, where ``weights`` lie from now on, and where some ``results`` are wanted."""
 
-    ``tensors``: the weights of the graph by value name, where they lie from now on. ``outputs``: values that somebody reads as they lie.
+    weights: "Mapping[str, Tensor]"
+    results: "Mapping[str, Tensor]" = field(factory=dict)
+
+
+def with_joint_products(
+    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], memory: ProductMemory
+) -> tuple[list[Node], dict[str, Callable[..., Any]], frozenset[str]]:
+    """``nodes`` where the first of several products became all of them, callables of those by name, and the results that lie where they
+    are wanted: products write those that are the columns of one matrix there. ``outputs``: values that somebody reads as they lie.
     """
     found: dict[str, Callable[..., Any]] = {}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
-    places = {node.name: place for place, node in enumerate(nodes)}
-    for run in _siblings(graph, nodes, outputs):
-        for several in _adjacent(run, tensors):
-            first = min(several, key=lambda node: places[node.name])
-            merged[first.name] = evolve(first, args=first.args[:1], outputs=tuple(node.outputs[0] for node in several))
-            found[first.name] = _joint([[tensors[_name(node, place)] for node in several] for place in range(1, len(first.args))])
-            gone.update(node.name for node in several if node is not first)
-    return [merged.get(node.name, node) for node in nodes if node.name not in gone], found
+    written: set[str] = set()
+    tensors, wanted, places = memory.weights, memory.results, {node.name: place for place, node in enumerate(nodes)}
+    for several in joint_runs(graph, nodes, set(outputs).difference(wanted), tensors, wanted):
+        values = [node.outputs[0] for node in several]
+        columns = [wanted[value] for value in values if value in wanted]
+        matrix = _matrix_of(columns) if len(columns) == len(values) else None
+        if matrix is None and len(several) == 1:
+            continue
+        first = min(several, key=lambda node: places[node.name])
+        merged[first.name] = evolve(first, args=first.args[:1], outputs=tuple(values))
+        operands = [[tensors[_name(node, place)] for node in several] for place in range(1, len(first.args))]
+        found[first.name] = _joint(operands) if matrix is None else _written(operands, matrix, columns)
+        written.update(values if matrix is not None else ())
+        gone.update(node.name for node in several if node is not first)
+    return [merged.get(node.name, node) for node in nodes if node.name not in gone], found, frozenset(written)
+
+
+def joint_runs(graph: Graph, nodes: Sequence[Node], outputs: Collection[str], tensors: "Mapping[str, Tensor]",
+               alone: Collection[str] = ()) -> list[list[Node]]:
+    """Products that may be one, in the order of their weights; also those of one product each whose result is ``alone``."""
+    runs = [run for several in _siblings(graph, nodes, outputs) for run in _adjacent(several, tensors)]
+    known = {node.name for run in runs for node in run}
+    return runs + [[node] for node in nodes if node.name not in known and node.op == LINEAR and node.outputs[0] in alone
+                   and _of_weights(graph, node)]
 
 
 def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Collection[str]) -> list[list[Node]]:
@@ -77,7 +99,7 @@ def _slice_will_do(graph: Graph, value: str) -> bool:
         if name in _PASS_ON or (name in _RESHAPE and _splits_rows(graph, node)):
             if any(out in graph.outputs or not _slice_will_do(graph, out) for out in node.outputs):
                 return False
-        elif name not in _TAKE_SLICES and node.op not in _OURS:
+        elif name not in _TAKE_SLICES and node.op not in _OURS and not is_pointwise(node.op):
             return False
     return True
 
@@ -113,10 +135,57 @@ def _joint(operands: "Sequence[Sequence[Tensor]]") -> Callable[..., Any]:
     """The product with the weights of ``operands``, and their biases if there are, whose columns are dealt to several results."""
     import torch
 
-    sizes = [weight.shape[0] for weight in operands[0]]
-    joined = [one[0].as_strided((sum(sizes), *one[0].shape[1:]), one[0].stride()) for one in operands]
+    sizes, joined = [weight.shape[0] for weight in operands[0]], _joined(operands)
 
     def run(x: "Tensor") -> "tuple[Tensor, ...]":
         return torch.nn.functional.linear(x, *joined).split(sizes, -1)
 
     return run
+
+
+def _joined(operands: "Sequence[Sequence[Tensor]]") -> "list[Tensor]":
+    """Weights behind each other, and biases, as one each."""
+    rows = sum(weight.shape[0] for weight in operands[0])
+    return [one[0].as_strided((rows, *one[0].shape[1:]), one[0].stride()) for one in operands]
+
+
+def _written(operands: "Sequence[Sequence[Tensor]]", matrix: "Tensor", columns: "Sequence[Tensor]") -> Callable[..., Any]:
+    """The product with the weights of ``operands`` written to ``matrix``, whose ``columns`` are the results."""
+    import torch
+
+    weight, *bias = _joined(operands)
+    turned, results = weight.t(), columns[0] if len(columns) == 1 else tuple(columns)
+
+    def run(x: "Tensor") -> Any:
+        rows = x.reshape(matrix.shape[0], -1)
+        if bias:
+            torch.addmm(bias[0], rows, turned, out=matrix)
+        else:
+            torch.mm(rows, turned, out=matrix)
+        return results
+
+    return run
+
+
+def _matrix_of(columns: "Sequence[Tensor]") -> "Tensor | None":
+    """The matrix [rows, all columns] of which these are columns, from left to right and without gaps; None: there is none."""
+    first, total = columns[0], sum(one.shape[-1] for one in columns)
+    at = first.data_ptr()
+    for one in columns:
+        rows = one.numel() // max(1, one.shape[-1])
+        flat = one.as_strided((rows, one.shape[-1]), (total, 1), one.storage_offset())
+        if one.data_ptr() != at or one.dtype is not first.dtype or one.shape[:-1] != first.shape[:-1] or not _same_places(one, flat):
+            return None
+        at += one.shape[-1] * one.element_size()
+    rows = first.numel() // max(1, first.shape[-1])
+    return first.as_strided((rows, total), (total, 1), first.storage_offset()) if first.numel() else None
+
+
+def _same_places(one: "Tensor", flat: "Tensor") -> bool:
+    """Whether a tensor has its elements where ``flat`` has them, in the same order; axes of one element have no say."""
+    strides, step = [], flat.stride(0)
+    for extent in reversed(one.shape[:-1]):
+        strides.append(step)
+        step *= extent
+    wanted = (*reversed(strides), 1)
+    return all(extent == 1 or stride == expected for extent, stride, expected in zip(one.shape, one.stride(), wanted, strict=True))

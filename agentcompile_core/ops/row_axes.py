@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from ..ir.graph import Argument, Graph, Node, Ref
 from .names import RMS_NORM, ROPE
+from .overloads import is_pointwise
 from .schema import argument
 
 Axes = Mapping[str, int]
@@ -30,15 +31,7 @@ def together(graph: Graph, node: Node, axes: Axes, rows: int) -> Together | None
     rule = _RULES.get(node.op) or _RULES.get(name)
     if rule is not None:
         return rule(graph, node, axes, rows)
-    return _pointwise(graph, node, axes) if _is_pointwise(node.op) and not node.mutates else None
-
-
-def _is_pointwise(op: str) -> bool:
-    import torch
-
-    from .interpreter import operator_of
-
-    return torch.Tag.pointwise in operator_of(op).tags or op in ("aten._to_copy.default", "aten.to.dtype")  # type: ignore[attr-defined]
+    return _pointwise(graph, node, axes) if is_pointwise(node.op) and not node.mutates else None
 
 
 def _pointwise(graph: Graph, node: Node, axes: Axes) -> Together | None:

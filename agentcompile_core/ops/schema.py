@@ -53,7 +53,7 @@ def parameters(op: str) -> tuple[Parameter, ...]:
     Raises:
         UsageError: the operator is unknown.
     """
-    from .interpreter import operator_of  # here: what plugins see needs no torch until an operator is read
+    from .overloads import operator_of  # here: what plugins see needs no torch until an operator is read
 
     schema: Any = operator_of(op)._schema  # type: ignore[attr-defined]
     return tuple(_parameter(argument) for argument in schema.arguments)
@@ -179,7 +179,7 @@ def shared_arguments(node: Node) -> tuple[Argument, ...]:
 
 @cache
 def _shared(op: str) -> tuple[str, ...]:
-    from .interpreter import operator_of
+    from .overloads import operator_of
 
     schema: Any = operator_of(op)._schema  # type: ignore[attr-defined]
     if op.split(".")[1] in _HANDS_ON:

@@ -14,14 +14,16 @@ from ..ops.aliasing import alias_roots, is_alias
 from ..ops.dtypes import torch_dtype, zeros
 from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
+from ..ops.joint_products import ProductMemory
 from .bound_program import BoundProgram, Piece
-from .buffers import buffer_plan, rows_of_operands, without_views
+from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
 from .head_rows import HeadRows
 from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
 from .moving import Launches, Moving, MovingLaunches, late_values, lies_as, own_results
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
+from .row_buffers import columns_of, joined_results, products_by_rows, rows_of_operands
 
 if TYPE_CHECKING:
     import torch
@@ -46,14 +48,18 @@ class _Binder:
         self.last_reads = last_reads(self.graph, self.segments, self._outside) if self.apart else ((),) * len(self.segments)
         self.read_until = {value: index for index, segment in enumerate(self.segments) for value in self._reads(segment)}
         self.roots = alias_roots(program.graph)
+        rows = self.graph.kind is GraphKind.DECODE and self.graph.tokens > 1
+        self.shares_products = (bool(self.apart) or rows) and executables.backend is not None
         self.keep: list[Any] = []
         self.environment: dict[str, torch.Tensor] = {}
         self.planned: dict[str, torch.Tensor] = {}
         self.workspaces: dict[tuple[str, str], torch.Tensor] = {}
         fixed = fixed_values(self.graph, self.segments, self._outside)
-        self.taken = rows_of_operands(self.graph, self.segments) if self.graph.tokens > 1 and not moves else {}
-        bases = (self.roots[base] for base, _ in self.taken.values())
-        fixed = tuple(dict.fromkeys((*fixed, *(base for base in bases if self.graph.kind_of(base) is ValueKind.INTERMEDIATE))))
+        several = self.graph.tokens > 1 and not moves
+        self.taken = rows_of_operands(self.graph, self.segments) if several else {}
+        self.joined = joined_results(self.graph, self.segments) if several else {}
+        wholes = (self.roots[one.whole] for one in (*self.taken.values(), *self.joined.values()))
+        fixed = tuple(dict.fromkeys((*fixed, *(whole for whole in wholes if self.graph.kind_of(whole) is ValueKind.INTERMEDIATE))))
         results = own_results(self.graph, self.segments, fixed) if moves else ()
         self.late = late_values(self.graph, self.segments, fixed) if moves else frozenset()
         self.moving = Moving(self.graph, results, self.environment, self.planned) if moves else None
@@ -84,22 +90,30 @@ class _Binder:
     def _place_planned(self, fixed: tuple[str, ...], results: tuple[str, ...]) -> None:
         import torch
 
-        offsets, nbytes = buffer_plan(self.program, self.segments, fixed, elsewhere=(*results, *self.taken))
+        shared = self.shares_products and not self.apart
+        beside = products_by_rows(self.graph, self.segments, self.taken, self.environment) if shared else ()
+        offsets, nbytes = buffer_plan(self.program, self.segments, fixed, elsewhere=(*results, *self.taken, *self.joined), beside=beside,
+                                      parts={name: one.whole for name, one in self.joined.items()})
         arena = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self.device)
         self.arena = arena
         for name, offset in offsets.items():
             spec = self.graph.spec(name)
             flat = arena[offset:offset + spec.nbytes].view(torch_dtype(spec.dtype))
             self.planned[name] = flat.view(spec.shape)
-        for name, (base, first) in self.taken.items():  # what is written to the whole is there already
-            whole, spec = self.planned.get(self.roots[base], self.environment.get(base)), self.graph.spec(name)
+        for names in beside:
+            specs = [self.graph.spec(name) for name in names]
+            flat = arena[offsets[names[0]] :][: sum(spec.nbytes for spec in specs)].view(torch_dtype(specs[0].dtype))
+            self.planned |= columns_of(flat, {name: spec.shape for name, spec in zip(names, specs, strict=True)})
+        for name, one in {**self.taken, **self.joined}.items():  # what is written to the whole is there already
+            whole, spec = self.planned.get(self.roots[one.whole], self.environment.get(one.whole)), self.graph.spec(name)
             assert whole is not None
-            self.planned[name] = whole.view(-1)[first : first + spec.numel].view(spec.shape)
+            part = whole.view(self.graph.spec(one.whole).shape).narrow(one.axis, one.start, one.count)
+            self.planned[name] = part.view(spec.shape)
         for name in results:  # until the first call brings its own
             self.planned[name] = zeros(self.graph.spec(name), self.device)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
         made_by_call = {n.outputs[0] for n in self.graph.nodes if n.name in self.apart and not begins(n)}
-        for name in (*made_by_step, *made_by_call):
+        for name in (*made_by_step, *made_by_call, *(one.whole for one in self.joined.values())):
             root = self.roots[name]
             self.environment[root] = self.planned[root]
 
@@ -182,16 +196,18 @@ class _Binder:
             self.environment.pop(name, None)
 
     def _framework(self, segment: Segment, index: int) -> Callable[[], None]:
-        made = [o for n in segment.nodes for o in self.graph.node_by_name[n].outputs]
+        there = {one.whole for one in self.joined.values()}  # steps have written them
+        nodes = [n for n in segment.nodes if there.isdisjoint(self.graph.node_by_name[n].outputs)]
+        made = [o for n in nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned and name not in self.taken)
         wanted = tuple(n for n in made if self.read_until.get(n, -1) > index or n in self.graph.outputs or n in copies)
         backend = self.executables.backend
         several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed
         bodies = backend.body if several and backend is not None else None
-        rows = self.graph.kind is GraphKind.DECODE and self.graph.tokens > 1
-        weights = self.environment if (self.apart or rows) and backend is not None else None
-        prepared = compile_nodes(self.graph, segment.nodes, device=self.device, outputs=wanted, bodies=bodies, weights=weights,
-                                 copied=copies if rows else ())
+        into = {} if self.apart else {name: self.planned[name] for name in copies}
+        products = ProductMemory(weights=self.environment, results=into) if self.shares_products else None
+        prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, products=products)
+        copies = tuple(name for name in copies if name not in prepared.written)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
         fixed = {name: planned[name] for name in copies} if runs_outside(self.graph, segment) else {}

@@ -1,13 +1,11 @@
 """Which values of a program need memory of its own, when, and where in one arena."""
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..ir.graph import Graph, Node, Ref, ValueKind
+from ..ir.graph import Graph, Node, ValueKind
 from ..ir.region import Role
-from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots, is_alias, memory_roots
-from ..ops.schema import argument
+from ..ops.aliasing import alias_roots, is_alias, memory_roots
 from .placement import Block, place, side_by_side
 
 if TYPE_CHECKING:
@@ -27,29 +25,12 @@ def without_views(graph: Graph, segments: tuple[Segment, ...]) -> tuple[Segment,
     return tuple(s for s in segments if s.step is not None or not all(foldable(n) for n in s.nodes))
 
 
-def rows_of_operands(graph: Graph, segments: tuple[Segment, ...]) -> dict[str, tuple[str, int]]:
-    """Operands of steps that are slices of another value and lie in one piece of it: that value, and from which element on."""
-    found: dict[str, tuple[str, int]] = {}
-    for value in dict.fromkeys(value for segment in segments for _, values in segment.operands for value in values):
-        node = graph.producer.get(value)
-        if node is None or node.op != "aten.slice.Tensor" or not isinstance(node.args[0], Ref):
-            continue
-        base, axis, first = node.args[0].value, argument(node, "dim"), argument(node, "start")
-        if not isinstance(axis, int) or not isinstance(first, int) or min(axis, first) < 0 or argument(node, "step") != 1:
-            continue
-        shape, has_states = graph.spec(base).shape, graph.kind_of(base) is ValueKind.STATE
-        at, one = first * prod(shape[axis + 1 :]), graph.spec(value)
-        aligned = one.numel == 1 or at * one.dtype.bytes % ALIGNMENT_BYTES == 0  # kernels read operands in vectors
-        if prod(shape[:axis]) == 1 and aligned and not graph.spec(base).strides and (has_states or base in graph.producer):
-            found[value] = base, at
-    return found
-
-
-def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[str, ...] = (),
-                elsewhere: tuple[str, ...] = ()) -> tuple[dict[str, int], int]:
+def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[str, ...] = (), elsewhere: tuple[str, ...] = (),
+                beside: Sequence[Sequence[str]] = (), parts: Mapping[str, str] | None = None) -> tuple[dict[str, int], int]:
     """Arena offsets of every value that a step writes or reads and that no one else owns, and the arena's size in bytes.
 
-    ``fixed`` are further values that need a place of their own; those ``elsewhere`` get none.
+    ``fixed`` are further values that need a place of their own; those ``elsewhere`` get none. Values ``beside`` each other lie behind
+    each other, without gaps. ``parts``: values ``elsewhere`` that are written to a part of another one, which lives as long as any of them.
 
     Lifetimes are in segments; whatever may share its memory (an alias, a slice) keeps a value alive. Values that a framework
     segment produces for a step get a place too: they are copied there.
@@ -72,8 +53,13 @@ def buffer_plan(program: Program, segments: tuple[Segment, ...], fixed: tuple[st
                 own = tuple(roots[v] for v in values)
                 for value in own:
                     groups[value] = own
+    for names in beside:
+        groups |= dict.fromkeys(names, tuple(names))
     for name in graph.outputs:
         last[memory[name]] = len(segments)
+    for part, whole in (parts or {}).items():
+        first[whole] = min(first[whole], first[roots[part]])
+        last[memory[whole]] = max(last[memory[whole]], last[memory[roots[part]]])
     needed = tuple(v for v in dict.fromkeys((*_step_values(graph, segments, roots), *fixed)) if v not in elsewhere)
     blocks: list[Block] = []
     done: set[str] = set()

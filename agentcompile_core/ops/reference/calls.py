@@ -8,7 +8,8 @@ from attrs import frozen
 
 from ...errors import AgentCompileError
 from ...ir.graph import Argument, DType, Graph, Node, Ref, Symbol
-from ..interpreter import operator_of, resolve_symbol
+from ..interpreter import resolve_symbol
+from ..overloads import operator_of
 from ..schema import Missing, named, parameters
 from .bounded import Bounded, consumed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ir.graph import Argument, Graph, Node, Ref, Value
 from ...ops.dtypes import torch_dtype
-from ...ops.interpreter import operator_of
+from ...ops.overloads import operator_of
 from ...ops.schema import argument as argument_of
 from .collapse_rope import ROTARY
 from .importer import spec_of

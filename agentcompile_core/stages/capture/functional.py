@@ -6,7 +6,7 @@ from ...errors import UsageError
 from ...ir.graph import Graph, Node, Ref, TensorSpec, ValueKind
 from ...ops.aliasing import memory_roots, written_in_place
 from ...ops.allowed import unfit
-from ...ops.interpreter import operator_of
+from ...ops.overloads import operator_of
 from ...ops.schema import argument, canonical, parameters
 from .attention import Unsupported
 from .kinds import kind_of

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ...ir.graph import Argument, Graph, Node, Ref, Symbol, TensorSpec, refs_of
-from ...ops.interpreter import operator_of, resolve_symbol
+from ...ops.interpreter import resolve_symbol
+from ...ops.overloads import operator_of
 from ...ops.schema import shared_arguments
 from .between import Unlike
 from .importer import spec_of

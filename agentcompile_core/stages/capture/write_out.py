@@ -8,8 +8,8 @@ from attrs import evolve
 
 from ...ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, Value
 from ...ops.dtypes import torch_dtype
-from ...ops.interpreter import operator_of
 from ...ops.losses import LOSSES, MEAN, SUM
+from ...ops.overloads import operator_of
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .importer import spec_of
