@@ -170,22 +170,21 @@ def _written(operands: "Sequence[Sequence[Tensor]]", matrix: "Tensor", columns: 
 def _matrix_of(columns: "Sequence[Tensor]") -> "Tensor | None":
     """The matrix [rows, all columns] of which these are columns, from left to right and without gaps; None: there is none."""
     first, total = columns[0], sum(one.shape[-1] for one in columns)
-    at = first.data_ptr()
+    at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
     for one in columns:
-        rows = one.numel() // max(1, one.shape[-1])
-        flat = one.as_strided((rows, one.shape[-1]), (total, 1), one.storage_offset())
-        if one.data_ptr() != at or one.dtype is not first.dtype or one.shape[:-1] != first.shape[:-1] or not _same_places(one, flat):
+        if (one.data_ptr(), one.untyped_storage().data_ptr()) != (at, storage) or one.dtype is not first.dtype:
+            return None
+        if one.shape[:-1] != first.shape[:-1] or not _in_rows_of(total, one):
             return None
         at += one.shape[-1] * one.element_size()
     rows = first.numel() // max(1, first.shape[-1])
     return first.as_strided((rows, total), (total, 1), first.storage_offset()) if first.numel() else None
 
 
-def _same_places(one: "Tensor", flat: "Tensor") -> bool:
-    """Whether a tensor has its elements where ``flat`` has them, in the same order; axes of one element have no say."""
-    strides, step = [], flat.stride(0)
+def _in_rows_of(total: int, one: "Tensor") -> bool:
+    """Whether a tensor's rows lie ``total`` elements apart, in order; axes of one element have no say."""
+    strides, step = [1], total
     for extent in reversed(one.shape[:-1]):
         strides.append(step)
         step *= extent
-    wanted = (*reversed(strides), 1)
-    return all(extent == 1 or stride == expected for extent, stride, expected in zip(one.shape, one.stride(), wanted, strict=True))
+    return all(extent == 1 or stride == wanted for extent, stride, wanted in zip(one.shape, one.stride(), strides[::-1], strict=True))
