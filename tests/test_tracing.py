@@ -55,6 +55,8 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         grids = (launch.grid for launch in source.launches)
         return tuple(notes(int(source.digest, 16), x * y * z) for x, y, z in grids)
 
+    monkeypatch.setattr("agentcompile_core.runtime.tracing.TIMED", 1)  # emulated steps take a third of a second
+    monkeypatch.setattr("agentcompile_core.runtime.tracing.TIMED_RUNS", 3)
     monkeypatch.setattr(EmulationBackend, "traced", traced)
     monkeypatch.setattr(EmulationBackend, "noted", noted)
     return tags

@@ -3,6 +3,7 @@
 Memory is bytes that can be read and written through addresses; new memory holds garbage.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import cuda.bindings.driver as real
@@ -42,19 +43,26 @@ class FakeDriver:
         return not (self.memory or self.reserved or self.mapped or self.released)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        return b"".join(bytes(memory[offset : offset + 1]) for memory, offset in (self._at(address + i) for i in range(nbytes)))
+        return b"".join(bytes(memory[offset : offset + count]) for memory, offset, count in self._pieces(address, nbytes))
 
     def write(self, address: int, content: bytes) -> None:
-        for index, byte in enumerate(content):
-            memory, offset = self._at(address + index)
-            memory[offset] = byte
+        at = 0
+        for memory, offset, count in self._pieces(address, len(content)):
+            memory[offset : offset + count] = content[at : at + count]
+            at += count
 
-    def _at(self, address: int) -> tuple[bytearray, int]:
-        assert address - address % self.granularity in self.allowed, f"illegal access at {address}"
-        for start, (size, handle) in self.mapped.items():
-            if start <= address < start + size:
-                return self.memory[handle], address - start
-        raise AssertionError(f"nothing is mapped at {address}")
+    def _pieces(self, address: int, nbytes: int) -> Iterator[tuple[bytearray, int, int]]:
+        """Where bytes lie, each in one memory: that memory, from where on, and how many."""
+        granules = range(address - address % self.granularity, address + nbytes, self.granularity)
+        assert not nbytes or self.allowed.issuperset(granules), f"illegal access to {nbytes} bytes at {address}"
+        end = address + nbytes
+        while address < end:
+            found = next(((start, size, handle) for start, (size, handle) in self.mapped.items() if start <= address < start + size), None)
+            assert found is not None, f"nothing is mapped at {address}"
+            start, size, handle = found
+            count = min(end, start + size) - address
+            yield self.memory[handle], address - start, count
+            address += count
 
     def _failing(self, name: str) -> bool:
         self.calls.append(name)
