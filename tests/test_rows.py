@@ -103,6 +103,19 @@ def test_caches_of_rows_leave_half_of_the_free_memory(monkeypatch: pytest.Monkey
     assert "2 more KV caches take" in model.session.rows.notes[0] and "GiB free" in model.session.rows.notes[0]
 
 
+def test_a_step_is_made_when_batches_have_asked_for_enough_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their size; not for a single token, where no step runs."""
+    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
+    monkeypatch.setattr(rows_module.Rows, "_may", lambda self: True)
+    monkeypatch.setattr(rows_module, "WORTH", 12)
+    made = []
+    for prompts, count in (([[3], [4]], 5), ([[3], [4], [5]], 11), ([[3], [4]], 6), ([[3], [4]], 1), ([[3], [4]], 2)):
+        model.generate(prompts, max_new_tokens=count, eos_token_id=None)
+        made.append(sorted(model.session.rows._made))
+    assert made == [[], [], [], [], [2]]
+    assert generated(model, [[3], [4]], "always", max_new_tokens=1, eos_token_id=None).shape == (2, 2)
+
+
 def test_on_a_processor_single_rows_are_the_default() -> None:
     model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
     model.generate([[3], [4]], max_new_tokens=3, eos_token_id=None)

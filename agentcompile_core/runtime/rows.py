@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("agentcompile.rows")
 SIZES = (2, 4, 8)  # rows of a step; rows that a batch does not have stand still
 LOOK = 8  # steps between two looks of the host for rows that ended, on an accelerator
+WORTH = 32  # tokens of each row that batches of one size have asked for before a step is made for them: that takes seconds
 TIMED = 5  # steps per measurement, of which the fastest of as many counts
 GAIN = 0.97  # of the time of single steps that a step of all rows may take
 
@@ -46,6 +47,7 @@ class Rows:
         self.another_kv: Callable[[], KVState] | None = None
         self._caches: list[KVState] = []
         self._made: dict[int, RowsStep | None] = {}
+        self._asked: dict[int, int] = {}  # tokens of each row so far, by size
 
     @property
     def seconds(self) -> dict[int, tuple[float, float]]:
@@ -63,7 +65,7 @@ class Rows:
         for first in range(0, len(prompts), SIZES[-1]):
             group = prompts[first : first + SIZES[-1]]
             with torch.inference_mode():
-                made = self._group(group, count, eos) if len(group) > 1 and self._may() else None
+                made = self._group(group, count, eos) if len(group) > 1 and count > 1 and self._may() else None
             found += made if made is not None else [None] * len(group)
         return found
 
@@ -74,7 +76,10 @@ class Rows:
 
     def _group(self, prompts: "Sequence[torch.Tensor]", count: int, eos: frozenset[int]) -> Tokens | None:
         size = next(one for one in SIZES if one >= len(prompts))
+        self._asked[size] = self._asked.get(size, 0) + count
         if size not in self._made:
+            if self.when != "always" and self._asked[size] < WORTH:
+                return None
             self._made[size] = self._make(size)
         step = self._made[size]
         if step is None or not self._pays(step, len(prompts)):
