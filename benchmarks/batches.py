@@ -19,17 +19,18 @@ import harness
 from full_models import add_options, compiled_model, kept_or_passing
 
 from agentcompile_core.report import bench
+from agentcompile_core.runtime.rows import SIZES
 
 
 def rows_asked(text: str) -> tuple[int, ...]:
     """``2,4,8``: how many rows.
 
     Raises:
-        SystemExit: a part is no number of at least two rows.
+        SystemExit: a part is no number of rows that one step may have.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) > 1 for part in parts):
-        raise SystemExit(f"--rows {text}: allowed are numbers of at least 2, by commas, such as 2,4,8")
+    if not parts or not all(part.isdigit() and 1 < int(part) <= SIZES[-1] for part in parts):
+        raise SystemExit(f"--rows {text}: allowed are numbers from 2 to {SIZES[-1]}, by commas, such as 2,4,8")
     return tuple(map(int, parts))
 
 
@@ -58,16 +59,18 @@ def systems_of(model: Any, ids: torch.Tensor, eager: bool) -> dict[str, Callable
 
 def rows_of(model: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of batches.json."""
-    rows = []
+    rows, session = [], model.session
     for count in options.rows:
+        known = session.rows.notes
         ids = torch.cat([bench.random_prompt(model.graphs.model.vocab_size, options.input, row) for row in range(count)])
         times = bench.alternate(systems_of(model, ids, options.eager), options.output, options.repetitions)
-        taken = model.session.rows.seconds.get(next(size for size in (*model.session.rows.seconds, 0) if size >= count or not size))
+        key = next(size for size in SIZES if size >= count), session.decode_program(options.input + options.output // 2)
+        taken, why = session.rows.seconds.get(key), [note for note in session.rows.notes if note not in known]
         together_us, single_us = (1e6 * one for one in taken) if taken else (0.0, 0.0)
         for row in bench.rows_of(times, options.output):
             del row["speedup"]
             rows.append({"model": options.model, "dtype": options.dtype, "workload": f"{count} x {options.input}/{options.output}",
-                         "batch": count, "together_us": together_us, "single_us": single_us, "why": "; ".join(model.session.rows.notes),
+                         "batch": count, "together_us": together_us, "single_us": single_us, "why": "; ".join(why),
                          **row})
             print(json.dumps(rows[-1]), flush=True)
     return rows

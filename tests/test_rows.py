@@ -51,7 +51,7 @@ def test_rows_of_a_batch_have_the_tokens_of_single_rows(name: str, prompts: list
     wanted = generated(model, prompts, "never", **options)
     assert torch.equal(generated(model, prompts, "always", **options), wanted)
     assert not model.session.rows.notes
-    assert seen(model)
+    assert seen(model) or count == 1
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -95,12 +95,12 @@ def test_caches_of_rows_leave_half_of_the_free_memory(monkeypatch: pytest.Monkey
     model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
     each = sum(tensor.nbytes for tensor in (*model.session.kv.keys, *model.session.kv.values))
     wanted = generated(model, [[3], [4]], "never", max_new_tokens=3, eos_token_id=None)
-    for free, made in ((4 * each - 1, 0), (4 * each, 1)):
-        monkeypatch.setattr(rows_module, "free_bytes", lambda device, free=free: free)
+    for free, made in ((4 * each - 2, 0), (4 * each, 1)):
+        monkeypatch.setattr(rows_module, "free_bytes", lambda device, free=free: free - each * len(model.session.rows._caches))
         model.session.rows._made.clear()
         assert torch.equal(generated(model, [[3], [4]], "always", max_new_tokens=3, eos_token_id=None), wanted)
         assert seen(model) == made == len(model.session.rows._caches) // 2
-    assert "2 more KV caches take" in model.session.rows.notes[0] and "GiB free" in model.session.rows.notes[0]
+    assert "memory did not suffice" in model.session.rows.notes[0] and len(model.session.rows.notes) == 1
 
 
 def test_a_step_is_made_when_batches_have_asked_for_enough_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_step_is_made_when_batches_have_asked_for_enough_tokens(monkeypatch: p
     made = []
     for prompts, count in (([[3], [4]], 5), ([[3], [4], [5]], 11), ([[3], [4]], 6), ([[3], [4]], 1), ([[3], [4]], 2)):
         model.generate(prompts, max_new_tokens=count, eos_token_id=None)
-        made.append(sorted(model.session.rows._made))
+        made.append(sorted(size for size, _ in model.session.rows._made))
     assert made == [[], [], [], [], [2]]
     assert generated(model, [[3], [4]], "always", max_new_tokens=1, eos_token_id=None).shape == (2, 2)
 
@@ -198,14 +198,14 @@ def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> Non
     prompts = [[5, 6, 7], [9], [40, 41]]
     wanted = generated(model, prompts, "never", max_new_tokens=4, eos_token_id=None)
     assert torch.equal(generated(model, prompts, "always", max_new_tokens=4, eos_token_id=None), wanted)
-    segments = model.session.rows._made[4].bound.program.segments
+    segments = model.session.rows._made[4, "decode"].bound.program.segments
     assert len(attending) == 2 and sum(s.step is not None for s in segments) == 4 * len(attending)
-    graph = model.session.rows._made[4].bound.graph
+    graph = model.session.rows._made[4, "decode"].bound.graph
     taken = rows_of_operands(graph, segments)
     assert {"rows.position"} < {graph.by_name[one.whole].source for one in taken.values()}
     read = [value for s in segments for name, values in s.operands for value in values if name in ("q", "k", "v")]
     assert set(read) <= set(taken)  # where the products left them
     with torch.inference_mode(), Products() as products:
-        model.session.rows._made[4].run()
+        model.session.rows._made[4, "decode"].run()
     assert products.count == 2 * 4 + 1  # of a layer Q, K and V as one, gate and up as one, and two more; the head
     assert products.copies == 2  # the tables of the rotation: products write where attention reads, attention where the next one reads

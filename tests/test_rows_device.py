@@ -48,7 +48,7 @@ def test_steps_are_captured_and_replayed_after_other_requests(model: Any) -> Non
     first = generated(model, PROMPTS[:4], "always", **free)
     generated(model, PROMPTS[4:6], "never", **free)
     model.generate(PROMPTS[2], max_new_tokens=9, eos_token_id=None)
-    step = model.session.rows._made[4]
+    step = model.session.rows._made[4, "decode"]
     assert getattr(step.run, "captured", True), step.run.reason
     assert not step.bound.uncapturable
     assert torch.equal(generated(model, PROMPTS[:4], "always", **free), first)
@@ -75,7 +75,7 @@ def test_time_of_a_step_beside_single_steps() -> None:
             generated(model, prompts[:rows], when, max_new_tokens=129, eos_token_id=None)
             torch.cuda.synchronize()
             taken[when] = time.perf_counter() - began
-        step = model.session.rows._made.get(rows)
+        step = model.session.rows._made.get((rows, "decode"))
         assert step is not None, model.session.rows.notes
         together, single = step.seconds
         print(f"{rows} rows: a step {1e6 * together:.0f} us, {rows} single steps {1e6 * rows * single:.0f} us; "

@@ -14,6 +14,11 @@ SEED = 11
 FIRST = 3  # position of the first row; each further one is two behind it
 
 
+def furthest(rows: int) -> int:
+    """Positions that the look writes in a row's cache, at most."""
+    return FIRST + 2 * rows + 2
+
+
 class _Case:
     """One row: ``token`` read at ``position`` behind drawn K and V, and what a single step makes of it."""
 

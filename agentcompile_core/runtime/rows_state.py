@@ -28,6 +28,9 @@ class OneRow(SessionState, Protocol):
     def step(self, name: str) -> Callable[[], None]:
         """What makes one step of the program called ``name`` where ids and position stand."""
 
+    def decode_program(self, position: int) -> str:
+        """Name of the program whose step reads the token at ``position``."""
+
     def prefill(self, prompt: "torch.Tensor", new: int = 0) -> BoundProgram:
         """Run a prompt [1, n]; then ids, position and history stand at the first token behind it."""
 

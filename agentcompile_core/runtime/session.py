@@ -22,7 +22,6 @@ from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
 from .device import release_cache
 from .device_choice import DeviceChoices
 from .executables import Executables
-from .holding import hold
 from .live import HostPosition
 from .program import Program
 from .prompts import check_length, prompt_of
@@ -133,7 +132,7 @@ class Session:
         if name not in self._steps:
             graph = self._programs[name].graph
             # Warm-ups write where the position stands, those of chunks from 0 on.
-            hold(self.kv, graph.tokens if graph.kind is GraphKind.PREFILL else int(self.position) + 1)
+            self.rows.hold(graph.tokens if graph.kind is GraphKind.PREFILL else int(self.position) + 1)
             if self._live is not None:  # warm-ups attend as far as any request will
                 self._live.start = max(0, self.kv.capacity - graph.tokens)
             self._steps[name] = self._decode.prepare(self.bound(name), self)
@@ -224,7 +223,7 @@ class Session:
         """
         sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
         chunks = plan_chunks(length, sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
-        hold(self.kv, max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
+        self.rows.hold(max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
         return chunks
 
     def prefill(self, prompt: "torch.Tensor", new: int = 0) -> BoundProgram:
@@ -291,13 +290,13 @@ class Session:
         """Read what ``prompt`` [1, n] holds from ``start`` on by the prefill program called ``name``, which takes as many tokens, behind
         what is cached below ``start``; logits [vocabulary] behind its last token."""
         count = prompt.shape[1]
-        hold(self.kv, count)
+        self.rows.hold(count)
         whole = Chunk(tokens=count - start, start=start, length=count - start)
         return self.bound(self._run_prefill(name, whole, rows_of((whole,), prompt, self.device)[0])).output(0)[0, -1].clone()
 
     def read_next(self, token: int, position: int, program: str = "") -> "torch.Tensor":
         """Logits [vocabulary] behind one token at ``position``, below which the cache is filled; ``program``: by which, "": its own."""
-        hold(self.kv, position + 1)
+        self.rows.hold(position + 1)
         self.ids.fill_(token)
         self.position.fill_(position)
         return self.bound(self._run_decode(position, program)).output(0)[0, -1].clone()
