@@ -58,6 +58,7 @@ class _Binder:
         several = self.graph.tokens > 1 and not moves
         self.taken = rows_of_operands(self.graph, self.segments) if several else {}
         self.joined = joined_results(self.graph, self.segments) if several else {}
+        self.put_together = {one.whole for one in self.joined.values()}  # by the steps that write their parts
         wholes = (self.roots[one.whole] for one in (*self.taken.values(), *self.joined.values()))
         fixed = tuple(dict.fromkeys((*fixed, *(whole for whole in wholes if self.graph.kind_of(whole) is ValueKind.INTERMEDIATE))))
         results = own_results(self.graph, self.segments, fixed) if moves else ()
@@ -113,7 +114,7 @@ class _Binder:
             self.planned[name] = zeros(self.graph.spec(name), self.device)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
         made_by_call = {n.outputs[0] for n in self.graph.nodes if n.name in self.apart and not begins(n)}
-        for name in (*made_by_step, *made_by_call, *(one.whole for one in self.joined.values())):
+        for name in (*made_by_step, *made_by_call, *self.put_together):
             root = self.roots[name]
             self.environment[root] = self.planned[root]
 
@@ -196,8 +197,7 @@ class _Binder:
             self.environment.pop(name, None)
 
     def _framework(self, segment: Segment, index: int) -> Callable[[], None]:
-        there = {one.whole for one in self.joined.values()}  # steps have written them
-        nodes = [n for n in segment.nodes if there.isdisjoint(self.graph.node_by_name[n].outputs)]
+        nodes = [n for n in segment.nodes if self.put_together.isdisjoint(self.graph.node_by_name[n].outputs)]
         made = [o for n in nodes for o in self.graph.node_by_name[n].outputs]
         copies = tuple(name for name in made if name in self.planned and name not in self.taken)
         wanted = tuple(n for n in made if self.read_until.get(n, -1) > index or n in self.graph.outputs or n in copies)

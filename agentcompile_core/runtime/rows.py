@@ -31,7 +31,6 @@ WORTH = 32  # tokens of each row that batches of one size have asked for before 
 TIMED = 5  # steps per measurement, of which the fastest of as many counts
 WHEN = ("measured", "always", "never")
 SHORT = 3  # times that memory may run out while a step of a size is made or runs
-FURTHEST = {size: furthest(size) for size in SIZES}  # positions that the look at a step needs
 GAIN = 0.97  # of the time of single steps that a step of all rows may take
 
 Tokens = list[list[int]]
@@ -155,7 +154,7 @@ class Rows:
             return self._made[key]
         size, name = key
         program = self._session.bound(name).program  # it arranges the weights
-        tried = max(FURTHEST[size], program.start + TIMED + 1)
+        tried = max(furthest(size), program.start + TIMED + 1)
         self._make_room([max(end, tried) for end in ends])
         step = self._prepared(program, size)
         why = difference(self._session, step)
