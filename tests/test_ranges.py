@@ -40,6 +40,7 @@ from agentcompile_core.stages.select import ranges as later_ranges
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker.judge import ChainAnswer, ChainQuestion, _replaced
+from agentcompile_core.worker.neighbours import NEAR, in_order
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 CONTEXT = 8192
@@ -90,7 +91,7 @@ class Worker:
         return json.loads(serial.dumps(answer))
 
 
-def chosen(planned: Any, blocks: Any, budget_s: float = 60.0) -> tuple[Any, ...]:
+def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lambda first, evidence: ()) -> tuple[Any, ...]:
     """The first selections, evidence, what is selected later, and the worker."""
     ctx, graphs, _, plans = planned
     first, evidence = selected(planned, points=12)
@@ -100,7 +101,8 @@ def chosen(planned: Any, blocks: Any, budget_s: float = 60.0) -> tuple[Any, ...]
     worker = Worker(blocks)
     ctx = evolve(ctx, backend=doubles.FakeBackend(), store=Store(None), worker=worker, budget=Budget(budget_s))
     ctx.budget.start()
-    return first, evidence, later_ranges.later(graphs.graphs[0], plans, first, evolve(evidence, kernels=kernels), ctx), worker
+    return first, evidence, later_ranges.later(graphs.graphs[0], plans, first, evolve(evidence, kernels=kernels), ctx,
+                                               trials(first, evidence)), worker
 
 
 def grid_of(selections: Any, position: int) -> set[int]:
@@ -119,6 +121,40 @@ def test_matches_that_read_the_cache_are_named_before_anything_is_measured(plann
     short = evolve(graph, values=tuple(evolve(v, spec=evolve(v.spec, shape=(v.spec.shape[0], 512, *v.spec.shape[2:])))
                                        if v.source.startswith("kv.") else v for v in graph.values))
     assert later_ranges.places(short, plans) == later_ranges.places(None, plans) == frozenset()
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=20)
+@given(data=st.data())
+def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any, data: st.DataObject) -> None:
+    """Of the steps in front of attention and behind it those that lost least, at most a few, and themselves; of no others any."""
+    ratios: dict[Any, float] = {}
+
+    def trials(first: Any, evidence: Any) -> tuple[ChainTrial, ...]:
+        for record in evidence.records:
+            if record.usable and (record.signature, record.step) not in ratios:
+                ratios[record.signature, record.step] = data.draw(st.sampled_from((0.0, 0.99, 1.001, 1.01, 1.02, NEAR, 1.2)))
+        return tuple(ChainTrial(signature=s, match_id=step.match_id, step=step, ratio=ratio) for (s, step), ratio in ratios.items())
+
+    first, _, later, worker = chosen(planned, lambda position: 4 if position < 4096 else 8, trials=trials)
+    regions = {plan.region.signature: plan.region for plan in planned[3]}
+    for question in worker.asked:
+        asked = {(a.signature, a.match_id, a.selected.step) for a in question.alternatives if not a.match_id.startswith("attention")}
+        for selection in first:
+            steps = [x.step for x in in_order(selection, regions[selection.signature])]
+            read = {n for n, step in enumerate(steps) if step.match_id.startswith("attention")}
+            for n, step in enumerate(steps):
+                mine = {x for s, m, x in asked if s == selection.signature and m == step.match_id}
+                if n in read:
+                    continue
+                near = {x: r for (s, x), r in ratios.items() if s == selection.signature and x.match_id == step.match_id and 0.0 < r < NEAR}
+                if not {n - 1, n + 1} & read or not near:
+                    assert not mine
+                    continue
+                others = mine - {step}
+                close = sorted(r for x, r in near.items() if x != step)
+                assert step in mine and len(others) >= min(len(close), later_ranges.MOST_PER_NEIGHBOUR - 1)
+                assert sorted(ratios[selection.signature, x] for x in others) == close[:len(others)]
+    assert later.selections
 
 
 def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:

@@ -30,9 +30,14 @@ def replacements(selections: Sequence[Selection], regions: Sequence[Region], rat
     return tuple((a, b) for _, a, b in sorted(found, key=lambda one: (one[0], str(one[1][1]), str(one[2][1]))))
 
 
-def _neighbours(selection: Selection, region: Region) -> Iterator[tuple[SelectedStep, SelectedStep]]:
+def in_order(selection: Selection, region: Region) -> list[SelectedStep]:
+    """The steps of a selection as they follow each other in its region."""
     places = {node.name: place for place, node in enumerate(region.graph.nodes)}
-    steps = sorted(selection.steps, key=lambda step: min(places[name] for name in step.nodes))
+    return sorted(selection.steps, key=lambda step: min(places[name] for name in step.nodes))
+
+
+def _neighbours(selection: Selection, region: Region) -> Iterator[tuple[SelectedStep, SelectedStep]]:
+    steps = in_order(selection, region)
     yield from pairwise(steps)
     if len(steps) > 2 and len(region.instances) > 1:
         yield steps[-1], steps[0]

@@ -61,5 +61,5 @@ def _by_chain(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, gra
         judged = tuple(fallback(s.signature, s.region, why) for s in judged)
     log = ChainLog(started=tuple((s.signature, x.step) for s in started for x in s.steps), trials=answer.trials)
     ctx.budget.done("chain")
-    later = ranges.later(graph, plans, judged, found, ctx) if ranges.possible(graph) else ranges.Later()
+    later = ranges.later(graph, plans, judged, found, ctx, answer.trials) if ranges.possible(graph) else ranges.Later()
     return Selected(selections=(*judged, *later.selections), step_us=(answer.us, answer.framework_us), chain=log, ranges=later.logs)

@@ -1,13 +1,15 @@
 """Later ranges of positions: the steps whose time grows with what is cached are judged again in the captured chain, further on.
 
-Everything else of the step stays as it was selected, so that all ranges share weights, caches and what happens before attention.
+With them are judged the steps beside them, by what came close in the first range: a kernel that holds much of the cache on its way leaves
+its neighbours less room. Everything else stays as it was selected; a step is replaced by others of its match, so that all ranges share
+weights and caches.
 """
 
 from attrs import evolve, frozen
 
 from ...context import Context
 from ...ir import ranges
-from ...ir.decisions import ChainLog
+from ...ir.decisions import ChainLog, ChainTrial
 from ...ir.evaluated import Evaluated
 from ...ir.graph import Graph, ValueKind
 from ...ir.plan import RegionPlan
@@ -16,9 +18,11 @@ from ...ir.region import Match, Region
 from ...ir.selection import SelectedStep, Selection
 from ...plugin.events import Skipped
 from ...worker.judge import Alternative
+from ...worker.neighbours import NEAR, in_order
 from . import chain
 
 MOST_PER_STEP = 16
+MOST_PER_NEIGHBOUR = 4
 LEAST_S = 1.0  # for a range: less is over before the chain is made
 
 
@@ -44,11 +48,14 @@ def places(graph: Graph | None, plans: tuple[RegionPlan, ...]) -> frozenset[tupl
                      if _reads(cached, plan.region, match))
 
 
-def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context) -> Later:
-    """What wins from each further position on, beginning with what holds before it. ``selections``: of the first range."""
+def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context,
+          trials: tuple[ChainTrial, ...] = ()) -> Later:
+    """What wins from each further position on, beginning with what holds before it. ``selections``: of the first range; ``trials``: of
+    the chain that chose them."""
     regions, capacity = tuple(plan.region for plan in plans), chain.capacity_of(graph)
     starts, held, made = ranges.starts(capacity), selections, Later()
-    alternatives = alternatives_of(graph, regions, selections, found, ctx)
+    reading = alternatives_of(graph, regions, selections, found, ctx)
+    alternatives = (*reading, *_beside(reading, regions, selections, trials, found, ctx)) if reading else ()
     stop_at = ctx.budget.stop_at("ranges")
     for index, start in enumerate(starts if alternatives else ()):
         left_s = (stop_at - ctx.budget.now()) / (len(starts) - index)
@@ -99,6 +106,28 @@ def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in mine)
             made += [option for option in options if option is not None]
     return tuple(made)
+
+
+def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selections: tuple[Selection, ...],
+            trials: tuple[ChainTrial, ...], found: Evaluated, ctx: Context) -> list[Alternative]:
+    """Others for the steps in front of and behind those of ``reading``, which came close in the first range: those closest first."""
+    ratios = {(trial.signature, trial.step): trial.ratio for trial in trials
+              if trial.step is not None and 0.0 < trial.ratio < NEAR and not trial.refused and not trial.beside}
+    places = {(a.signature, a.match_id) for a in reading}
+    made: list[Alternative] = []
+    for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
+        steps = in_order(selection, region)
+        reads = [(region.signature, step.step.match_id) in places for step in steps]
+        for number, step in enumerate(steps):
+            if reads[number] or not any(reads[max(0, number - 1):number + 2]):
+                continue
+            mine = chain.rivals(step, region, found)
+            close = sorted((r for r in mine if (region.signature, r.step) in ratios), key=lambda r: (ratios[region.signature, r.step], str(r.step)))
+            itself = [r for r in mine if close and r.step == step.step]  # for where an earlier range has replaced it
+            wanted = (*close[:MOST_PER_NEIGHBOUR], *itself)
+            options = (chain.alternative(record, region, step.baseline, found, ctx) for record in dict.fromkeys(wanted))
+            made += [option for option in options if option is not None]
+    return made
 
 
 def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:
