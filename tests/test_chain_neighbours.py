@@ -80,6 +80,22 @@ def test_what_lost_by_far_is_not_tried_again_and_nothing_is_without_time() -> No
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
+@given(single=st.lists(st.floats(0.9, 1.2), min_size=2, max_size=5))
+def test_once_something_is_taken_only_what_came_close_is_tried_again(single: list[float]) -> None:
+    """Captures are what the time goes to: those that lost by far leave it to pairs of neighbours."""
+    alone = [trial for trial in Chain(times_of(len(single), single, {}), len(single)).sweep().trials if not trial.beside]
+    tried: dict[Step, list[float]] = {}
+    for trial in alone:
+        assert trial.step is not None
+        tried.setdefault(trial.step, []).append(trial.ratio)
+    for ratios in tried.values():
+        assert len(ratios) == 1 or ratios[0] < neighbours.NEAR
+    near = [one for one, ratios in tried.items() if ratios[0] < neighbours.NEAR and one not in {t.step for t in alone if t.taken}]
+    if any(trial.taken for trial in alone):  # what came close had its second turn
+        assert all(len(tried[one]) == 2 or step(one.match_id, 0) == one for one in near)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(single=st.lists(st.floats(0.97, 1.06), min_size=2, max_size=4),
        together=st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.floats(0.9, 1.05), max_size=6))
 def test_the_end_is_no_slower_and_follows_from_the_log(single: list[float], together: dict[tuple[int, int], float]) -> None:

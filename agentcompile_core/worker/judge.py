@@ -31,7 +31,7 @@ from ..runtime.make_program import make_program
 from ..runtime.program import Program, framework_program
 from ..runtime.weights import WeightStore
 from .captured import CapturedVariant, States, Variant, replays_of
-from .neighbours import replacements
+from .neighbours import NEAR, replacements
 from .synthetic import Synthetic
 
 PAIRS = 7
@@ -126,18 +126,18 @@ class _Chain:
                     self.calls[key] = bind_call(segment.step, segment.match, self.catalog, self.q.target, segment.version)
 
     def sweep(self) -> ChainAnswer:
-        """Try every alternative in turn, twice at the most while it helps, within the budget."""
+        """Try every alternative in turn and, while that helps, those that came close once more, within the budget."""
         deadline = time.monotonic() + self.q.budget_s
         incumbent = self.q.selections
         best = self.captured(incumbent)
         first_us = statistics.median(best.sample_us() for _ in range(PAIRS))
         incumbent, best = self._sound(incumbent, best)
-        for _ in range(2):
+        for again in (False, True):
             before = self.accepted
             for alternative in self.q.alternatives:
                 if time.monotonic() > deadline:
                     break
-                if _holds(incumbent, alternative):
+                if _holds(incumbent, alternative) or (again and not self._came_close(alternative)):
                     continue
                 challenger = _replaced(incumbent, alternative)
                 captured = self._try(challenger, best, alternative)
@@ -153,6 +153,13 @@ class _Chain:
         framework_us = self._framework_us() if self.q.with_framework else 0.0
         return ChainAnswer(selections=incumbent, us=us, first_us=first_us, framework_us=framework_us, tried=self.tried,
                            accepted=self.accepted, refused=tuple(self.refused), trials=tuple(self.trials))
+
+    def _came_close(self, alternative: Alternative) -> bool:
+        """Whether what else has been replaced since may make up for what it lost by; not where it lost much, or was wrong."""
+        if alternative.selected is None:
+            return True
+        ratio = self.ratios.get((alternative.signature, alternative.selected.step))
+        return ratio is None or 0.0 < ratio < NEAR
 
     def _two_at_a_time(self, incumbent: tuple[Selection, ...], best: Variant, deadline: float) -> tuple[tuple[Selection, ...], Variant]:
         """What is left of the time goes to neighbours changed together; see ``neighbours``."""

@@ -122,7 +122,8 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
             if reads[number] or not any(reads[max(0, number - 1):number + 2]):
                 continue
             mine = chain.rivals(step, region, found)
-            close = sorted((r for r in mine if (region.signature, r.step) in ratios), key=lambda r: (ratios[region.signature, r.step], str(r.step)))
+            close = sorted((r for r in mine if (region.signature, r.step) in ratios),
+                           key=lambda r: (ratios[region.signature, r.step], str(r.step)))
             itself = [r for r in mine if close and r.step == step.step]  # for where an earlier range has replaced it
             wanted = (*close[:MOST_PER_NEIGHBOUR], *itself)
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in dict.fromkeys(wanted))
