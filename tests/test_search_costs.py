@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from select_cases import context, plan, region, step
 
+from agentcompile_core.cli.progress import candidate_document
 from agentcompile_core.errors import Reject
 from agentcompile_core.ir.plan import Schedule
 from agentcompile_core.ir.search_log import Reason
 from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.events import CandidateFinished
 from agentcompile_core.stages import lower, validate
 from agentcompile_core.stages.validate import ledger as ledgers
 from agentcompile_core.stages.validate.entries import environment
@@ -58,7 +60,9 @@ def test_a_few_timings_are_enough_only_without_an_outlier(first: tuple[float, ..
 def test_what_hangs_costs_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(ledgers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen: list[Any] = []
     ctx = context()
+    ctx = evolve(ctx, catalog=ctx.catalog.for_one_run(seen.append))
     ordered = (plan(step("honest", 5.0), step("hang", 6.0)),)
     entries = validate.Queue(ordered, ctx.backend, ctx).entries(lower.run(ordered, ctx))
     ledger = ledgers.Ledger(ctx.backend, ctx)
@@ -67,6 +71,12 @@ def test_what_hangs_costs_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] = 15.0
     ledger.take(entries[1], Evaluation())  # a lost worker says no seconds
     assert ledger.seconds[entries[1].place] == 15.0
+    told = [candidate_document(event)["seconds"] for event in seen if isinstance(event, CandidateFinished)]
+    assert told == [0.5, 15.0], "the log says what each of them took of the search"
+    record = ledger.records[0]
+    again = ledgers.Ledger(ctx.backend, ctx)
+    again.recall_record(entries[0], record)
+    assert candidate_document(seen[-1])["seconds"] == 0.0, "what was known took nothing"
 
 
 def test_a_round_behind_the_one_that_used_up_the_time_is_over_before_it_is_lowered() -> None:

@@ -163,4 +163,5 @@ def candidate_document(event: CandidateFinished) -> dict[str, Any]:
         "us": measured.us if measured else None, "floor_us": measured.floor_us if measured else None,
         "baseline_us": event.baseline_us or None, "failure": record.failure.value if record.failure else None,
         "message": record.message, "advisor": record.advisor, "rank": record.advisor_rank, "order": record.order, "cached": event.cached,
+        "seconds": event.seconds,
     }

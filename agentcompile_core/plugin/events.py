@@ -78,7 +78,8 @@ class SearchStarted(Event):
 
 @frozen(kw_only=True)
 class CandidateFinished(Event):
-    """One candidate is known, evaluated now or before. ``baseline_us`` is the framework's time, 0: unknown.
+    """One candidate is known, evaluated now or before. ``baseline_us`` is the framework's time, 0: unknown; ``seconds`` what the
+    candidate took of the search, 0: it was known.
 
     Hook: ``agentcompile_candidate_finished``.
     """
@@ -86,6 +87,7 @@ class CandidateFinished(Event):
     record: TuningRecord
     cached: bool
     baseline_us: float = 0.0
+    seconds: float = 0.0
 
 
 @frozen(kw_only=True)

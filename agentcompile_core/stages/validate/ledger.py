@@ -132,7 +132,8 @@ class Ledger:
         baseline = self.baselines.get(entry.place)
         us = baseline.measurement.us if baseline is not None and baseline.measurement is not None else 0.0
         place = (entry.candidate.signature, record.step)
-        self._ctx.emit(CandidateFinished(record=record, cached=place in self.cached, baseline_us=us))
+        self._ctx.emit(CandidateFinished(record=record, cached=place in self.cached, baseline_us=us,
+                                         seconds=0.0 if place in self.cached else self.seconds.get(entry.place, 0.0)))
 
     def _timed(self, place: Place, us: float) -> None:
         self.best_us[place] = min(us, self.best_us.get(place, us))
