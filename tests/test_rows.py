@@ -1,6 +1,7 @@
 """Batches by steps of several rows: the tokens of single rows, whatever is beside them, or single rows themselves and the reason."""
 
 from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import agentcompile_core.runtime.rows as rows_module
 import agentcompile_core.runtime.rows_program as rows_program_module
 from agentcompile_core import compile
+from agentcompile_core.errors import UsageError
 from agentcompile_core.ops.rows import NoRows, rows_graph
+from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.runtime.row_buffers import rows_of_operands
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -171,6 +174,26 @@ def test_products_norms_and_sums_are_made_once_for_all_rows() -> None:
         assert linear[0] == linear[1]
 
 
+@settings(max_examples=40, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 10**6), share=st.sampled_from((0.05, 0.3, 0.9)))
+def test_whichever_nodes_are_copied_rows_have_the_tokens_of_single_ones(name: str, seed: int, share: float) -> None:
+    """A copied view of rows that were made together raised, since their elements lie apart."""
+    model, prompts = compiled(name), [[5, 6, 7], [9], [40, 41, 42]]
+    graph = model.session._programs["decode"].graph
+    random = Random(seed)
+    copied = {node.name for node in graph.nodes if random.random() < share and not set(node.outputs) & set(graph.outputs)}
+    wanted = generated(model, prompts, "never", max_new_tokens=4, eos_token_id=None)
+    rows = model.session.rows
+    kept, rows._made = rows._made, {}
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows_program_module, "rows_graph", lambda graph, count, apart: rows_graph(graph, count, {*apart, *copied}))
+            assert torch.equal(generated(model, prompts, "always", max_new_tokens=4, eos_token_id=None), wanted)
+            assert seen(model) and not rows.notes
+    finally:
+        rows._made, rows.notes = kept, ()
+
+
 def test_a_graph_that_writes_what_is_no_cache_has_none() -> None:
     graph = compiled("qwen3").session._programs["decode"].graph
     add = next(node for node in graph.nodes if node.op == "aten.add.Tensor")
@@ -209,3 +232,11 @@ def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> Non
         model.session.rows._made[4, "decode"].run()
     assert products.count == 2 * 4 + 1  # of a layer Q, K and V as one, gate and up as one, and two more; the head
     assert products.copies == 2  # the tables of the rotation: products write where attention reads, attention where the next one reads
+
+
+def test_a_session_that_captured_nothing_takes_the_same_words() -> None:
+    session = EagerSession(torch.nn.Linear(1, 1), compiled("qwen3").graphs, "cpu")
+    session.rows.when = "never"
+    assert session.rows.when == "never" and session.rows.seconds == {} and "nothing of this model was captured" in session.rows.notes[0]
+    with pytest.raises(UsageError, match=r"session\.rows\.when = 'sometimes'"):
+        session.rows.when = "sometimes"

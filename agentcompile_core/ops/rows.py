@@ -6,16 +6,18 @@ per row, with the shapes that it has (attention, which has a cache per row). So 
 """
 
 from collections.abc import Collection
+from math import prod
 
 from attrs import define, evolve, field, frozen
 
 from ..ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, Value, ValueKind, map_refs
 from .names import ATTENTION
 from .row_axes import Together, together
-from .schema import argument, canonical
+from .schema import argument, canonical, shared_arguments
 
 ADVANCE, ADVANCE_ROWS, ARGMAX = "agentcompile.advance.default", "agentcompile.advance_rows.default", "agentcompile.argmax.default"
 IDS, POSITION, HISTORY, LIVE = "rows.ids", "rows.position", "rows.history", "rows.live"
+_VIEWS = ("aten.view.default", "aten._unsafe_view.default")
 _OF_SESSION = {"session.ids": (IDS, 1), "session.position": (POSITION, 0)}
 
 
@@ -60,6 +62,7 @@ class _Maker:
     shared: set[str] = field(factory=set)
     axes: dict[str, int] = field(factory=dict)  # of values whose rows lie along one axis, the axis
     copies: dict[str, tuple[str, ...]] = field(factory=dict)  # of values that there are once per row, their names
+    scattered: set[str] = field(factory=set)  # of these the names whose elements may lie apart where those of a single row do not
 
     def made(self) -> RowsGraph:
         for value in self.graph.values:
@@ -139,10 +142,18 @@ class _Maker:
         for row in range(self.rows):
             names = {name: found[row] for name, found in each.items()}
             outputs = tuple(self.copies[name][row] for name in node.outputs)
-            self.nodes.append(evolve(node, name=self.copies[node.name][row], args=_renamed(node.args, names), outputs=outputs,
-                                     kwargs=tuple((key, map_refs(one, names)) for key, one in node.kwargs),
-                                     mutates=tuple(names[name] for name in node.mutates)))
+            copied = evolve(node, name=self.copies[node.name][row], args=_renamed(node.args, names), outputs=outputs,
+                            kwargs=tuple((key, map_refs(one, names)) for key, one in node.kwargs),
+                            mutates=tuple(names[name] for name in node.mutates))
+            self.nodes.append(self._readable(copied))
             self.values += [evolve(self.graph.by_name[name], name=made) for name, made in zip(node.outputs, outputs, strict=True)]
+
+    def _readable(self, node: Node) -> Node:
+        """A copied node as it must be where what it reads lies apart: no view then gives its elements another shape in place."""
+        if not any(isinstance(one, Ref) and one.value in self.scattered for one in shared_arguments(node)):
+            return node
+        self.scattered.update(node.outputs)
+        return canonical(evolve(node, op="aten.reshape.default")) if node.op in _VIEWS else node
 
     def _axis_of(self, name: str) -> int | None:
         """The axis along which the rows of a value lie, or may be joined: one of extent 1."""
@@ -168,6 +179,8 @@ class _Maker:
                 self.nodes.append(canonical(Node(name=f"{made}.taken", op="aten.slice.Tensor", kind="slice", outputs=(made,),
                                                  args=(Ref(name), self.axes[name], row, row + 1))))
                 self.values.append(Value(name=made, spec=self.graph.spec(name)))
+            if prod(self.graph.spec(name).shape[: self.axes[name]]) != 1:
+                self.scattered.update(self.copies[name])
         return self.copies[name]
 
     def _argmax(self, node: Node) -> None:

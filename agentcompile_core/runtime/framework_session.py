@@ -12,6 +12,7 @@ from .generation.framework_loop import by_framework
 from .generation.request import Asked
 from .generation.settings import eos_of, new_tokens, padding_of, settings, with_eos
 from .prompts import Prompts, check_length, prompts_of
+from .rows_choice import RowsChoice
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ class EagerSession:
     def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str) -> None:
         self.module, self.graphs, self.device = module.to(device), graphs, device
         self._lock = threading.Lock()
+        self.rows = RowsChoice("transformers runs all rows of a batch at once: nothing of this model was captured")
 
     @property
     def max_context(self) -> int:

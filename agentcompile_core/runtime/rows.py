@@ -16,6 +16,7 @@ from .executables import Executables
 from .holding import AHEAD, give_back, held, hold
 from .program import Program
 from .rows_check import difference, furthest
+from .rows_choice import RowsChoice
 from .rows_program import rows_program
 from .rows_state import OneRow, RowsState, RowsStep
 
@@ -29,7 +30,6 @@ SIZES = (2, 4, 8)  # rows of a step; rows that a batch does not have stand still
 LOOK = 8  # steps between two looks of the host for rows that ended, on an accelerator
 WORTH = 32  # tokens of each row that batches of one size have asked for before a step is made for them: that takes seconds
 TIMED = 5  # steps per measurement, of which the fastest of as many counts
-WHEN = ("measured", "always", "never")
 SHORT = 3  # times that memory may run out while a step of a size is made or runs
 GAIN = 0.97  # of the time of single steps that a step of all rows may take
 
@@ -41,7 +41,7 @@ class NoRoom(Exception):
     """Why memory does not suffice for rows at present, in one clause."""
 
 
-class Rows:
+class Rows(RowsChoice):
     """Steps of several rows for one session, made when batches have asked for enough.
 
     ``another_kv`` allocates a cache as the session's; None: no batch has such steps. ``notes``: why there are none, once each.
@@ -49,8 +49,7 @@ class Rows:
 
     def __init__(self, session: OneRow, decode: Program | None, weights: "WeightStore", executables: Executables,
                  runtime: DecodeRuntime) -> None:
-        self._when = "measured"
-        self.notes: tuple[str, ...] = ()
+        super().__init__()
         self._session, self._weights, self._executables, self._runtime = session, weights, executables, runtime
         self._has_step = decode is not None
         self.another_kv: Callable[[], KVState] | None = None
@@ -58,22 +57,6 @@ class Rows:
         self._made: dict[Key, RowsStep | None] = {}
         self._asked: Counter[Key] = Counter()  # tokens of each row so far
         self._short: Counter[Key] = Counter()  # how often memory did not suffice while one was made or ran
-
-    @property
-    def when(self) -> str:
-        """``measured``, the default: on an accelerator, for as many rows as they were faster for than single steps; ``always`` and
-        ``never`` say it.
-
-        Raises:
-            UsageError: another word is assigned.
-        """
-        return self._when
-
-    @when.setter
-    def when(self, word: str) -> None:
-        if word not in WHEN:
-            raise UsageError(f"session.rows.when = {word!r}: allowed are {', '.join(map(repr, WHEN))}")
-        self._when = word
 
     @property
     def seconds(self) -> dict[Key, tuple[float, float]]:
