@@ -158,6 +158,17 @@ def test_what_saves_more_becomes_the_best_cover(instances: int) -> None:
     assert later["one"] + later["other"] > later["fused"]
 
 
+@given(st.integers(1, 28), st.floats(0.97, 1.03))
+def test_noise_of_the_framework_does_not_make_a_cover_the_best(instances: int, noise: float) -> None:
+    fused = Made(name="fused", nbytes=2 * 10**8, count=40, us=1.1 * TARGET.floor_us(2 * 10**8), baseline_us=880.0 * noise,
+                 nodes=("one", "other"))
+    parts = tuple(Made(name=name, nbytes=10**8, count=40, us=1.15 * TARGET.floor_us(10**8), baseline_us=440.0, nodes=(name,))
+                  for name in ("one", "other"))
+    found = Counter(Bench((fused, *parts), ("fused",), (("fused",), ("one", "other")), instances).run(most=40))
+    quiet = Counter(Bench((evolve(fused, baseline_us=880.0), *parts), ("fused",), (("fused",), ("one", "other")), instances).run(most=40))
+    assert found == quiet
+
+
 @given(st.integers(1, 28))
 def test_where_the_favourite_fails_the_others_are_tried_at_once(instances: int) -> None:
     broken = Made(name="broken", nbytes=10**8, count=30, us=0.0, baseline_us=300.0)

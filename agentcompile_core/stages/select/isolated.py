@@ -1,7 +1,8 @@
 """Selection by isolated timings: the cover and the steps that save most time by evidence.
 
-The time of a match on the framework (its baseline) is measured like a step's, so that the savings of disjoint matches
-add up and covers can be compared by their sum. Pure: equal records give equal selections.
+The time of a match on the framework (its baseline) is measured like a step's, and told by the same parts for all covers
+(``ir.framework_time``), so that the savings of disjoint matches add up and covers can be compared by their sum. Pure: equal records
+give equal selections.
 """
 
 import enum
@@ -14,6 +15,7 @@ from ...errors import bounded
 from ...ir.baseline import FRAMEWORK
 from ...ir.candidate import CALLABLE, StepSource
 from ...ir.evaluated import Evaluated
+from ...ir.framework_time import by_parts
 from ...ir.plan import Cover, Fusion, RegionPlan
 from ...ir.record import Measurement, TuningRecord
 from ...ir.region import Region
@@ -54,7 +56,7 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     region = plan.region
     competes = ctx.config.framework_competes
     margin = ctx.config.margin if taken is Taken.FASTER and competes else None
-    choices = {match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}
+    choices = _by_parts({match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}, region)
     wanted = [cover for cover in plan.space.covers if cover.matches]
     if not wanted:
         return fallback(region.signature, region.name, "the planner found no cover with a kernel")
@@ -70,6 +72,14 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     if not steps:
         return evolve(fallback(region.signature, region.name, "no kernel was validated and faster"), fallback_reasons=tuple(reasons))
     return _selection(region, cover, tuple(steps), tuple(reasons))
+
+
+def _by_parts(choices: Mapping[str, _Choice], region: Region) -> dict[str, _Choice]:
+    """The choices, with what each saves of the framework's time as its parts tell it."""
+    measured_us = {match: choice.baseline.us for match, choice in choices.items() if choice.baseline is not None}
+    told_us = by_parts(measured_us, {match: region.match_by_id[match].nodes for match in measured_us})
+    return {match: evolve(choice, saves_us=choice.saves_us + told_us.get(match, 0.0) - measured_us.get(match, 0.0))
+            for match, choice in choices.items()}
 
 
 def _worth(cover: Cover, choices: Mapping[str, _Choice], region: Region, competes: bool) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ...ir.advice import OrderedPlan
+from ...ir.framework_time import by_parts
 from ...ir.record import TuningRecord
 from ...ir.target import Target
 from .entries import Entry, Place
@@ -68,11 +69,17 @@ class Turns:
 
     def _best_cover(self, one: OrderedPlan) -> frozenset[str]:
         covers = [(frozenset(one.primary), 0), *((frozenset(c.matches), 1 + c.rank) for c in one.plan.space.covers)]
-        return max(covers, key=lambda cover: (sum(self._saved_us((one.signature, match)) for match in cover[0]), -cover[1]))[0]
+        saved_us = self._saved_us(one)
+        return max(covers, key=lambda cover: (sum(saved_us.get(match, 0.0) for match in cover[0]), -cover[1]))[0]
 
-    def _saved_us(self, place: Place) -> float:
-        baseline, best_us = self._known.baselines.get(place), self._known.best_us.get(place)
-        return 0.0 if best_us is None or baseline is None or baseline.measurement is None else max(0.0, baseline.measurement.us - best_us)
+    def _saved_us(self, one: OrderedPlan) -> dict[str, float]:
+        """What the best kernel of each match of a region saves of the framework's time, where both are known."""
+        nodes = {name: match.nodes for name, match in one.plan.region.match_by_id.items()}
+        records = ((match, self._known.baselines.get((one.signature, match))) for match in nodes)
+        measured_us = {match: record.measurement.us for match, record in records if record is not None and record.measurement is not None}
+        best_us = self._known.best_us
+        return {match: max(0.0, us - best_us[one.signature, match])
+                for match, us in by_parts(measured_us, nodes).items() if (one.signature, match) in best_us}
 
     def _failed(self, place: Place) -> bool:
         """Whether something of the match was evaluated, and nothing of it passed."""
