@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from advice_cases import record_of
+from agentcompile_cuda_kit.targets import preset
 from agentcompile_rules_transformers.testing import attention_case
 from attrs import evolve
 from hypothesis import given
@@ -16,6 +17,8 @@ from agentcompile_core.cli.progress import candidate_document
 from agentcompile_core.errors import Reject
 from agentcompile_core.ir.plan import Schedule
 from agentcompile_core.ir.search_log import Reason
+from agentcompile_core.ir.verdict import Trial
+from agentcompile_core.ops.bits import same_bits
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.events import CandidateFinished
 from agentcompile_core.stages import lower, validate
@@ -23,7 +26,11 @@ from agentcompile_core.stages.validate import ledger as ledgers
 from agentcompile_core.stages.validate.entries import environment
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.stages.validate.resume import Search
+from agentcompile_core.testing import doubles
+from agentcompile_core.worker import execution as execution_module
 from agentcompile_core.worker import timing
+from agentcompile_core.worker.execution import Execution, Oracles
+from agentcompile_core.worker.operands import make_inputs
 from agentcompile_core.worker.protocol import Evaluation
 
 MATCH, _ = attention_case(heads=(4, 2), head_dim=64, capacity=24576)
@@ -105,3 +112,22 @@ def test_earlier_times_are_taken_up_where_there_is_a_clock_and_settle_nothing() 
     ledger = ledgers.Ledger(ctx.backend, ctx)
     ledger.recall(records, ())
     assert ledger.best_us == {}, "of a region that is not asked for nothing is known"
+
+
+def test_candidates_of_one_match_share_the_references_of_long_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept whole, the caches of one long case were 800 MB: of 42 cases none was there when the next candidate asked for it."""
+    match, graph = attention_case(heads=(4, 2), head_dim=64, capacity=4096)
+    kind, oracles, made = CATALOG.kind(match.kind), Oracles(), list[Any]()
+    monkeypatch.setattr(execution_module, "ORACLE_BYTES", 8 << 20)
+    reference = Execution._reference
+    monkeypatch.setattr(Execution, "_reference", lambda self, case, *of: made.append(case) or reference(self, case, *of))
+    cases = cases_for(match, kind, "seed", schedule=Schedule({"splits": 8, "warps": 8}))
+    assert max(case.position for case in cases) == 4095
+    trial = Trial(match=match, graph=graph, source=doubles.fake_source("honest", 1.0), target=preset("h200"), cases=cases)
+    found = []
+    for _ in range(2):
+        execution = Execution(trial, SimpleNamespace(device="cpu"), None, oracles=oracles, kind=kind)  # type: ignore[arg-type]
+        found.append([execution.expected(case, make_inputs(match, kind, case, "cpu")) for case in cases])
+    assert len(made) == len(set(cases)), "a candidate made again what the one before it had made"
+    for one, other in zip(*found, strict=True):
+        assert all(same_bits(one[name].value, other[name].value) for name in one)

@@ -40,7 +40,7 @@ class Oracles:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an opinion is asked for while a reference is made
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reference")
         self._kept: dict[tuple[str, Case, int], dict[str, Bounded]] = {}
         self._opinions: dict[tuple[str, Case], str] = {}
@@ -210,24 +210,32 @@ class Execution:
                 return self._expected(case, inputs)
             if all(same_bits(tensor, ahead[1][name]) for name, tensor in inputs.items()):
                 return ahead[2].result()
-            return self._reference(case, inputs, inputs)  # whoever asks changed them
+            live, reference = self._live_part(case), self._reference(case, inputs, inputs)  # whoever asks changed them
+            return reference if live is None else live.completed(reference, self._graph_values(inputs))
 
     def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
-        wide = {name: self._oracles.weights.widened(tensor) for name, tensor in inputs.items()}
-        expected = self._oracles.get((self._digest, case, FULL), lambda: self._reference(case, inputs, wide))
-        seen = self._oracles.opinion((self._digest, case), lambda: self._disagreement(case, wide, expected))
+        live = self._live_part(case)
+        expected = self._oracles.get((self._digest, case, FULL), lambda: self._compact(case, inputs, live))
+        seen = self._oracles.opinion((self._digest, case), lambda: "")  # asked for when the reference was made
         if seen:
             raise Disagreement(self.trial.match.id, seen)
-        return expected
+        return expected if live is None else live.completed(expected, self._graph_values(inputs))
+
+    def _compact(self, case: Case, inputs: dict[str, Tensor], live: LivePart | None) -> dict[str, Bounded]:
+        """The reference of a case as it is kept, and the second opinion on it: without what can be taken from the inputs."""
+        wide = {name: self._oracles.weights.widened(tensor) for name, tensor in inputs.items()}
+        expected = self._reference(case, inputs, wide)
+        self._oracles.opinion((self._digest, case), lambda: self._disagreement(case, wide, expected))
+        return expected if live is None else live.compact(expected, self._graph_values(inputs))
 
     def _disagreement(self, case: Case, inputs: dict[str, Tensor], expected: dict[str, Bounded]) -> str:
         values, live = self._graph_values(inputs), self._live_part(case)
-        if live is None or all(expected[name].rest is None for name in live.lengths if name in expected):
+        if live is None or not all(live.has(name, expected[name]) for name in live.lengths if name in expected):
             return disagreement(self.trial.graph, values, expected)
         return disagreement(live.graph, live.narrowed(values), expected)
 
     def _reference(self, case: Case, inputs: dict[str, Tensor], wide: dict[str, Tensor]) -> dict[str, Bounded]:
-        """Of ``inputs``; ``wide`` holds the same numbers, what there is of them already in float64."""
+        """Of ``inputs``, of the live part alone; ``wide`` holds the same numbers, what there is of them already in float64."""
         own = self.kind.reference(self.trial.match, self.trial.graph, self._graph_values(inputs), FULL)
         missing = [] if own is None else [name for name in self.trial.graph.outputs if name not in own]
         if missing:
@@ -235,9 +243,7 @@ class Execution:
         if own is not None:
             return own
         values, live = self._graph_values(wide), self._live_part(case)
-        if live is None:
-            return oracle(self.trial.graph, values, FULL)
-        return live.completed(oracle(live.graph, live.narrowed(values), FULL), values)
+        return oracle(self.trial.graph, values, FULL) if live is None else oracle(live.graph, live.narrowed(values), FULL)
 
     def _live_part(self, case: Case) -> LivePart | None:
         return live_part(self.trial.match, self.trial.graph, self.kind, case)

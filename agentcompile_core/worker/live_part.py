@@ -1,7 +1,8 @@
 """The part of a trial's graph that a case fills: caches as long as the case reads and writes them.
 
 A reference of the whole capacity is mostly of positions that nobody touches. What lies behind the live part must keep its very bits
-(``Bounded.rest``).
+(``Bounded.rest``), and so must what lies in front of the positions that are written (``Bounded.before``): kept as references they would be
+gigabytes, and every candidate would make them again.
 """
 
 from collections.abc import Mapping
@@ -15,35 +16,59 @@ from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case
 from ..ops.names import ATTENTION
 from ..ops.reference import Bounded
+from ..ops.reference.comparison import same
 from ..plugin.match_kind import MatchKind
 
-UNTOUCHED = 8  # positions behind those that are written, which the reference covers too
+UNTOUCHED = 8  # positions in front of and behind those that are written, which the reference covers too
 
 
 @frozen(kw_only=True)
 class LivePart:
-    """``graph`` with shorter caches; ``lengths``: by the value of each, how many of its positions are left, along axis ``axes``."""
+    """``graph`` with shorter caches; ``lengths``: by the value of each, how many of its positions are left, along axis ``axes``. The first
+    position that is written is ``position``."""
 
     graph: Graph
     lengths: Mapping[str, int]
     axes: Mapping[str, int]
+    position: int
 
     def narrowed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values of the graph, from those of the whole one."""
         return {name: t.narrow(self.axes[name], 0, self.lengths[name]) if name in self.lengths else t for name, t in values.items()}
 
-    def completed(self, expected: Mapping[str, Bounded], values: Mapping[str, Tensor]) -> dict[str, Bounded]:
-        """The reference of the whole graph, from that of the live part and the values of the whole one."""
-        return {name: evolve(bound, rest=self._rest(name, values[name])) if name in self.lengths else bound
-                for name, bound in expected.items()}
+    def has(self, name: str, bound: Bounded) -> bool:
+        """Whether a reference is of the live part of a cache, all of it."""
+        return bound.value.numel() == prod(self.graph.spec(name).shape)
 
-    def _rest(self, name: str, tensor: Tensor) -> Tensor:
+    def compact(self, expected: Mapping[str, Bounded], values: Mapping[str, Tensor]) -> dict[str, Bounded]:
+        """The reference of the live part without the positions of caches that it says are as in ``values``, which nobody need keep."""
+        return {name: self._written(name, bound, values[name]) if name in self.lengths else bound for name, bound in expected.items()}
+
+    def _written(self, name: str, bound: Bounded, tensor: Tensor) -> Bounded:
+        axis, start = self.axes[name], min(self.position - UNTOUCHED, self.lengths[name])
+        if start <= 0 or not self.has(name, bound):
+            return bound
+        kept = same(tensor.narrow(axis, 0, start).to(bound.value.dtype), bound.value.narrow(axis, 0, start))
+        if not bool(kept.all()) or bool(bound.error.narrow(axis, 0, start).any()):
+            return bound
+        value, error = (t.narrow(axis, start, self.lengths[name] - start).clone() for t in (bound.value, bound.error))
+        return evolve(bound, value=value, error=error)
+
+    def completed(self, expected: Mapping[str, Bounded], values: Mapping[str, Tensor]) -> dict[str, Bounded]:
+        """The reference of the whole graph, from that of the live part, compact or not, and the values of the whole one."""
+        return {name: self._completed(name, bound, values[name]) if name in self.lengths else bound for name, bound in expected.items()}
+
+    def _completed(self, name: str, bound: Bounded, tensor: Tensor) -> Bounded:
         axis, length = self.axes[name], self.lengths[name]
-        return tensor.narrow(axis, length, tensor.shape[axis] - length)
+        if bound.value.numel() == tensor.numel():  # a kind's own reference is of all of it
+            return bound
+        start = length - bound.value.shape[axis]
+        before = tensor.narrow(axis, 0, start) if start else None
+        return evolve(bound, before=before, rest=tensor.narrow(axis, length, tensor.shape[axis] - length))
 
 
 def live_part(match: Match, graph: Graph, kind: MatchKind, case: Case) -> LivePart | None:
-    """The live part of ``graph`` under ``case``; None where it is most of it, or a cache is read by anything but attention."""
+    """The live part of ``graph`` under ``case``; None where a cache is read by anything but attention."""
     axes, lengths = {}, {}
     rows = max((graph.spec(node.inputs[0]).shape[2] for node in graph.nodes if node.op == ATTENTION), default=0)
     for operand in match.operands:
@@ -51,15 +76,15 @@ def live_part(match: Match, graph: Graph, kind: MatchKind, case: Case) -> LivePa
         axis = said.filled_along if said is not None and operand.role is Role.STATE else None
         if axis is None:
             continue
-        length = case.position + rows + UNTOUCHED
-        if not rows or not _can_be_cut(graph, operand, axis) or 2 * length > operand.spec.shape[axis]:
+        length = min(case.position + rows + UNTOUCHED, operand.spec.shape[axis])
+        if not rows or not _can_be_cut(graph, operand, axis):
             return None
         axes[operand.values[0]], lengths[operand.values[0]] = axis, length
     if not lengths:
         return None
     values = tuple(evolve(v, spec=evolve(v.spec, shape=_cut(v.spec.shape, axes[v.name], lengths[v.name]))) if v.name in lengths else v
                    for v in graph.values)
-    return LivePart(graph=evolve(graph, values=values), lengths=lengths, axes=axes)
+    return LivePart(graph=evolve(graph, values=values), lengths=lengths, axes=axes, position=case.position)
 
 
 def _can_be_cut(graph: Graph, operand: Operand, axis: int) -> bool:

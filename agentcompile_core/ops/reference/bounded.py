@@ -31,8 +31,8 @@ class Bounded:
     keeps it in a wider type gets is as right as the framework's infinity. ``choices`` (an index that an argmax chose):
     over the last axis of what was searched, True where the error bounds allow the maximum to be; of several that a topk chose one such
     row for each [indices, searched], and they must differ. ``read_from``: the type of the tensor that ``value`` was read from as it
-    was, so that nothing in it can lie outside that type's range. ``rest``: what follows behind ``value`` in the memory of a result, in
-    its own type, of which the very bits are demanded.
+    was, so that nothing in it can lie outside that type's range. ``before`` and ``rest``: what lies in front of ``value`` and behind it
+    in the memory of a result, in its own type, of which the very bits are demanded.
     """
 
     value: Tensor
@@ -40,6 +40,7 @@ class Bounded:
     choices: Tensor | None = None
     read_from: torch.dtype | None = None
     rest: Tensor | None = None
+    before: Tensor | None = None
 
     @property
     def is_exact(self) -> bool:

@@ -30,12 +30,15 @@ def compare(actual: Tensor, expected: Bounded) -> Comparison:
     """
     value, error = expected.value.reshape(-1), expected.error.reshape(-1)
     flat = actual.reshape(-1)
-    if flat.numel() != value.numel() + (0 if expected.rest is None else expected.rest.numel()):
+    first = 0 if expected.before is None else expected.before.numel()
+    end = first + value.numel()
+    if flat.numel() != end + (0 if expected.rest is None else expected.rest.numel()):
         return _failed("wrong number of elements")
-    if expected.rest is not None:
-        if not same_bits(flat[value.numel() :], expected.rest):
-            return _failed(f"elements from {value.numel()} on may not be written, and some were")
-        flat = flat[: value.numel()]
+    if expected.before is not None and not same_bits(flat[:first], expected.before):
+        return _failed(f"elements below {first} may not be written, and some were")
+    if expected.rest is not None and not same_bits(flat[end:], expected.rest):
+        return _failed(f"elements from {end} on may not be written, and some were")
+    flat = flat[first:end]
     if not flat.is_floating_point():
         return _compare_indices(flat, value, expected.choices)
     if flat.numel() == 0:
@@ -44,11 +47,11 @@ def compare(actual: Tensor, expected: Bounded) -> Comparison:
     rest = (~same(out, value)).nonzero().reshape(-1)  # few: most of a large result is a cache that was not written
     if rest.numel() == 0:
         return Comparison(ok=True, max_abs=0.0, max_rel=0.0, budget_use=0.0, worst=0)
-    return _compare_unequal(rest, out[rest], value, error[rest], overflow_limit(flat.dtype))
+    return _compare_unequal(rest, out[rest], value, error[rest], overflow_limit(flat.dtype), first)
 
 
-def _compare_unequal(rest: Tensor, out: Tensor, whole: Tensor, error: Tensor, limit: float) -> Comparison:
-    """What compare says of the elements ``rest`` of the reference ``whole``; the others are equal."""
+def _compare_unequal(rest: Tensor, out: Tensor, whole: Tensor, error: Tensor, limit: float, first: int) -> Comparison:
+    """What compare says of the elements ``rest`` of the reference ``whole``, which begins at element ``first``; the others are equal."""
     value = whole[rest]
     off = torch.where(_is_right(out, value, error, limit), 0.0, (out - value).abs())
     off = off.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -57,6 +60,7 @@ def _compare_unequal(rest: Tensor, out: Tensor, whole: Tensor, error: Tensor, li
     scale = whole.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
     facts = (use[at], off.max(), scale, (use > 1.0).sum(), rest[at])
     seen, biggest, largest, wrong, worst = torch.stack([fact.double() for fact in facts]).tolist()  # the device is waited for once
+    worst += first
     detail = ""
     if wrong:
         detail = f"{int(wrong)} of {whole.numel()} elements beyond the budget; element {int(worst)} is {float(out[at]):.6g}, "

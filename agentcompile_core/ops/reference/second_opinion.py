@@ -120,5 +120,5 @@ def _wrong(bound: Bounded, value: Tensor, other: Tensor) -> Tensor:
 
 
 def _moved(bound: Bounded, device: str) -> Bounded:
-    choices, rest = (None if tensor is None else tensor.to(device) for tensor in (bound.choices, bound.rest))
-    return Bounded(bound.value.to(device), bound.error.to(device), choices, bound.read_from, rest)
+    choices, rest, before = (None if tensor is None else tensor.to(device) for tensor in (bound.choices, bound.rest, bound.before))
+    return Bounded(bound.value.to(device), bound.error.to(device), choices, bound.read_from, rest, before)
