@@ -82,12 +82,13 @@ def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Ten
     if cached <= first:
         return keys
     top = math.log(cached - first + 1) + ABOVE
-    for head in range(kv_heads):
-        drawn = torch.randint(first, cached, (PEAKS * group - 2,), generator=generator, device=device)
-        ends = torch.tensor([cached - 1, first], device=device)
-        for i, place in enumerate(torch.cat((ends, drawn)).tolist()):
-            query = seen[head, i % group]
-            keys[0, place, head] = query * (top / (match.number("scale") * float(query.square().sum().clamp_min(1e-6))))
+    peaks = seen * (top / (match.number("scale") * seen.square().sum(-1, keepdim=True).clamp_min(1e-6)))
+    ends = torch.tensor([cached - 1, first], device=device)
+    places = torch.stack([torch.cat((ends, torch.randint(first, cached, (PEAKS * group - 2,), generator=generator, device=device)))
+                          for _ in range(kv_heads)])
+    heads = torch.arange(kv_heads, device=device)
+    for i in range(PEAKS * group):  # of several at one place the last one stays; all heads at once, so that nothing waits for the device
+        keys[0, places[:, i], heads] = peaks[:, i % group]
     return keys
 
 
