@@ -111,3 +111,15 @@ def test_the_reference_of_widened_weights_is_the_same():
     for name, bound in oracle(graph, values).items():
         again = oracle(graph, wide)[name]
         assert torch.equal(again.value, bound.value) and torch.equal(again.error, evolve(bound).error)
+
+
+@pytest.mark.parametrize("position", [3, 20, 31, 39])
+def test_a_reference_of_its_own_in_another_shape_stays_as_it_is(position: int):
+    match, graph = cases.attention_case(heads=(4, 2), head_dim=8, capacity=40, rope="", dtype=DType.F16)
+    case = Case(family="normal", seed=1, position=position)
+    values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], case, "cpu"))
+    live = live_part(match, graph, BY_NAME[match.kind], case)
+    assert live is not None
+    flat = {name: evolve(bound, value=bound.value.reshape(-1), error=bound.error.reshape(-1)) for name, bound in oracle(graph, values).items()}
+    for name, bound in live.completed(live.compact(flat, values), values).items():
+        assert bound.value is flat[name].value and bound.before is None and bound.rest is None

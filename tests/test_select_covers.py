@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from select_cases import FAMILY, MATCH, chosen, context, planned, region, step
 
 from agentcompile_core.context import Context
+from agentcompile_core.errors import Cause
 from agentcompile_core.ir.baseline import baseline_step
 from agentcompile_core.ir.candidate import Candidate
 from agentcompile_core.ir.evaluated import Evaluated
@@ -62,6 +63,17 @@ def test_of_covers_of_the_same_nodes_the_kernels_decide_and_no_noise_of_the_fram
     records += [record(ONE, 5.0), record(TWO, 6.0), record(BOTH, fused_us)]
     selection = chosen(two_additions(), records, context(), *COVERS)
     assert fused_us == 11.0 or selection.cover.matches == ((BOTH,) if fused_us < 11.0 else (ONE, TWO))
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_part_whose_kernels_failed_or_were_not_tried_tells_the_time_all_the_same(evaluated: bool):
+    """Selection left such a part out, the audit and the search's turns did not: they chose other covers."""
+    records = [record(m, us, implementation="framework") for m, us in ((ONE, 770.0), (TWO, 10.0), (BOTH, 776.0))]
+    records += [record(TWO, 6.0), record(BOTH, 773.0)]  # by parts 4 and 7 us are saved, by its own time BOTH saves 3
+    if evaluated:
+        records.append(evolve(record(ONE, 700.0), measurement=None, failure=Cause.TOLERANCE))
+    selection = chosen(two_additions(), records, context(margin=0.0), *COVERS)
+    assert selection.cover.matches == (BOTH,)
 
 
 def test_a_step_falls_back_alone():

@@ -7,8 +7,8 @@ def by_parts(measured_us: Mapping[str, float], nodes: Mapping[str, Collection[st
     """Of every match in ``measured_us`` (by its id, as it was measured alone) the sum of its parts' times, where parts make it up; else
     as it was measured.
 
-    Parts are matches of few nodes that share none, smallest first. Two covers of the same nodes are then told the same time of the
-    framework, whichever matches they are made of. As measured they are not: attention over a long cache takes the framework
+    Parts are matches of few nodes that share none, smallest first. Two covers of the same nodes whose matches parts make up are then told
+    the same time of the framework, however they cut them. As measured they are not: attention over a long cache takes the framework
     hundreds of microseconds, of which the noise is larger than what a fused kernel saves.
     """
     parts: dict[str, frozenset[str]] = {}

@@ -37,8 +37,8 @@ class LivePart:
         return {name: t.narrow(self.axes[name], 0, self.lengths[name]) if name in self.lengths else t for name, t in values.items()}
 
     def has(self, name: str, bound: Bounded) -> bool:
-        """Whether a reference is of the live part of a cache, all of it."""
-        return bound.value.numel() == prod(self.graph.spec(name).shape)
+        """Whether a reference is of the live part of a cache, in its shape; a kind's own may have another."""
+        return tuple(bound.value.shape) == self.graph.spec(name).shape
 
     def compact(self, expected: Mapping[str, Bounded], values: Mapping[str, Tensor]) -> dict[str, Bounded]:
         """The reference of the live part without the positions of caches that it says are as in ``values``, which nobody need keep."""
@@ -60,7 +60,7 @@ class LivePart:
 
     def _completed(self, name: str, bound: Bounded, tensor: Tensor) -> Bounded:
         axis, length = self.axes[name], self.lengths[name]
-        if bound.value.numel() == tensor.numel():  # a kind's own reference is of all of it
+        if bound.value.numel() == tensor.numel() or bound.value.dim() != tensor.dim():  # a kind's own reference is of all of it
             return bound
         start = length - bound.value.shape[axis]
         before = tensor.narrow(axis, 0, start) if start else None

@@ -1,6 +1,6 @@
 """Selection by isolated timings: the cover and the steps that save most time by evidence.
 
-The time of a match on the framework (its baseline) is measured like a step's, and told by the same parts for all covers
+The time of a match on the framework (its baseline) is measured like a step's, and told by its parts
 (``ir.framework_time``), so that the savings of disjoint matches add up and covers can be compared by their sum. Pure: equal records
 give equal selections.
 """
@@ -56,7 +56,7 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     region = plan.region
     competes = ctx.config.framework_competes
     margin = ctx.config.margin if taken is Taken.FASTER and competes else None
-    choices = _by_parts({match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}, region)
+    choices = _by_parts({match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}, records, region)
     wanted = [cover for cover in plan.space.covers if cover.matches]
     if not wanted:
         return fallback(region.signature, region.name, "the planner found no cover with a kernel")
@@ -74,11 +74,15 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     return _selection(region, cover, tuple(steps), tuple(reasons))
 
 
-def _by_parts(choices: Mapping[str, _Choice], region: Region) -> dict[str, _Choice]:
-    """The choices, with what each saves of the framework's time as its parts tell it."""
-    measured_us = {match: choice.baseline.us for match, choice in choices.items() if choice.baseline is not None}
+def _by_parts(choices: Mapping[str, _Choice], records: list[TuningRecord], region: Region) -> dict[str, _Choice]:
+    """The choices, with what each saves of the framework's time as its parts tell it: all that were measured, chosen or not."""
+    measured_us: dict[str, float] = {}
+    for record in records:
+        match = record.step.match_id
+        if record.step.implementation == FRAMEWORK and record.measurement is not None and match in region.match_by_id:
+            measured_us.setdefault(match, record.measurement.us)
     told_us = by_parts(measured_us, {match: region.match_by_id[match].nodes for match in measured_us})
-    return {match: evolve(choice, saves_us=choice.saves_us + told_us.get(match, 0.0) - measured_us.get(match, 0.0))
+    return {match: choice if choice.baseline is None else evolve(choice, saves_us=choice.saves_us + told_us[match] - measured_us[match])
             for match, choice in choices.items()}
 
 
