@@ -120,6 +120,7 @@ def test_a_reference_of_its_own_in_another_shape_stays_as_it_is(position: int):
     values = graph_values(match, graph, make_inputs(match, BY_NAME[match.kind], case, "cpu"))
     live = live_part(match, graph, BY_NAME[match.kind], case)
     assert live is not None
-    flat = {name: evolve(bound, value=bound.value.reshape(-1), error=bound.error.reshape(-1)) for name, bound in oracle(graph, values).items()}
+    flat = {name: evolve(bound, value=bound.value.reshape(-1), error=bound.error.reshape(-1))
+            for name, bound in oracle(graph, values).items()}
     for name, bound in live.completed(live.compact(flat, values), values).items():
         assert bound.value is flat[name].value and bound.before is None and bound.rest is None
