@@ -2,6 +2,7 @@
 
 import enum
 import hashlib
+from functools import cached_property
 
 from attrs import field, frozen
 
@@ -156,7 +157,7 @@ class StepSource:
     reduction_depth: int = 0
     periods: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Names text and launches: sources of several shapes share one digest, and so one binary, but not their grids and values."""
         tilings = [argument.tiling for launch in self.launches for argument in launch.arguments if argument.tiling]

@@ -1,8 +1,10 @@
 """Where values lie: which are another's memory under another shape, and which may share memory in any way."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
+from .per_graph import once_per_graph
 from .schema import argument, shared_arguments
 
 ALIGNMENT_BYTES = 256
@@ -55,17 +57,20 @@ def _permutation(name: str, node: Node, rank: int) -> list[int] | None:
     return axes
 
 
-def alias_roots(graph: Graph) -> dict[str, str]:
-    """For every value the value whose memory it is (itself where it has its own)."""
+@once_per_graph
+def alias_roots(graph: Graph) -> Mapping[str, str]:
+    """For every value the value whose memory it is (itself where it has its own); read-only."""
     roots = {value.name: value.name for value in graph.values}
     for node in graph.nodes:
         if is_alias(graph, node):
             roots[node.outputs[0]] = roots[node.inputs[0]]
-    return roots
+    return MappingProxyType(roots)
 
 
-def memory_roots(graph: Graph) -> dict[str, str]:
+@once_per_graph
+def memory_roots(graph: Graph) -> Mapping[str, str]:
     """For every value one value that stands for all that it may share memory with: slices, transposes, results of writes in place.
+    Read-only.
 
     Unlike ``alias_roots`` it says nothing about where in that memory a value lies.
     """
@@ -81,7 +86,7 @@ def memory_roots(graph: Graph) -> dict[str, str]:
         for name in (*sources, *node.outputs) if sources else ():
             first = root_of(next(iter(sources)))
             roots[root_of(name)] = first
-    return {name: root_of(name) for name in roots}
+    return MappingProxyType({name: root_of(name) for name in roots})
 
 
 def _values(given: object) -> list[str]:

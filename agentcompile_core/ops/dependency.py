@@ -1,11 +1,13 @@
 """What must run before what: data, and the order of accesses to whatever is mutated. Node sets are bit masks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from attrs import frozen
 
 from ..ir.graph import Graph
 from .aliasing import memory_roots
+from .per_graph import once_per_graph
 
 
 @frozen(kw_only=True)
@@ -72,6 +74,7 @@ def bits(mask: int) -> Iterable[int]:
         mask ^= low
 
 
+@once_per_graph
 def dependencies(graph: Graph) -> Dependencies:
     """The dependencies of a graph's nodes: read after write, write after read and write after write, through aliases."""
     names = tuple(node.name for node in graph.nodes)
@@ -85,7 +88,7 @@ def dependencies(graph: Graph) -> Dependencies:
     for i in reversed(range(len(names))):
         for p in bits(before[i]):
             descendants[p] |= descendants[i] | 1 << i
-    return Dependencies(names=names, index=index, before=tuple(before), ancestors=tuple(ancestors),
+    return Dependencies(names=names, index=MappingProxyType(index), before=tuple(before), ancestors=tuple(ancestors),
                         descendants=tuple(descendants))
 
 
