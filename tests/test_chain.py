@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,8 @@ from agentcompile_core.stages.select.cut import LAYERS, WEIGHTS_BYTES, cut, laye
 from agentcompile_core.store import Store, keys
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker.captured import replays_of
-from agentcompile_core.worker.judge import Alternative, ChainAnswer, ChainQuestion, _holds, _replaced, lower_bound, upper_bound
+from agentcompile_core.worker.chain_question import Alternative, ChainAnswer, ChainQuestion, holds, replaced
+from agentcompile_core.worker.paired import lower_bound, upper_bound
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
@@ -127,10 +129,14 @@ def test_alternatives_are_bounded_diverse_and_equal_in_any_order_of_records(plan
     ties = tuple(sorted(evidence.records, key=lambda r: r.key))
     found = chain.alternatives_of(regions, selections, evidence, ctx)
     assert found == chain.alternatives_of(regions, selections, evolve(evidence, records=tuple(reversed(ties))), ctx)
-    per_match: dict[str, int] = {}
-    for a in found:
-        per_match[f"{a.signature}{a.match_id}"] = per_match.get(f"{a.signature}{a.match_id}", 0) + 1
-    assert max(per_match.values()) <= chain.MOST_PER_STEP + 1
+    first, later = ([a for a in found if a.later is which] for which in (False, True))
+    assert found == (*first, *later), "each step's first ones have their turn before any further one"
+    per_match = Counter(a.place for a in first)
+    assert max(per_match.values()) == chain.MOST_PER_STEP + 1
+    assert max(Counter(a.place for a in later).values()) == 16 - chain.MOST_PER_STEP <= chain.MOST_LATER
+    assert all(per_match[a.place] == chain.MOST_PER_STEP + 1 for a in later) and len({(a.place, a.step) for a in found}) == len(found)
+    few = evolve(evidence, records=tuple(r for r in evidence.records if r.measurement is not None and r.measurement.us < 11.0))
+    assert not any(a.later for a in chain.alternatives_of(regions, selections, few, ctx))
     # Every step here lost alone (4 us on the framework), so the chain may also take each of them out.
     assert sum(a.selected is None for a in found) == sum(len(s.steps) for s in selections)
 
@@ -139,8 +145,8 @@ def test_replacing_and_removing_a_step(planned) -> None:  # type: ignore[no-unty
     ctx, _, regions, _ = planned
     selections, evidence = selected(planned, points=2)
     for alternative in chain.alternatives_of(regions, selections, evidence, ctx):
-        changed = _replaced(selections, alternative)
-        assert _holds(changed, alternative)
+        changed = replaced(selections, alternative)
+        assert holds(changed, alternative)
         before, after = (sum(len(s.steps) for s in some) for some in (selections, changed))
         assert after == before - (alternative.selected is None)
 

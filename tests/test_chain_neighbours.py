@@ -12,8 +12,9 @@ from agentcompile_core.ir.decisions import CHAIN_MARGIN, ChainLog
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Schedule, Step
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.report.audit_chain import evidence_of, replayed
-from agentcompile_core.worker import judge, neighbours
-from agentcompile_core.worker.judge import Alternative
+from agentcompile_core.worker import neighbours
+from agentcompile_core.worker.chain_question import Alternative
+from agentcompile_core.worker.chain_search import ChainSearch
 
 PLACES = ("a", "b", "c")  # of the steps of one region, in its order
 MARGIN = 0.01
@@ -44,16 +45,16 @@ def choice_of(selections: tuple[Selection, ...]) -> Choice:
     return found["a"], found["b"], found["c"]
 
 
-class Chain(judge._Chain):
+class Chain(ChainSearch):
     """A chain whose step takes what ``times`` says of the numbers that are selected."""
 
     def __init__(self, times: dict[Choice, float], options: int, budget_s: float = 60.0) -> None:
         others = tuple(Alternative(signature="s", match_id=place, selected=selected(place, number))
                        for place in PLACES for number in range(options))
-        self.q = SimpleNamespace(selections=(selection((0, 0, 0)),), alternatives=others, regions=(region(),), budget_s=budget_s,
-                                 margin=CHAIN_MARGIN * MARGIN, with_framework=False)  # type: ignore[assignment]
-        self.phase = lambda what: None
-        self.times, self.tried, self.accepted, self.refused, self.trials, self.ratios = times, 0, 0, [], [], {}
+        question: Any = SimpleNamespace(selections=(selection((0, 0, 0)),), alternatives=others, regions=(region(),), budget_s=budget_s,
+                                        margin=CHAIN_MARGIN * MARGIN, with_framework=False)
+        super().__init__(question, lambda what: None)
+        self.times = times
 
     def captured(self, selections: tuple[Selection, ...]) -> Any:
         return SimpleNamespace(sample_us=lambda: self.times[choice_of(selections)], wrong=lambda: "")
@@ -82,17 +83,24 @@ def test_what_lost_by_far_is_not_tried_again_and_nothing_is_without_time() -> No
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(single=st.lists(st.floats(0.9, 1.2), min_size=2, max_size=5))
 def test_once_something_is_taken_only_what_came_close_is_tried_again(single: list[float]) -> None:
-    """Captures are what the time goes to: those that lost by far leave it to pairs of neighbours."""
-    alone = [trial for trial in Chain(times_of(len(single), single, {}), len(single)).sweep().trials if not trial.beside]
-    tried: dict[Step, list[float]] = {}
-    for trial in alone:
-        assert trial.step is not None
-        tried.setdefault(trial.step, []).append(trial.ratio)
-    for ratios in tried.values():
-        assert len(ratios) == 1 or ratios[0] < neighbours.NEAR
-    near = [one for one, ratios in tried.items() if ratios[0] < neighbours.NEAR and one not in {t.step for t in alone if t.taken}]
-    if any(trial.taken for trial in alone):  # what came close had its second turn
-        assert all(len(tried[one]) == 2 or step(one.match_id, 0) == one for one in near)
+    """Captures are what the time goes to: those that lost by far leave it to pairs of neighbours, and nothing is tried twice beside the
+    same steps. At the end nothing that came close is faster."""
+    times = times_of(len(single), single, {})
+    found = Chain(times, len(single)).sweep()
+    last: dict[Step, tuple[int, float]] = {}
+    taken = 0
+    for trial in found.trials:
+        if not trial.beside:
+            assert trial.step is not None
+            number, ratio = last.get(trial.step, (-1, 0.0))
+            assert number < taken and ratio < neighbours.NEAR
+            last[trial.step] = taken, trial.ratio
+        taken += trial.taken
+    end = choice_of(found.selections)
+    for one, (_, ratio) in last.items():
+        place = PLACES.index(one.match_id)
+        changed = (*end[:place], int(one.schedule["number"]), *end[place + 1:])
+        assert ratio >= neighbours.NEAR or times[changed] >= times[end] * (1.0 - CHAIN_MARGIN * MARGIN)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -17,7 +17,7 @@ from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
 from agentcompile_core.stages.select import chain
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import captured, judge
-from agentcompile_core.worker.judge import Alternative, ChainAnswer, ChainQuestion
+from agentcompile_core.worker.chain_question import Alternative, ChainAnswer, ChainQuestion
 
 
 class Eager(captured.Variant):
@@ -57,7 +57,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, first: SelectedStep, *others: Sele
         margin=CHAIN_MARGIN * 0.01, budget_s=60.0,
         alternatives=tuple(Alternative(signature="s1", match_id=MATCH, selected=s) for s in others))
     ctx = context()
-    return judge._Chain(question, ctx.backend, ctx.catalog, lambda phase: None).sweep()
+    return judge.Judge(question, ctx.backend, ctx.catalog, lambda phase: None).sweep()
 
 
 def steps(answer: ChainAnswer) -> list[Any]:

@@ -21,6 +21,7 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir.advice import Advice, AdviceRecord, OrderedPlan
 from agentcompile_core.ir.baseline import FRAMEWORK
+from agentcompile_core.ir.decisions import ChainTrial
 from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Parameter, PlanSpace, RegionPlan, Schedule, ScheduleSpace, Step, StepSpace
 from agentcompile_core.ir.record import TuningRecord
@@ -35,6 +36,7 @@ from agentcompile_core.stages.select.chain import _outcome
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker
+from agentcompile_core.worker.chain_question import Alternative
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 MATCH = "elementwise:add+1:add"
@@ -176,16 +178,22 @@ def test_time_and_settled_rivals_are_the_reasons(worker: Worker) -> None:
 
 def test_the_chain_never_says_that_nothing_was_faster_where_nothing_was_tried() -> None:
     chosen = SimpleNamespace(step=step(1))
-    held = SimpleNamespace(signature="s", match_id="m", selected=chosen)
-    other = SimpleNamespace(signature="s", match_id="m", selected=SimpleNamespace(step=step(2)))
+    def way(number: int | None) -> Any:
+        return Alternative(signature="s", match_id="m", selected=None if number is None else SimpleNamespace(step=step(number)))
+
     selections = (SimpleNamespace(signature="s", steps=(chosen,)),)
 
-    def said(count: int, *alternatives: Any) -> str:
-        return _outcome(chosen, "s", SimpleNamespace(tried=count), SimpleNamespace(selections=selections, alternatives=alternatives))
+    def said(tried: tuple[int | None, ...], *numbers: int | None) -> str:
+        trials = (ChainTrial(signature="s", match_id="other", step=step(9, match="other")),  # of another step
+                  *(ChainTrial(signature="s", match_id="m", step=None if n is None else step(n)) for n in tried))
+        question = SimpleNamespace(selections=selections, alternatives=tuple(map(way, numbers)))
+        return _outcome(chosen, "s", SimpleNamespace(trials=trials), question)
 
-    assert "no alternative to try" in said(0, held)
-    assert "none of its 1 alternatives was tried" in said(0, held, other)
-    assert "none of its 1 alternatives was faster" in said(1, held, other)
+    assert "no alternative to try" in said((), 1)
+    assert "none of its 1 alternatives was tried" in said((), 1, 2)
+    assert "none of its 1 alternatives was faster" in said((2,), 1, 2)
+    assert "of its 3 alternatives none that the time allowed was faster" in said((2, 2, None), 1, 2, 3, None)
+    assert "none of its 3 alternatives was faster" in said((2, 3, None), 1, 2, 3, None)
 
 
 class Late(doubles.FakeFamily):

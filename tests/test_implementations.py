@@ -48,6 +48,7 @@ from agentcompile_core.stages.select import chain
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import measurement
 from agentcompile_core.worker import judge
+from agentcompile_core.worker.chain_question import ChainAnswer, ChainQuestion
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 DOUBLES = Path(__file__).parent / "implementation_doubles" / "acme_doubles.py"
@@ -284,10 +285,10 @@ def test_the_chain_judges_what_plugins_bind(vendor: Any, acme: Installation, mon
     alternatives = chain.alternatives_of(compilation.regions, compilation.selections, found, ctx)
     assert {a.selected.version for a in alternatives if a.selected} == {2}
     graph = next(g for g in compilation.graphs.graphs if g.kind is GraphKind.DECODE)
-    question = judge.ChainQuestion(graph=graph, regions=compilation.regions, selections=compilation.selections, alternatives=alternatives,
-                              target=ctx.target, backend="emulation", position=8, margin=0.005, budget_s=60.0)
+    question = ChainQuestion(graph=graph, regions=compilation.regions, selections=compilation.selections, alternatives=alternatives,
+                             target=ctx.target, backend="emulation", position=8, margin=0.005, budget_s=60.0)
     session = SimpleNamespace(catalog=ctx.catalog, backend=lambda name: ctx.catalog.find("agentcompile_backends", name))
-    answer = serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)), judge.ChainAnswer)
+    answer = serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(question)), session, lambda phase: None)), ChainAnswer)
     chosen = {str(s.step.schedule) for selection in answer.selections for s in selection.steps if s.step.implementation == "vendor/linear"}
     assert chosen == {"call=vector"}, "every product is taken as the chain says"
     assert 0 < answer.us < answer.first_us == answer.framework_us == 100.0

@@ -39,7 +39,7 @@ from agentcompile_core.stages.select import chain
 from agentcompile_core.stages.select import ranges as later_ranges
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker.judge import ChainAnswer, ChainQuestion, _replaced
+from agentcompile_core.worker.chain_question import ChainAnswer, ChainQuestion, replaced
 from agentcompile_core.worker.neighbours import NEAR, in_order
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
@@ -86,7 +86,7 @@ class Worker:
             step = option.selected.step if option.selected else None
             trials.append(ChainTrial(signature=option.signature, match_id=option.match_id, step=step,
                                      ratio=0.5 if wins else 1.5, taken=wins))
-            held = _replaced(held, option) if wins else held
+            held = replaced(held, option) if wins else held
         answer = ChainAnswer(selections=held, us=9.0, first_us=9.5, framework_us=0.0, tried=len(trials), accepted=1, trials=tuple(trials))
         return json.loads(serial.dumps(answer))
 

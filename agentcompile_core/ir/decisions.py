@@ -30,8 +30,9 @@ class RegionChoices:
 class ChainTrial:
     """One thing that the captured chain tried in the place of what it held, and whether it was taken.
 
-    ``ratio`` is the upper bound of its paired time over that of the incumbent; 0: they were not compared. ``refused`` says why the
-    step was wrong with it or, of a removal (``step`` is None) without a ratio, with what it removes.
+    ``beside`` and ``without`` are what it changes together with it: other steps, and steps that go. ``ratio`` is the upper bound of its
+    paired time over that of the incumbent; 0: they were not compared. ``refused`` says why the step was wrong with it or, of a removal
+    (``step`` is None) without a ratio, with what it removes.
     """
 
     signature: str
@@ -40,7 +41,18 @@ class ChainTrial:
     ratio: float = 0.0
     refused: str = ""
     taken: bool = False
-    beside: tuple[tuple[str, Step], ...] = field(default=(), metadata={UNSAID: True})  # signature and step: replaced together with it
+    beside: tuple[tuple[str, Step], ...] = field(default=(), metadata={UNSAID: True})  # signature and step
+    without: tuple[tuple[str, str], ...] = field(default=(), metadata={UNSAID: True})  # signature and match id
+
+    @property
+    def alone(self) -> bool:
+        """Whether it changes one step."""
+        return not (self.beside or self.without)
+
+    @property
+    def signatures(self) -> frozenset[str]:
+        """Of the regions that it changes."""
+        return frozenset((self.signature, *(signature for signature, _ in (*self.beside, *self.without))))
 
 
 @frozen(kw_only=True)

@@ -118,7 +118,7 @@ def _unasked(selection: Selection) -> Decision:
 
 def _of_region(log: ChainLog, signature: str) -> ChainLog:
     return evolve(log, started=tuple(s for s in log.started if s[0] == signature),
-                  trials=tuple(t for t in log.trials if t.signature == signature))
+                  trials=tuple(t for t in log.trials if signature in t.signatures))
 
 
 def _chain(region: RegionChoices, selection: Selection, log: ChainLog, alone: dict[str, _Best], decisions: Decisions) -> Decision:

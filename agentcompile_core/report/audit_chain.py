@@ -29,12 +29,17 @@ def replayed(log: ChainLog, margin: float) -> Replay:
         if wins is not trial.taken:
             problems.append(f"trial {number}, {_name(trial)}, was {'taken' if trial.taken else 'not taken'}; by {_evidence(trial)} it "
                             f"is{'' if wins else ' not'}")
-        if wins and trial.step is not None:
-            for signature, step in ((trial.signature, trial.step), *trial.beside):
-                held.setdefault(signature, {})[step.match_id] = step
-        elif wins:
-            held.get(trial.signature, {}).pop(trial.match_id, None)
+        if wins:
+            _make(trial, held)
     return Replay(held=held, problems=tuple(problems))
+
+
+def _make(trial: ChainTrial, held: Held) -> None:
+    gone = (*trial.without, *([(trial.signature, trial.match_id)] if trial.step is None else []))
+    for signature, match in gone:
+        held.get(signature, {}).pop(match, None)
+    for signature, step in (*([(trial.signature, trial.step)] if trial.step is not None else []), *trial.beside):
+        held.setdefault(signature, {})[step.match_id] = step
 
 
 def _wins(trial: ChainTrial, margin: float) -> bool:
@@ -45,7 +50,7 @@ def _wins(trial: ChainTrial, margin: float) -> bool:
 
 def _name(trial: ChainTrial) -> str:
     alone = str(trial.step) if trial.step is not None else f"the framework on {trial.match_id}"
-    return " with ".join((alone, *(str(step) for _, step in trial.beside)))
+    return " with ".join((alone, *(str(step) for _, step in trial.beside), *(f"the framework on {match}" for _, match in trial.without)))
 
 
 def _evidence(trial: ChainTrial) -> str:

@@ -17,7 +17,7 @@ from ...ir.record import TuningRecord
 from ...ir.region import Match, Region
 from ...ir.selection import SelectedStep, Selection
 from ...plugin.events import Skipped
-from ...worker.judge import Alternative
+from ...worker.chain_question import Alternative
 from ...worker.neighbours import NEAR, in_order
 from . import chain
 
@@ -112,7 +112,7 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
             trials: tuple[ChainTrial, ...], found: Evaluated, ctx: Context) -> list[Alternative]:
     """Others for the steps in front of and behind those of ``reading``, which came close in the first range: those closest first."""
     ratios = {(trial.signature, trial.step): trial.ratio for trial in trials
-              if trial.step is not None and 0.0 < trial.ratio < NEAR and not trial.refused and not trial.beside}
+              if trial.step is not None and 0.0 < trial.ratio < NEAR and not trial.refused and trial.alone}
     places = {(a.signature, a.match_id) for a in reading}
     made: list[Alternative] = []
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):

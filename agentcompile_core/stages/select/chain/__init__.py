@@ -10,18 +10,19 @@ from ....ir.candidate import Kernel
 from ....ir.decisions import CHAIN_MARGIN
 from ....ir.evaluated import Evaluated
 from ....ir.graph import Graph
-from ....ir.plan import Fusion, RegionPlan
+from ....ir.plan import Fusion, RegionPlan, Step
 from ....ir.record import Measurement, TuningRecord
 from ....ir.region import Region
 from ....ir.selection import Basis, SelectedStep, Selection
 from ....plugin.events import ChainProgress, StoreMiss
 from ....store import keys
+from ....worker.chain_question import Alternative, ChainAnswer, ChainQuestion
 from ....worker.client import WorkerLost
-from ....worker.judge import Alternative, ChainAnswer, ChainQuestion
 from ..cut import cut, layers_needed
 from ..isolated import step_of
 
 MOST_PER_STEP = 12
+MOST_LATER = 12  # further ones per step, tried where time is left
 POSITION = 256
 CALL_DEADLINE_S = 60.0
 
@@ -146,37 +147,52 @@ def _annotated(new: Selection, old: Selection, answer: ChainAnswer, question: Ch
 def _outcome(step: SelectedStep, signature: str, answer: ChainAnswer, question: ChainQuestion) -> str:
     """What became of the alternatives of a step that stayed."""
     held = {(s.signature, x.step) for s in question.selections for x in s.steps}
-    others = [a for a in question.alternatives if a.selected is None or (a.signature, a.selected.step) not in held]
-    count = sum(1 for a in others if a.signature == signature and a.match_id == step.step.match_id)
+    mine = [a for a in question.alternatives if a.place == (signature, step.step.match_id)
+            and (a.selected is None or (a.signature, a.selected.step) not in held)]
+    count = len(mine)
     if not count:
         return "there was no alternative to try inside the captured chain"
-    if not answer.tried:
+    tried = sum(1 for a in mine if (*a.place, a.step) in _tried(answer))
+    if not tried:
         return f"none of its {count} alternatives was tried inside the captured chain: the time was used up"
-    if answer.tried < len(others):
+    if tried < count:
         return f"of its {count} alternatives none that the time allowed was faster inside the captured chain"
     return f"none of its {count} alternatives was faster inside the captured chain"
+
+
+def _tried(answer: ChainAnswer) -> set[tuple[str, str, Step | None]]:
+    """Everything that a trial of the log put into the place of a step: signature, match, and step."""
+    found: set[tuple[str, str, Step | None]] = set()
+    for trial in answer.trials:
+        found.add((trial.signature, trial.match_id, trial.step))
+        found.update((signature, step.match_id, step) for signature, step in trial.beside)
+        found.update((signature, match, None) for signature, match in trial.without)
+    return found
 
 
 def alternatives_of(
     regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context
 ) -> tuple[Alternative, ...]:
     """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone to a framework
-    that may take part.
+    that may take part; behind those of all steps up to twelve further ones each, which are tried later.
 
     At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
     fastest alone. The steps with the largest share of the time come first.
     """
-    groups: list[tuple[float, list[Alternative]]] = []
+    groups: list[tuple[float, list[Alternative], list[Alternative]]] = []
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
             mine = rivals(step, region, found)
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
-            group = [a for a in (alternative(r, region, step.baseline, found, ctx) for r in _diverse(mine)) if a is not None]
+            made = [(alternative(r, region, step.baseline, found, ctx), n < MOST_PER_STEP) for n, r in enumerate(_diverse(mine))]
+            group = [a for a, first in made if a is not None and first]
+            further = [evolve(a, later=True) for a, first in made if a is not None and not first]
             lost = step.baseline is None or bool(step.measurement and step.measurement.us > step.baseline.us)
             if lost and ctx.config.framework_competes:
                 group.append(Alternative(signature=region.signature, match_id=step.step.match_id, selected=None))
-            groups.append((-share, group))
-    return tuple(a for _, group in sorted(groups, key=lambda item: item[0]) for a in group)
+            groups.append((-share, group, further))
+    groups.sort(key=lambda item: item[0])
+    return (*(a for _, group, _ in groups for a in group), *(a for _, _, further in groups for a in further))
 
 
 def rivals(step: SelectedStep, region: Region, found: Evaluated) -> list[TuningRecord]:
@@ -219,4 +235,4 @@ def _diverse(records: list[TuningRecord]) -> list[TuningRecord]:
         key = (record.resources.shared_bytes >> 15, record.resources.registers >> 5, int(stage_bytes.get("in_flight", 0) or 0))
         first_of_class.setdefault(key, record)
     merged = list(dict.fromkeys([*records[: MOST_PER_STEP // 2], *first_of_class.values(), *records]))
-    return merged[:MOST_PER_STEP]
+    return merged[:MOST_PER_STEP + MOST_LATER]
