@@ -168,6 +168,45 @@ def test_libraries_give_the_formula(dtype: torch.dtype, count: int, start: int, 
     assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads, kv_heads, dim", [(16, 8, 128), (12, 2, 128), (6, 6, 128), (32, 8, 64), (3, 1, 64)])
+@pytest.mark.parametrize("count, start", [(1, 0), (64, 0), (65, 1), (128, 127), (191, 0), (193, 500), (300, 77), (1024, 3000), (4100, 129)])
+def test_the_kernel_over_all_gives_the_formula(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, count: int, start: int,
+                                               backend: Backend) -> None:
+    """Over caches behind whose live rows NaN lies, into rows behind which something else does; at most as far off as SDPA's twice."""
+    generator = torch.Generator("cuda").manual_seed(count + start)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
+
+    live = start + count
+    q, caches = normal(1, count, heads, dim).transpose(1, 2), [normal(1, live + 70, kv_heads, dim) for _ in range(2)]
+    for cache in caches:
+        cache[:, live:] = float("nan")
+    k, v = (cache[:, :live].transpose(1, 2) for cache in caches)
+    place = torch.full((1, count + 3, heads, dim), 7.0, device="cuda", dtype=dtype)
+    if not backend.attend_cached(q, k, v, place[:, :count].transpose(1, 2), scale=0.09):
+        pytest.skip("this GPU has no wgmma")
+    assert bool((place[:, count:] == 7.0).all())
+    seen = torch.arange(live, device="cuda") <= start + torch.arange(count, device="cuda")[:, None]
+    wanted, framework = (torch.nn.functional.scaled_dot_product_attention(
+        *(x.to(kind) for x in (q, k, v)), attn_mask=seen, scale=0.09, enable_gqa=True).float() for kind in (torch.float32, dtype))
+    errors = [float((found.float() - wanted).abs().max()) for found in (place[:, :count].transpose(1, 2), framework)]
+    assert errors[0] <= 2 * errors[1] + 1e-4
+
+
+def test_the_kernel_over_all_takes_what_it_reads_and_nothing_else(backend: Backend) -> None:
+    q = torch.randn(1, 130, 4, 128, device="cuda", dtype=torch.float16).transpose(1, 2)
+    out = torch.empty_like(q)
+    if not backend.attend_cached(q, q, q, out, scale=0.1):
+        pytest.skip("this GPU has no wgmma")
+    wide = torch.randn(1, 130, 4, 129, device="cuda", dtype=torch.float16).transpose(1, 2)
+    for queries, keys, scale in ((q.float(), q, 0.1), (q.to(torch.bfloat16), q, 0.1), (q, q[:, :, :100], 0.1), (q, q, -0.1),
+                                 (wide[..., 1:], q, 0.1), (q[..., :64], q[..., :64], 0.0), (q, q[:, :3], 0.1),
+                                 (q[..., :96], q[..., :96], 0.1)):
+        assert not backend.attend_cached(queries, keys, keys, torch.empty_like(queries), scale=scale)
+
+
 def test_time_does_not_grow_with_capacity(backend: Backend) -> None:
     """The same prompts at capacities of 4,096 and 16,384, alternating; captured pieces of every size run."""
     model = tiny("llama", HALF, torch.float16)

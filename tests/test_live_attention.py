@@ -1,8 +1,11 @@
 """Attention over what is cached: the operator's results, parts of a history, and how they are merged."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
-from attention_library import library
+from attention_library import library, over_all
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,12 @@ def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories in several parts, and rows in several blocks, at these sizes too."""
     monkeypatch.setattr(live_attention, "LARGE", LARGE)
     monkeypatch.setattr(live_attention, "SCORES", 1)
+
+
+def counted(asked: list[int], serves: bool, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float) -> bool:
+    """``over_all`` if it ``serves``; ``asked``: over how many keys it should have."""
+    asked.append(k.shape[2])
+    return serves and over_all(q, k, v, out, scale=scale)
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -54,6 +63,13 @@ def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> 
         out = torch.full_like(wanted, float("nan"))
         live_attention.attend(call, start, out=out, part=part)
         torch.testing.assert_close(out, wanted)
+    plain = not 0 < window < start + count and call.softcap == 0.0 and call.sinks is None and call.slopes is None
+    for serves, place in product((True, False), (None, torch.full_like(wanted, float("nan")))):
+        asked: list[int] = []
+        found = live_attention.attend(call, start, out=place, part=library, over_all=partial(counted, asked, serves))
+        torch.testing.assert_close(found, wanted)
+        assert place is None or found is place
+        assert asked == [start + count] * plain
     with pytest.raises(ValueError, match="attends over a cache"):
         live_attention.attend(call, capacity - count + 1)
 

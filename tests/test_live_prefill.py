@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
-from attention_library import library
+from attention_library import library, over_all
 from attrs import evolve
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, greedy, tiny, without
 from torch import Tensor, nn
@@ -113,11 +113,24 @@ class Placing(WithLibrary):
         return both
 
 
+class OverAll(Placing):
+    """One that attends over everything cached at once, but for some of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float) -> bool:
+        self.asked += 1
+        return self.asked % 7 > 0 and over_all(q, k, v, out, scale=scale)
+
+
 WAYS: dict[str, Callable[[], Executables]] = {
     "loop": lambda: Executables(device="cpu"),
     "captured": lambda: Executables(device="cpu", backend=ReplayingBackend()),
     "library": lambda: Executables(device="cpu", backend=WithLibrary()),
     "placing": lambda: Executables(device="cpu", backend=Placing()),
+    "over_all": lambda: Executables(device="cpu", backend=OverAll()),
     "capacity": lambda: Executables(device="cpu", backend=ReplayingBackend(), prefill="capacity"),
 }
 
@@ -171,7 +184,7 @@ def test_tokens_behind_long_prompts_are_huggingfaces(name: str) -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 1], ids=["one-row-too-few", "one-row-too-many"])
-@pytest.mark.parametrize("way", ["captured", "library", "placing"])
+@pytest.mark.parametrize("way", ["captured", "library", "placing", "over_all"])
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "bloom"])
 def test_a_length_that_is_one_row_off_is_found(name: str, way: str, off: int) -> None:
     mine = session(name, way)
@@ -190,7 +203,7 @@ def test_a_length_that_is_one_row_off_is_found(name: str, way: str, off: int) ->
             check(name, mine, length)
 
 
-@pytest.mark.parametrize("way", ["captured", "library"])
+@pytest.mark.parametrize("way", ["captured", "library", "over_all"])
 @pytest.mark.parametrize("fault", ["first", "last", "behind"])
 def test_a_history_that_lacks_a_row_or_has_one_more_is_found(way: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = live_attention._cached

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_library import over_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live_prefill import LARGE, SMALL, WAYS, Placing, captured, check
@@ -39,18 +40,19 @@ def found(name: str, executables: Executables) -> str:
     return difference_of_prompts(mine, programs, weights)
 
 
-@pytest.mark.parametrize("way", ["captured", "library", "placing", "capacity"])
+@pytest.mark.parametrize("way", ["captured", "library", "placing", "over_all", "capacity"])
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
 def test_what_is_right_is_found_right(name: str, way: str) -> None:
     assert found(name, WAYS[way]()) == ""
 
 
 class Wrong(Placing):
-    """Places all heads but one row of one of them (``lost``: head, row), or attends times ``factor``, or not to the last row."""
+    """Places all heads but one row of one of them (``lost``: head, row), or attends times ``factor``, or not to the last row; over all keys
+    at once (``whole``), or over parts of them."""
 
-    def __init__(self, lost: tuple[int, int] | None = None, factor: float = 1.0, short: bool = False) -> None:
+    def __init__(self, lost: tuple[int, int] | None = None, factor: float = 1.0, short: bool = False, whole: bool = False) -> None:
         super().__init__()
-        self._lost, self._factor, self._short = lost, factor, short
+        self._lost, self._factor, self._short, self._whole = lost, factor, short, whole
 
     def place(self, heads: Sequence[Heads]) -> bool:
         before = [one.out.clone() for one in heads]
@@ -68,12 +70,21 @@ class Wrong(Placing):
         served = super().attend(q, k, v, causal=causal, scale=scale)
         return None if served is None else (served[0] * self._factor, served[1])
 
+    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float) -> bool:
+        if not self._whole:
+            return False
+        if self._short and k.shape[2] > q.shape[2]:
+            k, v = k[:, :, 1:], v[:, :, 1:]
+        served = over_all(q, k, v, out, scale=scale)
+        out.mul_(self._factor)
+        return served
 
-@settings(max_examples=12, deadline=None)
+
+@settings(max_examples=24, deadline=None)
 @given(st.one_of(st.tuples(st.integers(0, 5), st.integers(0, SMALL - 1)).map(lambda lost: {"lost": lost}),
-                 st.floats(0.5, 0.99).map(lambda factor: {"factor": factor}), st.just({"short": True})))
-def test_what_is_wrong_in_any_row_is_seen(defect: dict[str, Any]) -> None:
-    why = found("qwen3", Executables(device="cpu", backend=Wrong(**defect)))
+                 st.floats(0.5, 0.99).map(lambda factor: {"factor": factor}), st.just({"short": True})), st.booleans())
+def test_what_is_wrong_in_any_row_is_seen(defect: dict[str, Any], whole: bool) -> None:
+    why = found("qwen3", Executables(device="cpu", backend=Wrong(**defect, whole=whole)))
     assert "(prefill_" in why, defect
 
 

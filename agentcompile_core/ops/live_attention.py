@@ -16,6 +16,10 @@ from .operators import AttentionCall, capped, grouped_sdpa
 # exponentials, fp32 of T * H elements; causal: of T rows over as many keys. None: not served.
 Part = Callable[..., "tuple[Tensor, Tensor] | None"]
 
+# ``over_all(q, k, v, out, scale=...)``: writes all of it at once to ``out`` [1, H, T, Dv], over k and v [1, KV, L, ..] of which the last T
+# rows are the chunk's own, or says False.
+OverAll = Callable[..., bool]
+
 # ``merged(parts, out)``: writes what ``merge`` writes, or says False.
 Merged = Callable[["list[tuple[Tensor, Tensor]]", Tensor], bool]
 
@@ -33,7 +37,8 @@ def append_rows(call: AttentionCall) -> None:
             cache.index_copy_(1, call.position + torch.arange(count, device=cache.device), rows.transpose(1, 2))
 
 
-def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None, merged: Merged | None = None) -> Tensor:
+def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None, merged: Merged | None = None,
+           over_all: OverAll | None = None) -> Tensor:
     """What the operator returns, [1, T, H, Dv]: row t of ``call.q`` attends to the cached rows 0 .. start + t.
 
     It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read:
@@ -45,18 +50,26 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
     live, capacity = start + call.q.shape[2], call.k_cache.shape[1]
     if start < 0 or live > capacity:
         raise ValueError(f"a chunk of rows {start} to {live - 1} attends over a cache of {capacity}")
-    whole = call.window <= 0 or call.window >= live
-    parts = _parts(call, start, part) if part is not None and whole and _is_plain(call) else None
+    plain = (call.window <= 0 or call.window >= live) and _is_plain(call)
+    if plain and over_all is not None:
+        written = _empty(call) if out is None else out
+        if over_all(call.q, *_cached(call, 0, live), written.transpose(1, 2), scale=call.scale):
+            return written
+    parts = _parts(call, start, part) if plain and part is not None else None
     if parts is not None and out is None and len(parts) == 1:
         return parts[0][0].transpose(1, 2).contiguous()
     if out is None:
-        out = call.q.new_empty(1, call.q.shape[2], call.q.shape[1], call.v_cache.shape[3])
+        out = _empty(call)
     if parts is not None:
         if len(parts) == 1 or merged is None or not merged(parts, out.transpose(1, 2)):
             merge(parts, out.transpose(1, 2))
     else:
         _by_blocks(call, start, out)
     return out
+
+
+def _empty(call: AttentionCall) -> Tensor:
+    return call.q.new_empty(1, call.q.shape[2], call.q.shape[1], call.v_cache.shape[3])
 
 
 def _is_plain(call: AttentionCall) -> bool:

@@ -128,6 +128,14 @@ class Backend(Offer):
         """
         return None
 
+    def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float) -> bool:
+        """Attention of a chunk's rows ``q`` [1, H, T, D] over all that is cached, ``k`` and ``v`` [1, KV, L, ..], to ``out`` [1, H, T, Dv].
+
+        The last T of the L rows are the chunk's own: row t sees keys 0 .. L - T + t. Asked before ``attend`` is for parts of the keys.
+        False: not served, and nothing was written. It is called while a graph is captured too, behind calls of the same shapes.
+        """
+        return False
+
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """The token that rings first, or None: not served.
 

@@ -65,6 +65,7 @@ class LiveAttention:
         self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
+        self._over_all = library.attend_cached if library is not None else None
 
     def _call(self, **others: Any) -> "AttentionCall":
         from ..ops.operators import AttentionCall
@@ -103,7 +104,7 @@ class LiveAttention:
         assert self._queries is not None and self._out is not None
         with torch.no_grad():
             q = self._queries
-            attend(self._call(q=q, k=q, v=q), self._position.start, self._out, self._part, self._merged)
+            attend(self._call(q=q, k=q, v=q), self._position.start, self._out, self._part, self._merged, self._over_all)
 
     def append_inside(self) -> None:
         """As ``append``, of a chunk at position 0."""
@@ -127,7 +128,7 @@ class LiveAttention:
 
         q, self._held = self._held, None
         with torch.no_grad():
-            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part)
+            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part, over_all=self._over_all)
 
     def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, Piece]:
         """What appends, then what attends; ``dropped`` forgets what nothing reads any more."""

@@ -1,5 +1,6 @@
-"""Attention of prompt chunks with its logsumexp, by the two libraries behind torch: cuDNN for large chunks, flash for the others.
+"""Attention of prompt chunks: by a kernel of our own where it serves, else by two libraries behind torch, with its logsumexp.
 
+The kernel (``own_attention``) attends over everything cached in one launch. Of the libraries, cuDNN has large chunks and flash the others.
 Layout: as ``Backend.attend``. K and V may be slices of a cache; their heads are never repeated. cuDNN prepares itself for every
 length, which takes a while; flash does not. So a chunk over itself, which has one length, is cuDNN's from where it is faster (H100:
 8.0 us at 128 rows where flash takes 8.3, 9.7 and 11.3 at 256, 12.8 and 20.0 at 512), and a history from about a thousand rows on,
@@ -7,10 +8,17 @@ where it is twice as fast and has few lengths.
 """
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from agentcompile_core.plugin_api import AgentCompileError
+
+from .own_attention import SHAPES, OwnAttention
 
 if TYPE_CHECKING:
     import torch
+
+    from .own_attention import Operands
 
     Found = tuple[torch.Tensor, torch.Tensor]
 
@@ -26,9 +34,21 @@ OUT_OFF, SUM_OFF = 2e-2, 2e-2  # how far two libraries may be apart on random nu
 class Attending:
     """Which library serves what; what one refused, or computed otherwise than the other, it is not asked again."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: OwnAttention) -> None:
+        self._own = own
+        self._over: dict[Any, bool] = {}
         self._flash: dict[Any, bool] = {}
         self._cudnn: dict[Any, bool] = {}
+
+    def over_all(self, operands: "Operands", scale: float) -> bool:
+        """See ``Backend.attend_cached``."""
+        q, k = operands[:2]
+        if not self._own.takes(operands, scale) or not self._own.wins(q, k):
+            return False
+        if not self._serves(self._over, (q.dtype, q.shape[1], k.shape[1], q.shape[3]), q, partial(_own_agrees, self._own)):
+            return False
+        self._own(operands, scale)
+        return True
 
     def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool, scale: float) -> "Found | None":
         """See ``Backend.attend``."""
@@ -81,6 +101,14 @@ def _random(key: Any, device: "torch.device", causal: bool) -> "tuple[torch.Tens
     return (q, *(cache[:, 32 : 32 + keys].transpose(1, 2) for cache in caches))
 
 
+def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", seen: "torch.Tensor") -> "Found":
+    """Attention in float32 and its logsumexp, where a row sees the keys that ``seen`` [T, L] says."""
+    group = q.shape[1] // k.shape[1]
+    scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * 0.1
+    scores = scores.masked_fill(~seen, float("-inf"))
+    return scores.softmax(-1) @ v.float().repeat_interleave(group, 1), scores.logsumexp(-1)
+
+
 def _flash_serves(key: Any, device: "torch.device") -> bool:
     """Whether flash attention gives what float32 gives, with and without the mask; whatever it raises is a no."""
     import torch
@@ -89,15 +117,30 @@ def _flash_serves(key: Any, device: "torch.device") -> bool:
         for causal in (False, True):
             q, k, v = _random(key, device, causal)
             out, sums = _by_flash(q, k, v, causal, 0.1)
-            group = q.shape[1] // k.shape[1]
-            scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * 0.1
-            if causal:
-                scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), float("-inf"))
-            wanted = scores.softmax(-1) @ v.float().repeat_interleave(group, 1)
-            if not _near((out, sums), (wanted, scores.logsumexp(-1))):
+            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=device)
+            if not _near((out, sums), _formula(q, k, v, seen.tril() if causal else seen)):
                 raise RuntimeError("its results are beyond rounding")
     except RuntimeError as exc:
         log.info("flash attention does not serve %s: %s", key, _line(exc))
+        return False
+    return True
+
+
+def _own_agrees(own: OwnAttention, key: Any, device: "torch.device") -> bool:
+    """Whether our kernel gives what float32 gives, over a history and the chunk itself; whatever it raises is a no."""
+    import torch
+
+    try:
+        q, k, v = _random(key, device, causal=False)
+        ahead = torch.arange(TRIED_KEYS, device=device) - torch.arange(TRIED_KEYS - TRIED_ROWS, TRIED_KEYS, device=device)[:, None]
+        wanted, _ = _formula(q, k, v, ahead <= 0)
+        for _, shape in SHAPES[key[3]]:
+            out = torch.full_like(q.transpose(1, 2), float("nan")).transpose(1, 2)
+            own((q, k, v, out), 0.1, shape)
+            if not _close(out, wanted):
+                raise RuntimeError("its results are beyond rounding")
+    except (RuntimeError, AgentCompileError) as exc:
+        log.info("the kernel of attend.cu does not serve %s: %s", key, _line(exc))
         return False
     return True
 
@@ -116,9 +159,12 @@ def _cudnn_agrees(key: Any, device: "torch.device") -> bool:
 
 
 def _near(found: "Found", wanted: "Found") -> bool:
-    apart = float((found[0].float() - wanted[0].float()).abs().max())
     sums = float((found[1].reshape(-1) - wanted[1].reshape(-1)).abs().max())
-    return apart <= OUT_OFF and sums <= SUM_OFF
+    return _close(found[0], wanted[0]) and sums <= SUM_OFF
+
+
+def _close(found: "torch.Tensor", wanted: "torch.Tensor") -> bool:
+    return float((found.float() - wanted.float()).abs().max()) <= OUT_OFF
 
 
 def _line(exc: BaseException) -> str:

@@ -34,6 +34,7 @@ from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .drawing import Drawing
 from .driver import driver
+from .own_attention import OwnAttention
 from .rows import RowKernels
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class CudaBackend(Backend):
         self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
         self._lock = threading.Lock()
         self._captures = Captures()
-        self._attending = Attending()
+        self._attending = Attending(OwnAttention(self, self.live_target))
         self._rows = RowKernels(self, self.live_target, _capturing)
         self._drawing = Drawing(self, self.live_target, _capturing)
 
@@ -238,6 +239,10 @@ class CudaBackend(Backend):
                scale: float) -> "tuple[torch.Tensor, torch.Tensor] | None":
         """By cuDNN or flash attention; see ``attending``."""
         return self._attending(q, k, v, causal=causal, scale=scale)
+
+    def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float) -> bool:
+        """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
+        return self._attending.over_all((q, k, v, out), scale)
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """In three launches; see ``drawing``."""

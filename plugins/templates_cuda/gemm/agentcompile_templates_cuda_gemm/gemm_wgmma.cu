@@ -10,7 +10,7 @@
 // Blocks of a cluster make tiles below each other: each fetches its share of the columns of b for all of them.
 // Wins for large products: mma.sync reaches about half of what a Hopper's tensor cores do.
 #include "gemm.cuh"
-#include "wgmma.cuh"
+#include <agentcompile/wgmma.cuh>
 
 namespace {
 
@@ -70,7 +70,7 @@ gemm_kernel(const __grid_constant__ wg::Tiles a, const __grid_constant__ wg::Til
             const Plan::Aux2* aux2, Plan::T* out, float* parts, int inner, int m, int n, long long k, long long terms, long long count,
             long long tiles, int a_outer, int a_inner, int b_outer, int b_inner, long long period0, long long period1,
             long long period2) {
-  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  WG_DYNAMIC_SHARED(shared_bytes);
   Element* const ring = reinterpret_cast<Element*>(shared_bytes);
   ac::Mbarrier* const full = reinterpret_cast<ac::Mbarrier*>(ring + stages * stage_elements);
   ac::Mbarrier* const free = full + stages;

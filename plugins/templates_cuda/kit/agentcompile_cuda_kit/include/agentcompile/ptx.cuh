@@ -55,6 +55,7 @@ inline void bulk_copy_to_shared_evict_first(void* shared, const void* global, un
 inline float greater_or_nan(float a, float b) { return a != a || (a == b ? !(__float_as_int(a) < 0) : a > b) ? a : b; }
 inline float smaller_or_nan(float a, float b) { return a != a || (a == b ? __float_as_int(a) < 0 : a < b) ? a : b; }
 inline float quick_exp(float x) { return expf(x); }
+inline float quick_exp2(float x) { return exp2f(x); }
 inline float quick_reciprocal(float x) { return 1.0f / x; }
 
 inline void named_barrier_sync(int id, int threads) { ::emu::named_barrier_sync(id, threads); }
@@ -216,6 +217,12 @@ __device__ __forceinline__ float smaller_or_nan(float a, float b) {
 __device__ __forceinline__ float quick_exp(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
+}
+// 2^x for results of 16 bits: one instruction; errs by 2^-22, below 2^-126 it is 0.
+__device__ __forceinline__ float quick_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
