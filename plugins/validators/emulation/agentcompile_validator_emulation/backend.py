@@ -20,6 +20,7 @@ from agentcompile_core.plugin_api import (
     BuildError,
     Feature,
     Kernel,
+    KernelArgument,
     Launch,
     PrivateFolder,
     Reject,
@@ -30,10 +31,11 @@ from agentcompile_core.plugin_api import (
 
 from .engine import Mode, build, default_cache_folder, prepare, prepare_cache, runtime_digest
 from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .tiles import check_tiles, tiles_of
 from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
-            Feature.CLUSTER, Feature.BF16)
+            Feature.CLUSTER, Feature.BF16, Feature.WGMMA)
 LAUNCH_DEADLINE_S = 120.0
 
 
@@ -139,7 +141,7 @@ class EmulationBackend(Backend):
         that, random ones drawn anew; copies land as late as they may in most of them. Who runs a kernel several times and compares
         sees what depends on either: a single random order of four blocks hid that two pairs of them shared a counter.
         """
-        values = [launch_argument(argument.kind, argument.name, value)
+        values = [launch_argument(argument, value)
                   for argument, value in zip(launch.arguments, arguments, strict=True)]
         orders = itertools.count(self._prepared)
         self._prepared += 1
@@ -178,8 +180,7 @@ def check_emulated(source: StepSource) -> None:
     missing = [feature for feature in source.features if feature not in FEATURES]
     if missing:
         raise BuildError(f"the emulator has no {', '.join(missing)}; such a source is validated on a GPU only")
-    if any(argument.kind is ArgumentKind.TILES for launch in source.launches for argument in launch.arguments):
-        raise BuildError("the emulator fetches no tiles; such a source is validated on a GPU only")
+    check_tiles(source)
 
 
 def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = None, deadline_s: float = 120.0,
@@ -193,13 +194,14 @@ def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = Non
         raise BuildError(str(exc)) from exc
 
 
-def launch_argument(kind: ArgumentKind, name: str, value: int | float) -> Buffer | Scalar:
-    """The value of a kernel argument; a pointer's size is unknown here and stays 0 (nothing is checked in plain mode)."""
-    if kind is ArgumentKind.POINTER:
-        return Buffer(name=name, address=int(value), nbytes=0)
-    if kind is ArgumentKind.F32:
+def launch_argument(argument: KernelArgument, value: int | float) -> Buffer | Scalar:
+    """The value of a kernel argument; an operand's size is unknown here and stays 0 (nothing is checked in plain mode)."""
+    if argument.addressed:
+        buffer = Buffer(name=argument.name, address=int(value), nbytes=0)
+        return buffer if argument.kind is ArgumentKind.POINTER else tiles_of(argument, buffer)
+    if argument.kind is ArgumentKind.F32:
         return ctypes.c_float(value)
-    return ctypes.c_int(int(value)) if kind is ArgumentKind.I32 else ctypes.c_longlong(int(value))
+    return ctypes.c_int(int(value)) if argument.kind is ArgumentKind.I32 else ctypes.c_longlong(int(value))
 
 
 __all__ = ["EmulationBackend", "EmulationError", "build_source", "check_emulated", "launch_argument"]

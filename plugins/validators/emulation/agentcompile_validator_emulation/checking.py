@@ -15,6 +15,7 @@ from agentcompile_core.plugin_api import ArgumentKind, KernelArgument, Launch, R
 from .backend import build_source, check_emulated
 from .engine import Mode
 from .module import Access, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .tiles import tiles_of
 from .toolchain import GXX
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _written_by(launch: Launch) -> set[str]:
 def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", written: set[str]) -> Buffer | Scalar:
     if argument.kind is ArgumentKind.F32:
         return ctypes.c_float(argument.value)
-    if argument.kind is not ArgumentKind.POINTER:
+    if not argument.addressed:
         return ctypes.c_int(int(argument.value)) if argument.kind is ArgumentKind.I32 else ctypes.c_longlong(int(argument.value))
     if not argument.operand:
         return Buffer(name=argument.name, address=0, nbytes=0)
@@ -100,5 +101,6 @@ def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", w
         access = Access.WRITE
     if access is Access.WRITE and argument.operand in written:
         access = Access.READ_WRITE  # an earlier launch, or zeroing, has given it its contents
-    return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
-                  written_by_the_chain=argument.role not in _CONSTANT_ROLES, published=argument.operand == POSITION)
+    buffer = Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
+                    written_by_the_chain=argument.role not in _CONSTANT_ROLES, published=argument.operand == POSITION)
+    return buffer if argument.kind is ArgumentKind.POINTER else tiles_of(argument, buffer)

@@ -58,7 +58,19 @@ class Buffer:
     published: bool = False
 
 
-Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float
+MOST_AXES = 4
+
+
+class Tiles(ctypes.Structure):
+    """What fetches tiles of a view, by value; as large as a CUtensorMap. ``operand``: the buffer that the view lies in."""
+
+    _fields_ = [("address", ctypes.c_void_p), ("element_bytes", ctypes.c_uint), ("swizzle_bytes", ctypes.c_uint), ("axes", ctypes.c_uint),
+                ("unused", ctypes.c_uint), ("extents", ctypes.c_uint * MOST_AXES), ("tile", ctypes.c_uint * MOST_AXES),
+                ("steps", ctypes.c_ulonglong * MOST_AXES), ("filled", ctypes.c_char * 40)]
+    operand: Buffer
+
+
+Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float | Tiles
 
 
 @frozen(kw_only=True)
@@ -139,7 +151,9 @@ class PreparedLaunch:
     def __init__(self, module: "EmulatedModule", entry: str, shape: "LaunchShape", arguments: Sequence[Buffer | Scalar],
                  options: LaunchOptions) -> None:
         self._module = module
-        buffers = [argument for argument in arguments if isinstance(argument, Buffer)]
+        given = [argument for argument in arguments if isinstance(argument, Buffer)]
+        known = {buffer.address for buffer in given}
+        buffers = [*given, *(a.operand for a in arguments if isinstance(a, Tiles) and a.operand.address not in known)]
         self._values = [ctypes.c_void_p(a.address or None) if isinstance(a, Buffer) else a for a in arguments]
         pointers = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values]
         self._array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)

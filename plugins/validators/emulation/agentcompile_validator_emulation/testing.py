@@ -21,7 +21,8 @@ from agentcompile_core.plugin_api import (
 
 from .engine import Mode, build
 from .module import Access as BufferAccess
-from .module import Buffer, EmulatedModule, LaunchOptions
+from .module import Buffer, EmulatedModule, LaunchOptions, Scalar
+from .tiles import tiles_of
 
 TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32, DType.I64: torch.int64}
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
@@ -70,8 +71,8 @@ class Emulated:
         return all(bool((self.workspaces[name] == 0).all()) for name in self.zeroed)
 
     def _argument(self, argument: KernelArgument, tensors: dict[str, torch.Tensor], written: set[str]
-                  ) -> Buffer | ctypes.c_int | ctypes.c_float:
-        if argument.kind is not ArgumentKind.POINTER:
+                  ) -> Buffer | Scalar:
+        if not argument.addressed:
             return SCALARS[argument.kind](argument.value)
         if not argument.operand:
             return Buffer(name=argument.name, address=0, nbytes=0)
@@ -80,5 +81,6 @@ class Emulated:
             access = BufferAccess.READ_WRITE if argument.operand in self.zeroed | written else BufferAccess.WRITE
         else:
             access = {Access.READ: BufferAccess.READ, Access.WRITE: BufferAccess.WRITE}.get(argument.access, BufferAccess.READ_WRITE)
-        return Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
-                      written_by_the_chain=argument.role not in (Role.WEIGHT, Role.CONSTANT))
+        buffer = Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
+                        written_by_the_chain=argument.role not in (Role.WEIGHT, Role.CONSTANT))
+        return buffer if argument.kind is ArgumentKind.POINTER else tiles_of(argument, buffer)

@@ -19,13 +19,18 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import (
     BuildError,
     Cause,
+    DType,
     Feature,
     Outcome,
     Reject,
     Role,
+    Tiling,
     UsageError,
     argument_values,
     check_source,
+    f32,
+    i64,
+    tiles,
 )
 from agentcompile_core.worker.execution import Execution
 
@@ -81,8 +86,8 @@ def test_bad_controls_are_refused_for_their_reason(trial, reason, cause):
 def test_validator_leaves_large_and_unknown_sources_to_others():
     validator, trial = EmulationValidator(), GOOD[0]
     assert validator.applies(trial)
-    tensor_cores = attrs.evolve(trial.source, features=(Feature.WGMMA,))
-    assert not validator.applies(attrs.evolve(trial, source=tensor_cores))
+    later = attrs.evolve(trial.source, features=(Feature.WGMMA, "tcgen05"))
+    assert not validator.applies(attrs.evolve(trial, source=later))
     operand = trial.match.operands[0]
     huge = attrs.evolve(operand, spec=attrs.evolve(operand.spec, shape=(1 << 24,)))
     assert not validator.applies(attrs.evolve(trial, match=attrs.evolve(trial.match, operands=(huge, trial.match.operands[1]))))
@@ -114,8 +119,12 @@ def test_backend_never_times():
 
 def test_backend_refuses_what_it_cannot_emulate(cache):
     backend, source = EmulationBackend(cache), GOOD[0].source
-    with pytest.raises(BuildError, match="the emulator has no wgmma"):
-        backend.build(attrs.evolve(source, features=(Feature.WGMMA,)), preset("h200"))
+    with pytest.raises(BuildError, match="the emulator has no tcgen05"):
+        backend.build(attrs.evolve(source, features=(Feature.WGMMA, "tcgen05")), preset("h200"))
+    tiling = Tiling(extents=(8,) * 5, steps=(1, 8, 64, 512, 4096), tile=(8,) * 5)
+    launch = attrs.evolve(source.launches[0], arguments=(tiles("in", Role.INPUT, DType.F16, tiling),))
+    with pytest.raises(BuildError, match=r"the emulator fetches tiles of at most 4 axes, not of 5 \(in\)"):
+        backend.build(attrs.evolve(source, launches=(launch,)), preset("h200"))
     with pytest.raises(BuildError, match=r"(?s)g.. refused the kernel.*kernel.cu:.*error"):
         backend.build(attrs.evolve(source, code=source.code.replace("const int last", "const in last")), preset("h200"))
 
@@ -197,10 +206,8 @@ def test_run_checked_needs_every_operand():
 
 
 def test_scalars_are_passed_by_kind():
-    from agentcompile_core.plugin_api import ArgumentKind
-
-    assert isinstance(backend_module.launch_argument(ArgumentKind.F32, "x", 1.5), ctypes.c_float)
-    assert backend_module.launch_argument(ArgumentKind.I64, "x", 1 << 40).value == 1 << 40
+    assert isinstance(backend_module.launch_argument(f32("x", 0.0), 1.5), ctypes.c_float)
+    assert backend_module.launch_argument(i64("x", 0), 1 << 40).value == 1 << 40
 
 
 def test_many_modules_share_one_set_of_stacks(cache):

@@ -25,6 +25,8 @@ std::string describe(const Stamp& stamp) {
   char text[80];
   if (stamp.thread == cluster_remote)
     snprintf(text, sizeof text, "thread %u of block %u of the cluster", stamp.warp_epoch, stamp.block_epoch);
+  else if (stamp.thread > max_threads + max_mbarriers)
+    snprintf(text, sizeof text, "a product of warp %u", stamp.thread - max_threads - max_mbarriers - 1);
   else if (stamp.thread > max_threads)
     snprintf(text, sizeof text, "a %s on mbarrier %u", is_message(stamp) ? "message" : "bulk copy", stamp.thread - max_threads - 1);
   else if (stamp.block != block.linear + 1)
@@ -93,8 +95,7 @@ static void remember_read(Cell& cell, const Stamp& now) {
   if (replaceable(cell.other_read) || !same_warp(cell.read, now) || same_warp(cell.read, cell.other_read)) cell.other_read = now;
 }
 
-void check_order(Thread* thread, Cell& cell, AccessKind kind, const char* where, size_t offset, const void* code) {
-  const Stamp now = stamp_of(thread);
+void check_order(const Thread* thread, Cell& cell, AccessKind kind, const char* where, size_t offset, const void* code, const Stamp& now) {
   if (cell.write.thread && !ordered(thread, cell.write)) {
     if (cell.write.thread == cluster_remote)
       fail("race: %s at byte %zu: %s by this thread and store by %s, with no cluster barrier between them%s", where, offset,

@@ -13,6 +13,8 @@ struct Stamp {
   uint16_t thread = 0, cluster_arrivals = 0;
 };
 constexpr uint16_t cluster_remote = 0xffff;
+// A product of a warpgroup only reads: `thread` is max_threads + max_mbarriers + 1 + its warp, `time` its group.
+inline uint16_t product_of(unsigned warp) { return uint16_t(max_threads + max_mbarriers + 1 + warp); }
 // A message of the cluster has the stamp of a copy on the mbarrier of its target, and this for `cluster_arrivals`.
 constexpr uint16_t of_message = 0xffff;
 inline bool is_message(const Stamp& stamp) {
@@ -51,8 +53,8 @@ const char* verb(Access access);
 Stamp stamp_of(const Thread* thread);
 bool ordered_in_block(const Thread* thread, const Stamp& earlier);
 bool ordered(const Thread* thread, const Stamp& earlier);
-// Compares one byte's history with an access by `thread` and adds it; where = "dynamic shared memory", "argument 'x'".
-void check_order(Thread* thread, Cell& cell, AccessKind kind, const char* where, size_t offset, const void* code);
+// Compares one byte's history with an access by `thread` and adds it as `now`; where = "dynamic shared memory", "argument 'x'".
+void check_order(const Thread* thread, Cell& cell, AccessKind kind, const char* where, size_t offset, const void* code, const Stamp& now);
 void forget_publications();  // at the start of a launch
 
 // shared_memory_checks.cpp

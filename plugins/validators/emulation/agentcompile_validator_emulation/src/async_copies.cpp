@@ -1,4 +1,4 @@
-// cp.async groups, mbarriers and 1-D bulk copies. With `options.lazy_copies` a copy lands only when something that the program
+// cp.async groups, mbarriers and bulk copies. With `options.lazy_copies` a copy lands only when something that the program
 // waits for forces it; until then its destination holds garbage, so a missing wait gives a wrong result instead of a lucky one.
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 namespace emu {
 
 static EMU_RAW void move_bytes(const PendingCopy& copy) {
-  std::memcpy(copy.destination, copy.source, copy.source_bytes);
+  if (copy.source_bytes) std::memcpy(copy.destination, copy.source, copy.source_bytes);
   std::memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
 }
 
@@ -97,26 +97,31 @@ void mbarrier_init_fence() {
   block.published_after = self()->cluster_arrivals;
 }
 
+static void acquire_phase(const Mbarrier& barrier, Thread* thread) {
+  acquire_from(barrier.completed, thread);
+  for (const auto& [rank, clock] : barrier.completed_of_others) join(thread->clocks_of_others[rank], clock);
+}
+
 void complete_phase_if_done(Mbarrier& barrier) {
   if (barrier.pending_arrivals > 0 || barrier.pending_bytes != 0) return;
   ++barrier.phase;
   if (block.clocks_active) {  // the copies of this phase become visible to whoever waits for it
-    barrier.arriving.resize(block.thread_count + max_mbarriers, 0);
+    barrier.arriving.resize(clock_entries(), 0);
     barrier.arriving[block.thread_count + barrier.index] = barrier.phase;
   }
   barrier.completed = std::move(barrier.arriving);
   barrier.arriving.clear();
+  barrier.completed_of_others = std::move(barrier.arriving_of_others);
+  barrier.arriving_of_others.clear();
   barrier.pending_arrivals = barrier.arrivals_per_phase;
   for (Thread& thread : block.threads) {
     if (thread.state != State::at_mbarrier || thread.awaited != &barrier || (barrier.phase & 1) == thread.awaited_parity) continue;
-    acquire_from(barrier.completed, &thread);
+    acquire_phase(barrier, &thread);
     make_ready(&thread);
   }
 }
 
-void mbarrier_arrive(unsigned long long* address, unsigned expected_bytes) {
-  RuntimeScope scope;
-  Mbarrier* barrier = find_mbarrier(address);
+static void arrive(Mbarrier* barrier, unsigned expected_bytes) {
   if (barrier->pending_arrivals == 0)
     fail("mbarrier %u: more than %d arrivals in phase %u", barrier->index, barrier->arrivals_per_phase, barrier->phase);
   release_to(barrier->arriving, self());
@@ -125,13 +130,33 @@ void mbarrier_arrive(unsigned long long* address, unsigned expected_bytes) {
   complete_phase_if_done(*barrier);
 }
 
+void mbarrier_arrive(unsigned long long* address, unsigned expected_bytes) {
+  RuntimeScope scope;
+  arrive(find_mbarrier(address), expected_bytes);
+}
+
+void let_remote_arrivals_count() {
+  for (auto& [address, barrier] : block.mbarriers) {
+    const std::vector<RemoteArrival> arrivals = std::move(barrier->arrivals);
+    barrier->arrivals.clear();
+    for (const RemoteArrival& arrival : arrivals) {
+      if (barrier->pending_arrivals == 0)
+        return fail("mbarrier %u: more than %d arrivals in phase %u, the latest of block %u of the cluster", barrier->index,
+                    barrier->arrivals_per_phase, barrier->phase, arrival.rank);
+      join(barrier->arriving_of_others[arrival.rank], arrival.clock);
+      --barrier->pending_arrivals;
+      complete_phase_if_done(*barrier);
+    }
+  }
+}
+
 void mbarrier_wait(unsigned long long* address, unsigned parity, bool of_cluster) {
   RuntimeScope scope;
   Thread* thread = self();
   Mbarrier* barrier = find_mbarrier(address);
   if (parity > 1) fail("mbarrier_wait with parity %u: use 0 or 1", parity);
   if ((barrier->phase & 1) != parity) {
-    acquire_from(barrier->completed, thread);
+    acquire_phase(*barrier, thread);
   } else {
     thread->state = State::at_mbarrier;
     thread->awaited = barrier;
@@ -144,10 +169,26 @@ void mbarrier_wait(unsigned long long* address, unsigned parity, bool of_cluster
 }
 
 // --- bulk copies ---------------------------------------------------------------------------------------------------
-static void land(Mbarrier& barrier, const PendingCopy& copy) {
-  move_bytes(copy);
-  barrier.pending_bytes -= copy.bytes;
+static void land(Mbarrier& barrier, const CopyRequest& request) {
+  for (const PendingCopy& copy : request) {
+    move_bytes(copy);
+    barrier.pending_bytes -= copy.bytes;
+  }
   complete_phase_if_done(barrier);
+}
+
+void ask(Mbarrier& barrier, CopyRequest request) {
+  if (!options.lazy_copies) return land(barrier, request);
+  for (const PendingCopy& copy : request) std::memset(copy.destination, poison, copy.bytes);
+  barrier.in_flight.push_back(std::move(request));
+}
+
+void land_all_copies() {
+  for (auto& [address, barrier] : block.mbarriers) {
+    const std::vector<CopyRequest> requests = std::move(barrier->in_flight);
+    barrier->in_flight.clear();
+    for (const CopyRequest& request : requests) land(*barrier, request);
+  }
 }
 
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* address) {
@@ -161,10 +202,7 @@ void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long l
   check_access(global, bytes, {Access::read}, code);
   check_access(shared, bytes, {Access::write}, code);
   mark_bulk_landing(static_cast<char*>(shared), bytes, *barrier);
-  const PendingCopy copy{static_cast<char*>(shared), static_cast<const char*>(global), bytes, bytes};
-  if (!options.lazy_copies) return land(*barrier, copy);
-  std::memset(shared, poison, bytes);
-  barrier->in_flight.push_back(copy);
+  ask(*barrier, {{static_cast<char*>(shared), static_cast<const char*>(global), bytes, bytes}});
 }
 
 bool land_one_copy() {
@@ -180,9 +218,9 @@ bool land_one_copy() {
     land_message(barrier, which - copies);
     return true;
   }
-  const PendingCopy copy = barrier.in_flight[which];
+  const CopyRequest request = std::move(barrier.in_flight[which]);
   barrier.in_flight.erase(barrier.in_flight.begin() + long(which));
-  land(barrier, copy);
+  land(barrier, request);
   return true;
 }
 

@@ -14,18 +14,20 @@ const char* name_of(Collective kind) {
     case Collective::reduce: return "reduction";
     case Collective::tensor_core: return "mma";
     case Collective::ldmatrix: return "ldmatrix";
+    case Collective::warpgroup: return "wgmma step";
   }
   return "collective";
 }
 
 // --- vector clocks: only for blocks that order threads by something finer than block and warp barriers -------------
+size_t clock_entries() { return block.thread_count + max_mbarriers + block.warp_count; }
 void activate_clocks() {
   if (block.clocks_active || !options.checks) return;
   block.clocks_active = true;
-  for (Thread& thread : block.threads) thread.clock.assign(block.thread_count + max_mbarriers, 0);
+  for (Thread& thread : block.threads) thread.clock.assign(clock_entries(), 0);
 }
 
-static void join(Clock& into, const Clock& from) {
+void join(Clock& into, const Clock& from) {
   if (into.size() < from.size()) into.resize(from.size(), 0);
   for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
@@ -78,8 +80,8 @@ void release_block_barrier() {
     holds += thread.reduce_operand;
     cluster_seen = std::max(cluster_seen, thread.cluster_seen);
   }
-  if (block.clocks_active) {  // threads are ordered by the epoch; what they know about bulk copies is shared here
-    for (unsigned i = block.thread_count; i < block.thread_count + max_mbarriers; ++i) {
+  if (block.clocks_active) {  // threads are ordered by the epoch; what they know about bulk copies and products is shared here
+    for (size_t i = block.thread_count; i < clock_entries(); ++i) {
       uint32_t latest = 0;
       for (const Thread& thread : block.threads) latest = std::max(latest, thread.clock[i]);
       for (Thread& thread : block.threads) thread.clock[i] = latest;
@@ -100,30 +102,55 @@ void release_block_barrier() {
   }
 }
 
+static NamedBarrier& come_to_named_barrier(int id, int threads) {
+  if (id < 1 || id > 15) fail("named barrier %d: ids are 1 to 15", id);
+  if (threads <= 0 || threads % int(warp_lanes) != 0 || threads > int(block.thread_count))
+    fail("named barrier %d for %d threads: use a multiple of 32, at most the %u threads of the block", id, threads, block.thread_count);
+  activate_clocks();
+  NamedBarrier& barrier = block.named_barriers[id];
+  if ((!barrier.waiting.empty() || !barrier.arrived.empty()) && barrier.expected != threads)
+    fail("named barrier %d: this thread expects %d threads, others expect %d", id, threads, barrier.expected);
+  const std::vector<unsigned>& arrived = barrier.arrived;
+  if (std::find(arrived.begin(), arrived.end(), self()->linear) != arrived.end())
+    fail("named barrier %d: this thread comes to it twice before the others came", id);
+  barrier.expected = threads;
+  return barrier;
+}
+
+static bool complete(const NamedBarrier& barrier) { return int(barrier.waiting.size() + barrier.arrived.size()) >= barrier.expected; }
+
+static void release_named_barrier(NamedBarrier& barrier, const Thread* running) {
+  if (!barrier.clock.empty())
+    for (Thread* waiting : barrier.waiting) join(waiting->clock, barrier.clock);
+  join_all(barrier.waiting);
+  for (Thread* waiting : barrier.waiting)
+    if (waiting != running) make_ready(waiting);
+  barrier.waiting.clear();
+  barrier.arrived.clear();
+  barrier.clock.clear();
+}
+
+void named_barrier_arrive(int id, int threads) {
+  RuntimeScope scope;
+  NamedBarrier& barrier = come_to_named_barrier(id, threads);
+  barrier.arrived.push_back(self()->linear);
+  release_to(barrier.clock, self());
+  if (complete(barrier)) release_named_barrier(barrier, self());
+}
+
 void named_barrier_sync(int id, int threads) {
   RuntimeScope scope;
   Thread* thread = self();
-  if (id < 1 || id > 15) return fail("named barrier %d: ids are 1 to 15", id);
-  if (threads <= 0 || threads % int(warp_lanes) != 0 || threads > int(block.thread_count))
-    return fail("named barrier %d for %d threads: use a multiple of 32, at most the %u threads of the block", id, threads,
-                block.thread_count);
-  activate_clocks();
-  NamedBarrier& barrier = block.named_barriers[id];
-  if (!barrier.waiting.empty() && barrier.expected != threads)
-    return fail("named barrier %d: this thread expects %d threads, others expect %d", id, threads, barrier.expected);
-  barrier.expected = threads;
+  NamedBarrier& barrier = come_to_named_barrier(id, threads);
   barrier.waiting.push_back(thread);
-  if (int(barrier.waiting.size()) < threads) {
+  if (!complete(barrier)) {
     thread->state = State::at_named_barrier;
     thread->named_barrier = id;
     warp_of(thread).runnable &= ~(1u << thread->lane);
     suspend();
     return;
   }
-  join_all(barrier.waiting);
-  for (Thread* waiting : barrier.waiting)
-    if (waiting != thread) make_ready(waiting);
-  barrier.waiting.clear();
+  release_named_barrier(barrier, thread);
 }
 
 // --- warp collectives ----------------------------------------------------------------------------------------------
@@ -173,6 +200,7 @@ static void complete(Warp& warp, Collective kind, unsigned mask, WarpFunction fu
     }
     case Collective::tensor_core:
     case Collective::ldmatrix:
+    case Collective::warpgroup:
       function(const_cast<void* const*>(warp.in_pointer), warp.out_pointer);
       break;
     case Collective::barrier: {

@@ -139,6 +139,7 @@ static void finish_thread(Thread* thread) {
   if (options.programmatic_launch && !thread->dependency_waited)
     fail("the thread exits without ac::grid_dependency_wait(), though the kernel is launched with programmatic dependency");
   if (copies_on_their_way(thread)) fail("the thread exits while a copy of its cp.async into shared memory is in flight");
+  check_no_product_in_flight(thread);
   for (const Warp::Group& group : warp.groups)
     if (group.mask & (1u << thread->lane))
       fail("the thread exits while other lanes wait for it in a warp %s with mask 0x%08x", name_of(group.kind), group.mask);

@@ -26,6 +26,7 @@ enum class Reduction : int { add, min_signed, max_signed, min_unsigned, max_unsi
 void block_barrier(unsigned site);
 int block_barrier_reduce(unsigned site, int predicate, Predicate kind);
 void named_barrier_sync(int id, int threads);
+void named_barrier_arrive(int id, int threads);
 void warp_barrier(unsigned mask);
 uint64_t warp_shuffle(unsigned mask, uint64_t bits, int source_lane);
 unsigned warp_ballot(unsigned mask, int predicate);
@@ -38,6 +39,21 @@ void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row, bool transpose
 void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 
+// --- products of warpgroups (warpgroups.cpp) ---
+struct WarpgroupProduct {  // of 16 terms: 64 rows by `columns`
+  float* sums;
+  const unsigned* rows;  // four words of this thread's, or null: in shared memory
+  unsigned long long a, b;  // descriptors
+  unsigned columns;
+  bool half, adds, a_by_terms, b_by_terms;
+};
+unsigned shared_window_address(const void* shared);
+void warpgroup_multiply(const WarpgroupProduct& product);
+void warpgroup_fence();
+void warpgroup_commit();
+void warpgroup_wait(int pending_groups);
+void warpgroup_settle(const float* sums);
+
 // --- copies and barriers that complete asynchronously (async_copies.cpp) ---
 // `settled`: of data that a hint says is complete, allowed before the dependency wait
 void cp_async(void* shared, const void* global, int bytes, int source_bytes, bool settled = false);
@@ -49,6 +65,10 @@ void mbarrier_arrive(unsigned long long* barrier, unsigned expected_bytes);
 void mbarrier_wait(unsigned long long* barrier, unsigned parity, bool of_cluster = false);
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
 
+// --- tiles that the copy engine fetches (tiles.cpp) ---
+// `blocks`: those of the cluster that get the tile, bit by bit; 0: this one
+void fetch_tile(void* shared, const void* tiles, const int (&at)[4], unsigned long long* barrier, unsigned blocks);
+
 // --- thread-block clusters (clusters.cpp) ---
 unsigned cluster_rank();
 void cluster_arrive(bool release);
@@ -57,6 +77,7 @@ void store_to_cluster(float* shared, unsigned rank, float value);
 
 // --- messages of a cluster (messages.cpp) ---
 void send_to_cluster(float* shared, unsigned rank, float2 value, unsigned long long* barrier);
+void arrive_in_cluster(unsigned long long* barrier, unsigned rank);
 
 // --- programmatic dependent launch, memory (scheduler.cpp, memory_checks.cpp) ---
 void grid_dependency_wait();

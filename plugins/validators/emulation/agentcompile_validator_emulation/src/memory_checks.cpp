@@ -89,7 +89,7 @@ static void check_global(Thread* thread, const char* address, size_t bytes, Acce
     if (kind.access == Access::write) cell.content = Content::valid;
     if (kind.atomic) continue;
     if (!where[0]) snprintf(where, sizeof where, "argument '%s'", buffer->name);
-    check_order(thread, cell, kind, where, i, code);
+    check_order(thread, cell, kind, where, i, code, stamp_of(thread));
   }
 }
 

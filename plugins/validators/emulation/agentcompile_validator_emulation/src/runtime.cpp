@@ -5,6 +5,8 @@
 #include "async_copies.cpp"
 #include "clusters.cpp"
 #include "messages.cpp"
+#include "tiles.cpp"
+#include "warpgroups.cpp"
 #include "access_order.cpp"
 #include "shared_memory_checks.cpp"
 #include "memory_checks.cpp"

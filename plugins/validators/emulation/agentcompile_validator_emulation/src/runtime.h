@@ -27,23 +27,26 @@
 namespace emu {
 
 constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64, max_cluster = 8;
+constexpr unsigned warpgroup_warps = 4;
 constexpr unsigned char poison = 0xff;  // a NaN in every float format
 
 enum class State : uint8_t {
   unstarted, ready, in_warp_collective, at_block_barrier, at_named_barrier, at_mbarrier, at_cluster_barrier, done
 };
-enum class Collective : uint8_t { shuffle, ballot, match, barrier, reduce, tensor_core, ldmatrix };
+enum class Collective : uint8_t { shuffle, ballot, match, barrier, reduce, tensor_core, ldmatrix, warpgroup };
 
 struct Fiber;
 struct Mbarrier;
 using WarpFunction = void (*)(void* const* inputs, void* const* outputs);
-using Clock = std::vector<uint32_t>;  // one entry per thread, then one per mbarrier (its bulk copies)
+// One entry per thread, then one per mbarrier (its bulk copies), then one per warp (groups of its products).
+using Clock = std::vector<uint32_t>;
 
 struct PendingCopy {
   char* destination;
   const char* source;
   unsigned bytes, source_bytes;
 };
+using CopyRequest = std::vector<PendingCopy>;  // lands as a whole
 
 struct RemoteStore {  // a store or message into the shared memory of another block of the cluster
   unsigned rank;
@@ -67,6 +70,7 @@ struct Thread : ThreadCoordinates {
   uint32_t fence_epoch = 0;       // block epoch of its latest __threadfence
   bool unfenced_writes = false;
   Clock clock;                    // empty until the block uses an mbarrier or a named barrier
+  std::map<unsigned, Clock> clocks_of_others;  // what arrivals of other blocks of the cluster told it, by rank
   bool dependency_waited = false;
   // its cluster barriers: how often it arrived and waited, and the latest phase that a thread of its block waited for
   uint32_t cluster_arrivals = 0, cluster_waits = 0, cluster_seen = 0;
@@ -75,6 +79,26 @@ struct Thread : ThreadCoordinates {
   // its cp.async groups
   std::vector<PendingCopy> open_group;
   std::vector<std::vector<PendingCopy>> groups;
+};
+
+// Products that a warp has asked for and not waited for.
+struct Products {
+  struct Sums {  // one array of sums, of all lanes; poisoned while a product makes them
+    float* of_lane[warp_lanes];
+    unsigned columns, pending;
+    std::vector<float> values;  // [16][columns]
+  };
+  struct Product {
+    WarpgroupProduct said;
+    const unsigned* rows_of_lane[warp_lanes];
+    bool made;
+  };
+  std::vector<Product> open;
+  std::vector<std::vector<Product>> groups;
+  std::vector<std::unique_ptr<Sums>> sums;
+  bool fenced = false;       // since the latest wait
+  uint32_t committed = 0;    // groups
+  uint64_t said_so_far = 0;  // a digest: the warps of a warpgroup say the same
 };
 
 struct Warp {
@@ -88,6 +112,12 @@ struct Warp {
   int operand[warp_lanes];
   const void* in_pointer[warp_lanes];
   void* out_pointer[warp_lanes];
+  Products products;
+};
+
+struct RemoteArrival {
+  unsigned rank;  // of the block that arrives
+  Clock clock;
 };
 
 struct Mbarrier {
@@ -97,14 +127,18 @@ struct Mbarrier {
   long long pending_bytes = 0;    // announced and not yet delivered
   uint32_t phase = 0;
   uint32_t message_phase = 0;     // the latest message is for the phase before this one; 0: none came
-  std::vector<PendingCopy> in_flight;
+  std::vector<CopyRequest> in_flight;
   std::vector<RemoteStore> messages;  // in flight
   Clock arriving, completed;
+  std::vector<RemoteArrival> arrivals;  // of other blocks of the cluster, which count when this block runs next
+  std::map<unsigned, Clock> arriving_of_others, completed_of_others;  // by rank
 };
 
 struct NamedBarrier {
   int expected = 0;
   std::vector<Thread*> waiting;
+  std::vector<unsigned> arrived;  // threads that do not wait
+  Clock clock;                    // what these knew
 };
 
 enum class LaneOrder : int { ascending, descending, random };
@@ -197,11 +231,19 @@ void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // messages.cpp
 void land_message(Mbarrier& barrier, size_t which);  // of the active block
 void land_all_messages();                            // of the active block
-bool message_in_flight();                            // to a block of the cluster that has not exited
+bool message_in_flight();                            // or a tile, or an arrival, to a block of the cluster that has not exited
+// The barrier of block `rank` that lies where `address` lies in this block; fails where it may not be used yet.
+Mbarrier* barrier_of(const char* what, unsigned rank, unsigned long long* address);
+
+// warpgroups.cpp
+void check_no_product_in_flight(const Thread* thread);  // at its end
 
 // async_copies.cpp
 bool land_one_copy();                  // a copy or message; false if nothing is in flight
 Mbarrier* find_mbarrier(unsigned long long* address);  // of the active block; fails where it may not be used yet
+void ask(Mbarrier& barrier, CopyRequest request);      // of the active block: lands at once, or late
+void land_all_copies();                                // of the active block
+void let_remote_arrivals_count();                      // at the active block's mbarriers
 void complete_phase_if_done(Mbarrier& barrier);
 std::string describe_mbarrier(const Mbarrier& barrier);
 // By its cp.async, committed or not: what is brought and never waited for is a wait that counts wrongly. Copies that only write zeros do
@@ -235,12 +277,18 @@ void begin_launch_checks(const BufferSpec* buffers, int count);
 void end_launch_checks();
 void begin_block_checks();
 void swap_block_checks(unsigned rank);  // exchanges the active block's state with the one kept for `rank`
+// The product that the thread's warp asks for reads these bytes of shared memory until its group is waited for.
+void check_product_read(const char* address, size_t bytes, const Thread* thread, uint32_t group, const void* code);
+// A tile for block `rank`, which is not the active one.
+void check_tile_for(unsigned rank, unsigned owner_linear, size_t offset, size_t bytes, const Mbarrier& barrier, const void* code);
 // `barrier`: of the message's target; null for a store, which a cluster barrier publishes.
 void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& store, const Mbarrier* barrier, const Thread* writer,
                         const void* code);
 
 // collectives.cpp
 void activate_clocks();
+size_t clock_entries();
+void join(Clock& into, const Clock& from);
 void release_to(Clock& into, Thread* from);
 void acquire_from(const Clock& from, Thread* into);
 void release_block_barrier();

@@ -78,11 +78,12 @@ static void start_block(uint3 index, dim3 grid) {
   block.unfenced_writers = 0;
   block.barriers_published = true;
   block.published_after = 0;
-  for (NamedBarrier& barrier : block.named_barriers) barrier.waiting.clear();
+  for (NamedBarrier& barrier : block.named_barriers) barrier = NamedBarrier{};
   for (unsigned w = 0; w < block.warp_count; ++w) {
     const unsigned lanes = std::min(warp_lanes, block.thread_count - w * warp_lanes);
     block.warps[w].alive = block.warps[w].runnable = lanes == warp_lanes ? 0xffffffffu : (1u << lanes) - 1;
     block.warps[w].groups.clear();
+    block.warps[w].products = Products{};
   }
   for (Thread& thread : block.threads) {
     thread.block_index = index;
@@ -95,6 +96,7 @@ static void start_block(uint3 index, dim3 grid) {
     thread.open_group.clear();
     thread.groups.clear();
     thread.unpublished_stores.clear();
+    thread.clocks_of_others.clear();
   }
   poison_shared_memory();
   begin_block_checks();
@@ -138,7 +140,8 @@ static void report_stuck_block() {
   if (other)
     return fail("deadlock: thread %u waits at named barrier %d, to which %zu of %d threads came", other->linear,
                 other->named_barrier,
-                block.named_barriers[other->named_barrier].waiting.size(), block.named_barriers[other->named_barrier].expected);
+                block.named_barriers[other->named_barrier].waiting.size() + block.named_barriers[other->named_barrier].arrived.size(),
+                block.named_barriers[other->named_barrier].expected);
   if (elsewhere)
     return fail("divergent __syncthreads: thread %u waits at line %u, thread %u at line %u", barrier_waiter->linear,
                 barrier_waiter->barrier_site, elsewhere->linear, elsewhere->barrier_site);
@@ -149,7 +152,9 @@ static void report_stuck_block() {
 // Runs the active block until its threads have ended (true) or wait for something outside the block, or failed.
 static bool advance_block() {
   wake_cluster_waiters();
+  let_remote_arrivals_count();
   if (!options.lazy_copies) land_all_messages();
+  if (!options.lazy_copies) land_all_copies();
   reset_run_order();
   for (;;) {
     run_until_nothing_is_runnable();

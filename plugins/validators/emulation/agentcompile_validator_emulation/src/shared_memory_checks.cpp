@@ -46,7 +46,7 @@ void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind 
       fail("cp.async in flight: %s of %s at byte %zu before the copy's group is waited for%s", verb(kind.access), region.name, i,
            place(code).c_str());
     if (kind.access == Access::write) cell.content = Content::valid;
-    if (!kind.atomic) check_order(thread, cell, kind, region.name, i, code);
+    if (!kind.atomic) check_order(thread, cell, kind, region.name, i, code, stamp_of(thread));
   }
 }
 
@@ -127,6 +127,55 @@ void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& s
              "them%s",
              where, store.rank, i, what, describe(*earlier).c_str(), place(code).c_str());
     }
+    cell.content = Content::valid;
+    cell.write = now;
+    cell.read = cell.other_read = Stamp{};
+  }
+}
+
+void check_product_read(const char* address, size_t bytes, const Thread* thread, uint32_t group, const void* code) {
+  Stamp now = stamp_of(thread);
+  now.thread = product_of(thread->warp);
+  now.time = group;
+  const char* where = dynamic_region.name;
+  size_t offset = size_t(address - dynamic_region.low);
+  each_shared_cell(address, bytes, [&](Cell& cell) {
+    if (cell.content == Content::mbarrier) fail("wgmma reads an mbarrier object, %s byte %zu%s", where, offset, place(code).c_str());
+    if (cell.content == Content::uninitialised)
+      fail("uninitialised read: %s at byte %zu by wgmma, which this block has not written yet%s", where, offset, place(code).c_str());
+    check_order(thread, cell, {Access::read}, where, offset, code, now);
+    if (cell.write.thread <= max_threads)
+      fail("wgmma reads %s at byte %zu, which %s stored: what threads store is not fenced for the asynchronous proxy%s", where, offset,
+           describe(cell.write).c_str(), place(code).c_str());
+    ++offset;
+  });
+}
+
+// Every access of that block must be known to this thread: by an arrival of the other's at an mbarrier of this block, or by a cluster
+// barrier.
+void check_tile_for(unsigned rank, unsigned owner_linear, size_t offset, size_t bytes, const Mbarrier& barrier, const void* code) {
+  if (!options.checks) return;
+  const Thread* thread = self();
+  std::vector<Cell>& cells = parked_checks[rank].dynamic_cells;
+  const auto known = thread->clocks_of_others.find(rank);
+  const auto is_known = [&](const Stamp& earlier) {
+    if (earlier.thread == cluster_remote) return thread->cluster_seen >= earlier.time;
+    if (thread->cluster_seen > earlier.cluster_arrivals) return true;
+    const size_t entry = earlier.thread > max_threads ? block.thread_count + (earlier.thread - max_threads - 1) : earlier.thread - 1u;
+    return known != thread->clocks_of_others.end() && entry < known->second.size() && known->second[entry] >= earlier.time;
+  };
+  Stamp now;
+  now.block = owner_linear + 1;
+  now.thread = uint16_t(max_threads + barrier.index + 1);
+  now.time = barrier.phase + 1;
+  for (size_t i = offset; i < offset + bytes; ++i) {
+    Cell& cell = cell_of(cells, i, owner_linear);
+    if (cell.content == Content::mbarrier)
+      fail("a tile onto an mbarrier object of block %u of the cluster, %s byte %zu%s", rank, dynamic_region.name, i, place(code).c_str());
+    for (const Stamp* earlier : {&cell.write, &cell.read, &cell.other_read})
+      if (earlier->thread && !is_known(*earlier))
+        fail("race: %s of block %u of the cluster at byte %zu: a tile fetched by this thread and access by %s, which has not arrived at an "
+             "mbarrier of this block since%s", dynamic_region.name, rank, i, describe(*earlier).c_str(), place(code).c_str());
     cell.content = Content::valid;
     cell.write = now;
     cell.read = cell.other_read = Stamp{};
