@@ -1,4 +1,4 @@
-"""Products by warpgroups on a GPU, which nothing emulates: every layout, ragged extents, tails and splits, against fp64; repeated."""
+"""Products by warpgroups on a GPU: every layout, ragged extents, tails and splits, against fp64; repeated."""
 
 import functools
 import sys
