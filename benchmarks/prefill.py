@@ -76,7 +76,8 @@ def eager(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
 
 def served(backend: Any) -> dict[str, list[str]]:
     """What the backend's libraries and kernels of rows serve, and what was refused."""
-    tried = {**{("flash", *key): used for key, used in backend._attending._flash.items()},
+    tried = {**{("own", *key): used for key, used in backend._attending._over.items()},
+             **{("flash", *key): used for key, used in backend._attending._flash.items()},
              **{("cudnn", *key): used for key, used in backend._attending._cudnn.items()}, **backend._rows._served}
     return {word: [" ".join(map(str, key)) for key, used in tried.items() if used is wanted]
             for word, wanted in (("used", True), ("refused", False))}

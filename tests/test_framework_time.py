@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.ir.framework_time import by_parts
+from agentcompile_core.ir.framework_time import by_parts, levelled
 
 
 @st.composite
@@ -47,3 +47,31 @@ def test_what_no_parts_make_up_is_as_it_was_measured(made: tuple[dict[str, float
     told = by_parts({**measured_us, "odd": 7.0}, nodes)
     assert told["odd"] == 7.0
     assert {match: told[match] for match in measured_us} == by_parts(measured_us, {m: nodes[m] for m in measured_us})
+
+
+@given(matches(), st.data())
+def test_covers_of_the_same_nodes_are_level_though_no_parts_make_them_up(made: tuple[dict[str, float], dict[str, tuple[str, ...]]],
+                                                                         data: st.DataObject) -> None:
+    """Some parts were not measured, or no match at all has their nodes alone."""
+    measured_us, nodes = made
+    kept = {match: us for match, us in measured_us.items() if not match.startswith("part") or data.draw(st.booleans())}
+    told = by_parts(kept, nodes)
+    known = {match: nodes[match] for match in kept}
+    everything = frozenset(node for match in known for node in known[match])
+    covers = exact_covers(everything, known)
+    found = levelled(covers, told, nodes)
+    assert len(set(found)) <= 1
+    assert not covers or found[0] == min(sum(told[match] for match in cover) for cover in covers)
+
+
+def test_what_other_nodes_take_is_not_levelled() -> None:
+    nodes = {"a": ("1",), "b": ("2",), "both": ("1", "2")}
+    told = {"a": 5.0, "b": 7.0, "both": 20.0}
+    assert levelled([("a", "b"), ("both",), ("a",), (), ("both", "unknown")], told, nodes) == [12.0, 12.0, 5.0, 0, 12.0]
+
+
+def test_views_make_no_match_another_one() -> None:
+    """Attention that takes norms in has the views between them; of those no part is made."""
+    nodes = {"norm": (), "rows": ("norm",), "attention": ("attend",), "whole": ("norm", "attend")}
+    assert by_parts({"norm": 3.0, "rows": 12.0, "attention": 500.0, "whole": 551.0}, nodes) == {
+        "norm": 3.0, "rows": 12.0, "attention": 500.0, "whole": 512.0}

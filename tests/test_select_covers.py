@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from select_cases import FAMILY, MATCH, chosen, context, planned, region, step
 
@@ -12,6 +12,7 @@ from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.baseline import baseline_step
 from agentcompile_core.ir.candidate import Candidate
+from agentcompile_core.ir.decisions import Decisions, choices_of
 from agentcompile_core.ir.evaluated import Evaluated
 from agentcompile_core.ir.graph import Graph, Node, Ref
 from agentcompile_core.ir.plan import Cover, Fusion
@@ -20,6 +21,7 @@ from agentcompile_core.ir.region import Instance, Region
 from agentcompile_core.ir.selection import Basis, Selection
 from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.plugin.events import Event, RegionSelected
+from agentcompile_core.report.audit import audit
 from agentcompile_core.stages import select
 from agentcompile_core.testing import doubles
 
@@ -31,18 +33,20 @@ def record(match_id: str, us: float, order: int = 0, implementation: str = FAMIL
                         source_digest=doubles.fake_source("honest", us).digest, measurement=doubles.measurement(us, spread))
 
 
-def two_additions() -> Region:
-    """y = (a + b) + b: one match for both nodes would be fused; here two single ones and their union."""
+def two_additions(view: bool = False) -> Region:
+    """y = (a + b) + b: one match for both nodes would be fused; here two single ones and their union, with the view between them if any."""
     match, graph = doubles.fake_match()
-    second = Node(name="add2", op="aten.add.Tensor", kind="add", args=(Ref("sum"), Ref("b")), outputs=("sum2",))
-    values = (*graph.values, evolve(graph.values[-1], name="sum2"))
-    graph = Graph(name="g", kind=graph.kind, values=values, nodes=(*graph.nodes, second), inputs=graph.inputs, outputs=("sum2",))
+    between = Node(name="view", op="aten.view.default", kind="view", args=(Ref("sum"), (100,)), outputs=("seen",))
+    second = Node(name="add2", op="aten.add.Tensor", kind="add", args=(Ref("seen" if view else "sum"), Ref("b")), outputs=("sum2",))
+    values = (*graph.values, *(evolve(graph.values[-1], name=name) for name in (*["seen"] * view, "sum2")))
+    graph = Graph(name="g", kind=graph.kind, values=values, nodes=(*graph.nodes, *[between] * view, second), inputs=graph.inputs,
+                  outputs=("sum2",))
     other = evolve(match, nodes=("add2",))
-    both = evolve(match, nodes=("add", "add2"))
+    both = evolve(match, nodes=("add", *["view"] * view, "add2"))
     return Region(name="r", signature="s1", graph=graph, instances=(Instance(nodes=(), values=()),), matches=(match, other, both))
 
 
-ONE, TWO, BOTH = MATCH, "elementwise:add2+1:add2", "elementwise:add+2:add2"
+ONE, TWO, BOTH, SEEN = MATCH, "elementwise:add2+1:add2", "elementwise:add+2:add2", "elementwise:add+3:add2"
 COVERS = (Cover(matches=(BOTH,), fusion=Fusion.FULL, rank=0), Cover(matches=(ONE, TWO), fusion=Fusion.NONE, rank=1))
 
 
@@ -55,14 +59,40 @@ def test_covers_compare_by_what_they_save(fused_us: float, expected: tuple[str, 
     assert selection.cover.matches == expected
 
 
-@given(fused_us=st.floats(1.0, 30.0), noise=st.floats(0.9, 1.1), framework_us=st.floats(100.0, 1000.0))
-def test_of_covers_of_the_same_nodes_the_kernels_decide_and_no_noise_of_the_framework(fused_us: float, noise: float, framework_us: float):
-    """Attention over a long cache takes the framework 770 us; 4 us more or less of that had decided for two more kernels."""
-    both_us = (framework_us + 10.0) * noise
-    records = [record(m, us, implementation="framework") for m, us in ((ONE, framework_us), (TWO, 10.0), (BOTH, both_us))]
-    records += [record(ONE, 5.0), record(TWO, 6.0), record(BOTH, fused_us)]
-    selection = chosen(two_additions(), records, context(), *COVERS)
-    assert fused_us == 11.0 or selection.cover.matches == ((BOTH,) if fused_us < 11.0 else (ONE, TWO))
+@given(fused_us=st.floats(1.0, 30.0), noise=st.floats(0.9, 1.1), framework_us=st.floats(100.0, 1000.0), view=st.booleans())
+def test_of_covers_of_the_same_nodes_the_kernels_decide_and_no_noise_of_the_framework(fused_us: float, noise: float, framework_us: float,
+                                                                                      view: bool):
+    """Attention over a long cache takes the framework 770 us; 4 us more or less of that had decided for two more kernels.
+
+    The one that is fused may have a view in it, which nothing else has: 1.3 us had decided so again.
+    """
+    both, both_us = SEEN if view else BOTH, (framework_us + 10.0) * noise
+    covers = (evolve(COVERS[0], matches=(both,)), COVERS[1])
+    records = [record(m, us, implementation="framework") for m, us in ((ONE, framework_us), (TWO, 10.0), (both, both_us))]
+    records += [record(ONE, 5.0), record(TWO, 6.0), record(both, fused_us)]
+    selection = chosen(two_additions(view), records, context(), *covers)
+    assert fused_us == 11.0 or selection.cover.matches == ((both,) if fused_us < 11.0 else (ONE, TWO))
+
+
+TIMES = st.one_of(st.none(), st.floats(1.0, 30.0))
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), view=st.booleans())
+def test_the_audit_follows_every_choice_of_a_cover(data: st.DataObject, view: bool):
+    """Over records of some matches, kernels and framework apart, in covers of one, two and all nodes."""
+    both = SEEN if view else BOTH
+    covers = [Cover(matches=matches, fusion=Fusion.PARTIAL, rank=rank) for rank, matches in enumerate(
+        data.draw(st.permutations([(both,), (ONE, TWO), (ONE,), (TWO,)])))]
+    of, ctx, records = two_additions(view), context(), []
+    for match in (ONE, TWO, both):
+        ours_us, framework_us = data.draw(TIMES), data.draw(TIMES)
+        records += [record(match, ours_us)] if ours_us else []
+        records += [record(match, framework_us * 2.0, implementation="framework")] if framework_us else []
+    selection = chosen(of, records, ctx, *covers)
+    made = Decisions(margin=ctx.config.margin, advisor="test", validators=("simple",), regions=choices_of((planned(of, *covers),)),
+                     places=tuple(range(len(records))))
+    assert [one for one in audit((selection,), tuple(records), made, {}) if one.problems] == []
 
 
 @pytest.mark.parametrize("evaluated", [True, False])

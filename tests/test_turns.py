@@ -56,7 +56,7 @@ class Bench:
         self.seconds: dict[Any, float] = {}
         self.done: list[Asked] = []
         space = SimpleNamespace(covers=tuple(Cover(matches=c, fusion=Fusion.FULL, rank=i) for i, c in enumerate(covers)))
-        region = SimpleNamespace(instances=(None,) * instances, match_by_id=self.made)
+        region = SimpleNamespace(instances=(None,) * instances, match_by_id=self.made, graph=SimpleNamespace(nodes=()))
         self.ordered = (SimpleNamespace(signature=SIGNATURE, primary=primary, plan=SimpleNamespace(space=space, region=region)),)
         self.entries = [Asked(m.name, n) for m in matches for n in range(m.count)]
 

@@ -17,13 +17,14 @@ CHAIN_MARGIN = 0.1  # of the run's margin: the chain compares pairs, which are l
 
 @frozen(kw_only=True)
 class RegionChoices:
-    """What could be chosen for one region: its covers, and the region-local nodes of every match."""
+    """What could be chosen for one region: its covers, and the region-local nodes of every match; which of these are views."""
 
     signature: str
     region: str
     instances: int
     covers: tuple[Cover, ...]
     matches: tuple[tuple[str, tuple[str, ...]], ...]  # id, nodes
+    views: tuple[str, ...] = field(default=(), metadata={UNSAID: True})
 
 
 @frozen(kw_only=True)
@@ -85,7 +86,8 @@ class Decisions:
 def choices_of(plans: Iterable[RegionPlan]) -> tuple[RegionChoices, ...]:
     """What could be chosen for each region."""
     return tuple(RegionChoices(signature=plan.signature, region=plan.region.name, instances=len(plan.region.instances),
-                               covers=plan.space.covers, matches=tuple((m.id, m.nodes) for m in plan.region.matches))
+                               covers=plan.space.covers, matches=tuple((m.id, m.nodes) for m in plan.region.matches),
+                               views=tuple(node.name for node in plan.region.graph.nodes if node.kind == "view"))
                  for plan in plans)
 
 

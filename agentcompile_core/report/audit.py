@@ -38,13 +38,14 @@ class Decision:
 
 @frozen(kw_only=True)
 class _Best:
-    """What the records say of one match: its best record, what it saves, and how it stands."""
+    """What the records say of one match: its best record, what it costs beside the framework's time, and how it stands."""
 
     basis: Basis = Basis.FALLBACK
     record: TuningRecord | None = None
     place: int = -1
     baseline: Measurement | None = None
-    saves_us: float = 0.0
+    costs_us: float = 0.0
+    framework_us: float = 0.0
     mine: tuple[TuningRecord, ...] = field(default=(), repr=False)
 
 
@@ -152,18 +153,21 @@ def _best_cover(covers: list[Cover], best: dict[str, _Best], region: RegionChoic
 
 
 def _by_parts(best: Mapping[str, _Best], region: RegionChoices) -> dict[str, _Best]:
-    """The same with the framework's time of a match added up from that of the smallest matches it is made of, where some make it up."""
-    nodes = {match: set(names) for match, names in region.matches if match in best and best[match].baseline is not None}
+    """The same with the framework's time of a match, added up from that of the smallest matches it is made of where some make it up.
+
+    Views are nobody's work.
+    """
+    timed = {match: one.baseline.us for match, one in best.items() if one.baseline is not None}
+    nodes = {match: set(names) - set(region.views) for match, names in region.matches if match in timed}
     parts: list[str] = []
     for match in sorted(nodes, key=lambda one: (len(nodes[one]), one)):
-        if not any(nodes[match] & nodes[part] for part in parts):
+        if nodes[match] and not any(nodes[match] & nodes[part] for part in parts):
             parts.append(match)
     told = dict(best)
     for match, names in nodes.items():
-        inside = [best[part].baseline for part in parts if nodes[part] <= names]
-        if set().union(*(nodes[part] for part in parts if nodes[part] <= names)) == names:
-            added = sum(one.us for one in inside if one is not None) - best[match].baseline.us  # type: ignore[union-attr]
-            told[match] = evolve(best[match], saves_us=best[match].saves_us + added)
+        inside = [part for part in parts if nodes[part] <= names]
+        made_up = bool(names) and set().union(*(nodes[part] for part in inside)) == names
+        told[match] = evolve(best[match], framework_us=sum(timed[part] for part in inside) if made_up else timed[match])
     return told
 
 
@@ -180,8 +184,7 @@ def _best(match: str, mine: list[tuple[TuningRecord, int]], decisions: Decisions
             return _Best(**known)  # type: ignore[arg-type]
         assert record.measurement is not None
         weight = 1.0 + (min(decisions.margin, 0.0) if basis is not Basis.CHAIN and decisions.competes else 0.0)
-        saves = (baseline.us if baseline is not None else 0.0) - record.measurement.us * weight
-        return _Best(basis=Basis.MEASURED, record=record, place=place, saves_us=saves, **known)  # type: ignore[arg-type]
+        return _Best(basis=Basis.MEASURED, record=record, place=place, costs_us=record.measurement.us * weight, **known)  # type: ignore[arg-type]
     passed = [(p if p >= 0 else len(decisions.places), i) for i, (r, p) in enumerate(tried)
               if r.failure is None and r.verdict is not None and r.verdict.outcome is Outcome.PROVISIONAL]
     if passed:
@@ -229,9 +232,17 @@ def _cover_problems(region: RegionChoices, selection: Selection, best: dict[str,
 
 
 def _worth(cover: Cover, best: dict[str, _Best], region: RegionChoices) -> tuple[float, int]:
+    """What a cover saves of the framework's time, which is the least that covers of the same nodes are told, and how many nodes it has."""
     nodes = dict(region.matches)
+
+    def framework(one: Cover) -> tuple[set[str], float]:
+        timed = [m for m in one.matches if m in best and best[m].basis is Basis.MEASURED and best[m].baseline is not None]
+        return {name for m in timed for name in nodes[m]} - set(region.views), sum(best[m].framework_us for m in timed)
+
+    covered = framework(cover)[0]
+    us = min(us for names, us in map(framework, region.covers) if names == covered)
     taken = [m for m in cover.matches if m in best and best[m].record is not None]
-    return sum(best[m].saves_us for m in taken), sum(len(nodes[m]) for m in taken)
+    return us - sum(best[m].costs_us for m in taken), sum(len(nodes[m]) for m in taken)
 
 
 def _step(region: RegionChoices, step: SelectedStep, best: dict[str, _Best], decisions: Decisions) -> Decision:

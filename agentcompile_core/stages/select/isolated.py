@@ -15,7 +15,7 @@ from ...errors import bounded
 from ...ir.baseline import FRAMEWORK
 from ...ir.candidate import CALLABLE, StepSource
 from ...ir.evaluated import Evaluated
-from ...ir.framework_time import by_parts
+from ...ir.framework_time import by_parts, levelled, working_nodes
 from ...ir.plan import Cover, Fusion, RegionPlan
 from ...ir.record import Measurement, TuningRecord
 from ...ir.region import Region
@@ -40,7 +40,7 @@ class _Choice:
     record: TuningRecord | None = None
     baseline: Measurement | None = None
     basis: Basis = Basis.FALLBACK
-    saves_us: float = 0.0
+    costs_us: float = 0.0  # of the record; what a margin below 0 lets pass counts as less
     reason: str = ""
 
 
@@ -56,11 +56,12 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     region = plan.region
     competes = ctx.config.framework_competes
     margin = ctx.config.margin if taken is Taken.FASTER and competes else None
-    choices = _by_parts({match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}, records, region)
+    choices = {match.id: _choose(match.id, records, found, margin, competes) for match in region.matches}
     wanted = [cover for cover in plan.space.covers if cover.matches]
     if not wanted:
         return fallback(region.signature, region.name, "the planner found no cover with a kernel")
-    cover = max(wanted, key=lambda c: (_worth(c, choices, region, competes), -c.rank))
+    worth = _worth(wanted, choices, _told_us(records, region), region)
+    cover = max(wanted, key=lambda c: (worth[c] if competes else worth[c][::-1], -c.rank))
     steps, reasons = [], []
     for match_id in cover.matches:
         choice = choices[match_id]
@@ -74,26 +75,31 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     return _selection(region, cover, tuple(steps), tuple(reasons))
 
 
-def _by_parts(choices: Mapping[str, _Choice], records: list[TuningRecord], region: Region) -> dict[str, _Choice]:
-    """The choices, with what each saves of the framework's time as its parts tell it: all that were measured, chosen or not."""
+def _told_us(records: list[TuningRecord], region: Region) -> dict[str, float]:
+    """The framework's time of every match that was measured, chosen or not, as its parts tell it."""
     measured_us: dict[str, float] = {}
     for record in records:
         match = record.step.match_id
         if record.step.implementation == FRAMEWORK and record.measurement is not None and match in region.match_by_id:
             measured_us.setdefault(match, record.measurement.us)
-    told_us = by_parts(measured_us, {match: region.match_by_id[match].nodes for match in measured_us})
-    return {match: choice if choice.baseline is None else evolve(choice, saves_us=choice.saves_us + told_us[match] - measured_us[match])
-            for match, choice in choices.items()}
+    return by_parts(measured_us, working_nodes(region))
 
 
-def _worth(cover: Cover, choices: Mapping[str, _Choice], region: Region, competes: bool) -> tuple[float, float]:
-    """Microseconds saved, then nodes covered by validated steps, which decides where nothing was timed.
+def _worth(covers: list[Cover], choices: Mapping[str, _Choice], told_us: Mapping[str, float],
+           region: Region) -> dict[Cover, tuple[float, float]]:
+    """Of every cover the microseconds saved, then nodes covered by validated steps, which decides where nothing was timed.
 
-    The other way round where the framework does not compete: it then takes only what nothing else can.
+    Where the framework does not compete it is read the other way round: the framework then takes only what nothing else can.
     """
-    taken = [choices[m] for m in cover.matches if choices[m].record is not None]
-    saved_us, nodes = sum(c.saves_us for c in taken), float(sum(len(region.match_by_id[c.match_id].nodes) for c in taken))
-    return (saved_us, nodes) if competes else (nodes, saved_us)
+    taken = {match: choice for match, choice in choices.items() if choice.record is not None}
+    told_us = {match: us for match, us in told_us.items() if match in taken and taken[match].baseline is not None}
+    framework_us = levelled([cover.matches for cover in covers], told_us, working_nodes(region))
+    worth = {}
+    for cover, us in zip(covers, framework_us, strict=True):
+        mine = [taken[match] for match in cover.matches if match in taken]
+        nodes = float(sum(len(region.match_by_id[choice.match_id].nodes) for choice in mine))
+        worth[cover] = us - sum(choice.costs_us for choice in mine), nodes
+    return worth
 
 
 def _choose(match_id: str, records: list[TuningRecord], found: Evaluated, margin: float | None, competes: bool) -> _Choice:
@@ -123,9 +129,9 @@ def _by_time(match_id: str, best: TuningRecord, baseline: Measurement | None, ma
     if barred and (us + best.measurement.spread_us) * (1.0 + (margin or 0.0)) >= low:
         return _Choice(match_id=match_id, baseline=baseline,
                        reason=f"its best kernel takes {us:.2f} us, the framework {baseline.us:.2f} us: not faster beyond noise and margin")
-    saved_us = baseline.us - us * (1.0 + min(margin or 0.0, 0.0))  # what a margin below 0 lets pass costs its cover nothing
+    costs_us = us * (1.0 + min(margin or 0.0, 0.0))  # what a margin below 0 lets pass costs its cover nothing
     share = f"{best.measurement.share_of_floor:.0%} of the memory roofline{_outside_registers(best)}"
-    return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, saves_us=saved_us,
+    return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED, costs_us=costs_us,
                    reason=f"{us:.2f} us against {baseline.us:.2f} us of the framework, {share}")
 
 
@@ -135,7 +141,7 @@ def _without_rival(match_id: str, best: TuningRecord, baseline: Measurement | No
     us = best.measurement.us
     against = f", the framework {baseline.us:.2f} us" if baseline is not None else ""
     return _Choice(match_id=match_id, record=best, baseline=baseline, basis=Basis.MEASURED,
-                   saves_us=(baseline.us if baseline is not None else 0.0) - us,
+                   costs_us=us,
                    reason=f"{us:.2f} us{against}, which is not among the allowed origins")
 
 

@@ -4,12 +4,13 @@ A budget that ends early is then spent where time can be won: not on matches tha
 memory allows.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ...ir.advice import OrderedPlan
-from ...ir.framework_time import by_parts
+from ...ir.framework_time import Nodes, by_parts, levelled, working_nodes
 from ...ir.record import TuningRecord
 from ...ir.target import Target
 from .entries import Entry, Place
@@ -69,17 +70,19 @@ class Turns:
 
     def _best_cover(self, one: OrderedPlan) -> frozenset[str]:
         covers = [(frozenset(one.primary), 0), *((frozenset(c.matches), 1 + c.rank) for c in one.plan.space.covers)]
-        saved_us = self._saved_us(one)
-        return max(covers, key=lambda cover: (sum(saved_us.get(match, 0.0) for match in cover[0]), -cover[1]))[0]
+        nodes, best_us = working_nodes(one.plan.region), {match: us for (signature, match), us in self._known.best_us.items()
+                                                          if signature == one.signature}
+        told_us = {match: us for match, us in self._told_us(one, nodes).items() if us > best_us.get(match, math.inf)}
+        framework_us = levelled([cover for cover, _ in covers], told_us, nodes)
+        worth = {rank: us - sum(best_us[match] for match in cover if match in told_us)
+                 for (cover, rank), us in zip(covers, framework_us, strict=True)}
+        return max(covers, key=lambda each: (worth[each[1]], -each[1]))[0]
 
-    def _saved_us(self, one: OrderedPlan) -> dict[str, float]:
-        """What the best kernel of each match of a region saves of the framework's time, where both are known."""
-        nodes = {name: match.nodes for name, match in one.plan.region.match_by_id.items()}
+    def _told_us(self, one: OrderedPlan, nodes: Nodes) -> dict[str, float]:
+        """The framework's time of the matches of a region, where it is known."""
         records = ((match, self._known.baselines.get((one.signature, match))) for match in nodes)
         measured_us = {match: record.measurement.us for match, record in records if record is not None and record.measurement is not None}
-        best_us = self._known.best_us
-        return {match: max(0.0, us - best_us[one.signature, match])
-                for match, us in by_parts(measured_us, nodes).items() if (one.signature, match) in best_us}
+        return by_parts(measured_us, nodes)
 
     def _failed(self, place: Place) -> bool:
         """Whether something of the match was evaluated, and nothing of it passed."""
