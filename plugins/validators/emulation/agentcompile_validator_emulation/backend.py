@@ -30,7 +30,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .engine import Mode, build, default_cache_folder, prepare, prepare_cache, runtime_digest
-from .module import SCHEDULES, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .module import SCHEDULES, Argument, Buffer, EmulatedModule, EmulationError, LaunchOptions
 from .tiles import check_tiles, tiles_of
 from .toolchain import COMPILER, GXX, find_toolchain
 
@@ -194,7 +194,7 @@ def build_source(source: StepSource, mode: Mode, cache_folder: Path | None = Non
         raise BuildError(str(exc)) from exc
 
 
-def launch_argument(argument: KernelArgument, value: int | float) -> Buffer | Scalar:
+def launch_argument(argument: KernelArgument, value: int | float) -> Argument:
     """The value of a kernel argument; an operand's size is unknown here and stays 0 (nothing is checked in plain mode)."""
     if argument.addressed:
         buffer = Buffer(name=argument.name, address=int(value), nbytes=0)

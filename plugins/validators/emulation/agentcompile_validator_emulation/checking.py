@@ -14,7 +14,7 @@ from agentcompile_core.plugin_api import ArgumentKind, KernelArgument, Launch, R
 
 from .backend import build_source, check_emulated
 from .engine import Mode
-from .module import Access, Buffer, EmulatedModule, EmulationError, LaunchOptions, Scalar
+from .module import Access, Argument, Buffer, EmulatedModule, EmulationError, LaunchOptions
 from .tiles import tiles_of
 from .toolchain import GXX
 
@@ -85,7 +85,7 @@ def _written_by(launch: Launch) -> set[str]:
     return {a.operand for a in launch.arguments if a.operand and (a.access is not Touch.READ or a.role is Role.WORKSPACE)}
 
 
-def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", written: set[str]) -> Buffer | Scalar:
+def _argument(argument: KernelArgument, tensors: "Mapping[str, torch.Tensor]", written: set[str]) -> Argument:
     if argument.kind is ArgumentKind.F32:
         return ctypes.c_float(argument.value)
     if not argument.addressed:

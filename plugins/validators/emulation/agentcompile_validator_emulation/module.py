@@ -66,11 +66,13 @@ class Tiles(ctypes.Structure):
 
     _fields_ = [("address", ctypes.c_void_p), ("element_bytes", ctypes.c_uint), ("swizzle_bytes", ctypes.c_uint), ("axes", ctypes.c_uint),
                 ("unused", ctypes.c_uint), ("extents", ctypes.c_uint * MOST_AXES), ("tile", ctypes.c_uint * MOST_AXES),
-                ("steps", ctypes.c_ulonglong * MOST_AXES), ("filled", ctypes.c_char * 40)]
+                ("steps", ctypes.c_ulonglong * MOST_AXES), ("operand_address", ctypes.c_void_p),
+                ("operand_bytes", ctypes.c_ulonglong), ("name", ctypes.c_char * 24)]
     operand: Buffer
 
 
-Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float | Tiles
+Scalar = ctypes.c_int | ctypes.c_longlong | ctypes.c_float
+Argument = Buffer | Scalar | Tiles
 
 
 @frozen(kw_only=True)
@@ -148,7 +150,7 @@ class LaunchShape(NamedTuple):
 class PreparedLaunch:
     """One launch with its argument values; call it as often as wanted. Keeps every C structure it points to alive."""
 
-    def __init__(self, module: "EmulatedModule", entry: str, shape: "LaunchShape", arguments: Sequence[Buffer | Scalar],
+    def __init__(self, module: "EmulatedModule", entry: str, shape: "LaunchShape", arguments: Sequence[Argument],
                  options: LaunchOptions) -> None:
         self._module = module
         given = [argument for argument in arguments if isinstance(argument, Buffer)]
@@ -205,7 +207,7 @@ class EmulatedModule:
         if checked:
             _name_constructor_guards(loaded, library)
 
-    def prepare(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
+    def prepare(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument],
                 dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> PreparedLaunch:
         """Return the launch as a callable. Buffers must stay alive and in place as long as it is used.
 
@@ -215,7 +217,7 @@ class EmulatedModule:
             raise UsageError(f"clusters of {cluster} blocks; use 1 to {MAX_CLUSTER}")
         return PreparedLaunch(self, entry, LaunchShape(grid, block, cluster, dynamic_shared_bytes), arguments, options)
 
-    def launch(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Buffer | Scalar],
+    def launch(self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument],
                dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> None:
         """Prepare and run once. Raises EmulationError."""
         self.prepare(entry, grid, block, arguments, dynamic_shared_bytes, options, cluster)()

@@ -21,7 +21,7 @@ from agentcompile_core.plugin_api import (
 
 from .engine import Mode, build
 from .module import Access as BufferAccess
-from .module import Buffer, EmulatedModule, LaunchOptions, Scalar
+from .module import Argument, Buffer, EmulatedModule, LaunchOptions
 from .tiles import tiles_of
 
 TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32, DType.I64: torch.int64}
@@ -71,7 +71,7 @@ class Emulated:
         return all(bool((self.workspaces[name] == 0).all()) for name in self.zeroed)
 
     def _argument(self, argument: KernelArgument, tensors: dict[str, torch.Tensor], written: set[str]
-                  ) -> Buffer | Scalar:
+                  ) -> Argument:
         if not argument.addressed:
             return SCALARS[argument.kind](argument.value)
         if not argument.operand:

@@ -8,6 +8,7 @@ from .module import MOST_AXES, Buffer, Tiles
 
 ALIGNMENT = 64  # bytes, of the argument
 CHUNK = 16  # bytes: steps and the lines of tiles are multiples of it
+NAME_BYTES = 23  # of an argument, in messages
 LONGEST = 256  # elements of a tile along an axis
 
 
@@ -23,7 +24,7 @@ def tiles_of(argument: KernelArgument, operand: Buffer) -> Tiles:
     """What a launch passes for ``argument``, whose operand lies in ``operand``; it is only read.
 
     Raises:
-        UsageError: no device takes such tiles.
+        UsageError: no device takes such tiles, or the emulator does not.
     """
     tiling, dtype = argument.tiling, argument.dtype
     assert tiling is not None and dtype is not None  # checked with the source
@@ -36,19 +37,22 @@ def tiles_of(argument: KernelArgument, operand: Buffer) -> Tiles:
     made.address, made.axes, made.element_bytes, made.swizzle_bytes = address, axes, dtype.bytes, tiling.swizzle
     for axis in range(axes):
         made.extents[axis], made.tile[axis], made.steps[axis] = tiling.extents[axis], tiling.tile[axis], tiling.steps[axis] * dtype.bytes
-    made.operand = operand
+    made.operand, made.operand_address, made.operand_bytes = operand, operand.address, operand.nbytes
+    made.name = argument.name.encode()[:NAME_BYTES]
     return made
 
 
 def _problem(tiling: Tiling, dtype: DType, address: int) -> str:
-    """Why ``cuTensorMapEncodeTiled`` refuses it."""
+    """Why ``cuTensorMapEncodeTiled``, or the emulator, refuses it."""
     line = tiling.tile[0] * dtype.bytes
     if len(tiling.extents) > MOST_AXES:
         return f"{len(tiling.extents)} axes; at most {MOST_AXES} are emulated"
     if address % CHUNK or any(step * dtype.bytes % CHUNK for step in tiling.steps[1:]):
         return f"address {address:#x} and steps {tiling.steps[1:]} of {dtype.bytes} bytes must be multiples of {CHUNK} bytes"
-    if line % CHUNK or max(tiling.tile) > LONGEST or (tiling.swizzle and line > tiling.swizzle):
-        return f"a tile {tiling.tile}: lines are multiples of {CHUNK} bytes, at most the swizzle's {tiling.swizzle}, axes at most {LONGEST}"
+    if line % CHUNK or max(tiling.tile) > LONGEST:
+        return f"a tile {tiling.tile}: lines are multiples of {CHUNK} bytes, axes at most {LONGEST} elements"
+    if tiling.swizzle and line != tiling.swizzle:  # a device takes shorter ones, too
+        return f"lines of {line} bytes swizzled by {tiling.swizzle}: only lines of as many are emulated"
     return ""
 
 

@@ -1,6 +1,6 @@
 // Tiles that the copy engine fetches (cp.async.bulk.tensor): boxes of a view of up to four axes, zero behind the end of every axis,
 // swizzled, for this block or for several of the cluster. They land as bulk copies do.
-#include "runtime.h"
+#include "access_order.h"
 
 namespace emu {
 
@@ -12,12 +12,26 @@ struct TileView {  // mirrored by module.py: what a CUtensorMap says
   unsigned element_bytes, swizzle_bytes, axes, unused;
   unsigned extents[most_axes], tile[most_axes];  // elements
   unsigned long long steps[most_axes];           // bytes
-};
+  const char* operand;
+  unsigned long long operand_bytes;
+  char name[24];
 
-// Where the line of a tile begins in memory, and how many of its bytes from the first on exist.
+  // The view is the launch's word, which no device compares with what lies there.
+  void check(const char* first, const char* end, const void* code) const {
+    const long long before = operand - first, behind = end - (operand + operand_bytes);
+    if (options.checks && (before > 0 || behind > 0))
+      fail("out of bounds: read of %lld bytes by a tile, %lld bytes %s argument '%s'%s", (long long)(end - first),
+           before > 0 ? before : std::min<long long>(behind, end - first), before > 0 ? "before" : "past the end of", name,
+           place(code).c_str());
+    check_access(first, size_t(end - first), {Access::read}, code);
+  }
+};
+static_assert(sizeof(TileView) == 128, "a CUtensorMap");
+
+// Where a line of a tile begins in memory; `first` and `end` are the bytes of it that exist.
 struct Line {
   const char* address;
-  long long before, bytes;  // bytes in front of the first one that exists, and from the tile's edge to the end of the last one
+  long long first, end;
 };
 
 static Line line_of(const TileView& view, const int (&at)[most_axes], unsigned number) {
@@ -41,13 +55,16 @@ static CopyRequest request_of(const TileView& view, const int (&at)[most_axes], 
   const unsigned line_bytes = view.tile[0] * view.element_bytes;
   for (unsigned offset = 0; offset < bytes; offset += line_bytes) {
     const Line line = line_of(view, at, offset / line_bytes);
-    if (line.before % swizzle_chunk) fail("a tile begins %lld bytes before its view, no multiple of %u", line.before, swizzle_chunk);
-    if (line.bytes) check_access(line.address + line.before, size_t(line.bytes - line.before), {Access::read}, code);
-    for (unsigned inside = 0; inside < line_bytes; inside += swizzle_chunk) {
-      uintptr_t to = reinterpret_cast<uintptr_t>(shared) + offset + inside;
-      if (view.swizzle_bytes) to ^= (to >> 7 & 7) << 4;
-      const long long there = inside < line.before ? 0 : std::min<long long>(swizzle_chunk, line.bytes - inside);
-      copies.push_back({reinterpret_cast<char*>(to), line.address + inside, swizzle_chunk, unsigned(std::max(0ll, there))});
+    if (line.end) view.check(line.address + line.first, line.address + line.end, code);
+    for (long long inside = 0; inside < line_bytes; inside += swizzle_chunk) {
+      uintptr_t place = reinterpret_cast<uintptr_t>(shared) + offset + size_t(inside);
+      if (view.swizzle_bytes) place ^= (place >> 7 & 7) << 4;
+      char* const to = reinterpret_cast<char*>(place);
+      const unsigned zeros = unsigned(std::min<long long>(swizzle_chunk, std::max(0ll, line.first - inside)));
+      const unsigned rest = swizzle_chunk - zeros;
+      const long long there = std::min<long long>(rest, std::max(0ll, line.end - inside - zeros));
+      if (zeros) copies.push_back({to, nullptr, zeros, 0});
+      if (rest) copies.push_back({to + zeros, line.address + inside + zeros, rest, unsigned(there)});
     }
   }
   return copies;
