@@ -212,6 +212,25 @@ def test_the_kernel_over_all_takes_what_it_reads_and_nothing_else(backend: Backe
         assert not backend.attend_cached(queries, keys, keys, torch.empty_like(queries), scale=scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count, columns, terms", [(1024, 6144, 2048), (1500, 1000, 264), (4097, 8960, 1536), (1025, 136, 72)])
+def test_gated_products_are_the_frameworks(dtype: torch.dtype, count: int, columns: int, terms: int, backend: Backend) -> None:
+    generator = torch.Generator("cuda").manual_seed(count)
+    x, gate, up = (torch.randn(*size, generator=generator, device="cuda", dtype=dtype) * terms**-0.25
+                   for size in ((1, count, terms), (columns, terms), (columns, terms)))
+    body = backend.body("aten.linear.default", "aten.silu.default", "aten.mul.Tensor")
+    assert body is not None
+    found = body(x, gate, up)
+    if found is None:
+        pytest.skip("this GPU has no wgmma")
+    silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
+    framework, wanted = silu(linear(x, gate)) * linear(x, up), silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    errors = [float((one.double() - wanted).square().mean().sqrt()) for one in (found, framework)]
+    assert errors[0] <= 1.05 * errors[1]
+    torch.testing.assert_close(found, framework, rtol=8 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
+    assert body(x[:, :100], gate, up) is None and body(x.float(), gate, up) is None and body(x, gate[:, :-8], up) is None
+
+
 def test_time_does_not_grow_with_capacity(backend: Backend) -> None:
     """The same prompts at capacities of 4,096 and 16,384, alternating; captured pieces of every size run."""
     model = tiny("llama", HALF, torch.float16)

@@ -1,6 +1,6 @@
 """Other bodies for operators of a graph: what a device computes in one launch, where the framework takes several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -15,20 +15,23 @@ Bodies = Callable[..., "Callable[..., Any] | None"]
 
 
 def with_bodies(
-    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], bodies: Bodies, operator_of: Callable[[str], Callable[..., Any]]
+    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], bodies: Bodies, operator_of: Callable[[str], Callable[..., Any]],
+    known: Collection[str] = (),
 ) -> tuple[list[Node], dict[str, Callable[..., Any]]]:
     """``nodes`` without those that became a part of another one, and callables by name of the nodes that have one.
+
+    ``known``: names of nodes that have one already, which stay as they are.
 
     Two neighbours become one node, the second, where nothing else reads the first and the second's other operand is a tensor. A sum
     and a norm of it become one node, the first, with both outputs.
     """
     found: dict[str, Callable[..., Any]] = {}
     nodes = _sums_with_norms(graph, nodes, bodies, operator_of, found)
-    by_output = {node.outputs[0]: node for node in nodes if len(node.outputs) == 1}
+    by_output = {node.outputs[0]: node for node in nodes if len(node.outputs) == 1 and node.name not in known}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     for node in nodes:
-        if node.name in found:
+        if node.name in found or node.name in known:
             continue
         alone = bodies(node.op)
         if alone is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
 from .bodies import Bodies, with_bodies
+from .gated_products import with_gated_products
 from .joint_products import ProductMemory, with_joint_products
 from .overloads import operator_of
 
@@ -96,11 +97,14 @@ class Prepared:
     ) -> None:
         operators: dict[str, Callable[..., Any]] = {}
         self.written: frozenset[str] = frozenset()
+        gated: dict[str, Callable[..., Any]] = {}
+        if products is not None and bodies is not None:
+            nodes, gated = with_gated_products(graph, nodes, outputs, bodies, products)
         if products is not None:
             nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products)
         if bodies is not None:
-            nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of)
-            operators = {**others, **operators}
+            nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of, gated)
+            operators = {**others, **operators, **gated}
         inside = {name for node in nodes for name in node.outputs}
         reads = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.mutates) if name not in inside)
         passed = [name for name in outputs if name not in inside]

@@ -54,7 +54,7 @@ def with_joint_products(
         first = min(several, key=lambda node: places[node.name])
         merged[first.name] = evolve(first, args=first.args[:1], outputs=tuple(values))
         operands = [[tensors[_name(node, place)] for node in several] for place in range(1, len(first.args))]
-        found[first.name] = _joint(operands) if matrix is None else _written(operands, matrix, columns)
+        found[first.name] = joint(operands) if matrix is None else _written(operands, matrix, columns)
         written.update(values if matrix is not None else ())
         gone.update(node.name for node in several if node is not first)
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found, frozenset(written)
@@ -66,20 +66,21 @@ def joint_runs(graph: Graph, nodes: Sequence[Node], outputs: Collection[str], te
     runs = [run for several in _siblings(graph, nodes, outputs) for run in _adjacent(several, tensors)]
     known = {node.name for run in runs for node in run}
     return runs + [[node] for node in nodes if node.name not in known and node.op == LINEAR and node.outputs[0] in alone
-                   and _of_weights(graph, node)]
+                   and is_of_weights(graph, node)]
 
 
 def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Collection[str]) -> list[list[Node]]:
     """Products of one value each, where nothing writes in place from the first of them to the last, and slices will do."""
     by_rows: dict[tuple[str, int], list[Node]] = {}
     for node in nodes:
-        if node.op == LINEAR and _of_weights(graph, node) and node.outputs[0] not in (*outputs, *graph.outputs):
+        if node.op == LINEAR and is_of_weights(graph, node) and node.outputs[0] not in (*outputs, *graph.outputs):
             by_rows.setdefault((_name(node, 0), len(node.args)), []).append(node)
     return [several for several in by_rows.values() if len(several) > 1 and not written_between(graph, several[0], several[-1])
             and all(_slice_will_do(graph, node.outputs[0]) for node in several)]
 
 
-def _of_weights(graph: Graph, node: Node) -> bool:
+def is_of_weights(graph: Graph, node: Node) -> bool:
+    """Whether all that a product reads beside its rows are weights."""
     refs = all(isinstance(given, Ref) for given in node.args)
     return refs and not node.kwargs and all(graph.kind_of(_name(node, i)) is ValueKind.WEIGHT for i in range(1, len(node.args)))
 
@@ -116,14 +117,14 @@ def _adjacent(several: Sequence[Node], tensors: "Mapping[str, Tensor]") -> list[
     found = [[ordered[0]]]
     for node in ordered[1:]:
         last = found[-1][-1]
-        if all(_behind(tensors[_name(last, place)], tensors[_name(node, place)]) for place in range(1, len(node.args))):
+        if all(lie_behind(tensors[_name(last, place)], tensors[_name(node, place)]) for place in range(1, len(node.args))):
             found[-1].append(node)
         else:
             found.append([node])
     return [run for run in found if len(run) > 1]
 
 
-def _behind(first: "Tensor", second: "Tensor") -> bool:
+def lie_behind(first: "Tensor", second: "Tensor") -> bool:
     """Whether ``second`` begins where ``first`` ends, within one piece of memory, so that both are rows of one matrix."""
     same = first.dtype is second.dtype and first.shape[1:] == second.shape[1:] and first.is_contiguous() and second.is_contiguous()
     ends = first.data_ptr() + first.numel() * first.element_size()
@@ -131,7 +132,7 @@ def _behind(first: "Tensor", second: "Tensor") -> bool:
         first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr())
 
 
-def _joint(operands: "Sequence[Sequence[Tensor]]") -> Callable[..., Any]:
+def joint(operands: "Sequence[Sequence[Tensor]]") -> Callable[..., Any]:
     """The product with the weights of ``operands``, and their biases if there are, whose columns are dealt to several results."""
     import torch
 

@@ -167,7 +167,9 @@ class Backend(Offer):
         tensors in any order and is the first one's only reader: then the first one's argument, and the second one's other. It
         returns a new tensor, or None where it does not serve these arguments, and may be captured behind calls of the same shapes.
         Of ``aten.add.Tensor`` and ``agentcompile.rms_norm.default`` others read the sum too: the body takes both addends and what
-        the norm takes behind its first argument, and returns sum and norm.
+        the norm takes behind its first argument, and returns sum and norm. Of ``aten.linear.default``, ``aten.silu.default`` and
+        ``aten.mul.Tensor``, a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under SiLU
+        [I, K] and the other one's.
         """
         return None
 

@@ -34,19 +34,6 @@ constexpr int q_elements = rows * dim;
 constexpr int block_elements = keys * dim;
 static_assert(dim % wg::span == 0 && keys == 128, "rows have whole spans, scores one instruction");
 
-// Places of a ring, one after the other; `parity` is that of the phase in which the place is filled.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // What the launch says of the chunk.
 struct Chunk {
   int count, start, heads, tiles;
@@ -128,21 +115,6 @@ __device__ __forceinline__ void weights_of(const float (&s)[keys / 2], unsigned 
   for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = packed(s[2 * i], s[2 * i + 1]);
 }
 
-// Four words of each of four neighbouring lanes change places: word i of lane j is word j of lane i then.
-__device__ __forceinline__ void transpose(unsigned (&words)[4]) {
-  const int lane = threadIdx.x % 4;
-#pragma unroll
-  for (int hop = 1; hop < 4; ++hop) {
-    const int place = lane ^ hop;
-    unsigned sent = words[0];
-#pragma unroll
-    for (int i = 1; i < 4; ++i) sent = place == i ? words[i] : sent;
-    const unsigned got = __shfl_xor_sync(0xffffffffu, sent, hop);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = place == i ? got : words[i];
-  }
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
@@ -179,7 +151,7 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
   if (group == groups) {
     wg::shrink_registers<Plan::copier_registers>();
     if (threadIdx.x == groups * 128) {
-      Turn turn;
+      wg::Turn<stages> turn;
       for (int round = 0;; ++round) {
         const Tile tile = Tile::at(round, chunk);
         if (tile.blocks == 0) break;
@@ -252,7 +224,7 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
   };
 
   if (group == groups - 1) wg::named_barrier_arrive(first_turn, 256);
-  Turn k_turn, v_turn;
+  wg::Turn<stages> k_turn, v_turn;
   for (int round = 0;; ++round) {
     const Tile tile = Tile::at(round, chunk);
     if (tile.blocks == 0) break;
@@ -317,7 +289,7 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
           const float* const pair = o + 4 * (j + i) + 2 * h;
           words[i] = packed(pair[0] * share_of_one, pair[1] * share_of_one);
         }
-        transpose(words);
+        wg::transpose(words);
         if (row < count) {
           *reinterpret_cast<uint4*>(out + row * out_row + tile.head * out_head + 8 * (j + lane % 4)) =
               make_uint4(words[0], words[1], words[2], words[3]);

@@ -30,6 +30,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
+from .gated_product import GatedProduct
 from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
 from .own_kernels import OwnKernels
 
@@ -44,8 +45,9 @@ TEMPLATE = Path(__file__).with_name("rows.cu")
 WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
-CLOSE = 2.0  # units in the last place of the largest element beside which a kernel may differ from the framework
+CLOSE, CLOSE_PRODUCTS = 2.0, 4.0  # units in the last place of the largest element beside which a kernel may differ from the framework
 NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
+GATED_PRODUCT = ("aten.linear.default", *GATED)
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
@@ -83,12 +85,14 @@ class RowKernels:
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool]) -> None:
         self._backend, self._capturing, self._kernels = backend, capturing, OwnKernels(backend, target, source)
+        self._product = GatedProduct(backend, target)
         self._served: dict[Any, bool] = {}
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
         """See ``Backend.body``."""
         known: dict[tuple[str, ...], Callable[..., Any]] = {
-            (NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated, SUM_AND_NORM: self._sum_and_norm}
+            (NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated, SUM_AND_NORM: self._sum_and_norm,
+            GATED_PRODUCT: self._gated_product}
         return known.get(ops)
 
     def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
@@ -176,6 +180,17 @@ class RowKernels:
         key = ("silu_product", gate.dtype, all(stride == columns for stride in strides))
         return self._checked(key, out, (gate, up), how, lambda: torch.nn.functional.silu(gate) * up)
 
+    def _gated_product(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor | None":
+        import torch
+        from torch.nn.functional import linear, silu
+
+        if not self._product.takes(x, gate, up):
+            return None
+        out = torch.empty((*x.shape[:-1], gate.shape[0]), dtype=x.dtype, device=x.device)
+        launch = partial(self._product, x, gate, up, out)
+        key = ("gated_rows", x.dtype, *gate.shape)
+        return out if self._agreed(key, launch, lambda: (out,), lambda: (silu(linear(x, gate)) * linear(x, up),), CLOSE_PRODUCTS) else None
+
     def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
         """See ``Backend.merge``."""
         import torch
@@ -203,17 +218,18 @@ class RowKernels:
         launch = partial(self._launch, (*inputs, out), how)
         return out if self._agreed(key, launch, lambda: (out,), lambda: (framework(),)) else None
 
-    def _agreed(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", framework: "Callable[[], Tensors]") -> bool:
+    def _agreed(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", framework: "Callable[[], Tensors]",
+                close: float = CLOSE) -> bool:
         """Whether ``launch`` ran; False where the kernel is not to be used, since its results were not the framework's."""
         if key not in self._served:
             if self._capturing():
                 return False  # nothing can be built or compared now; who captures warms up first
-            self._served[key] = self._agrees(key, launch, results, framework())
+            self._served[key] = self._agrees(key, launch, results, framework(), close)
         if self._served[key]:
             launch()
         return self._served[key]
 
-    def _agrees(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", wanted: "Tensors") -> bool:
+    def _agrees(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", wanted: "Tensors", close: float) -> bool:
         import torch
 
         try:
@@ -225,7 +241,7 @@ class RowKernels:
         for out, right in zip(results(), wanted, strict=True):
             one, other = out.float().nan_to_num(), right.float().nan_to_num()
             apart = float((one - other).abs().max())
-            if apart > CLOSE * torch.finfo(out.dtype).eps * float(other.abs().max()):
+            if apart > close * torch.finfo(out.dtype).eps * float(other.abs().max()):
                 log.warning("the kernel of %s is not used: it differs from the framework by %g", key, apart)
                 return False
         return True

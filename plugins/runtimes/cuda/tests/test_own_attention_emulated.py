@@ -175,7 +175,7 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {  # what is wrong; texts, and with 
     "weights of two rows change places": [("packed(s[2 * i], s[2 * i + 1])", "packed(s[2 * (i ^ 1)], s[2 * (i ^ 1) + 1])")],
     "every head has keys of its own": [("tile.head / share", "tile.head")],
     "rows behind the last are written": [("if (row < count)", "if (true)")],
-    "results of four lanes stay where they are": [("        transpose(words);\n", "")],
+    "results of four lanes stay where they are": [("        wg::transpose(words);\n", "")],
     "blocks take their second tile alike": [("gridDim.x - 1 - blockIdx.x", "0")],
     "a warpgroup waits for its own turn": [("(group + 1) % groups, 256", "group, 256")],
     "nobody has the first turn": [("  if (group == groups - 1) wg::named_barrier_arrive(first_turn, 256);\n", "")],

@@ -50,19 +50,6 @@ using SlicesA = Slices<Plan::rows, Plan::a_along>;
 using SlicesB = Slices<Plan::columns / cluster, Plan::b_along>;  // what this block fetches
 constexpr int stage_elements = SlicesA::elements + SlicesB::elements * cluster;
 
-// The places of the ring, one after the other; `parity` is that of the phase in which the place is filled.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ void next() {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
@@ -94,7 +81,7 @@ gemm_kernel(const __grid_constant__ wg::Tiles a, const __grid_constant__ wg::Til
   ac::grid_dependency_wait();
   const long long first = blockIdx.x / cluster;
   const long long hop = gridDim.x / cluster;
-  Turn turn;
+  wg::Turn<stages> turn;
 
   if (group == groups) {
     if constexpr (Plan::copier_registers > 0) wg::shrink_registers<Plan::copier_registers>();

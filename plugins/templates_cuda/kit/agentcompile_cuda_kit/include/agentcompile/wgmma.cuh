@@ -202,4 +202,33 @@ __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], const unsig
 
 #endif  // CUDA_EMU
 
+// The places of a ring, one after the other; `parity` is that of the phase in which the place is filled.
+template <int Stages> struct Turn {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void next() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Four words of each of four neighbouring lanes change places: word i of lane j is word j of lane i then. Two neighbouring results of each
+// of four columns of eight become eight neighbours of one, which are stored at once.
+__device__ __forceinline__ void transpose(unsigned (&words)[4]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int hop = 1; hop < 4; ++hop) {
+    const int place = lane ^ hop;
+    unsigned sent = words[0];
+#pragma unroll
+    for (int i = 1; i < 4; ++i) sent = place == i ? words[i] : sent;
+    const unsigned got = __shfl_xor_sync(0xffffffffu, sent, hop);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = place == i ? got : words[i];
+  }
+}
+
 }  // namespace wg

@@ -1,0 +1,94 @@
+"""Gate and up as one product by the kernel of gated.cu, emulated with every check on: the framework's roundings, and wrong kernels."""
+
+import math
+
+import pytest
+import torch
+from agentcompile_runtime_cuda.gated_product import CLUSTERS, called, source
+from attrs import evolve, frozen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentcompile_core.plugin_api import DType, StepSource
+
+pytest.importorskip("agentcompile_validator_emulation")
+from agentcompile_validator_emulation.checking import run_checked
+from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
+
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+HALVES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+
+
+@frozen(kw_only=True)
+class Product:
+    """Rows, columns of either factor and terms; ``clusters``: of blocks that stay."""
+
+    count: int
+    columns: int
+    terms: int
+    clusters: int = 1
+    seed: int = 0
+
+
+PRODUCTS = st.builds(Product, count=st.integers(1, 600), columns=st.integers(1, 36).map(lambda n: 8 * n),
+                     terms=st.integers(1, 40).map(lambda n: 8 * n), clusters=st.integers(1, 3), seed=st.integers(0, 99))
+
+
+def error(kernel: StepSource, dtype: DType, one: Product, options: LaunchOptions) -> float:
+    """Runs the kernel; how far off the worst element is, in what an ulp of gate, up and the result leave open. Raises EmulationError."""
+    half, generator = HALVES[dtype], torch.Generator().manual_seed(one.seed)
+    x, gate, up = (torch.randn(lines, one.terms, generator=generator).div(one.terms**0.25).to(half)
+                   for lines in (one.count, one.columns, one.columns))
+    out = torch.full((one.count, one.columns), math.nan, dtype=half)
+    launch, scalars = called(kernel.launches[0], x, gate, up)
+    first = len(launch.arguments) - len(scalars)
+    valued = (evolve(argument, value=value) for argument, value in zip(launch.arguments[first:], scalars, strict=True))
+    launch = evolve(launch, grid=(2 * min(one.clusters, scalars[CLUSTERS]), 1, 1), arguments=(*launch.arguments[:first], *valued))
+    memory = {"x": x.view(-1), "gate": gate.view(-1), "up": up.view(-1), "out": out.view(-1)}
+    run_checked(evolve(kernel, launches=(launch,)), memory, options)
+    left, right = (x.double() @ weight.double().T for weight in (gate, up))
+    active = torch.nn.functional.silu(left.to(half).double()).to(half).double()
+    eps = torch.finfo(half).eps
+    bound = eps * (2 * (active * right).abs() + 2.2 * left.abs() * right.abs()) + 1e-4  # silu changes at most 1.1 times as fast
+    return float(((out.double() - active * right.to(half).double()).abs() / bound).nan_to_num(math.inf).max())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@SETTINGS
+@given(one=PRODUCTS, order=st.sampled_from(SCHEDULES), seed=st.integers(0, 99))
+def test_any_product_is_the_frameworks(dtype: DType, one: Product, order: LaunchOptions, seed: int) -> None:
+    """Tiles that are not full, slices that end early, clusters that take several tiles, in six orders of threads and copies."""
+    assert error(source(dtype), dtype, one, evolve(order, seed=seed)) <= 1.0
+
+
+WRONG = {
+    "up is gate": ("rank == 0 ? gate : up, slice", "gate, slice"),
+    "gate and up in each other's place": ("gated(of_gate[0], of_up[0]), gated(of_gate[1], of_up[1])",
+                                          "gated(of_up[0], of_gate[0]), gated(of_up[1], of_gate[1])"),
+    "a column of up too far": ("of_gate + columns_of_tile / 2", "of_gate + columns_of_tile / 2 + 1"),
+    "rows of the other block": ("tile.row + rank * rows, 0", "tile.row, 0"),
+    "a place is free before its products are done": ("wg::wait<1>();\n        if (slice > 0) release(before);", "release(turn.stage);"),
+    "the last products are not waited for": ("wg::wait<0>();\n      wg::settle(sums);", "wg::settle(sums);"),
+    "a parity that does not turn": ("full + turn.stage, turn.parity)", "full + turn.stage, 0)"),
+    "terms of the slice before": ("wg::fetch<1>(place, x, slice * depth,", "wg::fetch<1>(place, x, max(slice - 1, 0) * depth,"),
+    "one block says for both what it has read": ("if (lane < cluster) wg::arrive", "if (lane < 1) wg::arrive"),
+    "the last block of rows is missing": ("row < count && column", "row + 1 < count && column"),
+    "columns behind the last": ("row < count && column < columns", "row < count"),
+}
+CASES = [Product(count=300, columns=264, terms=360, clusters=1), Product(count=257, columns=136, terms=200, clusters=2)]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_seen(name: str) -> None:
+    right, wrong = WRONG[name]
+    made = source(DType.F16)
+    assert right in made.code
+    kernel = evolve(made, code=made.code.replace(right, wrong))
+    seen = []
+    for one in CASES:
+        for order in SCHEDULES:
+            try:
+                seen.append(error(kernel, DType.F16, one, order) > 1.0)
+            except EmulationError:
+                seen.append(True)
+    assert any(seen)

@@ -1,0 +1,121 @@
+"""Gate, up and what becomes of both are one call of the device only where nobody else reads what lies between."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_joint_products import COLUMNS, COPY, FILL, LINEAR, MUL, ROWS, SILU, WIDTH, Built, X, memory, shape
+from torch import Tensor
+
+from agentcompile_core.ir.graph import Graph
+from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.ops.joint_products import ProductMemory
+
+
+class Device:
+    """Bodies of a device: gated products, if it ``serves`` them, and gates of two results, if it ``gates``; ``calls`` names what ran."""
+
+    def __init__(self, serves: bool = True, gates: bool = True) -> None:
+        self.serves, self.gates, self.calls = serves, gates, list[str]()
+
+    def __call__(self, *ops: str) -> Any:
+        return {(LINEAR, SILU, MUL): self.product, (SILU, MUL): self.gate, (MUL,): None, (MUL, MUL): self.never,
+                (MUL, SILU): self.never}.get(ops)
+
+    def product(self, x: Tensor, gate: Tensor, up: Tensor) -> Tensor | None:
+        self.calls.append("product" if self.serves else "refused")
+        return torch.nn.functional.silu(x @ gate.T) * (x @ up.T) if self.serves else None
+
+    def gate(self, left: Tensor, right: Tensor) -> Tensor | None:
+        self.calls.append("gate" if self.gates else "no gate")
+        return torch.nn.functional.silu(left) * right if self.gates else None
+
+    def never(self, *_: Any) -> None:
+        raise AssertionError("a call of the rows alone is no product of two values")
+
+
+def check(graph: Graph, weights: dict[str, Tensor], device: Device) -> list[str]:
+    """What ran on the device, after looking that the results are the framework's."""
+    x = torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    plain = compile_nodes(graph, device="cpu").run({"x": x.clone(), **weights})
+    found = compile_nodes(graph, device="cpu", bodies=device, products=ProductMemory(weights=weights)).run({"x": x.clone(), **weights})
+    for name in graph.outputs:
+        torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
+    return device.calls
+
+
+def gated(turned: bool = False, biased: bool = False, up_first: bool = False, behind: Any = None) -> Graph:
+    """silu(x gate) * (x up), its factors ``turned`` or not; ``behind`` may add nodes, and returns outputs."""
+    built = Built(biased)
+    built.weight("gate")
+    built.weight("up")
+    first = built.product("up" if up_first else "gate")
+    second = built.product("gate" if up_first else "up")
+    gate, up = (second, first) if up_first else (first, second)
+    active = built.node(SILU, gate, shape=shape())
+    product = built.node(MUL, *((up, active) if turned else (active, up)), shape=shape())
+    return built.graph(*(behind(built, gate, active, up, product) if behind else (product,)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("up_first", [False, True])
+@pytest.mark.parametrize("order, gaps", [(["gate", "up"], set()), (["up", "gate"], set()), (["gate", "up"], {"up"})])
+def test_both_products_and_the_gate_are_one_call(turned: bool, up_first: bool, order: list[str], gaps: set[str]) -> None:
+    graph = gated(turned, up_first=up_first)
+    assert check(graph, memory(graph, order, gaps), Device()) == ["product"]
+    assert check(graph, memory(graph, order, gaps), Device(serves=False)) == ["refused", "gate"]
+    assert check(graph, memory(graph, order, gaps), Device(serves=False, gates=False)) == ["refused", "no gate"]
+
+
+@pytest.mark.parametrize("behind", [
+    lambda g, gate, active, up, product: (product, gate),
+    lambda g, gate, active, up, product: (product, active),
+    lambda g, gate, active, up, product: (product, up),
+    lambda g, gate, active, up, product: (product, g.node(SILU, up, shape=shape())),
+    lambda g, gate, active, up, product: (product, g.node(MUL, gate, gate, shape=shape())),
+    lambda g, gate, active, up, product: (product, g.node(MUL, active, up, shape=shape())),
+])
+def test_what_somebody_else_reads_is_made(behind: Any) -> None:
+    graph = gated(behind=behind)
+    assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
+
+
+def test_biases_and_other_rows_are_no_gated_product() -> None:
+    graph = gated(biased=True)
+    assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
+    built = Built()
+    built.weight("gate")
+    built.weight("up")
+    other = built.node(SILU, "x", shape=X.shape)
+    active = built.node(SILU, built.product("gate"), shape=shape())
+    graph = built.graph(built.node(MUL, active, built.product("up", other), shape=shape()))
+    assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
+
+
+def test_rows_that_change_meanwhile_are_read_before() -> None:
+    built = Built()
+    built.weight("gate")
+    built.weight("up")
+    x = built.node(COPY, "x", shape=X.shape)
+    gate, up = built.product("gate", x), built.product("up", x)
+    built.node(FILL, x, 3.0, shape=X.shape, mutates=(x,))
+    graph = built.graph(built.node(MUL, built.node(SILU, gate, shape=shape()), up, shape=shape()))
+    assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@given(st.data())
+def test_any_graph_of_products_and_gates_computes_what_it_did(data: st.DataObject) -> None:
+    draw, built = data.draw, Built(data.draw(st.booleans()))
+    count = draw(st.integers(2, 4))
+    for i in range(count):
+        built.weight(f"w{i}")
+    values = [built.product(f"w{draw(st.integers(0, count - 1))}") for _ in range(draw(st.integers(2, 5)))]
+    for _ in range(draw(st.integers(1, 8))):
+        one, other = draw(st.sampled_from(values)), draw(st.sampled_from(values))
+        values.append(built.node(SILU, one, shape=(1, ROWS, COLUMNS)) if draw(st.booleans()) else
+                      built.node(MUL, one, other, shape=(1, ROWS, COLUMNS)))
+    graph = built.graph(*draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True)))
+    check(graph, memory(graph, [f"w{i}" for i in range(count)]), Device(draw(st.booleans()), draw(st.booleans())))
