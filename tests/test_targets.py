@@ -125,12 +125,15 @@ def test_a_source_may_use_what_its_target_has_and_nothing_else() -> None:
             check_source(match, source, evolve(FAKE, capabilities=()))
 
 
-def test_what_is_emulated_is_planned_without_what_the_emulator_lacks() -> None:
-    """Products by warpgroups would else take the first tries of every search on a machine without a GPU, and fail."""
+def test_what_is_emulated_is_planned_without_what_the_emulator_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the emulator refuses would else take the first tries of every search on a machine without a GPU, and fail."""
     catalog = load_catalog()
     emulator = catalog.find("agentcompile_backends", "emulation")
     whole = catalog.find("agentcompile_targets", "h200")
+    more = evolve(whole, capabilities=(*whole.capabilities, "vector_engine"))
+    for name in [name for name, one in catalog.targets.items() if one == whole]:
+        monkeypatch.setitem(catalog.targets, name, more)
     found = hardware.choose(Config(target="h200", device="cpu"), catalog)
-    assert found.backend is emulator and set(found.target.capabilities) == set(whole.capabilities) & set(emulator.features)
-    assert Feature.WGMMA in whole.capabilities and Feature.WGMMA not in found.target.capabilities
+    assert found.backend is emulator and set(found.target.capabilities) == set(more.capabilities) & set(emulator.features)
+    assert found.target.has(Feature.WGMMA) and not found.target.has("vector_engine")
     assert found.target.has(Feature.BF16) and found.target.arch == whole.arch

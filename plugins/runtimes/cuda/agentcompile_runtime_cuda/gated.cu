@@ -11,7 +11,6 @@
 // A thread has a column of gate and the same one of up in registers, so that nothing but the result is written. Blocks stay
 // and take tile after tile, Plan::band clusters of rows together, so that their lines of x and of the weights stay in the L2 cache.
 // Wins for many rows: results of 2 columns and a pass over them are not written and read.
-#include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
 #include <agentcompile/wgmma.cuh>
@@ -52,8 +51,11 @@ __device__ __forceinline__ unsigned packed(float low, float high) {
   return *reinterpret_cast<const unsigned*>(two);
 }
 
+// One exponential and one reciprocal of the hardware's: results leave while no products are made.
 __device__ __forceinline__ float gated(float gate, float up) {
-  return ac::round_to<T>(ac::silu(ac::round_to<T>(gate))) * ac::round_to<T>(up);
+  const float x = ac::round_to<T>(gate);
+  const float active = x * ac::quick_reciprocal(1.0f + ac::quick_exp(-x));
+  return ac::round_to<T>(active) * ac::round_to<T>(up);
 }
 
 }  // namespace
