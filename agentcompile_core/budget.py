@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-CHAIN_SHARE = 0.3
-RANGES_SHARE = 0.1  # for steps at later positions, where a model has some
+CHAIN_SHARE = 0.27
+RANGES_SHARE = 0.13  # for steps at later positions, where a model has some
 WINNERS_SHARE = 0.1
 SPARE_SHARE = 0.05  # of the total at the most, and of what is left, for validators of winners that need not be asked
 ADVICE_SHARE = 0.5  # of what is left for the search when a round begins

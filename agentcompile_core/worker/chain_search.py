@@ -37,9 +37,12 @@ class ChainSearch:
     def is_lost(self) -> bool:
         """Whether the device is unusable, which ends this worker."""
 
-    def sweep(self) -> ChainAnswer:
-        """Descend within the budget, then in another order with what is left of it, and say what is fastest."""
-        deadline = time.monotonic() + self.q.budget_s
+    def sweep(self, began: float | None = None) -> ChainAnswer:
+        """Descend within the budget, then in another order with what is left of it, and say what is fastest.
+
+        ``began``: when the budget did, by ``time.monotonic``; None: now.
+        """
+        deadline = (time.monotonic() if began is None else began) + self.q.budget_s
         best = self.captured(self.q.selections)
         first_us = _median_us(best, PAIRS)
         started, best = self._sound(self.q.selections, best)

@@ -5,6 +5,7 @@ incumbent only if the upper bound of their paired ratio is beyond the margin, an
 it was timed, on poisoned buffers. Order and seeds are fixed.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,10 @@ from .synthetic import Synthetic
 
 def judge(argument: Any, state: Any, phase: Callable[[str], None]) -> Any:
     """Worker entry: a ChainQuestion as JSON in, a ChainAnswer as JSON out."""
+    began = time.monotonic()  # kernels, weights and caches are made within the budget too
     question = serial.structure(argument, ChainQuestion)
     with torch.inference_mode():  # timed as sessions run: what stays outside of graphs writes to tensors that were made here
-        return serial.unstructure(Judge(question, state.backend(question.backend), state.catalog, phase).sweep())
+        return serial.unstructure(Judge(question, state.backend(question.backend), state.catalog, phase).sweep(began))
 
 
 class Judge(ChainSearch):
