@@ -68,8 +68,9 @@ class CudaBackend(Backend):
         self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
         self._lock = threading.Lock()
         self._captures = Captures()
-        self._attending = Attending(OwnAttention(self, self.live_target))
-        self._rows = RowKernels(self, self.live_target, _capturing)
+        own = OwnAttention(self, self.live_target)
+        self._attending = Attending(own)
+        self._rows = RowKernels(self, self.live_target, _capturing, (own.start,))
         self._drawing = Drawing(self, self.live_target, _capturing)
 
     def available(self) -> Literal[True] | Reject:

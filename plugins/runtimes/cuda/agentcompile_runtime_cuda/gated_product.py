@@ -69,6 +69,15 @@ class GatedProduct:
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
         self._kernels, self._target = OwnKernels(backend, target, source), target
 
+    def start(self, like: "torch.Tensor") -> None:
+        """Begin to build the kernel for the element type of ``like``, where it may be asked for."""
+        if like.dtype.itemsize == 2 and self._may_serve():
+            self._kernels.start(like)
+
+    def _may_serve(self) -> bool:
+        target = self._target()
+        return target is not None and all(target.has(feature) for feature in FEATURES)
+
     def takes(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor") -> bool:
         """Whether the device has what the kernel needs, the tensors are and lie as it reads them, and rows are enough."""
         columns, terms = gate.shape
@@ -78,8 +87,7 @@ class GatedProduct:
             return False
         if not all(one.is_contiguous() and one.data_ptr() % 16 == 0 for one in (x, gate, up)):
             return False
-        target = self._target()
-        return target is not None and all(target.has(feature) for feature in FEATURES)
+        return self._may_serve()
 
     def __call__(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor", out: "torch.Tensor") -> None:
         """Write silu(x gate^T) * (x up^T) of rows x [.., K] and weights [I, K] to out [.., I].

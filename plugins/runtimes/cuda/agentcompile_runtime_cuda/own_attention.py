@@ -115,11 +115,21 @@ class OwnAttention:
         self._kernels = {(dim, shape): OwnKernels(backend, target, partial(source, dim=dim, shape=shape))
                          for dim, shapes in SHAPES.items() for _, shape in shapes}
 
+    def start(self, like: "torch.Tensor") -> None:
+        """Begin to build the kernels for the element type of ``like``, where they may be asked for."""
+        if like.dtype.itemsize == 2 and self._may_serve(like):
+            for (_, shape), kernels in self._kernels.items():
+                if shape is TWO:
+                    kernels.start(like)
+
+    def _may_serve(self, like: "torch.Tensor") -> bool:
+        target = self._target(like)
+        return target is not None and all(target.has(feature) for feature in FEATURES)
+
     def takes(self, operands: "Operands", scale: float) -> bool:
         """Whether the device has what the kernel needs, and the tensors are, and lie, as it reads and writes them."""
         q, k, v, out = operands
-        target, dim = self._target(q), q.shape[3]
-        if target is None or not all(target.has(feature) for feature in FEATURES) or dim not in SHAPES or not scale > 0.0:
+        if not self._may_serve(q) or q.shape[3] not in SHAPES or not scale > 0.0:
             return False
         if q.dtype.itemsize != 2 or not q.is_floating_point() or len({one.dtype for one in operands}) > 1:
             return False

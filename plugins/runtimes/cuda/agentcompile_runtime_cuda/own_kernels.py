@@ -1,14 +1,22 @@
-"""Kernels of this package's own, which no search chooses: one source for each element type, built and loaded on first use."""
+"""Kernels of this package's own, which no search chooses: one source for each element type, built and loaded on first use.
 
+A binary is built once in a process, whichever backend object asks for it.
+"""
+
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from agentcompile_core.plugin_api import Backend, BuildError, DType, Launch, StepSource, Target
+from agentcompile_core.plugin_api import Backend, BuildError, DType, Kernel, Launch, StepSource, Target
 
 if TYPE_CHECKING:
     import torch
+
+_lock = threading.Lock()
+_builds: dict[tuple[str, str, str, str], "Future[Kernel]"] = {}  # by backend, compiler, source and architecture
 
 
 class OwnKernels:
@@ -17,6 +25,12 @@ class OwnKernels:
     def __init__(self, backend: Backend, target: Callable[[], Target | None], source: Callable[[DType], StepSource]) -> None:
         self.backend, self._target, self._source = backend, target, source
         self._handles: dict[tuple[torch.device, torch.dtype], tuple[StepSource, Any]] = {}
+
+    def start(self, like: "torch.Tensor") -> None:
+        """Begin to build the source for the element type of ``like``, beside what the caller does; failures are told to who needs it."""
+        target = self._target()
+        if target is not None:
+            _build(self.backend, self._of(like), target)
 
     def launches(self, like: "torch.Tensor") -> tuple[Launch, ...]:
         """Those of the source for the element type of ``like``, on its device.
@@ -33,11 +47,32 @@ class OwnKernels:
         handle = self._built(like)[1]
         self.backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), False)(self.backend.stream())
 
+    def _of(self, like: "torch.Tensor") -> StepSource:
+        return self._source(DType(str(like.dtype).removeprefix("torch.")))
+
     def _built(self, like: "torch.Tensor") -> tuple[StepSource, Any]:
         key = (like.device, like.dtype)
         if key not in self._handles:
-            made, target = self._source(DType(str(like.dtype).removeprefix("torch."))), self._target()
+            made, target = self._of(like), self._target()
             if target is None:
                 raise BuildError("this GPU has no preset")
-            self._handles[key] = made, self.backend.load(self.backend.build(made, target))
+            self._handles[key] = made, self.backend.load(_build(self.backend, made, target).result())
         return self._handles[key]
+
+
+def _build(backend: Backend, source: StepSource, target: Target) -> "Future[Kernel]":
+    """The kernel of a source, now or soon. What failed is tried again by the next one who asks."""
+    key = (backend.name, backend.compiler(), source.digest, target.arch)
+    with _lock:
+        known = _builds.get(key)
+        if known is None or (known.done() and known.exception() is not None):
+            known = _builds[key] = Future()
+            threading.Thread(target=_run, args=(known, backend, source, target), name="build of an own kernel", daemon=True).start()
+    return known
+
+
+def _run(build: "Future[Kernel]", backend: Backend, source: StepSource, target: Target) -> None:
+    try:
+        build.set_result(backend.build(source, target))
+    except BaseException as exc:  # whoever waits for it gets it
+        build.set_exception(exc)

@@ -83,9 +83,12 @@ def source(dtype: DType) -> StepSource:
 class RowKernels:
     """What ``Backend.body``, ``Backend.place`` and ``Backend.merge`` offer, over kernels that ``backend`` builds and launches."""
 
-    def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool]) -> None:
+    def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool],
+                 others: "Sequence[Callable[[torch.Tensor], None]]" = ()) -> None:
+        """``others``: what else of this package's own serves prompts, and begins to be built when the first kernel is."""
         self._backend, self._capturing, self._kernels = backend, capturing, OwnKernels(backend, target, source)
         self._product = GatedProduct(backend, target)
+        self._others = (*others, self._product.start)
         self._served: dict[Any, bool] = {}
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
@@ -224,6 +227,8 @@ class RowKernels:
         if key not in self._served:
             if self._capturing():
                 return False  # nothing can be built or compared now; who captures warms up first
+            for start in () if self._served else self._others:
+                start(results()[0])
             self._served[key] = self._agrees(key, launch, results, framework(), close)
         if self._served[key]:
             launch()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import PRESETS, preset
+from agentcompile_runtime_cuda import gated_product, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.rows import GATED, NORM, ROPE, SUM_AND_NORM, RowKernels, source
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentcompile_core.ops import operators
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType, Heads
+from agentcompile_core.plugin_api import BuildError, DType, Heads
 
 HALVES = (torch.float16, torch.bfloat16)
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=40)
@@ -250,3 +251,47 @@ def test_nothing_is_tried_while_a_graph_is_captured() -> None:
 def test_rows_build_without_spilling(dtype: DType, name: str) -> None:
     kernel = CudaBackend().build(source(dtype), PRESETS[name] if name in PRESETS else preset(name))
     assert kernel.resources.spill_bytes == 0 and kernel.resources.registers <= 64
+
+
+def test_what_else_serves_prompts_is_built_beside_the_first_kernel_and_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    built: list[str] = []
+    build = type(emulation).build
+
+    def counted(self: Any, source: Any, *more: Any) -> Any:
+        built.append(source.digest)
+        return build(self, source, *more)
+
+    monkeypatch.setattr(type(emulation), "build", counted)
+    monkeypatch.setattr(own_kernels, "_builds", {})
+    x, started = normal(3, 1, 5, 64, dtype=torch.float16), list[torch.dtype]()
+    for _ in range(2):
+        kernels = RowKernels(emulation, lambda: preset("h200"), lambda: False, (lambda like: started.append(like.dtype),))
+        body = kernels.body(NORM)
+        assert body is not None
+        assert body(x, None, 1e-6, False, False) is not None and body(x[:, :2], None, 1e-6, False, False) is not None
+    assert started == [torch.float16] * 2
+    wanted = {source(DType.F16).digest, gated_product.source(DType.F16).digest}
+    for future in list(own_kernels._builds.values()):
+        future.result()
+    assert sorted(built) == sorted(wanted)
+
+
+def test_what_could_not_be_built_is_told_to_everybody_who_asks_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    monkeypatch.setattr(own_kernels, "_builds", {})
+    answers = iter([BuildError("no compiler"), BuildError("no compiler"), None])
+
+    def fails(*_: Any) -> Any:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+        return "kernel"
+
+    monkeypatch.setattr(type(emulation), "build", fails)
+    monkeypatch.setattr(type(emulation), "load", lambda self, kernel: kernel)
+    kernels = own_kernels.OwnKernels(emulation, lambda: preset("h200"), source)
+    for _ in range(2):
+        with pytest.raises(BuildError, match="no compiler"):
+            kernels.launches(normal(3, 4, dtype=torch.float16))
+    assert kernels.launches(normal(3, 4, dtype=torch.float16))
