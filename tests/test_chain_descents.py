@@ -2,6 +2,7 @@
 
 import functools
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -46,6 +47,12 @@ def other(place: str, number: int | None, later: bool = False) -> Alternative:
     return Alternative(signature=signature, match_id=place, selected=None if number is None else selected(place, number), later=later)
 
 
+class Made(SimpleNamespace):
+    """A variant of the step, which is told from others by itself."""
+
+    __hash__ = object.__hash__
+
+
 class Search(chain_search.ChainSearch):
     """A chain whose step takes ``us(choice)``, on a clock that goes on when it captures and samples."""
 
@@ -54,6 +61,7 @@ class Search(chain_search.ChainSearch):
                                         budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN, with_framework=False)
         super().__init__(question, lambda what: None)
         self.us, self.now, self.captures = us, 0.0, list[float]()
+        self.alive, self.most_alive = weakref.WeakSet[Made](), 0
 
     def captured(self, selections: tuple[Selection, ...]) -> Any:
         self.captures.append(self.now)
@@ -64,7 +72,10 @@ class Search(chain_search.ChainSearch):
             self.now += SAMPLE_S
             return self.us(choice)
 
-        return SimpleNamespace(sample_us=sample_us, wrong=lambda: "")
+        variant = Made(sample_us=sample_us, wrong=lambda: "")
+        self.alive.add(variant)
+        self.most_alive = max(self.most_alive, len(self.alive))
+        return variant
 
 
 @contextmanager
@@ -203,6 +214,15 @@ def test_the_budget_is_kept(seed: int, budget_s: float) -> None:
     assert all(at <= budget_s for at in search.captures[1:])
     assert search.now <= max(budget_s, CAPTURE_S + paired.PAIRS * SAMPLE_S) + trial_s + paired.PAIRS * SAMPLE_S
     assert audit_chain.replayed(log_of(found), MARGIN).held == steps_of(found.selections)
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000))
+def test_four_variants_are_held_at_most(seed: int) -> None:
+    """Each has an arena, workspaces and a graph: the start, what either descent holds, and the challenger."""
+    search = Search(rugged(seed), everything())
+    answered(search)
+    assert search.most_alive <= 4
 
 
 def test_with_nothing_taken_there_is_no_second_descent() -> None:

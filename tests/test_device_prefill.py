@@ -16,7 +16,7 @@ from agentcompile_core.ops.names import RMS_NORM as RMS
 from agentcompile_core.ops.operators import AttentionCall
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import Backend
-from agentcompile_core.plugin_api import Heads
+from agentcompile_core.plugin_api import Feature, Heads
 from agentcompile_core.runtime.built_in import PlainKVCache
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
@@ -53,6 +53,12 @@ def session(model: nn.Module, backend: Backend, context: int, chunks: tuple[int,
     mine.prepare()
     assert {name: step.reason for name, step in mine._steps.items()} == dict.fromkeys(mine._steps, "")  # type: ignore[attr-defined]
     return mine
+
+
+def has_wgmma(backend: Backend) -> bool:
+    target = backend.live_target()
+    assert target is not None
+    return target.has(Feature.WGMMA)
 
 
 def first_logits(mine: Session, prompt: Tensor) -> Tensor:
@@ -190,7 +196,9 @@ def test_the_kernel_over_all_gives_the_formula(dtype: torch.dtype, heads: int, k
         cache[:, live:] = float("nan")
     k, v = (cache[:, :live].transpose(1, 2) for cache in caches)
     place = torch.full((1, count + 3, heads, dim), 7.0, device="cuda", dtype=dtype)
-    if not backend.attend_cached(q, k, v, place[:, :count].transpose(1, 2), scale=0.09):
+    served = backend.attend_cached(q, k, v, place[:, :count].transpose(1, 2), scale=0.09)
+    assert served is has_wgmma(backend)
+    if not served:
         pytest.skip("this GPU has no wgmma")
     assert bool((place[:, count:] == 7.0).all())
     seen = torch.arange(live, device="cuda") <= start + torch.arange(count, device="cuda")[:, None]
@@ -203,8 +211,7 @@ def test_the_kernel_over_all_gives_the_formula(dtype: torch.dtype, heads: int, k
 def test_the_kernel_over_all_takes_what_it_reads_and_nothing_else(backend: Backend) -> None:
     q = torch.randn(1, 130, 4, 128, device="cuda", dtype=torch.float16).transpose(1, 2)
     out = torch.empty_like(q)
-    if not backend.attend_cached(q, q, q, out, scale=0.1):
-        pytest.skip("this GPU has no wgmma")
+    assert backend.attend_cached(q, q, q, out, scale=0.1) is has_wgmma(backend)
     wide = torch.randn(1, 130, 4, 129, device="cuda", dtype=torch.float16).transpose(1, 2)
     for queries, keys, scale in ((q.float(), q, 0.1), (q.to(torch.bfloat16), q, 0.1), (q, q[:, :, :100], 0.1), (q, q, -0.1),
                                  (wide[..., 1:], q, 0.1), (q[..., :64], q[..., :64], 0.0), (q, q[:, :3], 0.1),
@@ -221,6 +228,7 @@ def test_gated_products_are_the_frameworks(dtype: torch.dtype, count: int, colum
     body = backend.body("aten.linear.default", "aten.silu.default", "aten.mul.Tensor")
     assert body is not None
     found = body(x, gate, up)
+    assert (found is not None) is has_wgmma(backend)
     if found is None:
         pytest.skip("this GPU has no wgmma")
     silu, linear = torch.nn.functional.silu, torch.nn.functional.linear

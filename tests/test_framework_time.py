@@ -74,4 +74,4 @@ def test_views_make_no_match_another_one() -> None:
     """Attention that takes norms in has the views between them; of those no part is made."""
     nodes = {"norm": (), "rows": ("norm",), "attention": ("attend",), "whole": ("norm", "attend")}
     assert by_parts({"norm": 3.0, "rows": 12.0, "attention": 500.0, "whole": 551.0}, nodes) == {
-        "norm": 3.0, "rows": 12.0, "attention": 500.0, "whole": 512.0}
+        "norm": 0.0, "rows": 12.0, "attention": 500.0, "whole": 512.0}

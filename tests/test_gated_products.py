@@ -66,6 +66,13 @@ def test_both_products_and_the_gate_are_one_call(turned: bool, up_first: bool, o
     graph = gated(turned, up_first=up_first)
     assert check(graph, memory(graph, order, gaps), Device()) == ["product"]
     assert check(graph, memory(graph, order, gaps), Device(serves=False)) == ["refused", "gate"]
+    products = []
+    with pytest.MonkeyPatch.context() as patch:
+        linear = torch.nn.functional.linear
+        patch.setattr(torch.nn.functional, "linear", lambda *args: products.append(1) or linear(*args))
+        compile_nodes(graph, device="cpu", bodies=Device(serves=False), products=ProductMemory(weights=memory(graph, order, gaps))).run(
+            {"x": torch.randn(1, ROWS, WIDTH), **memory(graph, order, gaps)})
+    assert len(products) == (2 if gaps else 1)
     assert check(graph, memory(graph, order, gaps), Device(serves=False, gates=False)) == ["refused", "no gate"]
 
 

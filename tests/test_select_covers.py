@@ -43,10 +43,12 @@ def two_additions(view: bool = False) -> Region:
                   outputs=("sum2",))
     other = evolve(match, nodes=("add2",))
     both = evolve(match, nodes=("add", *["view"] * view, "add2"))
-    return Region(name="r", signature="s1", graph=graph, instances=(Instance(nodes=(), values=()),), matches=(match, other, both))
+    matches = (match, other, both, *([evolve(match, nodes=("view",))] if view else []))
+    return Region(name="r", signature="s1", graph=graph, instances=(Instance(nodes=(), values=()),), matches=matches)
 
 
 ONE, TWO, BOTH, SEEN = MATCH, "elementwise:add2+1:add2", "elementwise:add+2:add2", "elementwise:add+3:add2"
+VIEW = "elementwise:view+1:view"
 COVERS = (Cover(matches=(BOTH,), fusion=Fusion.FULL, rank=0), Cover(matches=(ONE, TWO), fusion=Fusion.NONE, rank=1))
 
 
@@ -74,6 +76,13 @@ def test_of_covers_of_the_same_nodes_the_kernels_decide_and_no_noise_of_the_fram
     assert fused_us == 11.0 or selection.cover.matches == ((both,) if fused_us < 11.0 else (ONE, TWO))
 
 
+def test_without_a_rival_the_kernels_decide_though_the_frameworks_time_is_not_known():
+    records = [record(TWO, 9.0, implementation="framework"), record(BOTH, 20.0, implementation="framework")]
+    records += [record(ONE, 2.0), record(TWO, 3.0), record(BOTH, 15.0)]
+    selection = chosen(two_additions(), records, context(origins=("generated",)), *COVERS)
+    assert selection.cover.matches == (ONE, TWO)
+
+
 TIMES = st.one_of(st.none(), st.floats(1.0, 30.0))
 
 
@@ -82,16 +91,18 @@ TIMES = st.one_of(st.none(), st.floats(1.0, 30.0))
 def test_the_audit_follows_every_choice_of_a_cover(data: st.DataObject, view: bool):
     """Over records of some matches, kernels and framework apart, in covers of one, two and all nodes."""
     both = SEEN if view else BOTH
+    alone = [(VIEW,), (ONE, VIEW, TWO)] if view else []
     covers = [Cover(matches=matches, fusion=Fusion.PARTIAL, rank=rank) for rank, matches in enumerate(
-        data.draw(st.permutations([(both,), (ONE, TWO), (ONE,), (TWO,)])))]
-    of, ctx, records = two_additions(view), context(), []
-    for match in (ONE, TWO, both):
+        data.draw(st.permutations([(both,), (ONE, TWO), (ONE,), (TWO,), *alone])))]
+    origins = data.draw(st.sampled_from([(), ("generated",)]))
+    of, ctx, records = two_additions(view), context(**({"origins": origins} if origins else {})), []
+    for match in (ONE, TWO, both, *([VIEW] if view else [])):
         ours_us, framework_us = data.draw(TIMES), data.draw(TIMES)
         records += [record(match, ours_us)] if ours_us else []
         records += [record(match, framework_us * 2.0, implementation="framework")] if framework_us else []
     selection = chosen(of, records, ctx, *covers)
-    made = Decisions(margin=ctx.config.margin, advisor="test", validators=("simple",), regions=choices_of((planned(of, *covers),)),
-                     places=tuple(range(len(records))))
+    made = Decisions(margin=ctx.config.margin, advisor="test", validators=("simple",), competes=not origins,
+                     regions=choices_of((planned(of, *covers),)), places=tuple(range(len(records))))
     assert [one for one in audit((selection,), tuple(records), made, {}) if one.problems] == []
 
 

@@ -15,6 +15,11 @@ from .serial import UNSAID
 CHAIN_MARGIN = 0.1  # of the run's margin: the chain compares pairs, which are less noisy than isolated times
 
 
+def chain_margin(margin: float) -> float:
+    """What the chain asks of a challenger; not below 0, where everything that is a little slower would replace what is held."""
+    return max(0.0, CHAIN_MARGIN * margin)
+
+
 @frozen(kw_only=True)
 class RegionChoices:
     """What could be chosen for one region: its covers, and the region-local nodes of every match; which of these are views."""

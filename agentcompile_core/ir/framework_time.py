@@ -16,6 +16,8 @@ def working_nodes(region: Region) -> dict[str, frozenset[str]]:
 def by_parts(measured_us: Mapping[str, float], nodes: Nodes) -> dict[str, float]:
     """Of every match in ``measured_us`` (as it was measured alone) the sum of its parts' times, where parts make it up; else as measured.
 
+    Nothing for a match without working nodes.
+
     Parts are matches of few ``nodes`` that share none, smallest first. Two covers of the same nodes whose matches parts make up are then
     told the same time of the framework, however they cut them. As measured they are not: attention over a long cache takes the framework
     hundreds of microseconds, of which the noise is larger than what a fused kernel saves.
@@ -30,6 +32,8 @@ def by_parts(measured_us: Mapping[str, float], nodes: Nodes) -> dict[str, float]
 
 
 def _of_parts(whole: frozenset[str], own_us: float, parts: Mapping[str, frozenset[str]], measured_us: Mapping[str, float]) -> float:
+    if not whole:
+        return 0.0
     inside = [match for match, part in parts.items() if part <= whole]
     complete = bool(inside) and sum(len(parts[match]) for match in inside) == len(whole)
     return sum(measured_us[match] for match in inside) if complete else own_us

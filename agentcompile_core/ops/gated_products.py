@@ -81,12 +81,13 @@ def _value(given: object) -> str:
 def _call(body: Callable[..., Any], gated: Callable[..., Any] | None, gate: "Tensor", up: "Tensor") -> Callable[..., Any]:
     from torch.nn.functional import linear, silu
 
-    both = joint([[gate, up]]) if lie_behind(gate, up) else None
+    turned = lie_behind(up, gate)
+    both = joint([[up, gate] if turned else [gate, up]]) if turned or lie_behind(gate, up) else None
 
     def run(x: "Tensor") -> Any:
         found = body(x, gate, up)
         if found is None:
-            left, right = both(x) if both is not None else (linear(x, gate), linear(x, up))
+            left, right = both(x)[:: -1 if turned else 1] if both is not None else (linear(x, gate), linear(x, up))
             found = gated(left, right) if gated is not None else None
             found = silu(left) * right if found is None else found
         return found

@@ -149,7 +149,7 @@ def _was_slower(decisions: Decisions) -> bool:
 
 def _best_cover(covers: list[Cover], best: dict[str, _Best], region: RegionChoices, decisions: Decisions) -> Cover:
     turn = 1 if decisions.competes else -1  # where the framework does not compete, nodes count before microseconds
-    return max(covers, key=lambda c: (*_worth(c, best, region)[::turn], -c.rank))
+    return max(covers, key=lambda c: (*_worth(c, best, region, decisions.competes)[::turn], -c.rank))
 
 
 def _by_parts(best: Mapping[str, _Best], region: RegionChoices) -> dict[str, _Best]:
@@ -167,7 +167,8 @@ def _by_parts(best: Mapping[str, _Best], region: RegionChoices) -> dict[str, _Be
     for match, names in nodes.items():
         inside = [part for part in parts if nodes[part] <= names]
         made_up = bool(names) and set().union(*(nodes[part] for part in inside)) == names
-        told[match] = evolve(best[match], framework_us=sum(timed[part] for part in inside) if made_up else timed[match])
+        us = sum(timed[part] for part in inside) if made_up else timed[match]
+        told[match] = evolve(best[match], framework_us=us if names else 0.0)
     return told
 
 
@@ -231,8 +232,11 @@ def _cover_problems(region: RegionChoices, selection: Selection, best: dict[str,
     return [f"by the records cover {cover.rank} is best, with {', '.join(sorted(wanted)) or 'no step'}"]
 
 
-def _worth(cover: Cover, best: dict[str, _Best], region: RegionChoices) -> tuple[float, int]:
-    """What a cover saves of the framework's time, which is the least that covers of the same nodes are told, and how many nodes it has."""
+def _worth(cover: Cover, best: dict[str, _Best], region: RegionChoices, competes: bool = True) -> tuple[float, int]:
+    """What a cover saves of the framework's time, which is the least that covers of the same nodes are told, and how many nodes it has.
+
+    Where the framework does not ``compete`` its time is not counted.
+    """
     nodes = dict(region.matches)
 
     def framework(one: Cover) -> tuple[set[str], float]:
@@ -240,7 +244,7 @@ def _worth(cover: Cover, best: dict[str, _Best], region: RegionChoices) -> tuple
         return {name for m in timed for name in nodes[m]} - set(region.views), sum(best[m].framework_us for m in timed)
 
     covered = framework(cover)[0]
-    us = min(us for names, us in map(framework, region.covers) if names == covered)
+    us = min(us for names, us in map(framework, region.covers) if names == covered) if competes else 0.0
     taken = [m for m in cover.matches if m in best and best[m].record is not None]
     return us - sum(best[m].costs_us for m in taken), sum(len(nodes[m]) for m in taken)
 

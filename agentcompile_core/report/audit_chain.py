@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ..ir.decisions import CHAIN_MARGIN, ChainLog, ChainTrial
+from ..ir.decisions import ChainLog, ChainTrial, chain_margin
 from ..ir.plan import Step
 
 Held = dict[str, dict[str, Step]]  # signature, match id
@@ -25,7 +25,7 @@ def replayed(log: ChainLog, margin: float) -> Replay:
         held.setdefault(signature, {})[step.match_id] = step
     problems: list[str] = []
     for number, trial in enumerate(log.trials, 1):
-        wins = _wins(trial, CHAIN_MARGIN * margin)
+        wins = _wins(trial, chain_margin(margin))
         if wins is not trial.taken:
             problems.append(f"trial {number}, {_name(trial)}, was {'taken' if trial.taken else 'not taken'}; by {_evidence(trial)} it "
                             f"is{'' if wins else ' not'}")

@@ -49,7 +49,7 @@ class ChainSearch:
         first = Descent(self._try_out, started, best, self.q.regions, deadline)
         first.run(self.q.alternatives)
         self._trials += first.trials
-        held, best = self._in_other_order(started, first, deadline)
+        held, best = self._in_other_order(started, best, first, deadline)
         us = _median_us(best, PAIRS)
         sound, best = self._sound(held, best)
         if sound is not held:
@@ -60,17 +60,16 @@ class ChainSearch:
         return ChainAnswer(selections=held, us=us, first_us=first_us, framework_us=framework_us, tried=tried, accepted=accepted,
                            refused=tuple(self._refused), trials=tuple(self._trials))
 
-    def _in_other_order(self, started: Selections, first: Descent, deadline: float) -> tuple[Selections, Variant]:
-        """The end of a second descent, with the steps in another order, where it is faster than that of the first one.
+    def _in_other_order(self, started: Selections, start: Variant, first: Descent, deadline: float) -> tuple[Selections, Variant]:
+        """The end of a second descent from ``start``, with the steps in another order, where it is faster than that of the first one.
 
         Its own trials lead to nothing that is held, unless its end is; then one trial says all that it changes.
         """
         alternatives = first.in_other_order(self.q.alternatives) if first.taken else ()
         stop_at = deadline - self._slowest_s  # both ends are compared within the budget
-        variant = self._captured_or_none(started) if alternatives and time.monotonic() <= stop_at else None
-        if variant is None:
+        if not alternatives or time.monotonic() > stop_at:
             return first.held, first.best
-        second = Descent(self._try_out, started, variant, self.q.regions, stop_at)
+        second = Descent(self._try_out, started, start, self.q.regions, stop_at)
         second.run(alternatives)
         different = changes(first.held, second.held) if second.taken else ()
         if not different or time.monotonic() > deadline:

@@ -60,7 +60,7 @@ def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx
     wanted = [cover for cover in plan.space.covers if cover.matches]
     if not wanted:
         return fallback(region.signature, region.name, "the planner found no cover with a kernel")
-    worth = _worth(wanted, choices, _told_us(records, region), region)
+    worth = _worth(wanted, choices, _told_us(records, region) if competes else {}, region)
     cover = max(wanted, key=lambda c: (worth[c] if competes else worth[c][::-1], -c.rank))
     steps, reasons = [], []
     for match_id in cover.matches:
@@ -89,7 +89,8 @@ def _worth(covers: list[Cover], choices: Mapping[str, _Choice], told_us: Mapping
            region: Region) -> dict[Cover, tuple[float, float]]:
     """Of every cover the microseconds saved, then nodes covered by validated steps, which decides where nothing was timed.
 
-    Where the framework does not compete it is read the other way round: the framework then takes only what nothing else can.
+    Where the framework does not compete nothing is told of its time, and it is read the other way round: the framework then takes only
+    what nothing else can.
     """
     taken = {match: choice for match, choice in choices.items() if choice.record is not None}
     told_us = {match: us for match, us in told_us.items() if match in taken and taken[match].baseline is not None}

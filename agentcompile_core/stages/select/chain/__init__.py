@@ -7,7 +7,7 @@ from ....errors import Cause, Failure, StageName, UsageError
 from ....ir import serial
 from ....ir.baseline import FRAMEWORK
 from ....ir.candidate import Kernel
-from ....ir.decisions import CHAIN_MARGIN
+from ....ir.decisions import ChainTrial, chain_margin
 from ....ir.evaluated import Evaluated
 from ....ir.graph import Graph
 from ....ir.plan import Fusion, RegionPlan, Step
@@ -58,7 +58,7 @@ def question_of(graph: Graph, regions: tuple[Region, ...], selections: tuple[Sel
     layers = layers_needed(graph, ctx.target)
     short, short_regions = cut(graph, regions, layers) if layers else (graph, regions)
     return ChainQuestion(graph=short, regions=short_regions, selections=selections, alternatives=alternatives, target=ctx.target,
-                         backend=ctx.backend.name, position=position, margin=CHAIN_MARGIN * ctx.config.margin, budget_s=budget_s)
+                         backend=ctx.backend.name, position=position, margin=chain_margin(ctx.config.margin), budget_s=budget_s)
 
 
 def ask(question: ChainQuestion, selections: tuple[Selection, ...], found: Evaluated,
@@ -153,6 +153,8 @@ def _outcome(step: SelectedStep, signature: str, answer: ChainAnswer, question: 
     if not count:
         return "there was no alternative to try inside the captured chain"
     tried = sum(1 for a in mine if (*a.place, a.step) in _tried(answer))
+    if any(trial.taken and (signature, step.step.match_id) in {place[:2] for place in _changed(trial)} for trial in answer.trials):
+        return "it was replaced on the way, and is faster beside what else is held"
     if not tried:
         return f"none of its {count} alternatives was tried inside the captured chain: the time was used up"
     if tried < count:
@@ -162,12 +164,12 @@ def _outcome(step: SelectedStep, signature: str, answer: ChainAnswer, question: 
 
 def _tried(answer: ChainAnswer) -> set[tuple[str, str, Step | None]]:
     """Everything that a trial of the log put into the place of a step: signature, match, and step."""
-    found: set[tuple[str, str, Step | None]] = set()
-    for trial in answer.trials:
-        found.add((trial.signature, trial.match_id, trial.step))
-        found.update((signature, step.match_id, step) for signature, step in trial.beside)
-        found.update((signature, match, None) for signature, match in trial.without)
-    return found
+    return {place for trial in answer.trials for place in _changed(trial)}
+
+
+def _changed(trial: ChainTrial) -> list[tuple[str, str, Step | None]]:
+    return [(trial.signature, trial.match_id, trial.step), *((signature, step.match_id, step) for signature, step in trial.beside),
+            *((signature, match, None) for signature, match in trial.without)]
 
 
 def alternatives_of(

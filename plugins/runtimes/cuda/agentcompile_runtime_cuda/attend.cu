@@ -70,8 +70,9 @@ struct Softmax {
       for (int i = 0; i < keys / 2; i += 4) found = fmaxf(found, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
       found = fmaxf(found, __shfl_xor_sync(0xffffffffu, found, 1));
       found = fmaxf(found, __shfl_xor_sync(0xffffffffu, found, 2));
-      const float shift = found == minus_infinity() ? 0.0f : found * scale;  // no key of these was seen
-      factor[h] = ac::quick_exp2(most[h] * scale - shift);
+      const float reach = found == minus_infinity() ? 0.0f : found;  // no key of these was seen
+      const float shift = reach * scale;
+      factor[h] = ac::quick_exp2((most[h] - reach) * scale);  // exactly 1 where the maximum stays, whatever the compiler fuses
       most[h] = found;
       float added = 0.0f;
 #pragma unroll

@@ -45,7 +45,7 @@ class Attending:
         q, k = operands[:2]
         if not self._own.takes(operands, scale) or not self._own.wins(q, k):
             return False
-        if not self._serves(self._over, (q.dtype, q.shape[1], k.shape[1], q.shape[3]), q, partial(_own_agrees, self._own)):
+        if not self._serves(self._over, (q.dtype, q.shape[1], k.shape[1], q.shape[3], q.device), q, partial(_own_agrees, self._own)):
             return False
         self._own(operands, scale)
         return True
@@ -94,7 +94,7 @@ def _random(key: Any, device: "torch.device", causal: bool) -> "tuple[torch.Tens
     """Queries and, as slices of a longer cache, keys and values."""
     import torch
 
-    dtype, heads, kv_heads, dim = key
+    dtype, heads, kv_heads, dim = key[:4]
     keys, generator = TRIED_ROWS if causal else TRIED_KEYS, torch.Generator(device).manual_seed(3)
     q = torch.randn(1, heads, TRIED_ROWS, dim, dtype=dtype, device=device, generator=generator)
     caches = torch.randn(2, 1, TRIED_KEYS + 64, kv_heads, dim, dtype=dtype, device=device, generator=generator)

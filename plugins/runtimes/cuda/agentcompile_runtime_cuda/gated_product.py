@@ -81,7 +81,9 @@ class GatedProduct:
     def takes(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor") -> bool:
         """Whether the device has what the kernel needs, the tensors are and lie as it reads them, and rows are enough."""
         columns, terms = gate.shape
-        if gate.shape != up.shape or x.shape[-1] != terms or terms % VECTOR or columns % VECTOR or x.numel() < LEAST * terms:
+        if gate.shape != up.shape or x.shape[-1] != terms or not gate.numel() or x.numel() < LEAST * terms:
+            return False
+        if terms % VECTOR or columns % VECTOR:
             return False
         if x.dtype.itemsize != 2 or not x.is_floating_point() or not x.dtype == gate.dtype == up.dtype:
             return False
@@ -98,5 +100,5 @@ class GatedProduct:
         launch, scalars = called(self._kernels.launches(x)[0], x, gate, up)
         target = self._target()
         assert target is not None
-        clusters = min(scalars[CLUSTERS], target.sm_count // CLUSTER)
+        clusters = max(1, min(scalars[CLUSTERS], target.sm_count // CLUSTER))
         self._kernels.run(x, launch, CLUSTER * clusters, (x, gate, up, out), scalars)

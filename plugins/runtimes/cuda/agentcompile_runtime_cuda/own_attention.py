@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("attend.cu")
 FEATURES = (Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER)
 LOG2_E = 1.4426950408889634
+SMALLEST = 1e-30  # scale: times log2(e), scores and their differences, it is a number of fp32
 SPAN = 64  # channels that the copy engine fetches side by side
 VECTOR = 8  # elements of 16 bytes, of which steps from row to row and from head to head are multiples
 TILES = 4  # which of the scalars is the number of tiles
@@ -129,17 +130,19 @@ class OwnAttention:
     def takes(self, operands: "Operands", scale: float) -> bool:
         """Whether the device has what the kernel needs, and the tensors are, and lie, as it reads and writes them."""
         q, k, v, out = operands
-        if not self._may_serve(q) or q.shape[3] not in SHAPES or not scale > 0.0:
+        if not self._may_serve(q) or q.shape[3] not in SHAPES or not scale > SMALLEST:
             return False
         if q.dtype.itemsize != 2 or not q.is_floating_point() or len({one.dtype for one in operands}) > 1:
             return False
-        if k.shape != v.shape or out.shape != q.shape or q.shape[0] != 1 or q.shape[1] % k.shape[1] or k.shape[2] < q.shape[2]:
+        if k.shape != v.shape or out.shape != q.shape or q.shape[0] != 1 or k.shape[0] != 1 or k.shape[3] != q.shape[3]:
+            return False
+        if not q.numel() or not k.numel() or q.shape[1] % k.shape[1] or k.shape[2] < q.shape[2]:
             return False
         return all(one.stride(3) == 1 and one.data_ptr() % 16 == 0 and not any(one.stride(axis) % VECTOR for axis in (1, 2))
                    for one in operands)
 
     def wins(self, q: "torch.Tensor", k: "torch.Tensor") -> bool:
-        """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/performance.md."""
+        """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038."""
         target, (heads, count, dim) = self._target(q), q.shape[1:]
         number = -(-count // shape_of(dim, count).rows) * heads
         return target is not None and (k.shape[2] - count < HISTORY or number * FEW >= target.sm_count)

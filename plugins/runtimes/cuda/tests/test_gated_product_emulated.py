@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
-from agentcompile_runtime_cuda.gated_product import CLUSTERS, called, source
+from agentcompile_cuda_kit.targets import preset
+from agentcompile_runtime_cuda.gated_product import CLUSTERS, GatedProduct, called, source
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import DType, StepSource
 
 pytest.importorskip("agentcompile_validator_emulation")
@@ -73,9 +75,34 @@ WRONG = {
     "terms of the slice before": ("wg::fetch<1>(place, x, slice * depth,", "wg::fetch<1>(place, x, max(slice - 1, 0) * depth,"),
     "one block says for both what it has read": ("if (lane < cluster) wg::arrive", "if (lane < 1) wg::arrive"),
     "the last block of rows is missing": ("row < count && column", "row + 1 < count && column"),
+    "every band is the first": ("const int first = number / width *", "const int first = 0 *"),
+    "the last band is as high as the others": ("tiles_down - first)", "tiles_down)"),
     "columns behind the last": ("row < count && column < columns", "row < count"),
 }
-CASES = [Product(count=300, columns=264, terms=360, clusters=1), Product(count=257, columns=136, terms=200, clusters=2)]
+MANY = Product(count=2600, columns=136, terms=8, clusters=3)  # rows of more than one band
+CASES = [Product(count=300, columns=264, terms=360, clusters=1), Product(count=257, columns=136, terms=200, clusters=2), MANY]
+
+
+def test_rows_of_several_bands() -> None:
+    for order in SCHEDULES[:2]:
+        assert error(source(DType.F16), DType.F16, MANY, order) <= 1.0
+
+
+@pytest.mark.parametrize("sms", [1, 3, 8])
+def test_calls_through_a_backend(sms: int) -> None:
+    """As the runtime makes them: how many clusters, whose addresses; and what is refused."""
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    product = GatedProduct(emulation, lambda: evolve(preset("h200"), sm_count=sms))
+    x, gate, up = (torch.randn(*size, generator=torch.Generator().manual_seed(sms)).to(torch.float16) * 0.5
+                   for size in ((1, 1040, 24), (136, 24), (136, 24)))
+    assert product.takes(x, gate, up)
+    out = torch.full((1, 1040, 136), math.nan, dtype=torch.float16)
+    product(x, gate, up, out)
+    wanted = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
+    torch.testing.assert_close(out, wanted, rtol=4e-3, atol=1e-3)
+    for other in ((x[:, :100], gate, up), (x.float(), gate, up), (x, gate[:100], up), (x, gate[:, :16], up[:, :16]), (x, gate[:0], up[:0]),
+                  (x.mT.contiguous().mT, gate, up)):
+        assert not product.takes(*other)
 
 
 @pytest.mark.parametrize("name", WRONG)

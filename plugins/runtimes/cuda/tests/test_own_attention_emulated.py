@@ -129,6 +129,36 @@ def test_calls_through_a_backend(dtype: torch.dtype) -> None:
         assert error(operands, 0.1) <= 1.0
 
 
+UNCHANGED = "ac::quick_exp2((most[h] - reach) * scale)"
+
+
+def drift(kernel: StepSource) -> float:
+    """The error over 4,096 equal keys with scores of 839: what is multiplied for each of 32 blocks of keys must be 1 exactly.
+
+    Values of the first half and of the second one cancel out.
+    """
+    operands, memory = Chunk(count=1, start=4095, behind=0).operands(64, torch.float16)
+    q, k, v, _ = operands
+    q.fill_(8.390625)  # a score whose product with the scale is half a place from what fp32 has
+    k.fill_(12.5)
+    v[:, :, :2048] = 1.0
+    v[:, :, 2048:] = -1.0
+    launch, scalars = called(kernel.launches[0], operands, TWO, 64**-0.5)
+    first = len(launch.arguments) - len(scalars)
+    valued = (evolve(argument, value=value) for argument, value in zip(launch.arguments[first:], scalars, strict=True))
+    launch = evolve(launch, grid=(1, 1, 1), arguments=(*launch.arguments[:first], *valued))
+    run_checked(evolve(kernel, launches=(launch,)), memory, SCHEDULES[0])
+    return error(operands, 64**-0.5)
+
+
+def test_keys_that_are_long_ago_weigh_what_they_did() -> None:
+    """A product and a difference that a compiler fuses are not 0 where both are equal: the host compiles them apart, a GPU does not."""
+    made = source(DType.F16, 64, TWO)
+    assert UNCHANGED in made.code
+    right, fused = drift(made), drift(evolve(made, code=made.code.replace(UNCHANGED, "ac::quick_exp2(fmaf(most[h], scale, -shift))")))
+    assert right <= 0.02 < 0.2 <= fused
+
+
 RELEASE_QUERIES, WAIT_FOR_QUERIES = "    release(q_free);\n", "    ac::mbarrier_wait(q_full, round % 2);\n"
 ADD_VALUES, RELEASE_VALUES = "      add_values(o, weights, v_turn.stage);\n", "      release(v_free + v_turn.stage);\n"
 MUTANTS: dict[str, list[tuple[str, str]]] = {  # what is wrong; texts, and with what they are replaced

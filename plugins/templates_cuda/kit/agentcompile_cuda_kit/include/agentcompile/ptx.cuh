@@ -226,7 +226,7 @@ __device__ __forceinline__ float quick_exp2(float x) {
   return result;
 }
 
-// 1 / x for x of at least 2^-126 and below 2^126: one instruction; errs by 2^-23.
+// 1 / x for x of at least 2^-126 and below 2^126: one instruction; errs by 2^-23. Beyond it is 0.
 __device__ __forceinline__ float quick_reciprocal(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
