@@ -18,6 +18,7 @@ from agentcompile_core.testing import doubles
 from agentcompile_core.testing.targets import FAKE
 from agentcompile_core.worker import judge
 from agentcompile_core.worker.captured import NotCapturable
+from agentcompile_core.worker.chain_question import Alternative, ChainAnswer, ChainQuestion
 
 
 class Device(doubles.ReplayingBackend):
@@ -42,18 +43,18 @@ def chosen(behaviour: str, us: float) -> SelectedStep:
                         version=1, basis=Basis.CHAIN)
 
 
-def question(*others: SelectedStep | None, first: SelectedStep) -> judge.ChainQuestion:
+def question(*others: SelectedStep | None, first: SelectedStep) -> ChainQuestion:
     cover = Cover(matches=(MATCH,), fusion=Fusion.FULL, rank=0)
     selection = Selection(signature="s1", region="addition", cover=cover, steps=(first,), basis=Basis.MEASURED)
     graph: Graph = one_region().graph
-    alternatives = tuple(judge.Alternative(signature="s1", match_id=MATCH, selected=other) for other in others)
-    return judge.ChainQuestion(graph=graph, regions=(one_region(),), selections=(selection,), alternatives=alternatives, target=FAKE,
+    alternatives = tuple(Alternative(signature="s1", match_id=MATCH, selected=other) for other in others)
+    return ChainQuestion(graph=graph, regions=(one_region(),), selections=(selection,), alternatives=alternatives, target=FAKE,
                                backend="fake", position=8, margin=0.005, budget_s=60.0)
 
 
-def judged(asked: judge.ChainQuestion, backend: Device) -> judge.ChainAnswer:
+def judged(asked: ChainQuestion, backend: Device) -> ChainAnswer:
     state: Any = SimpleNamespace(catalog=doubles.catalog(), backend=lambda name: backend)
-    return serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(asked)), state, lambda phase: None)), judge.ChainAnswer)
+    return serial.loads(serial.dumps(judge.judge(serial.parse(serial.dumps(asked)), state, lambda phase: None)), ChainAnswer)
 
 
 def test_the_best_of_what_can_be_built_and_captured_wins_on_any_device() -> None:
