@@ -17,6 +17,7 @@ from agentcompile_core.plugin_api import DType, StepSource
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.checking import run_checked
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
+from agentcompile_validator_emulation.testing import some
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 HALVES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
@@ -106,7 +107,7 @@ def test_calls_through_a_backend(sms: int) -> None:
         assert not gated.takes(*other)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", some(WRONG))
 def test_a_wrong_kernel_is_seen(name: str) -> None:
     right, wrong = WRONG[name]
     made = source(DType.F16)

@@ -18,7 +18,7 @@ from agentcompile_core.plugin_api import DType, Schedule, StepSource
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError
-from agentcompile_validator_emulation.testing import Emulated
+from agentcompile_validator_emulation.testing import Emulated, some
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from test_gemm import budget_use, drawn
@@ -130,7 +130,7 @@ def changed(source: StepSource, pairs: list[tuple[str, str]]) -> StepSource:
     return evolve(source, code=code, headers=(*source.headers, ("agentcompile/wgmma.cuh", library)))
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("what", some(WRONG))
 def test_a_wrong_kernel_is_refused_or_wrong(what: str) -> None:
     name, pairs = WRONG[what]
     match, graph = matmul_case(shapes=((200, 328), (328, 264)))
