@@ -135,6 +135,31 @@ def test_a_single_product_is_written_where_it_is_wanted() -> None:
     torch.testing.assert_close(found["v1"], torch.nn.functional.linear(x, weights["up"]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize("lies", ["one", "joint", "wanted"])
+def test_a_body_of_the_device_is_asked_for_each_product(lies: str, serves: bool, biased: bool) -> None:
+    """Alone, for several at once, and with the place where the result is wanted; what it refuses the framework computes."""
+    graph = gated(biased)
+    weights, asked = memory(graph, ["gate", "up"], {"up"} if lies == "one" else set()), []
+
+    def body(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> Any:
+        asked.append((tuple(x.shape), tuple(weight.shape), bias is not None, out is not None))
+        found = torch.nn.functional.linear(x, weight, bias) if serves else None
+        return found if out is None or found is None else out.copy_(found)
+
+    columns = dict(zip(("v0", "v1"), torch.zeros(1, ROWS, 2 * COLUMNS).split(COLUMNS, -1), strict=True)) if lies == "wanted" else {}
+    names = (*graph.outputs, *columns)
+    prepared = compile_nodes(graph, device="cpu", outputs=names, products=ProductMemory(weights=weights, results=columns),
+                             bodies=lambda *ops: body if ops == (LINEAR,) else None)
+    x = torch.randn(1, ROWS, WIDTH)
+    found, plain = prepared.run({"x": x, **weights}), compile_nodes(graph, device="cpu", outputs=names).run({"x": x, **weights})
+    for name in names:
+        torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
+    rows, wide = (ROWS, WIDTH) if lies == "wanted" else (1, ROWS, WIDTH), COLUMNS if lies == "one" else 2 * COLUMNS
+    assert asked == [(rows, (wide, WIDTH), biased, lies == "wanted")] * (2 if lies == "one" else 1)
+
+
 def shape() -> tuple[int, ...]:
     return 1, ROWS, COLUMNS
 

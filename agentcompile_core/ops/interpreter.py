@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
 from .bodies import Bodies, with_bodies
 from .gated_products import with_gated_products
-from .joint_products import ProductMemory, with_joint_products
+from .joint_products import LINEAR, ProductMemory, with_joint_products
 from .overloads import operator_of
 
 
@@ -101,7 +101,8 @@ class Prepared:
         if products is not None and bodies is not None:
             nodes, gated = with_gated_products(graph, nodes, outputs, bodies, products)
         if products is not None:
-            nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products)
+            product = bodies(LINEAR) if bodies is not None else None
+            nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products, product)
         if bodies is not None:
             nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of, gated)
             operators = {**others, **operators, **gated}

@@ -35,10 +35,11 @@ class ProductMemory:
 
 
 def with_joint_products(
-    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], memory: ProductMemory
+    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], memory: ProductMemory, body: Callable[..., Any] | None = None
 ) -> tuple[list[Node], dict[str, Callable[..., Any]], frozenset[str]]:
     """``nodes`` where the first of several products became all of them, callables of those by name, and the results that lie where they
     are wanted: products write those that are the columns of one matrix there. ``outputs``: values that somebody reads as they lie.
+    ``body``: the device's own product, see ``Backend.body``.
     """
     found: dict[str, Callable[..., Any]] = {}
     merged: dict[str, Node] = {}
@@ -54,7 +55,7 @@ def with_joint_products(
         first = min(several, key=lambda node: places[node.name])
         merged[first.name] = evolve(first, args=first.args[:1], outputs=tuple(values))
         operands = [[tensors[_name(node, place)] for node in several] for place in range(1, len(first.args))]
-        found[first.name] = joint(operands) if matrix is None else _written(operands, matrix, columns)
+        found[first.name] = joint(operands, body) if matrix is None else _written(operands, matrix, columns, body)
         written.update(values if matrix is not None else ())
         gone.update(node.name for node in several if node is not first)
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found, frozenset(written)
@@ -132,14 +133,15 @@ def lie_behind(first: "Tensor", second: "Tensor") -> bool:
         first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr())
 
 
-def joint(operands: "Sequence[Sequence[Tensor]]") -> Callable[..., Any]:
+def joint(operands: "Sequence[Sequence[Tensor]]", body: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """The product with the weights of ``operands``, and their biases if there are, whose columns are dealt to several results."""
     import torch
 
     sizes, joined = [weight.shape[0] for weight in operands[0]], _joined(operands)
 
     def run(x: "Tensor") -> "tuple[Tensor, ...]":
-        return torch.nn.functional.linear(x, *joined).split(sizes, -1)
+        found = body(x, *joined) if body is not None else None
+        return (torch.nn.functional.linear(x, *joined) if found is None else found).split(sizes, -1)
 
     return run
 
@@ -150,7 +152,8 @@ def _joined(operands: "Sequence[Sequence[Tensor]]") -> "list[Tensor]":
     return [one[0].as_strided((rows, *one[0].shape[1:]), one[0].stride()) for one in operands]
 
 
-def _written(operands: "Sequence[Sequence[Tensor]]", matrix: "Tensor", columns: "Sequence[Tensor]") -> Callable[..., Any]:
+def _written(operands: "Sequence[Sequence[Tensor]]", matrix: "Tensor", columns: "Sequence[Tensor]",
+             body: Callable[..., Any] | None) -> Callable[..., Any]:
     """The product with the weights of ``operands`` written to ``matrix``, whose ``columns`` are the results."""
     import torch
 
@@ -159,6 +162,8 @@ def _written(operands: "Sequence[Sequence[Tensor]]", matrix: "Tensor", columns: 
 
     def run(x: "Tensor") -> Any:
         rows = x.reshape(matrix.shape[0], -1)
+        if body is not None and body(rows, weight, *bias, out=matrix) is not None:
+            return results
         if bias:
             torch.addmm(bias[0], rows, turned, out=matrix)
         else:

@@ -169,7 +169,8 @@ class Backend(Offer):
         Of ``aten.add.Tensor`` and ``agentcompile.rms_norm.default`` others read the sum too: the body takes both addends and what
         the norm takes behind its first argument, and returns sum and norm. Of ``aten.linear.default``, ``aten.silu.default`` and
         ``aten.mul.Tensor``, a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under SiLU
-        [I, K] and the other one's.
+        [I, K] and the other one's. That of ``aten.linear.default`` alone takes ``out`` by name too: [T, N], dense, which it writes and
+        returns then.
         """
         return None
 

@@ -67,16 +67,12 @@ class GatedProduct:
     """The kernels by element type, which ``backend`` builds for the target that is live on first use."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
-        self._kernels, self._target = OwnKernels(backend, target, source), target
+        self._kernels = OwnKernels(backend, target, source)
 
     def start(self, like: "torch.Tensor") -> None:
         """Begin to build the kernel for the element type of ``like``, where it may be asked for."""
-        if like.dtype.itemsize == 2 and self._may_serve():
+        if like.dtype.itemsize == 2:
             self._kernels.start(like)
-
-    def _may_serve(self) -> bool:
-        target = self._target()
-        return target is not None and all(target.has(feature) for feature in FEATURES)
 
     def takes(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor") -> bool:
         """Whether the device has what the kernel needs, the tensors are and lie as it reads them, and rows are enough."""
@@ -89,7 +85,7 @@ class GatedProduct:
             return False
         if not all(one.is_contiguous() and one.data_ptr() % 16 == 0 for one in (x, gate, up)):
             return False
-        return self._may_serve()
+        return self._kernels.may_serve(x)
 
     def __call__(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor", out: "torch.Tensor") -> None:
         """Write silu(x gate^T) * (x up^T) of rows x [.., K] and weights [I, K] to out [.., I].
@@ -98,7 +94,7 @@ class GatedProduct:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
         launch, scalars = called(self._kernels.launches(x)[0], x, gate, up)
-        target = self._target()
+        target = self._kernels.target(x)
         assert target is not None
         clusters = max(1, min(scalars[CLUSTERS], target.sm_count // CLUSTER))
         self._kernels.run(x, launch, CLUSTER * clusters, (x, gate, up, out), scalars)

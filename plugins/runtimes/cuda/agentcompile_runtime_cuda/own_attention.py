@@ -111,28 +111,24 @@ class OwnAttention:
     """The kernels, which ``backend`` builds for the target that is live on first use."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
-        self._live = target
-        self._targets: dict[torch.device, Target | None] = {}
         self._kernels = {(dim, shape): OwnKernels(backend, target, partial(source, dim=dim, shape=shape))
                          for dim, shapes in SHAPES.items() for _, shape in shapes}
 
     def start(self, like: "torch.Tensor") -> None:
         """Begin to build the kernels for the element type of ``like``, where they may be asked for."""
-        if like.dtype.itemsize == 2 and self._may_serve(like):
+        if like.dtype.itemsize == 2:
             for (_, shape), kernels in self._kernels.items():
                 if shape is TWO:
                     kernels.start(like)
 
-    def _may_serve(self, like: "torch.Tensor") -> bool:
-        target = self._target(like)
-        return target is not None and all(target.has(feature) for feature in FEATURES)
-
     def takes(self, operands: "Operands", scale: float) -> bool:
         """Whether the device has what the kernel needs, and the tensors are, and lie, as it reads and writes them."""
         q, k, v, out = operands
-        if not self._may_serve(q) or q.shape[3] not in SHAPES or not scale > SMALLEST:
+        if q.shape[3] not in SHAPES or not scale > SMALLEST:
             return False
         if q.dtype.itemsize != 2 or not q.is_floating_point() or len({one.dtype for one in operands}) > 1:
+            return False
+        if not self._of(q).may_serve(q):
             return False
         if k.shape != v.shape or out.shape != q.shape or q.shape[0] != 1 or k.shape[0] != 1 or k.shape[3] != q.shape[3]:
             return False
@@ -143,7 +139,7 @@ class OwnAttention:
 
     def wins(self, q: "torch.Tensor", k: "torch.Tensor") -> bool:
         """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038."""
-        target, (heads, count, dim) = self._target(q), q.shape[1:]
+        target, (heads, count, dim) = self._of(q).target(q), q.shape[1:]
         number = -(-count // shape_of(dim, count).rows) * heads
         return target is not None and (k.shape[2] - count < HISTORY or number * FEW >= target.sm_count)
 
@@ -155,14 +151,13 @@ class OwnAttention:
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
-        q, target = operands[0], self._target(operands[0])
-        assert target is not None
+        q = operands[0]
         shape = shape or shape_of(q.shape[3], q.shape[2])
         kernels = self._kernels[q.shape[3], shape]
+        target = kernels.target(q)
+        assert target is not None
         launch, scalars = called(kernels.launches(q)[0], operands, shape, scale)
         kernels.run(q, launch, min(int(scalars[TILES]), target.sm_count), operands, scalars)
 
-    def _target(self, like: "torch.Tensor") -> Target | None:
-        if like.device not in self._targets:
-            self._targets[like.device] = self._live()
-        return self._targets[like.device]
+    def _of(self, q: "torch.Tensor") -> OwnKernels:
+        return self._kernels[q.shape[3], shape_of(q.shape[3], q.shape[2])]

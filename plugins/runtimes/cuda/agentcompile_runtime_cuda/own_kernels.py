@@ -23,13 +23,29 @@ class OwnKernels:
     """``source(dtype)`` for the target that is live, as ``backend`` builds and launches it."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None], source: Callable[[DType], StepSource]) -> None:
-        self.backend, self._target, self._source = backend, target, source
+        self.backend, self._live, self._source = backend, target, source
+        self._targets: dict[torch.device, Target | None] = {}
+        self._sources: dict[torch.dtype, StepSource] = {}
         self._handles: dict[tuple[torch.device, torch.dtype], tuple[StepSource, Any]] = {}
 
+    def target(self, like: "torch.Tensor") -> Target | None:
+        """What is known of the device of ``like``; None: nothing."""
+        if like.device not in self._targets:
+            self._targets[like.device] = self._live()
+        return self._targets[like.device]
+
+    def may_serve(self, like: "torch.Tensor") -> bool:
+        """Whether the device has what the source for the element type of ``like`` needs."""
+        target = self.target(like)
+        return target is not None and all(target.has(feature) for feature in self._of(like).features)
+
     def start(self, like: "torch.Tensor") -> None:
-        """Begin to build the source for the element type of ``like``, beside what the caller does; failures are told to who needs it."""
-        target = self._target()
-        if target is not None:
+        """Begin to build the source for the element type of ``like``, where the device may run it, beside what the caller does.
+
+        Failures are told to who needs it.
+        """
+        target = self.target(like)
+        if target is not None and self.may_serve(like):
             _build(self.backend, self._of(like), target)
 
     def launches(self, like: "torch.Tensor") -> tuple[Launch, ...]:
@@ -45,15 +61,17 @@ class OwnKernels:
         """Enqueue one launch with so many blocks; ``tensors`` in the kernel's order, outputs last, None for a null pointer."""
         addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
         handle = self._built(like)[1]
-        self.backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), False)(self.backend.stream())
+        self.backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), launch.pdl)(self.backend.stream())
 
     def _of(self, like: "torch.Tensor") -> StepSource:
-        return self._source(DType(str(like.dtype).removeprefix("torch.")))
+        if like.dtype not in self._sources:
+            self._sources[like.dtype] = self._source(DType(str(like.dtype).removeprefix("torch.")))
+        return self._sources[like.dtype]
 
     def _built(self, like: "torch.Tensor") -> tuple[StepSource, Any]:
         key = (like.device, like.dtype)
         if key not in self._handles:
-            made, target = self._of(like), self._target()
+            made, target = self._of(like), self.target(like)
             if target is None:
                 raise BuildError("this GPU has no preset")
             self._handles[key] = made, self.backend.load(_build(self.backend, made, target).result())

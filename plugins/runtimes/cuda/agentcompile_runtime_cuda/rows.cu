@@ -15,6 +15,7 @@
 //                                   as attention over all of them; absent parts are null
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
 #include <agentcompile/row.cuh>
 #include "plan.cuh"
@@ -25,6 +26,12 @@ using T = Plan::T;
 using Vector = ac::Vec16<T>;
 constexpr int size = Vector::size;
 constexpr int warps = Plan::threads / ac::warp_size;
+
+// At the begin of each kernel: the next one of the chain may come as far as this, and what the one before wrote is there.
+__device__ __forceinline__ void wait_in_chain() {
+  ac::launch_dependents();
+  ac::grid_dependency_wait();
+}
 
 // The number of this block, counted from the end: what a product wrote last is still in L2 and is read first, and what the next
 // product reads first is written last.
@@ -92,6 +99,7 @@ __device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 rms_rows_warp(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int kind) {
+  wait_in_chain();
   const long long row = static_cast<long long>(blockIdx.x) * warps + threadIdx.x / ac::warp_size;
   if (row >= rows) return;
   const long long offset = row * columns;
@@ -100,6 +108,7 @@ rms_rows_warp(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, i
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 rms_rows_block(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int kind) {
+  wait_in_chain();
   __shared__ float scratch[warps];
   const long long offset = static_cast<long long>(blockIdx.x) * columns;
   rms_row<warps>(x + offset, weight, out + offset, columns, eps, kind, threadIdx.x, scratch);
@@ -109,6 +118,7 @@ rms_rows_block(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out, int tokens, int heads, int dim, int rotary,
           long long token_stride, long long head_stride) {
+  wait_in_chain();
   const int half = rotary / 2;
   const int vectors = (half + dim - rotary) / size;
   const long long item = static_cast<long long>(blockIdx.x) * Plan::threads + threadIdx.x;
@@ -136,6 +146,7 @@ rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 add_rms_rows(const Plan::T* left, const Plan::T* right, const Plan::T* weight, Plan::T* total, Plan::T* out, int columns, float eps,
              int kind) {
+  wait_in_chain();
   constexpr int held = 2, step = Plan::threads * size;
   __shared__ float scratch[warps];
   const long long offset = static_cast<long long>(block_from_the_end()) * columns;
@@ -189,6 +200,7 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
             Plan::T* v_out, int q_heads, int k_heads, int v_heads, int q_token, int k_token, int v_token, int q_head, int k_head,
             int v_head, int q_out_token, int k_out_token, int v_out_token, int q_out_head, int k_out_head, int v_out_head, int tokens,
             int capacity, int dim, int rotary, int lanes, int normed, int turned, int moved, float eps, int kind) {
+  wait_in_chain();
   const int item = block_from_the_end() * Plan::threads + static_cast<int>(threadIdx.x);
   const int all = q_heads + k_heads + v_heads;
   const int lane = item & (lanes - 1), row = item / lanes;
@@ -236,6 +248,7 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, int rows, int columns, int gate_row, int up_row) {
+  wait_in_chain();
   const unsigned vectors = static_cast<unsigned>(columns) / size;
   const unsigned item = static_cast<unsigned>(block_from_the_end()) * Plan::threads + threadIdx.x;
   const unsigned row = item / vectors, column = item % vectors * size;
@@ -252,6 +265,7 @@ extern "C" __global__ void __launch_bounds__(Plan::threads)
 merge_rows(const Plan::T* part0, const Plan::T* part1, const Plan::T* part2, const Plan::T* part3, const Plan::T* part4,
            const float* sum0, const float* sum1, const float* sum2, const float* sum3, const float* sum4, Plan::T* out,
            int tokens, int heads, int dim) {
+  wait_in_chain();
   constexpr int most = 5;
   const int vectors = dim / size;
   const long long item = static_cast<long long>(blockIdx.x) * Plan::threads + threadIdx.x;

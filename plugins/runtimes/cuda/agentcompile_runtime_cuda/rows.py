@@ -33,6 +33,7 @@ from agentcompile_core.plugin_api import (
 from .gated_product import GatedProduct
 from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
 from .own_kernels import OwnKernels
+from .skinny_product import SkinnyProduct
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,8 @@ VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
 CLOSE, CLOSE_PRODUCTS = 2.0, 4.0  # units in the last place of the largest element beside which a kernel may differ from the framework
 NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
-GATED_PRODUCT = ("aten.linear.default", *GATED)
+PRODUCT = "aten.linear.default"
+GATED_PRODUCT = (PRODUCT, *GATED)
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
@@ -66,7 +68,7 @@ def source(dtype: DType) -> StepSource:
     def launch(entry: str, inputs: tuple[str, ...], scalars: tuple[Any, ...], outputs: tuple[str, ...] = ("out",)) -> Launch:
         given = (pointer(name, Role.INPUT, DType.I64 if name == "at" else dtype) for name in inputs)
         pointers = (*given, *(pointer(name, Role.OUTPUT, dtype, Access.WRITE) for name in outputs))
-        return Launch(entry=entry, grid=(1, 1, 1), block=(THREADS, 1, 1), arguments=(*pointers, *scalars))
+        return Launch(entry=entry, grid=(1, 1, 1), block=(THREADS, 1, 1), pdl=True, arguments=(*pointers, *scalars))
 
     sums = tuple(pointer(f"sum{i}", Role.INPUT, DType.F32) for i in range(MOST_PARTS))
     merge = launch("merge_rows", tuple(f"part{i}" for i in range(MOST_PARTS)), _MERGE_SCALARS)
@@ -87,7 +89,7 @@ class RowKernels:
                  others: "Sequence[Callable[[torch.Tensor], None]]" = ()) -> None:
         """``others``: what else of this package's own serves prompts, and begins to be built when the first kernel is."""
         self._backend, self._capturing, self._kernels = backend, capturing, OwnKernels(backend, target, source)
-        self._product = GatedProduct(backend, target)
+        self._product, self._skinny = GatedProduct(backend, target), SkinnyProduct(backend, target)
         self._others = (*others, self._product.start)
         self._served: dict[Any, bool] = {}
 
@@ -95,7 +97,7 @@ class RowKernels:
         """See ``Backend.body``."""
         known: dict[tuple[str, ...], Callable[..., Any]] = {
             (NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated, SUM_AND_NORM: self._sum_and_norm,
-            GATED_PRODUCT: self._gated_product}
+            GATED_PRODUCT: self._gated_product, (PRODUCT,): self._few_rows}
         return known.get(ops)
 
     def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
@@ -187,12 +189,25 @@ class RowKernels:
         import torch
         from torch.nn.functional import linear, silu
 
-        if not self._product.takes(x, gate, up):
+        is_skinny = self._skinny.takes(x, gate, up)
+        if not is_skinny and not self._product.takes(x, gate, up):
             return None
         out = torch.empty((*x.shape[:-1], gate.shape[0]), dtype=x.dtype, device=x.device)
-        launch = partial(self._product, x, gate, up, out)
-        key = ("gated_rows", x.dtype, *gate.shape)
+        launch = partial(self._skinny.gated if is_skinny else self._product, x, gate, up, out)
+        key = ("gated_rows", is_skinny, x.dtype, *gate.shape)
         return out if self._agreed(key, launch, lambda: (out,), lambda: (silu(linear(x, gate)) * linear(x, up),), CLOSE_PRODUCTS) else None
+
+    def _few_rows(self, x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None" = None, *,
+                  out: "torch.Tensor | None" = None) -> "torch.Tensor | None":
+        """The product, written to ``out`` [.., N] where that is given, which is dense."""
+        import torch
+
+        if not self._skinny.takes(x, weight) or (bias is not None and not _is_beside(bias, weight)):
+            return None
+        made = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device) if out is None else out
+        launch, key = partial(self._skinny.plain, x, weight, bias, made), ("skinny_rows", x.dtype, bias is None, *weight.shape)
+        framework = partial(torch.nn.functional.linear, x, weight, bias)
+        return made if self._agreed(key, launch, lambda: (made,), lambda: (framework(),), CLOSE_PRODUCTS) else None
 
     def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
         """See ``Backend.merge``."""
@@ -258,6 +273,10 @@ class RowKernels:
         assert like is not None
         launch = next(one for one in self._kernels.launches(like) if one.entry.startswith(f"{entry}_"))
         self._kernels.run(like, launch, blocks, tensors, scalars)
+
+
+def _is_beside(bias: "torch.Tensor", weight: "torch.Tensor") -> bool:
+    return bias.shape == weight.shape[:1] and bias.dtype is weight.dtype and bias.is_contiguous()
 
 
 def _row_stride(tensor: "torch.Tensor") -> int | None:

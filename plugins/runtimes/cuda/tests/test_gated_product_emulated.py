@@ -15,9 +15,8 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import DType, StepSource
 
 pytest.importorskip("agentcompile_validator_emulation")
-from agentcompile_validator_emulation.checking import run_checked
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
-from agentcompile_validator_emulation.testing import some
+from agentcompile_validator_emulation.testing import run_called, some
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 HALVES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
@@ -44,12 +43,9 @@ def error(kernel: StepSource, dtype: DType, one: Product, options: LaunchOptions
     x, gate, up = (torch.randn(lines, one.terms, generator=generator).div(one.terms**0.25).to(half)
                    for lines in (one.count, one.columns, one.columns))
     out = torch.full((one.count, one.columns), math.nan, dtype=half)
-    launch, scalars = called(kernel.launches[0], x, gate, up)
-    first = len(launch.arguments) - len(scalars)
-    valued = (evolve(argument, value=value) for argument, value in zip(launch.arguments[first:], scalars, strict=True))
-    launch = evolve(launch, grid=(2 * min(one.clusters, scalars[CLUSTERS]), 1, 1), arguments=(*launch.arguments[:first], *valued))
+    call = called(kernel.launches[0], x, gate, up)
     memory = {"x": x.view(-1), "gate": gate.view(-1), "up": up.view(-1), "out": out.view(-1)}
-    run_checked(evolve(kernel, launches=(launch,)), memory, options)
+    run_called(kernel, call, 2 * min(one.clusters, call[1][CLUSTERS]), memory, options)
     left, right = (x.double() @ weight.double().T for weight in (gate, up))
     active = torch.nn.functional.silu(left.to(half).double()).to(half).double()
     eps = torch.finfo(half).eps

@@ -15,9 +15,8 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import DType, StepSource
 
 pytest.importorskip("agentcompile_validator_emulation")
-from agentcompile_validator_emulation.checking import run_checked
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
-from agentcompile_validator_emulation.testing import some
+from agentcompile_validator_emulation.testing import run_called, some
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
 HALVES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
@@ -83,11 +82,8 @@ def attend(kernel: StepSource, shape: Shape, chunk: Chunk, options: LaunchOption
     dim, dtype = (128 if "dim = 128" in plan else 64), HALVES[DType.BF16 if "bfloat16" in plan else DType.F16]
     operands, memory = chunk.operands(dim, dtype)
     scale = dim**-0.5
-    launch, scalars = called(kernel.launches[0], operands, shape, scale)
-    first = len(launch.arguments) - len(scalars)
-    valued = (evolve(argument, value=value) for argument, value in zip(launch.arguments[first:], scalars, strict=True))
-    launch = evolve(launch, grid=(min(blocks, int(scalars[TILES])), 1, 1), arguments=(*launch.arguments[:first], *valued))
-    run_checked(evolve(kernel, launches=(launch,)), memory, options)
+    call = called(kernel.launches[0], operands, shape, scale)
+    run_called(kernel, call, min(blocks, int(call[1][TILES])), memory, options)
     found = error(operands, scale)
     operands[3].fill_(math.nan)
     return found if memory["out"].isnan().all() else math.inf  # else it wrote beside its rows
@@ -144,11 +140,7 @@ def drift(kernel: StepSource) -> float:
     k.fill_(12.5)
     v[:, :, :2048] = 1.0
     v[:, :, 2048:] = -1.0
-    launch, scalars = called(kernel.launches[0], operands, TWO, 64**-0.5)
-    first = len(launch.arguments) - len(scalars)
-    valued = (evolve(argument, value=value) for argument, value in zip(launch.arguments[first:], scalars, strict=True))
-    launch = evolve(launch, grid=(1, 1, 1), arguments=(*launch.arguments[:first], *valued))
-    run_checked(evolve(kernel, launches=(launch,)), memory, SCHEDULES[0])
+    run_called(kernel, called(kernel.launches[0], operands, TWO, 64**-0.5), 1, memory, SCHEDULES[0])
     return error(operands, 64**-0.5)
 
 

@@ -8,7 +8,7 @@ import torch
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda import gated_product, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
-from agentcompile_runtime_cuda.rows import GATED, NORM, ROPE, SUM_AND_NORM, RowKernels, source
+from agentcompile_runtime_cuda.rows import GATED, GATED_PRODUCT, NORM, PRODUCT, ROPE, SUM_AND_NORM, RowKernels, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,8 +235,28 @@ def test_a_kernel_that_differs_from_the_framework_is_never_used(monkeypatch: pyt
     assert body is not None and body(x, x) is None and body(x, x) is None
     both = rows.body(*SUM_AND_NORM)
     assert both is not None and both(x, x, x[0], 1e-6) is None
+    product, place = rows.body(PRODUCT), torch.zeros(4, 4, dtype=torch.float16)
+    skinny = rows._skinny.plain
+    monkeypatch.setattr(rows._skinny, "plain", lambda *given: (skinny(*given), given[-1].mul_(1.01)))
+    assert product is not None and product(x, x) is None and product(x, x, out=place) is None
     heads = [Heads(rows=x.view(1, 4, 4, 16), out=torch.empty(1, 4, 4, 16, dtype=torch.float16)) for _ in range(3)]
     assert not rows.place(heads) and not rows.place(heads)
+
+
+def test_products_of_few_rows_are_the_frameworks_and_those_of_more_are_left_to_it(rows: RowKernels) -> None:
+    plain, gated = rows.body(PRODUCT), rows.body(*GATED_PRODUCT)
+    assert plain is not None and gated is not None
+    x, first, second = (normal(count, *size, dtype=torch.float16) / 8 for count, size in enumerate(((1, 8, 64), (40, 64), (40, 64))))
+    bias, place = normal(3, 40, dtype=torch.float16), torch.zeros(3, 40, dtype=torch.float16)
+    for given_ in ((x, first), (x[:, :3], first), (x[:, :3], first, bias)):
+        torch.testing.assert_close(plain(*given_), torch.nn.functional.linear(*given_), rtol=2e-3, atol=1e-3)
+    assert plain(x[0, :3], first, bias, out=place) is place
+    torch.testing.assert_close(place, torch.nn.functional.linear(x[0, :3], first, bias), rtol=2e-3, atol=1e-3)
+    wanted = torch.nn.functional.silu(x @ first.T) * (x @ second.T)
+    torch.testing.assert_close(gated(x, first, second), wanted, rtol=4e-3, atol=1e-3)
+    assert plain(x.repeat(1, 2, 1), first) is None and gated(x.repeat(1, 2, 1), first, second) is None
+    for other in (bias[:39], bias.float(), torch.stack((bias, bias), 1)[:, 0]):
+        assert plain(x, first, other) is None
 
 
 def test_nothing_is_tried_while_a_graph_is_captured() -> None:

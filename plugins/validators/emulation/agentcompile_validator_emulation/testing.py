@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from functools import lru_cache
 
+import attrs
 import torch
 
 from agentcompile_core.plugin_api import (
@@ -13,6 +14,7 @@ from agentcompile_core.plugin_api import (
     ArgumentKind,
     DType,
     KernelArgument,
+    Launch,
     Match,
     Operand,
     Role,
@@ -22,6 +24,7 @@ from agentcompile_core.plugin_api import (
     check_source,
 )
 
+from .checking import run_checked
 from .engine import Mode, build
 from .module import Access as BufferAccess
 from .module import Argument, Buffer, EmulatedModule, LaunchOptions
@@ -87,6 +90,22 @@ class Emulated:
         buffer = Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
                         written_by_the_chain=argument.role not in (Role.WEIGHT, Role.CONSTANT))
         return buffer if argument.kind is ArgumentKind.POINTER else tiles_of(argument, buffer)
+
+
+def run_called(source: StepSource, call: tuple[Launch, tuple[int | float, ...]], blocks: int, tensors: dict[str, torch.Tensor],
+               options: LaunchOptions) -> None:
+    """Run one launch of a source with the values of its last arguments, as the runtime calls kernels of its own: ``call`` is both.
+
+    ``tensors``: flat, by operand.
+
+    Raises:
+        EmulationError: for anything a GPU might not forgive.
+    """
+    launch, values = call
+    first = len(launch.arguments) - len(values)
+    valued = (attrs.evolve(argument, value=value) for argument, value in zip(launch.arguments[first:], values, strict=True))
+    launch = attrs.evolve(launch, grid=(blocks, 1, 1), arguments=(*launch.arguments[:first], *valued))
+    run_checked(attrs.evolve(source, launches=(launch,)), tensors, options)
 
 
 def some(wrong: Iterable[str]) -> list[str]:
