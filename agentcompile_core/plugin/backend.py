@@ -90,6 +90,16 @@ class Backend(Offer):
         The value of an argument of the kind TILES is the address of its operand.
         """
 
+    def prepare_runs(self, source: StepSource, arguments: "Sequence[Sequence[Sequence[int | float]]]"
+                     ) -> tuple[Callable[[int], None], ...] | None:
+        """Each launch of ``source`` for several runs in one, as ``prepare_launch`` does for one run, or None: not served.
+
+        ``arguments[i][r]`` are the values of launch i in run r; those that are no addresses are the same in all runs. The runs do not
+        depend on each other, and have workspaces of their own. What they need is built now. Behind whatever else was enqueued, they read
+        nothing of it before it has ended.
+        """
+        return None
+
     @abstractmethod
     def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> "tuple[float, ...] | Reject":
         """Microseconds per run of each repetition, by device events around a captured graph where there is one; or why not."""

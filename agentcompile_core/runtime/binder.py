@@ -1,6 +1,7 @@
 """Binding: addresses for every value of a program, arguments for every launch, one callable per segment."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -24,6 +25,8 @@ from .moving import Launches, Moving, MovingLaunches, late_values, lies_as, own_
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
 from .row_buffers import columns_of, joined_results, products_by_rows, rows_of_operands
+from .row_runs import alike, runs_beside
+from .workspaces import Workspaces
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +53,9 @@ class _Binder:
         self.roots = alias_roots(program.graph)
         rows = self.graph.kind is GraphKind.DECODE and self.graph.tokens > 1
         self.shares_products = (bool(self.apart) or rows) and executables.backend is not None
-        self.keep: list[Any] = []
         self.environment: dict[str, torch.Tensor] = {}
         self.planned: dict[str, torch.Tensor] = {}
-        self.workspaces: dict[tuple[str, str], torch.Tensor] = {}
+        self.workspaces = Workspaces(executables.device)
         fixed = fixed_values(self.graph, self.segments, self._outside)
         several = self.graph.tokens > 1 and not moves
         self.taken = rows_of_operands(self.graph, self.segments) if several else {}
@@ -150,7 +152,10 @@ class _Binder:
         last = self._last_writer()
         chained = False  # whether the node captured just before is a kernel of ours
         staging: dict[Any, torch.Tensor] = {}
+        done = 0  # segments in front that run already
         for index, segment in enumerate(self.segments):
+            if index < done:
+                continue
             if not self.apart.keys().isdisjoint(segment.nodes):
                 append, attends = self._attention(segment, index, staging)
                 found += evolve(append, closing=index > last), evolve(attends, closing=index >= last)
@@ -159,7 +164,8 @@ class _Binder:
             if segment.step is None:
                 run, capturable = self._framework(segment, index), not runs_outside(self.graph, segment)
             elif segment.source:
-                run, capturable = self._kernel(segment, chained), True
+                run, count = self._kernels(index, chained)
+                capturable, done = True, index + count
             else:
                 run, capturable = self._call(segment)
             found.append(Piece(run=run, capturable=capturable, closing=index > last, names=(segment.name,)))
@@ -230,6 +236,19 @@ class _Binder:
             return tuple(i for n in segment.nodes for i in self.graph.node_by_name[n].inputs)
         return tuple(v for _, values in segment.operands for v in values)
 
+    def _kernels(self, first: int, chained: bool) -> tuple[Callable[[], None], int]:
+        """What runs a segment with a source, and how many segments that is: those of rows beside each other may be one launch."""
+        segment, backend = self.segments[first], self.executables.backend
+        together = alike(self.segments, first) if self.graph.tokens > 1 and self.moving is None else ()
+        addresses = [{name: self.address(values) for name, values in one.operands} for one in together]
+        count, source = runs_beside(together, addresses) if len(together) > 1 else 1, self.sources[segment.source]
+        if count > 1 and backend is not None:
+            own = [one | self.workspaces.addresses(source, run) for run, one in enumerate(addresses[:count])]
+            launches = backend.prepare_runs(source, [[argument_values(launch, one) for one in own] for launch in source.launches])
+            if launches is not None:
+                return partial(_enqueue, launches, backend.stream), count
+        return self._kernel(segment, chained), 1
+
     def _kernel(self, segment: Segment, chained: bool) -> Callable[[], None]:
         source = self.sources[segment.source]
         backend, kernels = self.executables.backend, self.executables.kernels
@@ -237,7 +256,7 @@ class _Binder:
             raise ContractError(f"program {self.graph.name}: no built kernel for step {segment.step}")
         handle = backend.load(kernels[source.digest])
         addresses = {name: self.address(values) for name, values in segment.operands}
-        addresses.update(self._workspaces(source))
+        addresses.update(self.workspaces.addresses(source))
         current = backend.stream
 
         def prepare(addresses: Mapping[str, int]) -> Launches:
@@ -253,9 +272,7 @@ class _Binder:
         def run() -> None:
             if is_late:
                 launches.move(environment)
-            stream = current()
-            for launch in launches.current:
-                launch(stream)
+            _enqueue(launches.current, current)
 
         return run
 
@@ -269,18 +286,6 @@ class _Binder:
     def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
         assert self.executables.backend is not None
         return self.executables.backend.prepare_launch(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
-
-    def _workspaces(self, source: StepSource) -> dict[str, int]:
-        import torch
-
-        found = {}
-        for workspace in source.workspaces:
-            key = (source.key, workspace.name)
-            if key not in self.workspaces:
-                self.workspaces[key] = torch.zeros(workspace.nbytes, dtype=torch.uint8, device=self.device)
-                self.keep.append(self.workspaces[key])
-            found[workspace.name] = self.workspaces[key].data_ptr()
-        return found
 
     def _call(self, segment: Segment) -> tuple[Callable[[], None], bool]:
         import torch
@@ -302,24 +307,24 @@ class _Binder:
 
     def _operand(self, segment: Segment, name: str, values: tuple[str, ...]) -> "torch.Tensor":
         """The tensor of one operand in the shape that its match gives it; several values lie behind each other."""
+        import torch
+
         assert segment.match is not None
         operand, root = segment.match.need(name), self.roots[values[0]]
         if operand.role is Role.WEIGHT:
             return self.weights.concatenated(tuple(self.graph.by_name[self.roots[v]].source for v in values))
         if root in self.planned and len(values) > 1:
-            return self.planned[root].as_strided(operand.spec.shape, _contiguous_strides(operand.spec.shape))
+            return self.planned[root].as_strided(operand.spec.shape, torch.empty(operand.spec.shape, device="meta").stride())
         tensor = self.planned.get(root, self.environment.get(root))
         if tensor is None:
             raise ContractError(f"program {self.graph.name}: operand {name} has no tensor")
         return tensor.view(self.graph.spec(values[0]).shape)
 
 
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
+def _enqueue(launches: Launches, stream: Callable[[], int]) -> None:
+    current = stream()
+    for launch in launches:
+        launch(current)
 
 
 def _given(tensors: "Mapping[str, torch.Tensor]", name: str, what: str) -> "torch.Tensor":
@@ -341,5 +346,5 @@ def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.T
     """
     binder = _Binder(program, weights, states, inputs, executables, live, moves)
     parts = binder.parts()
-    keep = [binder.keep, binder.planned, binder.workspaces]
+    keep = [binder.planned, binder.workspaces]
     return BoundProgram(program, parts, binder.environment, keep, binder.arena, binder.moving)

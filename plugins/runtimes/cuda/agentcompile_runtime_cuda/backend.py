@@ -36,6 +36,7 @@ from .drawing import Drawing
 from .driver import driver
 from .own_attention import OwnAttention
 from .rows import RowKernels
+from .several import SeveralRuns
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,7 @@ class CudaBackend(Backend):
         own = OwnAttention(self, self.live_target)
         self._attending = Attending(own)
         self._rows = RowKernels(self, self.live_target, _capturing, (own.start,))
+        self._several = SeveralRuns(self, self.live_target)
         self._drawing = Drawing(self, self.live_target, _capturing)
 
     def available(self) -> Literal[True] | Reject:
@@ -215,6 +217,11 @@ class CudaBackend(Backend):
         Addresses are not kept alive: whoever owns the tensors keeps them as long as ``run`` may be called.
         """
         return launching.prepare(handle, launch, arguments, pdl)
+
+    def prepare_runs(self, source: StepSource, arguments: Sequence[Sequence[Sequence[int | float]]]
+                     ) -> tuple[Callable[[int], None], ...] | None:
+        """By a kernel made of the text of one run; see ``several``."""
+        return self._several(source, arguments, "cuda")
 
     def time(self, run: Callable[[int], None], *, repetitions: int,
              runs_per_repetition: int) -> "tuple[float, ...] | Reject":

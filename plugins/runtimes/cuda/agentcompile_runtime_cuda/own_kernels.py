@@ -23,7 +23,7 @@ class OwnKernels:
     """``source(dtype)`` for the target that is live, as ``backend`` builds and launches it."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None], source: Callable[[DType], StepSource]) -> None:
-        self.backend, self._live, self._source = backend, target, source
+        self.backend, self._target, self._source = backend, target, source
         self._targets: dict[torch.device, Target | None] = {}
         self._sources: dict[torch.dtype, StepSource] = {}
         self._handles: dict[tuple[torch.device, torch.dtype], tuple[StepSource, Any]] = {}
@@ -31,7 +31,7 @@ class OwnKernels:
     def target(self, like: "torch.Tensor") -> Target | None:
         """What is known of the device of ``like``; None: nothing."""
         if like.device not in self._targets:
-            self._targets[like.device] = self._live()
+            self._targets[like.device] = self._target()
         return self._targets[like.device]
 
     def may_serve(self, like: "torch.Tensor") -> bool:
@@ -46,7 +46,7 @@ class OwnKernels:
         """
         target = self.target(like)
         if target is not None and self.may_serve(like):
-            _build(self.backend, self._of(like), target)
+            build_once(self.backend, self._of(like), target)
 
     def launches(self, like: "torch.Tensor") -> tuple[Launch, ...]:
         """Those of the source for the element type of ``like``, on its device.
@@ -74,11 +74,11 @@ class OwnKernels:
             made, target = self._of(like), self.target(like)
             if target is None:
                 raise BuildError("this GPU has no preset")
-            self._handles[key] = made, self.backend.load(_build(self.backend, made, target).result())
+            self._handles[key] = made, self.backend.load(build_once(self.backend, made, target).result())
         return self._handles[key]
 
 
-def _build(backend: Backend, source: StepSource, target: Target) -> "Future[Kernel]":
+def build_once(backend: Backend, source: StepSource, target: Target) -> "Future[Kernel]":
     """The kernel of a source, now or soon. What failed is tried again by the next one who asks."""
     key = (backend.name, backend.compiler(), source.digest, target.arch)
     with _lock:

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import attrs
@@ -90,6 +90,27 @@ class Emulated:
         buffer = Buffer(name=argument.name, address=tensor.data_ptr(), nbytes=tensor.numel() * tensor.element_size(), access=access,
                         written_by_the_chain=argument.role not in (Role.WEIGHT, Role.CONSTANT))
         return buffer if argument.kind is ArgumentKind.POINTER else tiles_of(argument, buffer)
+
+
+def run_several(several: StepSource, kernels: Sequence[Emulated], tensors: Sequence[dict[str, torch.Tensor]],
+                options: LaunchOptions | None = None) -> None:
+    """Run ``several``, made by ``several_runs`` of the source of ``kernels``, with one run for each of them, on its own tensors in place.
+
+    Raises:
+        EmulationError: for anything a GPU might not forgive.
+    """
+    module = _module(several.code, several.headers, tuple(launch.entry for launch in several.launches))
+    for launch, of_one in zip(several.launches, kernels[0].source.launches, strict=True):
+        buffers = [[kernel._argument(argument, given, set()) for argument in of_one.arguments if argument.addressed]
+                   for kernel, given in zip(kernels, tensors, strict=True)]
+        addresses = torch.tensor([[one.address for one in of_run if isinstance(one, Buffer)] for of_run in buffers])
+        table = Buffer(name=launch.arguments[0].name, address=addresses.data_ptr(), nbytes=addresses.nbytes, access=BufferAccess.READ,
+                       written_by_the_chain=False)
+        scalars = [SCALARS[argument.kind](argument.value) for argument in launch.arguments[1:]]
+        known = {one.address: one for of_run in buffers for one in of_run if isinstance(one, Buffer)}  # what is behind the addresses
+        width, height, depth = launch.grid
+        module.launch(launch.entry, (width, height, depth * len(kernels)), launch.block, [table, *scalars, *known.values()],
+                      launch.shared_bytes, options or LaunchOptions(programmatic_launch=launch.pdl), launch.cluster)
 
 
 def run_called(source: StepSource, call: tuple[Launch, tuple[int | float, ...]], blocks: int, tensors: dict[str, torch.Tensor],
