@@ -17,6 +17,7 @@ import agentcompile_core.runtime.rows_program as rows_program_module
 from agentcompile_core import compile
 from agentcompile_core.errors import UsageError
 from agentcompile_core.ops.rows import NoRows, rows_graph
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.runtime.row_buffers import rows_of_operands
 
@@ -213,8 +214,18 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> None:
+def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch for all rows of a layer where the backend has such, else one by one."""
+    kinds = type(load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation"))
+    runs, prepare = list[int](), kinds.prepare_runs
+
+    def prepare_runs(self: Any, source: Any, arguments: Any) -> Any:
+        runs.append(len(arguments[0]))
+        return prepare(self, source, arguments) if together else None
+
+    monkeypatch.setattr(kinds, "prepare_runs", prepare_runs)
     module = tiny("qwen3", {**SIZES, "hidden_size": 64, "head_dim": 256 // dtype.itemsize}, dtype)  # rows where kernels can read vectors
     model = compile(module, max_context=CONTEXT, run_on="emulation", budget_s=40)
     attending = [s for s in model.session._programs["decode"].segments if s.step is not None and "attention" in s.name]
@@ -222,6 +233,7 @@ def test_selected_steps_of_attention_run_once_per_row(dtype: torch.dtype) -> Non
     wanted = generated(model, prompts, "never", max_new_tokens=4, eos_token_id=None)
     assert torch.equal(generated(model, prompts, "always", max_new_tokens=4, eos_token_id=None), wanted)
     segments = model.session.rows._made[4, "decode"].bound.program.segments
+    assert set(runs) == ({4} if together else {4, 3, 2}) and runs.count(4) == len(attending)
     assert len(attending) == 2 and sum(s.step is not None for s in segments) == 4 * len(attending)
     graph = model.session.rows._made[4, "decode"].bound.graph
     taken = rows_of_operands(graph, segments)

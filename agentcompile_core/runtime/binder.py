@@ -24,7 +24,7 @@ from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
 from .moving import Launches, Moving, MovingLaunches, late_values, lies_as, own_results
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
-from .row_buffers import columns_of, joined_results, products_by_rows, rows_of_operands
+from .row_buffers import columns_of, joined_results, products_by_rows, rows_of_operands, without_taken
 from .row_runs import alike, runs_beside
 from .workspaces import Workspaces
 
@@ -47,7 +47,9 @@ class _Binder:
         self.apart = {name: ways_in(self.graph, self.graph.node_by_name[name], steps)
                       for name in (live_nodes(program.graph) if live is not None else ())}
         before = {name: tuple(dict.fromkeys(node for way in ways.values() for node in way.nodes)) for name, ways in self.apart.items()}
-        self.segments = cut(program.graph, without_views(program.graph, program.segments), before)
+        segments, several = cut(program.graph, without_views(program.graph, program.segments), before), self.graph.tokens > 1 and not moves
+        self.taken = rows_of_operands(self.graph, segments) if several else {}
+        self.segments = without_taken(self.graph, segments, self.taken)
         self.last_reads = last_reads(self.graph, self.segments, self._outside) if self.apart else ((),) * len(self.segments)
         self.read_until = {value: index for index, segment in enumerate(self.segments) for value in self._reads(segment)}
         self.roots = alias_roots(program.graph)
@@ -57,8 +59,6 @@ class _Binder:
         self.planned: dict[str, torch.Tensor] = {}
         self.workspaces = Workspaces(executables.device)
         fixed = fixed_values(self.graph, self.segments, self._outside)
-        several = self.graph.tokens > 1 and not moves
-        self.taken = rows_of_operands(self.graph, self.segments) if several else {}
         self.joined = joined_results(self.graph, self.segments) if several else {}
         self.put_together = {one.whole for one in self.joined.values()}  # by the steps that write their parts
         wholes = (self.roots[one.whole] for one in (*self.taken.values(), *self.joined.values()))

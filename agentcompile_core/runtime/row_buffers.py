@@ -45,6 +45,18 @@ def rows_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Ins
     return found
 
 
+def without_taken(graph: Graph, segments: Sequence[Segment], taken: Mapping[str, Inside]) -> tuple[Segment, ...]:
+    """Drop framework segments that hold nothing but slices which only steps read, from where they are ``taken``."""
+    by_steps = {name for segment in segments if segment.step is not None for name in segment.nodes}
+
+    def needless(name: str) -> bool:
+        outputs = graph.node_by_name[name].outputs
+        readers = {user.name for value in outputs for user in graph.users.get(value, ())}
+        return all(value in taken and value not in graph.outputs for value in outputs) and readers <= by_steps
+
+    return tuple(segment for segment in segments if segment.step is not None or not all(map(needless, segment.nodes)))
+
+
 def joined_results(graph: Graph, segments: Sequence[Segment]) -> dict[str, Inside]:
     """Results of steps, by the values that own their memory, that the framework would only put behind each other: they may be written there
     at once."""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentcompile_cuda_kit import check_launches, control, include_dir, tracing
+from agentcompile_cuda_kit.several import SeveralRuns
 from agentcompile_cuda_kit.targets import built_arch, nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
@@ -35,8 +36,8 @@ from .compilers import FLAGS, Compiler, choose
 from .drawing import Drawing
 from .driver import driver
 from .own_attention import OwnAttention
+from .own_kernels import build_once
 from .rows import RowKernels
-from .several import SeveralRuns
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class CudaBackend(Backend):
         own = OwnAttention(self, self.live_target)
         self._attending = Attending(own)
         self._rows = RowKernels(self, self.live_target, _capturing, (own.start,))
-        self._several = SeveralRuns(self, self.live_target)
+        self._several = SeveralRuns(self, self._built, "cuda")
         self._drawing = Drawing(self, self.live_target, _capturing)
 
     def available(self) -> Literal[True] | Reject:
@@ -220,8 +221,8 @@ class CudaBackend(Backend):
 
     def prepare_runs(self, source: StepSource, arguments: Sequence[Sequence[Sequence[int | float]]]
                      ) -> tuple[Callable[[int], None], ...] | None:
-        """By a kernel made of the text of one run; see ``several``."""
-        return self._several(source, arguments, "cuda")
+        """By a kernel made of the text of one run; see ``agentcompile_cuda_kit.several``."""
+        return self._several(source, arguments)
 
     def time(self, run: Callable[[int], None], *, repetitions: int,
              runs_per_repetition: int) -> "tuple[float, ...] | Reject":
@@ -280,6 +281,13 @@ class CudaBackend(Backend):
     def emit(self, programs: Mapping[str, ProgramParts], kernels: Mapping[str, Kernel], target: Target) -> dict[str, bytes]:
         """A pybind11 package that launches every kernel by name; it needs a driver, and nothing of AgentCompile."""
         return extension.files(programs, {d: k for d, k in kernels.items() if k.backend == self.name}, target)
+
+    def _built(self, source: StepSource) -> Kernel:
+        """For the current device, once in a process. Raises BuildError."""
+        target = self.live_target()
+        if target is None:
+            raise BuildError("this GPU has no preset")
+        return build_once(self, source, target).result()
 
     @functools.cached_property
     def _compiler(self) -> Compiler | Reject:

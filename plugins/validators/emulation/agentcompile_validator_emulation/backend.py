@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import agentcompile_cuda_kit as cuda_kit
+from agentcompile_cuda_kit.several import SeveralRuns
+from agentcompile_cuda_kit.targets import preset
 from attrs import field, frozen
 
 from agentcompile_core.plugin_api import (
@@ -71,6 +73,7 @@ class EmulationBackend(Backend):
         self._loaded: dict[str, EmulatedModule] = {}
         self._lock = threading.Lock()
         self._prepared = 0
+        self._several = SeveralRuns(self, lambda source: self.build(source, preset("h200")), "cpu")
 
     def available(self) -> Literal[True] | Reject:
         """True where g++ and the CUDA headers are found."""
@@ -154,6 +157,11 @@ class EmulationBackend(Backend):
             prepared()
 
         return run
+
+    def prepare_runs(self, source: StepSource, arguments: Sequence[Sequence[Sequence[int | float]]]
+                     ) -> tuple[Callable[[int], None], ...] | None:
+        """As on a GPU, see ``agentcompile_cuda_kit.several``; for whichever target, of which nothing is known here."""
+        return self._several(source, arguments)
 
     def time(self, run: Callable[[int], None], *, repetitions: int, runs_per_repetition: int) -> tuple[float, ...] | Reject:
         """Always a Reject: the emulator's speed says nothing about a GPU's."""
