@@ -21,6 +21,7 @@ from agentcompile_core.plugin_api import ArgumentKind, ContractError, DType, Ker
 ARGUMENTS = tuple(KernelArgument(name=kind.value, kind=kind) for kind in
                   (ArgumentKind.POINTER, ArgumentKind.I32, ArgumentKind.I64, ArgumentKind.F32))
 BINARY = b"\x7fELF and more"
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 class Seen(ctypes.Structure):

@@ -17,6 +17,7 @@ from fake_virtual_memory import NUMBER, FakeDriver
 SIZES = st.lists(st.integers(1, 100), min_size=1, max_size=4)
 COUNTS = st.lists(st.integers(0, 120), min_size=4, max_size=4)
 EXAMPLES = settings(derandomize=True, database=None, deadline=None, max_examples=40)
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 def made(driver: FakeDriver, sizes: list[int], forget: Any = lambda: None) -> Mappings:
