@@ -10,21 +10,26 @@ def library(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> t
         return None
     assert not causal or q.shape[2] == k.shape[2]
     rows, sums = _attended(q, k, v, causal, scale)
-    return torch.empty_like(q).copy_(rows), sums
+    return torch.empty_like(q).copy_(rows), sums.float()
 
 
-def over_all(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float) -> bool:
-    """What a kernel of a device serves that attends over everything cached at once: equal widths, groups of heads; written out."""
-    if q.shape[3] != v.shape[3]:
-        return False
-    out.copy_(_attended(q, k, v, True, scale)[0])
+def over_all(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float, window: int = 0, softcap: float = 0.0,
+             sinks: Tensor | None = None) -> bool:
+    """What a kernel of a device serves that attends over everything cached at once: groups of heads; written out."""
+    if sinks is None:
+        out.copy_(_attended(q, k, v, True, scale, window, softcap)[0])
+        return True
+    rows, sums = _attended(q, k, v, True, scale, window, softcap)
+    out.copy_(rows * torch.sigmoid(sums.double() - sinks.double()[:, None])[..., None])
     return True
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int = 0, softcap: float = 0.0) -> tuple[Tensor, Tensor]:
     group = q.shape[1] // k.shape[1]
     scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(2, 3) * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     if causal:
         before = k.shape[2] - q.shape[2]
-        scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(before), float("-inf"))
-    return scores.softmax(-1) @ v.double().repeat_interleave(group, 1), scores.logsumexp(-1).float()
+        seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(before)
+        scores = scores.masked_fill(~(seen.triu(before - window + 1) if window else seen), float("-inf"))
+    return scores.softmax(-1) @ v.double().repeat_interleave(group, 1), scores.logsumexp(-1)

@@ -67,5 +67,6 @@ def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: D
         errors = [(one - right).square().mean().sqrt() for one in (ours, theirs)]
         assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-3 * float(right.std())
     used = {key[0]: served for key, served in backend.rows._served.items()}
-    wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", *(["silu_product"] if name != "gemma2" else [])}
+    wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "skinny_rows"}
+    wanted_kernels |= {"silu_product", "gated_rows"} if name != "gemma2" else set()
     assert used == dict.fromkeys(wanted_kernels, True)

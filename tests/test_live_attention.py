@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,10 @@ def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_attention, "SCORES", 1)
 
 
-def counted(asked: list[int], serves: bool, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float) -> bool:
-    """``over_all`` if it ``serves``; ``asked``: over how many keys it should have."""
-    asked.append(k.shape[2])
-    return serves and over_all(q, k, v, out, scale=scale)
+def counted(asked: list[tuple[int, set[str]]], serves: bool, q: Tensor, k: Tensor, v: Tensor, out: Tensor, **scores: Any) -> bool:
+    """``over_all`` if it ``serves``; ``asked``: over how many keys it should have, and in which words."""
+    asked.append((k.shape[2], set(scores)))
+    return serves and over_all(q, k, v, out, **scores)
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -65,11 +66,13 @@ def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> 
         torch.testing.assert_close(out, wanted)
     plain = not 0 < window < start + count and call.softcap == 0.0 and call.sinks is None and call.slopes is None
     for serves, place in product((True, False), (None, torch.full_like(wanted, float("nan")))):
-        asked: list[int] = []
+        asked: list[tuple[int, set[str]]] = []
         found = live_attention.attend(call, start, out=place, part=library, over_all=partial(counted, asked, serves))
         torch.testing.assert_close(found, wanted)
         assert place is None or found is place
-        assert asked == [start + count] * plain
+        seen = min(start + count, window + count - 1) if window else start + count  # a key that no row sees may be anything
+        words = {"scale"} if plain else {"scale", "window", "softcap", "sinks"}
+        assert asked == ([(seen, words)] if call.slopes is None else [])
     with pytest.raises(ValueError, match="attends over a cache"):
         live_attention.attend(call, capacity - count + 1)
 

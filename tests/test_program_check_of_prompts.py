@@ -70,12 +70,12 @@ class Wrong(Placing):
         served = super().attend(q, k, v, causal=causal, scale=scale)
         return None if served is None else (served[0] * self._factor, served[1])
 
-    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float) -> bool:
+    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float, **more: Any) -> bool:
         if not self._whole:
             return False
         if self._short and k.shape[2] > q.shape[2]:
             k, v = k[:, :, 1:], v[:, :, 1:]
-        served = over_all(q, k, v, out, scale=scale)
+        served = over_all(q, k, v, out, scale=scale, **more)
         out.mul_(self._factor)
         return served
 

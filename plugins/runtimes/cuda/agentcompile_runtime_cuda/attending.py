@@ -8,12 +8,15 @@ where it is twice as fast and has few lengths.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from agentcompile_core.plugin_api import AgentCompileError
 
-from .own_attention import SHAPES, OwnAttention
+from .own_attention import OwnAttention, Scores
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +30,37 @@ log = logging.getLogger("agentcompile.runtime.cuda")
 LARGE = 1024  # rows from which on cuDNN is asked
 SQUARE = 256  # rows of a chunk over itself from which on it is
 WIDEST = 256  # channels of a head
-TRIED_ROWS, TRIED_KEYS = 192, 320
+TRIED_ROWS, TRIED_KEYS, TRIED_SCALE = 192, 320, 0.1
+PLAIN = Scores(scale=TRIED_SCALE)
 OUT_OFF, SUM_OFF = 2e-2, 2e-2  # how far two libraries may be apart on random numbers in bfloat16; a wrong mask or unit is far beyond
+
+
+@frozen(kw_only=True)
+class Kind:
+    """Calls that are tried once: alike in everything but their lengths, and in what is no more than a number to a kernel."""
+
+    device: "torch.device"
+    dtype: "torch.dtype"
+    heads: int
+    kv_heads: int
+    dim: int
+    value_dim: int
+    windowed: bool
+    capped: bool
+    sinks: bool
+
+    @classmethod
+    def of(cls, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: Scores = PLAIN) -> "Kind":
+        """That of one call."""
+        return cls(device=q.device, dtype=q.dtype, heads=q.shape[1], kv_heads=k.shape[1], dim=q.shape[3], value_dim=v.shape[3],
+                   windowed=bool(scores.window), capped=bool(scores.softcap), sinks=scores.sinks is not None)
+
+    def scores(self) -> Scores:
+        """Those of the call by which it is tried."""
+        import torch
+
+        sinks = torch.linspace(-2, 2, self.heads, dtype=self.dtype, device=self.device) if self.sinks else None
+        return Scores(scale=TRIED_SCALE, window=TRIED_KEYS // 3 if self.windowed else 0, softcap=0.7 if self.capped else 0.0, sinks=sinks)
 
 
 class Attending:
@@ -36,18 +68,18 @@ class Attending:
 
     def __init__(self, own: OwnAttention) -> None:
         self._own = own
-        self._over: dict[Any, bool] = {}
-        self._flash: dict[Any, bool] = {}
-        self._cudnn: dict[Any, bool] = {}
+        self._over: dict[Kind, bool] = {}
+        self._flash: dict[Kind, bool] = {}
+        self._cudnn: dict[Kind, bool] = {}
 
-    def over_all(self, operands: "Operands", scale: float) -> bool:
+    def over_all(self, operands: "Operands", scores: Scores) -> bool:
         """See ``Backend.attend_cached``."""
-        q, k = operands[:2]
-        if not self._own.takes(operands, scale) or not self._own.wins(q, k):
+        q, k, v, _ = operands
+        if not self._own.takes(operands, scores) or not self._own.wins(q, k, scores):
             return False
-        if not self._serves(self._over, (q.dtype, q.shape[1], k.shape[1], q.shape[3], q.device), q, partial(_own_agrees, self._own)):
+        if not self._serves(self._over, Kind.of(q, k, v, scores), partial(_own_agrees, self._own)):
             return False
-        self._own(operands, scale)
+        self._own(operands, scores)
         return True
 
     def __call__(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool, scale: float) -> "Found | None":
@@ -58,22 +90,22 @@ class Attending:
         halves = (torch.float16, torch.bfloat16)
         if q.dtype not in halves or heads % kv_heads or v.shape[3] != dim or dim % 8 or dim > WIDEST:
             return None
-        key = (q.dtype, heads, kv_heads, dim)
-        if not self._serves(self._flash, key, q, _flash_serves):
+        kind = Kind.of(q, k, v)
+        if not self._serves(self._flash, kind, _flash_serves):
             return None
-        if q.shape[2] >= (SQUARE if causal else LARGE) and self._serves(self._cudnn, key, q, _cudnn_agrees):
+        if q.shape[2] >= (SQUARE if causal else LARGE) and self._serves(self._cudnn, kind, _cudnn_agrees):
             return _by_cudnn(q, k, v, causal, scale)
         return _by_flash(q, k, v, causal, scale)
 
     @staticmethod
-    def _serves(known: dict[Any, bool], key: Any, q: "torch.Tensor", tried: Any) -> bool:
+    def _serves(known: "dict[Kind, bool]", kind: "Kind", tried: "Callable[[Kind], bool]") -> bool:
         import torch
 
-        if key not in known:
+        if kind not in known:
             if torch.cuda.is_current_stream_capturing():
                 return False  # nothing can be tried now; who captures warms up first
-            known[key] = tried(key, q.device)
-        return known[key]
+            known[kind] = tried(kind)
+        return known[kind]
 
 
 def _by_flash(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bool, scale: float) -> "Found":
@@ -90,70 +122,76 @@ def _by_cudnn(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: b
     return found[0], found[1]
 
 
-def _random(key: Any, device: "torch.device", causal: bool) -> "tuple[torch.Tensor, ...]":
+def _random(kind: Kind, causal: bool) -> "tuple[torch.Tensor, ...]":
     """Queries and, as slices of a longer cache, keys and values."""
     import torch
 
-    dtype, heads, kv_heads, dim = key[:4]
-    keys, generator = TRIED_ROWS if causal else TRIED_KEYS, torch.Generator(device).manual_seed(3)
-    q = torch.randn(1, heads, TRIED_ROWS, dim, dtype=dtype, device=device, generator=generator)
-    caches = torch.randn(2, 1, TRIED_KEYS + 64, kv_heads, dim, dtype=dtype, device=device, generator=generator)
+    keys, generator = TRIED_ROWS if causal else TRIED_KEYS, torch.Generator(kind.device).manual_seed(3)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(*size, dtype=kind.dtype, device=kind.device, generator=generator)
+
+    q = normal(1, kind.heads, TRIED_ROWS, kind.dim)
+    caches = (normal(1, TRIED_KEYS + 64, kind.kv_heads, dim) for dim in (kind.dim, kind.value_dim))
     return (q, *(cache[:, 32 : 32 + keys].transpose(1, 2) for cache in caches))
 
 
-def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", seen: "torch.Tensor") -> "Found":
-    """Attention in float32 and its logsumexp, where a row sees the keys that ``seen`` [T, L] says."""
-    group = q.shape[1] // k.shape[1]
-    scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * 0.1
-    scores = scores.masked_fill(~seen, float("-inf"))
-    return scores.softmax(-1) @ v.float().repeat_interleave(group, 1), scores.logsumexp(-1)
-
-
-def _flash_serves(key: Any, device: "torch.device") -> bool:
-    """Whether flash attention gives what float32 gives, with and without the mask; whatever it raises is a no."""
+def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bool, scores: Scores) -> "Found":
+    """Attention in float32 and its logsumexp; ``causal``: rows are the last ones of the keys and see none behind them."""
     import torch
 
+    group = q.shape[1] // k.shape[1]
+    found = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * scores.scale
+    if scores.softcap:
+        found = scores.softcap * torch.tanh(found / scores.softcap)
+    ahead = torch.arange(k.shape[2], device=q.device) - torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)[:, None]
+    hidden = (ahead > 0) | (ahead <= -scores.window) if scores.window else ahead > 0
+    found = found.masked_fill(hidden, float("-inf")) if causal else found
+    sums = found.logsumexp(-1)
+    if scores.sinks is not None:
+        sums = torch.logaddexp(sums, scores.sinks.float()[:, None])
+    return (found - sums[..., None]).exp() @ v.float().repeat_interleave(group, 1), sums
+
+
+def _flash_serves(kind: Kind) -> bool:
+    """Whether flash attention gives what float32 gives, with and without the mask; whatever it raises is a no."""
     try:
         for causal in (False, True):
-            q, k, v = _random(key, device, causal)
-            out, sums = _by_flash(q, k, v, causal, 0.1)
-            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=device)
-            if not _near((out, sums), _formula(q, k, v, seen.tril() if causal else seen)):
+            q, k, v = _random(kind, causal)
+            if not _near(_by_flash(q, k, v, causal, TRIED_SCALE), _formula(q, k, v, causal, PLAIN)):
                 raise RuntimeError("its results are beyond rounding")
     except RuntimeError as exc:
-        log.info("flash attention does not serve %s: %s", key, _line(exc))
+        log.info("flash attention does not serve %s: %s", kind, _line(exc))
         return False
     return True
 
 
-def _own_agrees(own: OwnAttention, key: Any, device: "torch.device") -> bool:
+def _own_agrees(own: OwnAttention, kind: Kind) -> bool:
     """Whether our kernel gives what float32 gives, over a history and the chunk itself; whatever it raises is a no."""
-    import torch
-
     try:
-        q, k, v = _random(key, device, causal=False)
-        ahead = torch.arange(TRIED_KEYS, device=device) - torch.arange(TRIED_KEYS - TRIED_ROWS, TRIED_KEYS, device=device)[:, None]
-        wanted, _ = _formula(q, k, v, ahead <= 0)
-        for _, shape in SHAPES[key[3]]:
-            out = torch.full_like(q.transpose(1, 2), float("nan")).transpose(1, 2)
-            own((q, k, v, out), 0.1, shape)
+        q, k, v = _random(kind, causal=False)
+        scores = kind.scores()
+        wanted, _ = _formula(q, k, v, True, scores)
+        for shape in own.shapes(q, v, scores):
+            out = q.new_full((1, TRIED_ROWS, kind.heads, kind.value_dim), float("nan")).transpose(1, 2)
+            own((q, k, v, out), scores, shape)
             if not _close(out, wanted):
                 raise RuntimeError("its results are beyond rounding")
     except (RuntimeError, AgentCompileError) as exc:
-        log.info("the kernel of attend.cu does not serve %s: %s", key, _line(exc))
+        log.info("the kernel of attend.cu does not serve %s: %s", kind, _line(exc))
         return False
     return True
 
 
-def _cudnn_agrees(key: Any, device: "torch.device") -> bool:
+def _cudnn_agrees(kind: Kind) -> bool:
     """Whether cuDNN gives what flash attention gives; whatever it raises is a no."""
     try:
         for causal in (False, True):
-            q, k, v = _random(key, device, causal)
-            if not _near(_by_cudnn(q, k, v, causal, 0.1), _by_flash(q, k, v, causal, 0.1)):
+            q, k, v = _random(kind, causal)
+            if not _near(_by_cudnn(q, k, v, causal, TRIED_SCALE), _by_flash(q, k, v, causal, TRIED_SCALE)):
                 raise RuntimeError("its results are beyond rounding")
     except RuntimeError as exc:
-        log.info("cuDNN's attention does not serve %s: %s", key, _line(exc))
+        log.info("cuDNN's attention does not serve %s: %s", kind, _line(exc))
         return False
     return True
 

@@ -35,7 +35,7 @@ from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .drawing import Drawing
 from .driver import driver
-from .own_attention import OwnAttention
+from .own_attention import OwnAttention, Scores
 from .own_kernels import build_once
 from .rows import RowKernels
 
@@ -249,9 +249,10 @@ class CudaBackend(Backend):
         """By cuDNN or flash attention; see ``attending``."""
         return self._attending(q, k, v, causal=causal, scale=scale)
 
-    def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float) -> bool:
+    def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float,
+                      window: int = 0, softcap: float = 0.0, sinks: "torch.Tensor | None" = None) -> bool:
         """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
-        return self._attending.over_all((q, k, v, out), scale)
+        return self._attending.over_all((q, k, v, out), Scores(scale=scale, window=window, softcap=softcap, sinks=sinks))
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """In three launches; see ``drawing``."""

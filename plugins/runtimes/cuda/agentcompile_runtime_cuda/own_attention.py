@@ -1,12 +1,13 @@
 """Attention of prompt chunks over what is cached by the kernel of ``attend.cu``, in one launch over any length."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentcompile_cuda_kit import c_type, make_source
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from agentcompile_core.plugin_api import (
     Access,
@@ -36,10 +37,24 @@ TEMPLATE = Path(__file__).with_name("attend.cu")
 FEATURES = (Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER)
 LOG2_E = 1.4426950408889634
 SMALLEST = 1e-30  # scale: times log2(e), scores and their differences, it is a number of fp32
+EVERYTHING = 2**31 - 1  # a window without an end
 SPAN = 64  # channels that the copy engine fetches side by side
 VECTOR = 8  # elements of 16 bytes, of which steps from row to row and from head to head are multiples
 TILES = 4  # which of the scalars is the number of tiles
+USUAL = (64, 128)  # channels of heads whose kernels are built before they are asked for
+LONG = 4096  # rows from which on three warpgroups are faster for heads of one span
 HISTORY, FEW = 1024, 4  # from so many rows before the chunk on flash attention, which splits them, is faster where an SM has 1/FEW tile
+
+
+@frozen(kw_only=True)
+class Form:
+    """What a kernel is written for: channels of queries and keys, and of values, in whole spans, and what else happens to scores."""
+
+    dim: int = 128
+    value_dim: int = 128
+    windowed: bool = False
+    capped: bool = False
+    sinks: bool = False
 
 
 @frozen(kw_only=True)
@@ -62,40 +77,72 @@ class Shape:
         """Those of the warpgroup that copies among them."""
         return 128 * (self.groups + 1)
 
-    def shared_bytes(self, dim: int) -> int:
+    def shared_bytes(self, form: Form) -> int:
         """Of a block: queries, keys and values of two bytes each, and barriers."""
-        return 2 * dim * (self.rows + 2 * self.stages * self.keys) + 8 * (2 + 4 * self.stages)
+        of_keys = form.dim * (self.rows + self.stages * self.keys)
+        return 2 * (of_keys + form.value_dim * self.stages * self.keys) + 8 * (2 + 4 * self.stages)
+
+
+@frozen(kw_only=True)
+class Scores:
+    """What becomes of scores: times ``scale``, capped by ``softcap``, of the last ``window`` keys alone; 0 is no such thing.
+
+    ``sinks`` [H]: of each head a score that belongs to no key.
+    """
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: "torch.Tensor | None" = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they are only scaled."""
+        return not self.window and not self.softcap and self.sinks is None
 
 
 TWO, THREE = Shape(groups=2, registers=240, copier_registers=24), Shape(groups=3, registers=160, copier_registers=32)
-SHAPES = {64: ((0, TWO), (4096, THREE)), 128: ((0, TWO),)}  # by the channels of a head: from so many rows on
+WIDE = Shape(groups=2, registers=240, copier_registers=24, keys=64)
+WIDTHS = (64, 128, 256)  # of values, that one instruction makes
+WIDEST = 256  # channels of a head
 
 
-def shape_of(dim: int, count: int) -> Shape:
+def form_of(dim: int, value_dim: int, scores: Scores) -> Form | None:
+    """What serves heads of so many channels; None: nothing does. What is more than scaled has a window, if need be of everything."""
+    if not SPAN <= dim <= WIDEST or not SPAN <= value_dim <= WIDEST or (scores.softcap and scores.sinks is not None):
+        return None
+    return Form(dim=-(-dim // SPAN) * SPAN, value_dim=next(width for width in WIDTHS if width >= value_dim), windowed=not scores.is_plain,
+                capped=bool(scores.softcap), sinks=scores.sinks is not None)
+
+
+def shape_of(form: Form, count: int) -> Shape:
     """How the blocks of a chunk of ``count`` rows work."""
-    return next(shape for least, shape in reversed(SHAPES[dim]) if count >= least)
+    if form.dim == form.value_dim == SPAN and count >= LONG:
+        return THREE
+    return WIDE if form.value_dim > 128 or form.dim > 192 else TWO
 
 
-def source(dtype: DType, dim: int, shape: Shape) -> StepSource:
-    """The kernel for one element type and width of heads; grid, scalars and tilings are those of a call."""
-    tensors = (*(pointer(name, Role.INPUT, dtype) for name in "qkv"), pointer("out", Role.OUTPUT, dtype, Access.WRITE))
-    scalars = (*(i32(name, 0) for name in ("count", "start", "heads", "share", "tiles")), f32("scale", 0.0),
-               i64("out_row", 0), i64("out_head", 0))
-    launch = Launch(entry="attend_rows", grid=(1, 1, 1), block=(shape.threads, 1, 1), shared_bytes=shape.shared_bytes(dim),
-                    arguments=(*tensors, *scalars))
-    plan = {"T": c_type(dtype), "dim": dim, "keys": shape.keys, "stages": shape.stages, "groups": shape.groups, "threads": shape.threads,
-            "registers": shape.registers, "copier_registers": shape.copier_registers}
+def source(dtype: DType, form: Form, shape: Shape) -> StepSource:
+    """The kernel for one element type and form; grid, scalars and tilings are those of a call."""
+    read = (*(pointer(name, Role.INPUT, dtype) for name in "qkv"), pointer("sinks", Role.WEIGHT, dtype))
+    scalars = (*(i32(name, 0) for name in ("count", "start", "heads", "share", "tiles", "window", "channels")), f32("scale", 0.0),
+               f32("before", 0.0), i64("out_row", 0), i64("out_head", 0))
+    launch = Launch(entry="attend_rows", grid=(1, 1, 1), block=(shape.threads, 1, 1), shared_bytes=shape.shared_bytes(form),
+                    arguments=(*read, pointer("out", Role.OUTPUT, dtype, Access.WRITE), *scalars))
+    plan = {"T": c_type(dtype), **asdict(form), **asdict(shape), "threads": shape.threads}
     return make_source(TEMPLATE, plan=plan, launches=(launch,), features=FEATURES)
 
 
-def called(launch: Launch, operands: "Operands", shape: Shape, scale: float) -> tuple[Launch, tuple[int | float, ...]]:
+def called(launch: Launch, operands: "Operands", shape: Shape, scores: Scores) -> tuple[Launch, tuple[int | float, ...]]:
     """A launch of ``source`` with the tilings of a call, and the scalars of it. ``scalars[TILES]`` is the number of tiles."""
     q, k, v, out = operands
     heads, count = q.shape[1:3]
     boxes = (("q", q, shape.rows), ("k", k, shape.keys), ("v", v, SPAN))
     fetched = (tiles(name, Role.INPUT, DType(str(q.dtype).removeprefix("torch.")), _tiling(tensor, rows)) for name, tensor, rows in boxes)
     number = -(-count // shape.rows) * heads
-    scalars = (count, k.shape[2] - count, heads, heads // k.shape[1], number, scale * LOG2_E, out.stride(2), out.stride(1))
+    scale, before = (scores.softcap, scores.scale / scores.softcap) if scores.softcap else (scores.scale, 0.0)
+    scalars = (count, k.shape[2] - count, heads, heads // k.shape[1], number, scores.window or EVERYTHING, v.shape[3], scale * LOG2_E,
+               before, out.stride(2), out.stride(1))
     return evolve(launch, arguments=(*fetched, *launch.arguments[len(boxes):])), scalars
 
 
@@ -111,53 +158,71 @@ class OwnAttention:
     """The kernels, which ``backend`` builds for the target that is live on first use."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
-        self._kernels = {(dim, shape): OwnKernels(backend, target, partial(source, dim=dim, shape=shape))
-                         for dim, shapes in SHAPES.items() for _, shape in shapes}
+        self._backend, self._live = backend, target
+        self._kernels: dict[tuple[Form, Shape], OwnKernels] = {}
 
     def start(self, like: "torch.Tensor") -> None:
-        """Begin to build the kernels for the element type of ``like``, where they may be asked for."""
+        """Begin to build the kernels of usual heads for the element type of ``like``, where they may be asked for."""
         if like.dtype.itemsize == 2:
-            for (_, shape), kernels in self._kernels.items():
-                if shape is TWO:
-                    kernels.start(like)
+            for dim in USUAL:
+                self._of(Form(dim=dim, value_dim=dim), TWO).start(like)
 
-    def takes(self, operands: "Operands", scale: float) -> bool:
+    def takes(self, operands: "Operands", scores: Scores) -> bool:
         """Whether the device has what the kernel needs, and the tensors are, and lie, as it reads and writes them."""
         q, k, v, out = operands
-        if q.shape[3] not in SHAPES or not scale > SMALLEST:
+        form = form_of(q.shape[3], v.shape[3], scores)
+        if form is None or not scores.scale > SMALLEST or not 0 <= scores.window < EVERYTHING or not 0.0 <= scores.softcap < math.inf:
             return False
         if q.dtype.itemsize != 2 or not q.is_floating_point() or len({one.dtype for one in operands}) > 1:
             return False
-        if not self._of(q).may_serve(q):
+        if k.shape[:3] != v.shape[:3] or out.shape != (*q.shape[:3], v.shape[3]) or q.shape[0] != 1 or k.shape[0] != 1:
             return False
-        if k.shape != v.shape or out.shape != q.shape or q.shape[0] != 1 or k.shape[0] != 1 or k.shape[3] != q.shape[3]:
+        if k.shape[3] != q.shape[3] or not q.numel() or not k.numel() or q.shape[1] % k.shape[1] or k.shape[2] < q.shape[2]:
             return False
-        if not q.numel() or not k.numel() or q.shape[1] % k.shape[1] or k.shape[2] < q.shape[2]:
+        if not all(one.stride(3) == 1 and one.shape[3] % VECTOR == 0 and one.data_ptr() % 16 == 0
+                   and not any(one.stride(axis) % VECTOR for axis in (1, 2)) for one in operands):
             return False
-        return all(one.stride(3) == 1 and one.data_ptr() % 16 == 0 and not any(one.stride(axis) % VECTOR for axis in (1, 2))
-                   for one in operands)
+        sinks = scores.sinks
+        if sinks is not None and (sinks.dtype is not q.dtype or sinks.shape != (q.shape[1],) or not sinks.is_contiguous()):
+            return False
+        return self._of(form, shape_of(form, q.shape[2])).may_serve(q)
 
-    def wins(self, q: "torch.Tensor", k: "torch.Tensor") -> bool:
-        """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038."""
-        target, (heads, count, dim) = self._of(q).target(q), q.shape[1:]
-        number = -(-count // shape_of(dim, count).rows) * heads
+    def wins(self, q: "torch.Tensor", k: "torch.Tensor", scores: Scores) -> bool:
+        """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038. Of scores
+        that are more than scaled the libraries know nothing."""
+        heads, count, dim = q.shape[1:]
+        if not scores.is_plain:
+            return True
+        form = Form(dim=-(-dim // SPAN) * SPAN)
+        shape = shape_of(form, count)
+        target, number = self._of(form, shape).target(q), -(-count // shape.rows) * heads
         return target is not None and (k.shape[2] - count < HISTORY or number * FEW >= target.sm_count)
 
-    def __call__(self, operands: "Operands", scale: float, shape: Shape | None = None) -> None:
-        """Row t of q [1, H, T, D] attends to rows 0 .. L - T + t of k and v [1, KV, L, D]; written to out [1, H, T, D].
+    def shapes(self, q: "torch.Tensor", v: "torch.Tensor", scores: Scores) -> tuple[Shape, ...]:
+        """Those that calls of such heads may have, by their rows."""
+        form = form_of(q.shape[3], v.shape[3], scores)
+        return () if form is None else tuple(dict.fromkeys(shape_of(form, count) for count in (1, LONG)))
+
+    def __call__(self, operands: "Operands", scores: Scores, shape: Shape | None = None) -> None:
+        """Row t of q [1, H, T, D] attends to rows 0 .. L - T + t of k [1, KV, L, D] and v [1, KV, L, Dv]; written to out [1, H, T, Dv].
 
         ``shape``: how blocks work, by the rows of q where it is not said.
 
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
-        q = operands[0]
-        shape = shape or shape_of(q.shape[3], q.shape[2])
-        kernels = self._kernels[q.shape[3], shape]
+        q, _, v, out = operands
+        form = form_of(q.shape[3], v.shape[3], scores)
+        assert form is not None
+        shape = shape or shape_of(form, q.shape[2])
+        kernels = self._of(form, shape)
         target = kernels.target(q)
         assert target is not None
-        launch, scalars = called(kernels.launches(q)[0], operands, shape, scale)
-        kernels.run(q, launch, min(int(scalars[TILES]), target.sm_count), operands, scalars)
+        launch, scalars = called(kernels.launches(q)[0], operands, shape, scores)
+        kernels.run(q, launch, min(int(scalars[TILES]), target.sm_count), (*operands[:3], scores.sinks, out), scalars)
 
-    def _of(self, q: "torch.Tensor") -> OwnKernels:
-        return self._kernels[q.shape[3], shape_of(q.shape[3], q.shape[2])]
+    def _of(self, form: Form, shape: Shape) -> OwnKernels:
+        key = form, shape
+        if key not in self._kernels:
+            self._kernels[key] = OwnKernels(self._backend, self._live, partial(source, form=form, shape=shape))
+        return self._kernels[key]

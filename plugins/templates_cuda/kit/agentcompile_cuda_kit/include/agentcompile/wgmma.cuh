@@ -66,12 +66,12 @@ inline void arrive_in_cluster(ac::Mbarrier* barrier, unsigned rank) { ::emu::arr
 
 template <class T, int Columns, bool ByTermsA, bool ByTermsB, bool Adds = true>
 inline void multiply(float (&sums)[Columns / 2], unsigned long long a, unsigned long long b) {
-  static_assert(Columns == 128 || Columns == 256, "columns of one instruction");
+  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
   ::emu::warpgroup_multiply({sums, nullptr, a, b, Columns, is_half<T>, Adds, ByTermsA, ByTermsB});
 }
 template <class T, int Columns, bool ByTermsB>
 inline void multiply(float (&sums)[Columns / 2], const unsigned (&a)[4], unsigned long long b) {
-  static_assert(Columns == 64 || Columns == 128, "columns of one instruction");
+  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
   ::emu::warpgroup_multiply({sums, a, 0, b, Columns, is_half<T>, true, true, ByTermsB});
 }
 
@@ -167,8 +167,10 @@ __device__ __forceinline__ void arrive_in_cluster(ac::Mbarrier* barrier, unsigne
 // 4 j + 2 h + e of a lane is that of row 16 (warp % 4) + 8 h + lane / 4 and column 8 j + 2 (lane % 4) + e.
 template <class T, int Columns, bool ByTermsA, bool ByTermsB, bool Adds = true>
 __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], unsigned long long a, unsigned long long b) {
-  static_assert(Columns == 128 || Columns == 256, "columns of one instruction");
-  if constexpr (Columns == 128) {
+  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
+  if constexpr (Columns == 64) {
+    WG_MULTIPLY("64", WG_NAMES32, "%32", "%33, %34, adds, 1, 1, %35, %36", WG_SUMS32(sums, 0), WG_FROM_SHARED);
+  } else if constexpr (Columns == 128) {
     WG_MULTIPLY("128", WG_NAMES64, "%64", "%65, %66, adds, 1, 1, %67, %68", WG_SUMS64(sums), WG_FROM_SHARED);
   } else {
     WG_MULTIPLY("256", WG_NAMES128, "%128", "%129, %130, adds, 1, 1, %131, %132", WG_SUMS128(sums), WG_FROM_SHARED);
@@ -179,11 +181,13 @@ __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], unsigned lo
 // 16 (warp % 4) + 8 h + lane / 4. Nobody may touch them either.
 template <class T, int Columns, bool ByTermsB>
 __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], const unsigned (&a)[4], unsigned long long b) {
-  static_assert(Columns == 64 || Columns == 128, "columns of one instruction");
+  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
   if constexpr (Columns == 64) {
     WG_MULTIPLY("64", WG_NAMES32, "1", "{%32, %33, %34, %35}, %36, adds, 1, 1, %37", WG_SUMS32(sums, 0), WG_FROM_REGISTERS);
-  } else {
+  } else if constexpr (Columns == 128) {
     WG_MULTIPLY("128", WG_NAMES64, "1", "{%64, %65, %66, %67}, %68, adds, 1, 1, %69", WG_SUMS64(sums), WG_FROM_REGISTERS);
+  } else {
+    WG_MULTIPLY("256", WG_NAMES128, "1", "{%128, %129, %130, %131}, %132, adds, 1, 1, %133", WG_SUMS128(sums), WG_FROM_REGISTERS);
   }
 }
 
