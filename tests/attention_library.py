@@ -1,5 +1,7 @@
 """What tests take for a device's library of attention."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,20 +16,24 @@ def library(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> t
 
 
 def over_all(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float, window: int = 0, softcap: float = 0.0,
-             sinks: Tensor | None = None) -> bool:
+             sinks: Tensor | None = None, slopes: Sequence[float] | None = None) -> bool:
     """What a kernel of a device serves that attends over everything cached at once: groups of heads; written out."""
     if sinks is None:
-        out.copy_(_attended(q, k, v, True, scale, window, softcap)[0])
+        out.copy_(_attended(q, k, v, True, scale, window, softcap, slopes)[0])
         return True
-    rows, sums = _attended(q, k, v, True, scale, window, softcap)
+    rows, sums = _attended(q, k, v, True, scale, window, softcap, slopes)
     out.copy_(rows * torch.sigmoid(sums.double() - sinks.double()[:, None])[..., None])
     return True
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int = 0, softcap: float = 0.0) -> tuple[Tensor, Tensor]:
+def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int = 0, softcap: float = 0.0,
+              slopes: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
     group = q.shape[1] // k.shape[1]
     scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(2, 3) * scale
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    if slopes is not None:
+        ahead = torch.arange(k.shape[2])[None, :] - torch.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None]
+        scores = scores + torch.tensor(slopes, dtype=torch.float64)[:, None, None] * ahead
     if causal:
         before = k.shape[2] - q.shape[2]
         seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(before)

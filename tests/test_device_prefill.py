@@ -213,7 +213,8 @@ def test_the_kernel_over_all_gives_the_formula(dtype: torch.dtype, heads: int, k
 @pytest.mark.parametrize("heads, kv_heads, dim, wide, scores", [
     (8, 4, 256, 256, {"window": 512, "softcap": 50.0}), (8, 4, 256, 256, {"softcap": 50.0}), (4, 1, 256, 256, {"window": 100}),
     (8, 4, 256, 256, {}), (32, 32, 96, 96, {"window": 300}), (6, 6, 96, 96, {}), (16, 2, 64, 64, {"window": 128, "sinks": True}),
-    (16, 2, 64, 64, {"sinks": True}), (8, 2, 128, 128, {"window": 1}), (8, 2, 128, 128, {"window": 700}), (4, 4, 192, 128, {}), (4, 4, 80, 80, {})])
+    (16, 2, 64, 64, {"sinks": True}), (8, 2, 128, 128, {"window": 1}), (8, 2, 128, 128, {"window": 700}),
+    (4, 4, 192, 128, {}), (4, 4, 80, 80, {}), (4, 4, 64, 64, {"slopes": True}), (4, 4, 128, 128, {"slopes": True, "window": 200})])
 @pytest.mark.parametrize("count, start", [(130, 0), (700, 333), (4097, 1)])
 def test_windows_caps_and_sinks_are_those_of_the_operator(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, wide: int,
                                                           scores: dict[str, Any], count: int, start: int, backend: Backend) -> None:
@@ -228,8 +229,10 @@ def test_windows_caps_and_sinks_are_those_of_the_operator(dtype: torch.dtype, he
     for cache in caches:
         cache[:, live:] = float("nan")
         cache[:, : max(0, start - window + 1) if window else 0] = float("nan")
-    call = AttentionCall(2 * normal(1, heads, count, dim), normal(1, 1, 1, 1), normal(1, 1, 1, 1), *caches, torch.tensor([start], device="cuda"),
-                         dim**-0.5, window, scores.get("softcap", 0.0), normal(heads) if "sinks" in scores else None)
+    nothing = normal(1, 1, 1, 1)
+    call = AttentionCall(2 * normal(1, heads, count, dim), nothing, nothing, *caches, torch.tensor([start], device="cuda"), dim**-0.5,
+                         window, scores.get("softcap", 0.0), normal(heads) if "sinks" in scores else None,
+                         slopes=[0.5**head for head in range(heads)] if "slopes" in scores else None)
     asked: list[bool] = []
 
     def over_all(*tensors: Tensor, **how: Any) -> bool:
@@ -255,8 +258,8 @@ def test_products_of_few_rows_are_the_frameworks(dtype: torch.dtype, columns: in
     generator = torch.Generator("cuda").manual_seed(count)
     x, gate, up = (torch.randn(*size, generator=generator, device="cuda", dtype=dtype) * terms**-0.25
                    for size in ((1, count, terms), (columns, terms), (columns, terms)))
-    bias, gated, plain = up[:, 0].contiguous(), backend.body("aten.linear.default", "aten.silu.default", "aten.mul.Tensor"), backend.body(
-        "aten.linear.default")
+    gated, plain = backend.body("aten.linear.default", "aten.silu.default", "aten.mul.Tensor"), backend.body("aten.linear.default")
+    bias = up[:, 0].contiguous()
     assert plain is not None and gated is not None
     target = backend.live_target()
     assert target is not None

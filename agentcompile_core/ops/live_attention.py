@@ -17,7 +17,7 @@ from .operators import AttentionCall, capped, grouped_sdpa
 Part = Callable[..., "tuple[Tensor, Tensor] | None"]
 
 # ``over_all(q, k, v, out, scale=...)``: writes all of it at once to ``out`` [1, H, T, Dv], over k and v [1, KV, L, ..] of which the last T
-# rows are the chunk's own, or says False; with ``window``, ``softcap`` and ``sinks`` where the call has one of them.
+# rows are the chunk's own, or says False; with ``window``, ``softcap``, ``sinks`` and ``slopes`` where the call has one of them.
 OverAll = Callable[..., bool]
 
 # ``merged(parts, out)``: writes what ``merge`` writes, or says False.
@@ -51,10 +51,10 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
     if start < 0 or live > capacity:
         raise ValueError(f"a chunk of rows {start} to {live - 1} attends over a cache of {capacity}")
     plain = (call.window <= 0 or call.window >= live) and _is_plain(call)
-    if over_all is not None and call.slopes is None:
+    if over_all is not None:
         written = _empty(call) if out is None else out
         window = call.window if 0 < call.window < live else 0
-        more = {} if plain else {"window": window, "softcap": call.softcap, "sinks": call.sinks}
+        more = {} if plain else {"window": window, "softcap": call.softcap, "sinks": call.sinks, "slopes": call.slopes}
         first = max(0, start - window + 1) if window else 0  # what no row sees may hold anything
         if over_all(call.q, *_cached(call, first, live), written.transpose(1, 2), scale=call.scale, **more):
             return written

@@ -6,8 +6,8 @@
 // and results, weights in T as the products take them. exp2 is the hardware's. Rows of v may have another width than those of q and k,
 // and either fewer channels than Plan::dim and Plan::value_dim, which are whole spans: what is missing arrives as zeros, and of results
 // only `channels` are written. Where the plan says so, a row sees the last `window` keys alone, scores are capped by
-// cap tanh(score / cap), with `before` = scale / cap and `scale` = cap, or each head has a sink, a score that nothing belongs to.
-// `scale` includes log2(e).
+// cap tanh(score / cap), with `before` = scale / cap and `scale` = cap, they fall behind that by slopes[h] for each row that a key lies
+// back, or each head has a sink, a score that nothing belongs to. `scale` includes log2(e).
 //
 // A block makes tiles of 64 rows for each of its warpgroups but the last, whose first thread has the copy engine fetch a tile of q and
 // then blocks of Plan::keys rows of k and v into rings, swizzled by 128 bytes as the tensor cores read them (wgmma.cuh). `full` says that
@@ -124,6 +124,16 @@ __device__ __forceinline__ void cap(float (&s)[keys / 2], float before) {
   }
 }
 
+// Scores fall with the distance of their keys; `slope` is what they fall by over the scale.
+__device__ __forceinline__ void slant(float (&s)[keys / 2], int ahead, float slope) {
+  const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < keys / 2; ++i) {
+    const int behind = ahead + i / 4 * 8 + column + i % 2 - 8 * (i % 4 / 2);
+    s[i] = fmaf(slope, static_cast<float>(behind), s[i]);
+  }
+}
+
 // Two results in one word.
 __device__ __forceinline__ unsigned packed(float low, float high) {
   const T both[2] = {ac::from_float<T>(low), ac::from_float<T>(high)};
@@ -139,8 +149,8 @@ __device__ __forceinline__ void weights_of(const float (&s)[keys / 2], unsigned 
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
 attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Tiles k, const __grid_constant__ wg::Tiles v,
-            const T* sinks, T* out, int count, int start, int heads, int share, int tiles, int window, int channels, float scale,
-            float before, long long out_row, long long out_head) {
+            const T* sinks, const float* slopes, T* out, int count, int start, int heads, int share, int tiles, int window, int channels,
+            float scale, float before, long long out_row, long long out_head) {
   WG_DYNAMIC_SHARED(shared_bytes);
   T* const q_place = reinterpret_cast<T*>(shared_bytes);
   T* const k_ring = q_place + q_elements;
@@ -259,6 +269,7 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
     };
     const auto weigh = [&](int block) {
       if constexpr (Plan::capped) cap(s, before);
+      if constexpr (Plan::slopes) slant(s, block * keys - first_row, slopes[tile.head] * log2_e / scale);
       if (masked(block)) mask(s, block * keys - first_row, window);
       softmax.take(s, factor, scale);
     };

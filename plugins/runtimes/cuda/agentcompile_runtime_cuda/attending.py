@@ -8,7 +8,7 @@ where it is twice as fast and has few lengths.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,19 +48,23 @@ class Kind:
     windowed: bool
     capped: bool
     sinks: bool
+    slopes: bool
 
     @classmethod
     def of(cls, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: Scores = PLAIN) -> "Kind":
         """That of one call."""
         return cls(device=q.device, dtype=q.dtype, heads=q.shape[1], kv_heads=k.shape[1], dim=q.shape[3], value_dim=v.shape[3],
-                   windowed=bool(scores.window), capped=bool(scores.softcap), sinks=scores.sinks is not None)
+                   windowed=bool(scores.window), capped=bool(scores.softcap), sinks=scores.sinks is not None,
+                   slopes=scores.slopes is not None)
 
     def scores(self) -> Scores:
         """Those of the call by which it is tried."""
         import torch
 
         sinks = torch.linspace(-2, 2, self.heads, dtype=self.dtype, device=self.device) if self.sinks else None
-        return Scores(scale=TRIED_SCALE, window=TRIED_KEYS // 3 if self.windowed else 0, softcap=0.7 if self.capped else 0.0, sinks=sinks)
+        slopes = torch.linspace(0.01, 0.5, self.heads, device=self.device) if self.slopes else None
+        return Scores(scale=TRIED_SCALE, window=TRIED_KEYS // 3 if self.windowed else 0, softcap=0.7 if self.capped else 0.0, sinks=sinks,
+                      slopes=slopes)
 
 
 class Attending:
@@ -69,8 +73,20 @@ class Attending:
     def __init__(self, own: OwnAttention) -> None:
         self._own = own
         self._over: dict[Kind, bool] = {}
+        self._slopes: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
         self._flash: dict[Kind, bool] = {}
         self._cudnn: dict[Kind, bool] = {}
+
+    def slopes(self, given: "Sequence[float]", like: "torch.Tensor") -> "torch.Tensor":
+        """Those of a call on the device of ``like``, made once."""
+        import torch
+
+        key = tuple(given), like.device
+        if key not in self._slopes:
+            if torch.cuda.is_current_stream_capturing():  # from Python's memory nothing is copied now; who captures warms up first
+                return like.new_empty(0, dtype=torch.float32)
+            self._slopes[key] = torch.tensor(given, dtype=torch.float32, device=like.device)
+        return self._slopes[key]
 
     def over_all(self, operands: "Operands", scores: Scores) -> bool:
         """See ``Backend.attend_cached``."""
@@ -145,6 +161,8 @@ def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bo
     if scores.softcap:
         found = scores.softcap * torch.tanh(found / scores.softcap)
     ahead = torch.arange(k.shape[2], device=q.device) - torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)[:, None]
+    if scores.slopes is not None:
+        found = found + scores.slopes[:, None, None] * ahead
     hidden = (ahead > 0) | (ahead <= -scores.window) if scores.window else ahead > 0
     found = found.masked_fill(hidden, float("-inf")) if causal else found
     sums = found.logsumexp(-1)

@@ -250,9 +250,11 @@ class CudaBackend(Backend):
         return self._attending(q, k, v, causal=causal, scale=scale)
 
     def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float,
-                      window: int = 0, softcap: float = 0.0, sinks: "torch.Tensor | None" = None) -> bool:
+                      window: int = 0, softcap: float = 0.0, sinks: "torch.Tensor | None" = None,
+                      slopes: Sequence[float] | None = None) -> bool:
         """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
-        return self._attending.over_all((q, k, v, out), Scores(scale=scale, window=window, softcap=softcap, sinks=sinks))
+        falls = None if slopes is None else self._attending.slopes(slopes, q)
+        return self._attending.over_all((q, k, v, out), Scores(scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=falls))
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """In three launches; see ``drawing``."""

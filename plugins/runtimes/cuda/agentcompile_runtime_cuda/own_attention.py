@@ -55,6 +55,7 @@ class Form:
     windowed: bool = False
     capped: bool = False
     sinks: bool = False
+    slopes: bool = False
 
 
 @frozen(kw_only=True)
@@ -87,18 +88,19 @@ class Shape:
 class Scores:
     """What becomes of scores: times ``scale``, capped by ``softcap``, of the last ``window`` keys alone; 0 is no such thing.
 
-    ``sinks`` [H]: of each head a score that belongs to no key.
+    ``sinks`` [H]: of each head a score that belongs to no key. ``slopes`` [H], fp32: by what scores fall for each row that a key lies back.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: "torch.Tensor | None" = None
+    slopes: "torch.Tensor | None" = None
 
     @property
     def is_plain(self) -> bool:
         """Whether they are only scaled."""
-        return not self.window and not self.softcap and self.sinks is None
+        return not self.window and not self.softcap and self.sinks is None and self.slopes is None
 
 
 TWO, THREE = Shape(groups=2, registers=240, copier_registers=24), Shape(groups=3, registers=160, copier_registers=32)
@@ -109,10 +111,10 @@ WIDEST = 256  # channels of a head
 
 def form_of(dim: int, value_dim: int, scores: Scores) -> Form | None:
     """What serves heads of so many channels; None: nothing does. What is more than scaled has a window, if need be of everything."""
-    if not SPAN <= dim <= WIDEST or not SPAN <= value_dim <= WIDEST or (scores.softcap and scores.sinks is not None):
+    if not SPAN <= dim <= WIDEST or not SPAN <= value_dim <= WIDEST:
         return None
     return Form(dim=-(-dim // SPAN) * SPAN, value_dim=next(width for width in WIDTHS if width >= value_dim), windowed=not scores.is_plain,
-                capped=bool(scores.softcap), sinks=scores.sinks is not None)
+                capped=bool(scores.softcap), sinks=scores.sinks is not None, slopes=scores.slopes is not None)
 
 
 def shape_of(form: Form, count: int) -> Shape:
@@ -124,7 +126,8 @@ def shape_of(form: Form, count: int) -> Shape:
 
 def source(dtype: DType, form: Form, shape: Shape) -> StepSource:
     """The kernel for one element type and form; grid, scalars and tilings are those of a call."""
-    read = (*(pointer(name, Role.INPUT, dtype) for name in "qkv"), pointer("sinks", Role.WEIGHT, dtype))
+    read = (*(pointer(name, Role.INPUT, dtype) for name in "qkv"), pointer("sinks", Role.WEIGHT, dtype),
+            pointer("slopes", Role.CONSTANT, DType.F32))
     scalars = (*(i32(name, 0) for name in ("count", "start", "heads", "share", "tiles", "window", "channels")), f32("scale", 0.0),
                f32("before", 0.0), i64("out_row", 0), i64("out_head", 0))
     launch = Launch(entry="attend_rows", grid=(1, 1, 1), block=(shape.threads, 1, 1), shared_bytes=shape.shared_bytes(form),
@@ -182,9 +185,11 @@ class OwnAttention:
         if not all(one.stride(3) == 1 and one.shape[3] % VECTOR == 0 and one.data_ptr() % 16 == 0
                    and not any(one.stride(axis) % VECTOR for axis in (1, 2)) for one in operands):
             return False
-        sinks = scores.sinks
-        if sinks is not None and (sinks.dtype is not q.dtype or sinks.shape != (q.shape[1],) or not sinks.is_contiguous()):
-            return False
+        import torch
+
+        for one, dtype in ((scores.sinks, q.dtype), (scores.slopes, torch.float32)):
+            if one is not None and (one.dtype is not dtype or one.shape != (q.shape[1],) or not one.is_contiguous()):
+                return False
         return self._of(form, shape_of(form, q.shape[2])).may_serve(q)
 
     def wins(self, q: "torch.Tensor", k: "torch.Tensor", scores: Scores) -> bool:
@@ -219,7 +224,7 @@ class OwnAttention:
         target = kernels.target(q)
         assert target is not None
         launch, scalars = called(kernels.launches(q)[0], operands, shape, scores)
-        kernels.run(q, launch, min(int(scalars[TILES]), target.sm_count), (*operands[:3], scores.sinks, out), scalars)
+        kernels.run(q, launch, min(int(scalars[TILES]), target.sm_count), (*operands[:3], scores.sinks, scores.slopes, out), scalars)
 
     def _of(self, form: Form, shape: Shape) -> OwnKernels:
         key = form, shape

@@ -55,7 +55,7 @@ class Chunk:
         """What becomes of scores where the kernel has ``form``, for heads of ``dim`` channels."""
         sinks = torch.randn(self.kv_heads * self.share, generator=torch.Generator().manual_seed(self.seed)).mul(3).to(dtype)
         return Scores(scale=dim**-0.5, window=self.window if form.windowed else 0, softcap=2.5 if form.capped else 0.0,
-                      sinks=sinks if form.sinks else None)
+                      sinks=sinks if form.sinks else None, slopes=0.02 * (1 + torch.arange(len(sinks))) if form.slopes else None)
 
     def operands(self, dim: int, dtype: torch.dtype, value_dim: int = 0) -> tuple[Operands, dict[str, torch.Tensor]]:
         """q, k, v, out [1, H, T, D], and the memory that each lies in: NaN wherever no row of it is."""
@@ -88,6 +88,8 @@ def exact(operands: Operands, how: Scores) -> tuple[torch.Tensor, torch.Tensor]:
     ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
     scores = q.double() @ k.mT * how.scale
     scores = how.softcap * torch.tanh(scores / how.softcap) if how.softcap else scores
+    if how.slopes is not None:
+        scores = scores + how.slopes.double()[:, None, None] * ahead
     scores = scores.masked_fill((ahead > 0) | (ahead <= -how.window) if how.window else ahead > 0, -math.inf)
     sinks = torch.full((q.shape[1],), -math.inf) if how.sinks is None else how.sinks
     weights = torch.cat((scores, sinks.double()[None, :, None, None].expand(1, -1, q.shape[2], 1)), -1).softmax(-1)[..., :-1]
@@ -107,10 +109,8 @@ def attend(kernel: StepSource, form: Form, shape: Shape, chunk: Chunk, options: 
     operands, memory = chunk.operands(form.dim - missing, dtype, form.value_dim - missing)
     how = chunk.scores(form, form.dim - missing, dtype)
     launch = kernel.launches[0]
-    if how.sinks is None:
-        launch = evolve(launch, arguments=tuple(evolve(one, operand="") if one.name == "sinks" else one for one in launch.arguments))
-    else:
-        memory["sinks"] = how.sinks
+    memory |= {name: one for name, one in (("sinks", how.sinks), ("slopes", how.slopes)) if one is not None}
+    launch = evolve(launch, arguments=tuple(evolve(one, operand=one.operand if one.operand in memory else "") for one in launch.arguments))
     call = called(launch, operands, shape, how)
     run_called(kernel, call, min(blocks, int(call[1][TILES])), memory, options)
     found = error(operands, how)
@@ -125,6 +125,7 @@ KERNELS = {f"{form.dim} and {form.value_dim}, {shape.groups} warpgroups, {dtype.
                (evolve(PLAIN_128, windowed=True), TWO, (DType.BF16,), ", windows"),
                (Form(dim=256, value_dim=256, windowed=True, capped=True), WIDE, (DType.BF16,), ", windows and a cap"),
                (evolve(PLAIN_64, windowed=True, sinks=True), THREE, (DType.BF16,), ", windows and sinks"),
+               (evolve(PLAIN_64, windowed=True, slopes=True, capped=True, sinks=True), TWO, (DType.F16,), ", everything"),
                (Form(dim=192, value_dim=128), TWO, (DType.F16,), ""))
            for dtype in dtypes}
 
@@ -169,13 +170,14 @@ def test_calls_through_a_backend(dtype: torch.dtype) -> None:
                               (128, Chunk(count=140, start=0, kv_heads=2, by_head=True), None), (96, Chunk(count=30, start=80), None)):
         operands, _ = chunk.operands(dim, dtype)
         sinks = torch.linspace(-1, 3, operands[0].shape[1]).to(dtype)
-        for how in (Scores(scale=0.1), Scores(scale=0.1, window=70), Scores(scale=0.1, sinks=sinks), Scores(scale=0.2, softcap=1.5)):
+        for how in (Scores(scale=0.1), Scores(scale=0.1, window=70), Scores(scale=0.1, sinks=sinks), Scores(scale=0.2, softcap=1.5),
+                    Scores(scale=0.1, slopes=sinks.float())):
             assert own.takes(operands, how) and own.wins(*operands[:2], how)
             own(operands, how, shape)
             assert error(operands, how) <= 1.0
     q, k, v, out = operands
-    for other in (Scores(scale=0.0), Scores(scale=0.1, window=-1), Scores(scale=0.1, softcap=1.0, sinks=sinks),
-                  Scores(scale=0.1, sinks=sinks.double()), Scores(scale=0.1, sinks=sinks.repeat(2))):
+    for other in (Scores(scale=0.0), Scores(scale=0.1, window=-1), Scores(scale=0.1, sinks=sinks.double()), Scores(scale=0.1, slopes=sinks),
+                  Scores(scale=0.1, sinks=sinks.repeat(2)), Scores(scale=0.1, softcap=math.inf)):
         assert not own.takes(operands, other)
     for given_ in ((q, k, v, out[..., :64]), (q[..., :40], k[..., :40], v[..., :40], out[..., :40]), (q, k, v[..., :91], out[..., :91])):
         assert not own.takes(given_, Scores(scale=0.1))
@@ -208,7 +210,7 @@ def drift(kernel: StepSource) -> float:
     v[:, :, :2048] = 1.0
     v[:, :, 2048:] = -1.0
     launch = kernel.launches[0]
-    launch = evolve(launch, arguments=tuple(evolve(one, operand="") if one.name == "sinks" else one for one in launch.arguments))
+    launch = evolve(launch, arguments=tuple(evolve(one, operand=one.operand if one.operand in memory else "") for one in launch.arguments))
     run_called(kernel, called(launch, operands, TWO, Scores(scale=64**-0.5)), 1, memory, SCHEDULES[0])
     return error(operands, Scores(scale=64**-0.5))
 
@@ -287,6 +289,9 @@ WINDOWED: dict[str, list[tuple[str, str]]] = {  # the same, of windows, caps, si
     "a sink in other units": [("to_float(sinks[tile.head]) * log2_e", "to_float(sinks[tile.head])")],
     "channels behind the last are written": [(" && 8 * (j + lane % 4) < channels", "")],
     "sinks weigh against no score": [("- softmax.most[h] * scale)", ")")],
+    "slopes are in other units": [("* log2_e / scale);", "* log2_e);")],
+    "slopes of another head": [("slopes[tile.head]", "slopes[0]")],
+    "slopes from a row of their own": [("slant(s, block * keys - first_row,", "slant(s, block * keys - first_row + lane / 4,")],
 }
 CLEAR = Chunk(count=160, start=150, share=2, behind=0, seed=3)
 
@@ -316,7 +321,7 @@ def test_a_wrong_kernel_is_refused_or_wrong(what: str) -> None:
 @pytest.mark.parametrize("what", some(WINDOWED))
 def test_a_wrong_kernel_of_windows_is_refused_or_wrong(what: str) -> None:
     """Of those that cap scores and of those with sinks, on whichever of both it shows; blocks in vain cost time alone."""
-    for extra in ({"capped": True}, {"sinks": True}):
+    for extra in ({"capped": True}, {"sinks": True, "slopes": True}):
         form = evolve(PLAIN_128, windowed=True, **extra)
         kernel = mutated(WINDOWED[what], form)
         try:
