@@ -20,6 +20,7 @@
 // Source of the schedule: Shah et al., "FlashAttention-3", arXiv:2407.08608, sections 3.1 and 3.2.
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
+#include <agentcompile/quads.cuh>
 #include <agentcompile/wgmma.cuh>
 
 #include "plan.cuh"
@@ -134,15 +135,9 @@ __device__ __forceinline__ void slant(float (&s)[keys / 2], int ahead, float slo
   }
 }
 
-// Two results in one word.
-__device__ __forceinline__ unsigned packed(float low, float high) {
-  const T both[2] = {ac::from_float<T>(low), ac::from_float<T>(high)};
-  return *reinterpret_cast<const unsigned*>(both);
-}
-
 __device__ __forceinline__ void weights_of(const float (&s)[keys / 2], unsigned (&weights)[keys / 16][4]) {
 #pragma unroll
-  for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = packed(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = ac::packed<T>(s[2 * i], s[2 * i + 1]);
 }
 
 }  // namespace
@@ -327,9 +322,9 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float* const pair = o + 4 * (j + i) + 2 * h;
-          words[i] = packed(pair[0] * share_of_one, pair[1] * share_of_one);
+          words[i] = ac::packed<T>(pair[0] * share_of_one, pair[1] * share_of_one);
         }
-        wg::transpose(words);
+        ac::transpose(words);
         if (row < count && 8 * (j + lane % 4) < channels) {
           *reinterpret_cast<uint4*>(out + row * out_row + tile.head * out_head + 8 * (j + lane % 4)) =
               make_uint4(words[0], words[1], words[2], words[3]);

@@ -13,6 +13,7 @@
 // Wins for many rows: results of 2 columns and a pass over them are not written and read.
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
+#include <agentcompile/quads.cuh>
 #include <agentcompile/wgmma.cuh>
 
 #include "plan.cuh"
@@ -45,11 +46,6 @@ struct Tile {
     return {(first + inside % height) * cluster * rows, inside / height * columns_of_tile};
   }
 };
-
-__device__ __forceinline__ unsigned packed(float low, float high) {
-  const T two[2] = {ac::from_float<T>(low), ac::from_float<T>(high)};
-  return *reinterpret_cast<const unsigned*>(two);
-}
 
 // One exponential and one reciprocal of the hardware's: results leave while no products are made.
 __device__ __forceinline__ float gated(float gate, float up) {
@@ -143,9 +139,9 @@ gated_rows(const __grid_constant__ wg::Tiles x, const __grid_constant__ wg::Tile
           for (int i = 0; i < 4; ++i) {
             const float* const of_gate = sums + 4 * (j + i) + 2 * h;
             const float* const of_up = of_gate + columns_of_tile / 2;
-            words[i] = packed(gated(of_gate[0], of_up[0]), gated(of_gate[1], of_up[1]));
+            words[i] = ac::packed<T>(gated(of_gate[0], of_up[0]), gated(of_gate[1], of_up[1]));
           }
-          wg::transpose(words);
+          ac::transpose(words);
           const int column = tile.column + 8 * (j + lane % 4);
           if (row < count && column < columns) {
             *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * columns + column) =

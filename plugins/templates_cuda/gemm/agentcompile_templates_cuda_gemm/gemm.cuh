@@ -9,6 +9,7 @@
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
+#include <agentcompile/quads.cuh>
 
 #include "plan.cuh"
 
@@ -114,21 +115,6 @@ struct Tile {
   }
 };
 
-// Each of four neighbouring lanes holds its two columns of four groups of eight columns; lane i gets all of group i.
-__device__ __forceinline__ void regroup(unsigned (&words)[4], int lane) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = lane & bit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-      const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? words[i] : words[i | bit], bit);
-      words[i] = upper ? other : words[i];
-      words[i | bit] = upper ? words[i | bit] : other;
-    }
-  }
-}
-
 // Where the results of a tile go: finished to out, or the sums of a split to its part.
 struct Results {
   Aux aux;
@@ -177,7 +163,7 @@ struct Results {
       }
       words[j] = *reinterpret_cast<const unsigned*>(&pair);
     }
-    regroup(words, lane);
+    ac::transpose(words);
     const int at = column + lane % 4 * 8;
     if (row < m && at < n) *reinterpret_cast<uint4*>(out + first_of_row + at) = make_uint4(words[0], words[1], words[2], words[3]);
   }

@@ -219,20 +219,4 @@ template <int Stages> struct Turn {
   }
 };
 
-// Four words of each of four neighbouring lanes change places: word i of lane j is word j of lane i then. Two neighbouring results of each
-// of four columns of eight become eight neighbours of one, which are stored at once.
-__device__ __forceinline__ void transpose(unsigned (&words)[4]) {
-  const int lane = threadIdx.x % 4;
-#pragma unroll
-  for (int hop = 1; hop < 4; ++hop) {
-    const int place = lane ^ hop;
-    unsigned sent = words[0];
-#pragma unroll
-    for (int i = 1; i < 4; ++i) sent = place == i ? words[i] : sent;
-    const unsigned got = __shfl_xor_sync(0xffffffffu, sent, hop);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = place == i ? got : words[i];
-  }
-}
-
 }  // namespace wg
