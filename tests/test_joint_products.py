@@ -160,6 +160,23 @@ def test_a_body_of_the_device_is_asked_for_each_product(lies: str, serves: bool,
     assert asked == [(rows, (wide, WIDTH), biased, lies == "wanted")] * (2 if lies == "one" else 1)
 
 
+def test_a_body_is_not_asked_for_a_product_with_a_matrix_that_is_made() -> None:
+    """It may read matrices before anything runs that is in front of it."""
+    built = Built()
+    built.weight("w", columns=WIDTH)
+    made = built.node(SILU, "w", shape=(WIDTH, WIDTH))
+    graph = built.graph(built.node(LINEAR, "x", made, shape=(1, ROWS, WIDTH)), built.node(LINEAR, "x", "w", shape=(1, ROWS, WIDTH)))
+    weights, asked = memory(graph, ["w"]), list[torch.Tensor]()
+
+    def body(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> Any:
+        asked.append(weight)
+
+    for products in (None, ProductMemory(weights=weights)):
+        prepared = compile_nodes(graph, device="cpu", products=products, bodies=lambda *ops: body if ops == (LINEAR,) else None)
+        prepared.run({"x": torch.randn(1, ROWS, WIDTH), **weights})
+    assert len(asked) == 2 and all(one is weights["w"] for one in asked)
+
+
 def shape() -> tuple[int, ...]:
     return 1, ROWS, COLUMNS
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from attrs import evolve
 
-from ..ir.graph import Graph, Node, Ref
+from ..ir.graph import Graph, Node, Ref, ValueKind
 from .names import RMS_NORM
 
-ADD = "aten.add.Tensor"
+ADD, LINEAR = "aten.add.Tensor", "aten.linear.default"
 
 # ``bodies(op)`` or ``bodies(op, op)``: a callable, which returns None for arguments that it does not serve, or None.
 Bodies = Callable[..., "Callable[..., Any] | None"]
@@ -33,7 +33,7 @@ def with_bodies(
     for node in nodes:
         if node.name in found or node.name in known:
             continue
-        alone = bodies(node.op)
+        alone = bodies(node.op) if node.op != LINEAR or is_of_weights(graph, node) else None
         if alone is not None:
             found[node.name] = _either(alone, operator_of(node.op))
             continue
@@ -66,6 +66,13 @@ def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operat
         found[first.name] = _either_sum(both, operator_of(ADD), operator_of(RMS_NORM))
         gone.add(node.name)
     return [merged.get(node.name, node) for node in nodes if node.name not in gone]
+
+
+def is_of_weights(graph: Graph, node: Node) -> bool:
+    """Whether all that a product reads beside its rows are weights: those are there before anything runs."""
+    values = [given.value for given in node.args[1:] if isinstance(given, Ref)]
+    refs = isinstance(node.args[0], Ref) and len(values) + 1 == len(node.args)
+    return refs and not node.kwargs and all(graph.kind_of(value) is ValueKind.WEIGHT for value in values)
 
 
 def _tensors(arguments: Sequence[Any], count: int) -> bool:

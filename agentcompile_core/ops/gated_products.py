@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import Bodies, written_between
-from .joint_products import LINEAR, ProductMemory, is_of_weights, joint, lie_behind
+from .bodies import LINEAR, Bodies, is_of_weights, written_between
+from .joint_products import ProductMemory, joint, lie_behind
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
-from .bodies import Bodies, with_bodies
+from .bodies import LINEAR, Bodies, with_bodies
 from .gated_products import with_gated_products
-from .joint_products import LINEAR, ProductMemory, with_joint_products
+from .joint_products import ProductMemory, with_joint_products
 from .overloads import operator_of
 
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from ..ir.graph import Graph, Node, Ref, ValueKind
-from .bodies import written_between
+from ..ir.graph import Graph, Node, Ref
+from .bodies import LINEAR, is_of_weights, written_between
 from .names import ATTENTION, RMS_NORM, ROPE, operator
 from .overloads import is_pointwise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LINEAR = "aten.linear.default"
 # They give a dense tensor of a slice, as every pointwise operator does.
 _TAKE_SLICES = frozenset({"linear", "clone", "cat"})
 # They give another slice, or a view of one.
@@ -78,12 +77,6 @@ def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Collection[str]) -> 
             by_rows.setdefault((_name(node, 0), len(node.args)), []).append(node)
     return [several for several in by_rows.values() if len(several) > 1 and not written_between(graph, several[0], several[-1])
             and all(_slice_will_do(graph, node.outputs[0]) for node in several)]
-
-
-def is_of_weights(graph: Graph, node: Node) -> bool:
-    """Whether all that a product reads beside its rows are weights."""
-    refs = all(isinstance(given, Ref) for given in node.args)
-    return refs and not node.kwargs and all(graph.kind_of(_name(node, i)) is ValueKind.WEIGHT for i in range(1, len(node.args)))
 
 
 def _name(node: Node, place: int) -> str:

@@ -58,6 +58,7 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
         first = max(0, start - window + 1) if window else 0  # what no row sees may hold anything
         if over_all(call.q, *_cached(call, first, live), written.transpose(1, 2), scale=call.scale, **more):
             return written
+        out = out if plain else written
     parts = _parts(call, start, part) if plain and part is not None else None
     if parts is not None and out is None and len(parts) == 1:
         return parts[0][0].transpose(1, 2).contiguous()

@@ -95,8 +95,9 @@ class Backend(Offer):
         """Each launch of ``source`` for several runs in one, as ``prepare_launch`` does for one run, or None: not served.
 
         ``arguments[i][r]`` are the values of launch i in run r; those that are no addresses are the same in all runs. The runs do not
-        depend on each other, and have workspaces of their own. What they need is built now. Behind whatever else was enqueued, they read
-        nothing of it before it has ended.
+        depend on each other, and have workspaces of their own; variables of a source's own would be shared, so there is no such launch of
+        one with any. What they need is built now. They may begin while what was enqueued before still runs, and wait for it before they
+        read anything of it, as launches with ``pdl`` do; what a hint says is complete (docs/decisions/0007) they read before.
         """
         return None
 
@@ -176,7 +177,8 @@ class Backend(Offer):
         return False
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
-        """What computes an operator of prompt chunks in one launch, in the framework's roundings, or None: nothing does.
+        """What computes an operator of prompt chunks, and of steps of several rows, in one launch, in the framework's roundings, or None:
+        nothing does.
 
         ``ops``: one operator (``agentcompile.rms_norm.default``), whose arguments it takes; or two, of which the second takes two
         tensors in any order and is the first one's only reader: then the first one's argument, and the second one's other. It
@@ -185,7 +187,7 @@ class Backend(Offer):
         the norm takes behind its first argument, and returns sum and norm. Of ``aten.linear.default``, ``aten.silu.default`` and
         ``aten.mul.Tensor``, a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under SiLU
         [I, K] and the other one's. That of ``aten.linear.default`` alone takes ``out`` by name too: [T, N], dense, which it writes and
-        returns then.
+        returns then. Matrices and biases of products are weights in any case, which nothing writes while a program runs.
         """
         return None
 

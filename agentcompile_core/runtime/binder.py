@@ -148,14 +148,14 @@ class _Binder:
 
     def parts(self) -> list[Piece]:
         """One per segment, in order."""
-        found: list[Piece] = []
-        last = self._last_writer()
+        found, last = list[Piece](), self._last_writer()
         chained = False  # whether the node captured just before is a kernel of ours
         staging: dict[Any, torch.Tensor] = {}
         done = 0  # segments in front that run already
         for index, segment in enumerate(self.segments):
             if index < done:
                 continue
+            done = index + 1
             if not self.apart.keys().isdisjoint(segment.nodes):
                 append, attends = self._attention(segment, index, staging)
                 found += evolve(append, closing=index > last), evolve(attends, closing=index >= last)
@@ -164,11 +164,12 @@ class _Binder:
             if segment.step is None:
                 run, capturable = self._framework(segment, index), not runs_outside(self.graph, segment)
             elif segment.source:
-                run, count = self._kernels(index, chained)
-                capturable, done = True, index + count
+                (run, count), capturable = self._kernels(index, chained), True
+                done = index + count
             else:
                 run, capturable = self._call(segment)
-            found.append(Piece(run=run, capturable=capturable, closing=index > last, names=(segment.name,)))
+            names = dict.fromkeys(one.name for one in self.segments[index:done])
+            found.append(Piece(run=run, capturable=capturable, closing=index > last, names=tuple(names)))
             chained = segment.step is not None and bool(segment.source)
         return found
 

@@ -77,21 +77,21 @@ class Attending:
         self._flash: dict[Kind, bool] = {}
         self._cudnn: dict[Kind, bool] = {}
 
-    def slopes(self, given: "Sequence[float]", like: "torch.Tensor") -> "torch.Tensor":
-        """Those of a call on the device of ``like``, made once."""
+    def slopes(self, given: "Sequence[float]", like: "torch.Tensor") -> "torch.Tensor | None":
+        """Those of a call on the device of ``like``, made once; None: they cannot be made now."""
         import torch
 
         key = tuple(given), like.device
         if key not in self._slopes:
-            if torch.cuda.is_current_stream_capturing():  # from Python's memory nothing is copied now; who captures warms up first
-                return like.new_empty(0, dtype=torch.float32)
+            if torch.cuda.is_current_stream_capturing():
+                return None  # nothing is copied from the host now; who captures warms up first
             self._slopes[key] = torch.tensor(given, dtype=torch.float32, device=like.device)
         return self._slopes[key]
 
     def over_all(self, operands: "Operands", scores: Scores) -> bool:
         """See ``Backend.attend_cached``."""
         q, k, v, _ = operands
-        if not self._own.takes(operands, scores) or not self._own.wins(q, k, scores):
+        if not self._own.takes(operands, scores) or not self._own.wins(q, k, v, scores):
             return False
         if not self._serves(self._over, Kind.of(q, k, v, scores), partial(_own_agrees, self._own)):
             return False

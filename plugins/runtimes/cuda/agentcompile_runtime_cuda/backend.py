@@ -254,6 +254,8 @@ class CudaBackend(Backend):
                       slopes: Sequence[float] | None = None) -> bool:
         """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
         falls = None if slopes is None else self._attending.slopes(slopes, q)
+        if slopes is not None and falls is None:
+            return False
         return self._attending.over_all((q, k, v, out), Scores(scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=falls))
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
@@ -269,7 +271,7 @@ class CudaBackend(Backend):
         return self._rows.place(heads)
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
-        """Norms, sums with norms, rotations and gates of rows in one launch each; see ``rows``."""
+        """Norms, sums with norms, rotations, gates and products of few rows in one launch each; see ``rows``."""
         return self._rows.body(*ops)
 
     def traced(self, source: StepSource, tag: str) -> StepSource | None:

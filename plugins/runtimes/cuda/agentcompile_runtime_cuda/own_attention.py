@@ -192,16 +192,19 @@ class OwnAttention:
                 return False
         return self._of(form, shape_of(form, q.shape[2])).may_serve(q)
 
-    def wins(self, q: "torch.Tensor", k: "torch.Tensor", scores: Scores) -> bool:
-        """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038. Of scores
-        that are more than scaled the libraries know nothing."""
-        heads, count, dim = q.shape[1:]
-        if not scores.is_plain:
+    def wins(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: Scores) -> bool:
+        """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038.
+
+        Of scores that are more than scaled the libraries know nothing.
+        """
+        if not scores.is_plain or k.shape[2] - q.shape[2] < HISTORY:
             return True
-        form = Form(dim=-(-dim // SPAN) * SPAN)
+        form, (heads, count) = form_of(q.shape[3], v.shape[3], scores), q.shape[1:3]
+        if form is None:
+            return False
         shape = shape_of(form, count)
-        target, number = self._of(form, shape).target(q), -(-count // shape.rows) * heads
-        return target is not None and (k.shape[2] - count < HISTORY or number * FEW >= target.sm_count)
+        target = self._of(form, shape).target(q)
+        return target is not None and -(-count // shape.rows) * heads * FEW >= target.sm_count
 
     def shapes(self, q: "torch.Tensor", v: "torch.Tensor", scores: Scores) -> tuple[Shape, ...]:
         """Those that calls of such heads may have, by their rows."""

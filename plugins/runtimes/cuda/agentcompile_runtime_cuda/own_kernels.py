@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from agentcompile_core.plugin_api import Backend, BuildError, DType, Kernel, Launch, StepSource, Target
+from agentcompile_core.plugin_api import Backend, BuildError, DType, Feature, Kernel, Launch, StepSource, Target
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class OwnKernels:
 
     def target(self, like: "torch.Tensor") -> Target | None:
         """What is known of the device of ``like``; None: nothing."""
-        if like.device not in self._targets:
+        if self._targets.get(like.device) is None:
             self._targets[like.device] = self._target()
         return self._targets[like.device]
 
@@ -60,8 +60,9 @@ class OwnKernels:
             scalars: tuple[Any, ...]) -> None:
         """Enqueue one launch with so many blocks; ``tensors`` in the kernel's order, outputs last, None for a null pointer."""
         addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        handle = self._built(like)[1]
-        self.backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), launch.pdl)(self.backend.stream())
+        handle, target = self._built(like)[1], self.target(like)
+        is_early = launch.pdl and target is not None and target.has(Feature.GRIDDEPCONTROL)
+        self.backend.prepare_launch(handle, evolve(launch, grid=(blocks, 1, 1)), (*addresses, *scalars), is_early)(self.backend.stream())
 
     def _of(self, like: "torch.Tensor") -> StepSource:
         if like.dtype not in self._sources:

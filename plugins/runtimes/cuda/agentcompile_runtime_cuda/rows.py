@@ -1,4 +1,4 @@
-"""Pointwise work of prompt chunks, in one launch of ``rows.cu`` each: norms of rows, sums with norms, heads, activation times product.
+"""Work of prompt chunks and of rows of a batch in one launch each: norms, sums with norms, heads, gates (``rows.cu``), and products.
 
 A kernel is built on first use and compared there with the framework, on the numbers of that call; one that cannot be built or
 differs is not used again.

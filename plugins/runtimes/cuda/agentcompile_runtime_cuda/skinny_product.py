@@ -41,8 +41,14 @@ class Schedule:
         """Dynamic shared memory of a launch with ``count`` rows: the ring."""
         return 2 * self.stages * (self.lines + count) * (self.terms + PADDING)
 
+    def fits(self, target: Target) -> bool:
+        """Whether a block of ``target`` holds the ring, sums of two groups of lines by each warp, and barriers."""
+        sums = 2 * self.warps * ROWS * (self.lines + 4) * 4 + 16 * self.stages
+        return self.shared_bytes(ROWS) + sums <= target.shared_bytes_per_block
+
 
 SHORT, LONG = Schedule(lines=16), Schedule(lines=32)  # for blocks of at most 16 columns, and of more
+SMALL = Schedule(lines=16, terms=512)  # for all of them, where there is less shared memory
 
 
 def source(dtype: DType, schedule: Schedule) -> StepSource:
@@ -68,10 +74,12 @@ class SkinnyProduct:
     """The kernels by element type, which ``backend`` builds for the target that is live on first use."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
-        self._kernels = {schedule: OwnKernels(backend, target, partial(source, schedule=schedule)) for schedule in (SHORT, LONG)}
+        self._kernels = {one: OwnKernels(backend, target, partial(source, schedule=one)) for one in (SHORT, LONG, SMALL)}
 
     def takes(self, x: "torch.Tensor", *matrices: "torch.Tensor") -> bool:
         """Whether the device has what the kernels need, the tensors are and lie as they read them, and rows are few."""
+        if not x.dim() or any(one.dim() != 2 for one in matrices):
+            return False
         columns, terms = matrices[0].shape
         if x.shape[-1] != terms or terms % VECTOR or not 0 < x.numel() <= ROWS * terms or not columns:
             return False
@@ -81,7 +89,7 @@ class SkinnyProduct:
             return False
         if not all(one.is_contiguous() and one.data_ptr() % 16 == 0 for one in (x, *matrices)):
             return False
-        return self._kernels[SHORT].may_serve(x)
+        return self._kernels[SHORT].may_serve(x) and self._schedules(x) is not None
 
     def plain(self, x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None", out: "torch.Tensor") -> None:
         """Write x weight^T + bias of rows x [.., K], a weight [N, K] and a bias [N] to out [.., N].
@@ -103,9 +111,17 @@ class SkinnyProduct:
         x, matrix = tensors[:2]
         target = self._kernels[SHORT].target(x)
         assert target is not None
-        blocks = min(target.sm_count, matrix.shape[0])
-        schedule = SHORT if lines_each * matrix.shape[0] <= SHORT.lines * blocks else LONG
+        blocks, schedules = min(target.sm_count, matrix.shape[0]), self._schedules(x)
+        assert schedules is not None
+        schedule = schedules[lines_each * matrix.shape[0] > SHORT.lines * blocks]
         kernels = self._kernels[schedule]
         launch = next(one for one in kernels.launches(x) if one.entry.startswith(entry))
         launch, scalars = called(launch, schedule, x, matrix)
         kernels.run(x, launch, blocks, tensors, scalars)
+
+    def _schedules(self, x: "torch.Tensor") -> tuple[Schedule, Schedule] | None:
+        """That of blocks of few columns, and of more, on the device of ``x``; None: there is not enough shared memory for either."""
+        target = self._kernels[SHORT].target(x)
+        if target is None or not SMALL.fits(target):
+            return None
+        return (SHORT, LONG) if LONG.fits(target) else (SMALL, SMALL)

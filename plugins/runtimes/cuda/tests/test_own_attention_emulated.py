@@ -172,7 +172,7 @@ def test_calls_through_a_backend(dtype: torch.dtype) -> None:
         sinks = torch.linspace(-1, 3, operands[0].shape[1]).to(dtype)
         for how in (Scores(scale=0.1), Scores(scale=0.1, window=70), Scores(scale=0.1, sinks=sinks), Scores(scale=0.2, softcap=1.5),
                     Scores(scale=0.1, slopes=sinks.float())):
-            assert own.takes(operands, how) and own.wins(*operands[:2], how)
+            assert own.takes(operands, how) and own.wins(*operands[:3], how)
             own(operands, how, shape)
             assert error(operands, how) <= 1.0
     q, k, v, out = operands

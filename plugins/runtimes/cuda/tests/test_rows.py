@@ -265,6 +265,21 @@ def test_nothing_is_tried_while_a_graph_is_captured() -> None:
     assert body is not None and body(x, x) is None and rows._served == {}
 
 
+@pytest.mark.parametrize("name", ["h200", "a100"])
+def test_kernels_begin_early_where_the_device_knows_how(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    prepare, early = type(emulation).prepare_launch, list[bool]()
+
+    def prepare_launch(self: Any, handle: Any, launch: Any, arguments: Any, pdl: bool) -> Any:
+        early.append(pdl)
+        return prepare(self, handle, launch, arguments, pdl)
+
+    monkeypatch.setattr(type(emulation), "prepare_launch", prepare_launch)
+    body = RowKernels(emulation, lambda: preset(name), lambda: False).body(NORM)
+    assert body is not None and body(normal(0, 1, 4, 64, dtype=torch.float16), None, 1e-6) is not None
+    assert early and set(early) == {name == "h200"}
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
 @pytest.mark.parametrize("name", ["h200", "a100"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.backend import CudaBackend
-from agentcompile_runtime_cuda.skinny_product import GATED, LONG, PLAIN, ROWS, SHORT, Schedule, SkinnyProduct, called, source
+from agentcompile_runtime_cuda.skinny_product import GATED, LONG, PLAIN, ROWS, SHORT, SMALL, Schedule, SkinnyProduct, called, source
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from agentcompile_validator_emulation.testing import run_called, some
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 HALVES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
-SMALL = Schedule(lines=32, terms=256, warps=4, stages=3)  # many slices of few terms
+TINY = Schedule(lines=32, terms=256, warps=4, stages=3)  # many slices of few terms
 
 
 @frozen(kw_only=True)
@@ -66,7 +66,7 @@ def error(kernel: StepSource, dtype: DType, schedule: Schedule, one: Product, op
     return float(((out.double() - wanted).abs() / (eps * bound + 1e-4)).nan_to_num(math.inf).max())
 
 
-KERNELS = {f"{name}, {dtype.value}": (dtype, schedule) for name, schedule in {"short": SHORT, "long": LONG, "small": SMALL}.items()
+KERNELS = {f"{name}, {dtype.value}": (dtype, schedule) for name, schedule in {"short": SHORT, "long": LONG, "tiny": TINY}.items()
            for dtype in HALVES}
 
 
@@ -136,20 +136,24 @@ def test_calls_through_a_backend(columns: int) -> None:
         skinny.plain(x, gate, bias, out)
         torch.testing.assert_close(out, torch.nn.functional.linear(x, gate, bias), rtol=2e-3, atol=1e-3)
     assert skinny.takes(x, gate, up) and skinny.takes(x, gate)
+    assert not skinny.takes(x, gate[0]) and not skinny.takes(x, gate[None]) and not skinny.takes(x[0, 0, 0], gate)
     nine, wide = x.repeat(1, 3, 1), torch.zeros(columns, 28, dtype=torch.float16)
     for other in ((nine, gate), (x[:, :0], gate), (x.float(), gate), (x.float(), gate.float()), (x, gate[:0]),
                   (x, gate[:, :16], up[:, :16]), (x, gate, torch.cat((up, up))), (x, gate, up.bfloat16()),
                   (x.mT.contiguous().mT, gate), (wide[None, :1, 4:], wide[:, 4:]), (wide[None, :1], wide)):
         assert not skinny.takes(*other)
-    old = SkinnyProduct(emulation, lambda: preset("a100"))
-    assert not old.takes(x, gate)
-    assert not SkinnyProduct(emulation, lambda: None).takes(x, gate)
+    for refused in (lambda: preset("a100"), lambda: None, lambda: evolve(preset("h200"), shared_bytes_per_block=48 << 10)):
+        assert not SkinnyProduct(emulation, refused).takes(x, gate)
+    small = SkinnyProduct(emulation, lambda: preset("rtx5090"))
+    assert small.takes(x, gate)
+    small.plain(x, gate, None, out)
+    torch.testing.assert_close(out, x @ gate.T, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("schedule", [SHORT, LONG])
+@pytest.mark.parametrize("schedule", [SHORT, LONG, SMALL])
 def test_it_builds_without_spilling(dtype: DType, schedule: Schedule) -> None:
-    for name in ("h200", "b200"):
+    for name in ("h200", "b200", *(["rtx5090"] if schedule is SMALL else [])):
         kernel = CudaBackend().build(source(dtype, schedule), preset(name))
         assert kernel.resources.spill_bytes == 0 and kernel.resources.shared_bytes <= preset(name).shared_bytes_per_block

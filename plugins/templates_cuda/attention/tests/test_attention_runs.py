@@ -86,7 +86,7 @@ def test_heads_in_parts_keep_their_depth() -> None:
 
 @pytest.mark.parametrize("right, wrong", [
     ("blockIdx.z / AC_RUN_DEPTH", "0"), ("make_uint3(blockIdx.x,", "make_uint3(blockIdx.y,"),
-    ("ac::number_of_run() * ", "ac::number_of_run() + "), ("of_run[2])", "of_run[1])")])
+    ("ac::number_of_run() * ", "ac::number_of_run() + "), ("of_run[2])", "of_run[1])"), ("ac::grid_dependency_wait();", "")])
 def test_a_wrong_wrapper_is_seen(right: str, wrong: str) -> None:
     name = "staged, by a cluster"
     several = several_runs(source(name))
@@ -104,5 +104,16 @@ def test_what_has_no_such_kernel_says_so() -> None:
     assert several_runs(evolve(one, launches=(launch, evolve(launch, grid=(1, 1, 2))))) is None
     with pytest.raises(ContractError, match="no kernel other"):
         several_runs(evolve(one, launches=(evolve(launch, entry="other"),)))
+    for variable in ("__device__ int arrived;", "__device__ static float last[4];", "__managed__ int n = 3;"):
+        assert several_runs(evolve(one, code=f"{variable}\n{one.code}")) is None
+        assert several_runs(evolve(one, headers=(("other.cuh", variable), *one.headers))) is None
+    for harmless in ("__device__ const int four = 4;", "static __device__ constexpr float half = 0.5f;", "// __device__ int arrived;",
+                     "__device__ int twice(int a);"):
+        assert several_runs(evolve(one, code=f"{harmless}\n{one.code}")) is not None
+    said = one.code.replace("attention_kernel_" + one.digest + "(", "attention_kernel_" + one.digest + "(/* q, (k */ // and (v\n", 1)
+    assert said != one.code and several_runs(evolve(one, code=said)) is not None
+    for wrong in ("float softcap = zero) {", "float softcap"):
+        with pytest.raises(ContractError, match="not a type and a name|no end"):
+            several_runs(evolve(one, code=one.code[: one.code.index("float softcap) {")] + wrong))
     with pytest.raises(ContractError, match="parameters and its launch"):
         several_runs(evolve(one, launches=(evolve(launch, arguments=launch.arguments[1:]),)))

@@ -11,6 +11,8 @@ from .render import LANGUAGE, read_template
 
 HEADER = Path(__file__).with_name("runs.cuh")
 ADDRESSES = "addresses"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_ON_DEVICE = re.compile(r"__(?:device|managed)__(?P<what>[^(){};=]*)(?P<end>[(){};=])")
 _PARAMETER = re.compile(r"(?P<type>.*[\s*&])[A-Za-z_]\w*", re.DOTALL)
 
 
@@ -21,12 +23,15 @@ def several_runs(source: StepSource) -> StepSource | None:
     grid is that of one run, times the number of runs along z. There is none of another language than CUDA's, of launches that differ in
     depth, and of arguments that fetch tiles, which are no addresses.
 
+    Nor of sources with variables of their own, which runs beside each other would share.
+
     Raises:
-        ContractError: the text has no kernel of a launch, or not as many parameters as that has arguments.
+        ContractError: the text has no kernel of a launch, or not as many plain parameters as that has arguments.
     """
     depths = {launch.grid[2] for launch in source.launches}
     is_tiled = any(argument.kind is ArgumentKind.TILES for launch in source.launches for argument in launch.arguments)
-    if source.language != LANGUAGE or len(depths) != 1 or is_tiled:
+    texts = (source.code, *(text for _, text in source.headers))
+    if source.language != LANGUAGE or len(depths) != 1 or is_tiled or any(map(_has_variables, texts)):
         return None
     code = f'// Several runs.\n#define AC_RUN_DEPTH {depths.pop()}\n#include "{HEADER.name}"\n{source.code}'
     for launch in {one.entry: one for one in source.launches}.values():
@@ -52,14 +57,14 @@ def _with_wrapper(code: str, launch: Launch) -> str:
     if kernel is None:
         raise ContractError(f"the source has no kernel {launch.entry}")
     end = _closing(code, kernel.end())
-    parameters = _split(code[kernel.end() : end])
+    parameters = _split(_COMMENT.sub(" ", code[kernel.end() : end]))
     if len(parameters) != len(launch.arguments):
         raise ContractError(f"kernel {launch.entry} has {len(parameters)} parameters and its launch {len(launch.arguments)} arguments")
     given, kept, number = list[str](), [f"const long long* {ADDRESSES}"], 0
     for parameter, argument in zip(parameters, launch.arguments, strict=True):
         named = _PARAMETER.fullmatch(parameter)
-        if named is None:
-            raise ContractError(f"kernel {launch.entry}: {parameter!r} is no type with a name")
+        if named is None or "=" in parameter:
+            raise ContractError(f"kernel {launch.entry}: {parameter!r} is not a type and a name")
         if argument.addressed:
             given.append(f"reinterpret_cast<{named['type'].strip()}>(of_run[{number}])")
             number += 1
@@ -73,13 +78,20 @@ def _with_wrapper(code: str, launch: Launch) -> str:
     return f"{code[: kernel.start()]}static __device__ __forceinline__ void {function}({code[kernel.end() :]}{wrapper}"
 
 
-def _closing(code: str, at: int) -> int:
-    """The place of the parenthesis that closes the one in front of ``at``."""
-    depth = 1
-    while depth:
-        depth += {"(": 1, ")": -1}.get(code[at], 0)
-        at += 1
-    return at - 1
+def _has_variables(text: str) -> bool:
+    """Whether the device has variables of the text's own that may change."""
+    found = _ON_DEVICE.finditer(_COMMENT.sub(" ", text))
+    return any(one["end"] != "(" and not re.search(r"\bconst(expr)?\b", one["what"]) for one in found)
+
+
+def _closing(code: str, start: int) -> int:
+    """The place of the parenthesis that closes the one in front of ``start``; comments do not count. Raises ContractError."""
+    plain, depth = _COMMENT.sub(lambda comment: " " * len(comment[0]), code), 1
+    for at in range(start, len(plain)):
+        depth += {"(": 1, ")": -1}.get(plain[at], 0)
+        if not depth:
+            return at
+    raise ContractError("a kernel's parameters have no end")
 
 
 def _split(parameters: str) -> list[str]:

@@ -24,23 +24,32 @@ class SeveralRuns:
 
     def __init__(self, backend: Backend, build: Callable[[StepSource], Kernel], device: str) -> None:
         self._backend, self._build, self._device = backend, build, device
-        self._made: dict[str, tuple[StepSource, Any] | None] = {}  # by source; None: there is none
+        self._made: dict[str, tuple[StepSource, Kernel] | None] = {}  # by source; None: there is none
 
     def __call__(self, source: StepSource, arguments: "Sequence[Sequence[Sequence[int | float]]]") -> "tuple[Enqueue, ...] | None":
-        """One launch each; None where the text has no such kernel, or it cannot be built."""
+        """One launch each; None where the text has no such kernel, or it can be neither built nor loaded."""
+        import torch
+
         if source.key not in self._made:
             self._made[source.key] = self._kernel(source)
         made = self._made[source.key]
         if made is None or max(launch.grid[2] for launch in source.launches) * len(arguments[0]) > MOST_DEPTH:
             return None
-        several, handle = made
+        several = made[0]
+        try:
+            handle = self._backend.load(made[1])  # into the device that is current
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as exc:
+            log.info("runs of %s are launches of their own: %s", source.launches[0].entry, exc)
+            return None
         return tuple(self._prepared(handle, launch, of_one, runs)
                      for launch, of_one, runs in zip(several.launches, source.launches, arguments, strict=True))
 
-    def _kernel(self, source: StepSource) -> tuple[StepSource, Any] | None:
+    def _kernel(self, source: StepSource) -> tuple[StepSource, Kernel] | None:
         try:
             several = several_runs(source)
-            return None if several is None else (several, self._backend.load(self._build(several)))
+            return None if several is None else (several, self._build(several))
         except (BuildError, ContractError) as exc:
             log.info("runs of %s are launches of their own: %s", source.launches[0].entry, exc)
             return None

@@ -68,8 +68,8 @@ class Emulated:
         written: set[str] = set()
         for launch in self.source.launches:
             arguments = [self._argument(argument, tensors, written) for argument in launch.arguments]
-            options = options or LaunchOptions(programmatic_launch=launch.pdl)
-            self.module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, options, launch.cluster)
+            how = attrs.evolve(options or LaunchOptions(), programmatic_launch=launch.pdl)
+            self.module.launch(launch.entry, launch.grid, launch.block, arguments, launch.shared_bytes, how, launch.cluster)
             written.update(a.operand for a in launch.arguments if a.operand and a.access is not Access.READ)
 
     def clean(self) -> bool:
@@ -99,9 +99,9 @@ def run_several(several: StepSource, kernels: Sequence[Emulated], tensors: Seque
     Raises:
         EmulationError: for anything a GPU might not forgive.
     """
-    module = _module(several.code, several.headers, tuple(launch.entry for launch in several.launches))
+    module, written = _module(several.code, several.headers, tuple(launch.entry for launch in several.launches)), set[str]()
     for launch, of_one in zip(several.launches, kernels[0].source.launches, strict=True):
-        buffers = [[kernel._argument(argument, given, set()) for argument in of_one.arguments if argument.addressed]
+        buffers = [[kernel._argument(argument, given, written) for argument in of_one.arguments if argument.addressed]
                    for kernel, given in zip(kernels, tensors, strict=True)]
         addresses = torch.tensor([[one.address for one in of_run if isinstance(one, Buffer)] for of_run in buffers])
         table = Buffer(name=launch.arguments[0].name, address=addresses.data_ptr(), nbytes=addresses.nbytes, access=BufferAccess.READ,
@@ -110,7 +110,8 @@ def run_several(several: StepSource, kernels: Sequence[Emulated], tensors: Seque
         known = {one.address: one for of_run in buffers for one in of_run if isinstance(one, Buffer)}  # what is behind the addresses
         width, height, depth = launch.grid
         module.launch(launch.entry, (width, height, depth * len(kernels)), launch.block, [table, *scalars, *known.values()],
-                      launch.shared_bytes, options or LaunchOptions(programmatic_launch=launch.pdl), launch.cluster)
+                      launch.shared_bytes, attrs.evolve(options or LaunchOptions(), programmatic_launch=launch.pdl), launch.cluster)
+        written.update(a.operand for a in of_one.arguments if a.operand and a.access is not Access.READ)
 
 
 def run_called(source: StepSource, call: tuple[Launch, tuple[int | float, ...]], blocks: int, tensors: dict[str, torch.Tensor],
