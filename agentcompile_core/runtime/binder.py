@@ -151,11 +151,10 @@ class _Binder:
         found, last = list[Piece](), self._last_writer()
         chained = False  # whether the node captured just before is a kernel of ours
         staging: dict[Any, torch.Tensor] = {}
-        done = 0  # segments in front that run already
+        done = 0  # how many segments run already
         for index, segment in enumerate(self.segments):
             if index < done:
                 continue
-            done = index + 1
             if not self.apart.keys().isdisjoint(segment.nodes):
                 append, attends = self._attention(segment, index, staging)
                 found += evolve(append, closing=index > last), evolve(attends, closing=index >= last)
@@ -164,10 +163,10 @@ class _Binder:
             if segment.step is None:
                 run, capturable = self._framework(segment, index), not runs_outside(self.graph, segment)
             elif segment.source:
-                (run, count), capturable = self._kernels(index, chained), True
-                done = index + count
+                (run, done), capturable = self._kernels(index, chained), True
             else:
                 run, capturable = self._call(segment)
+            done = max(done, index + 1)
             names = dict.fromkeys(one.name for one in self.segments[index:done])
             found.append(Piece(run=run, capturable=capturable, closing=index > last, names=tuple(names)))
             chained = segment.step is not None and bool(segment.source)
@@ -238,7 +237,7 @@ class _Binder:
         return tuple(v for _, values in segment.operands for v in values)
 
     def _kernels(self, first: int, chained: bool) -> tuple[Callable[[], None], int]:
-        """What runs a segment with a source, and how many segments that is: those of rows beside each other may be one launch."""
+        """What runs a segment with a source, and the number of the next one: those of rows beside each other may be one launch."""
         segment, backend = self.segments[first], self.executables.backend
         together = alike(self.segments, first) if self.graph.tokens > 1 and self.moving is None else ()
         addresses = [{name: self.address(values) for name, values in one.operands} for one in together]
@@ -247,8 +246,8 @@ class _Binder:
             own = [one | self.workspaces.addresses(source, run) for run, one in enumerate(addresses[:count])]
             launches = backend.prepare_runs(source, [[argument_values(launch, one) for one in own] for launch in source.launches])
             if launches is not None:
-                return partial(_enqueue, launches, backend.stream), count
-        return self._kernel(segment, chained), 1
+                return partial(_enqueue, launches, backend.stream), first + count
+        return self._kernel(segment, chained), first + 1
 
     def _kernel(self, segment: Segment, chained: bool) -> Callable[[], None]:
         source = self.sources[segment.source]

@@ -113,7 +113,7 @@ def test_what_has_no_such_kernel_says_so() -> None:
     said = one.code.replace("attention_kernel_" + one.digest + "(", "attention_kernel_" + one.digest + "(/* q, (k */ // and (v\n", 1)
     assert said != one.code and several_runs(evolve(one, code=said)) is not None
     for wrong in ("float softcap = zero) {", "float softcap"):
-        with pytest.raises(ContractError, match="not a type and a name|no end"):
+        with pytest.raises(ContractError, match=r"not a type and a name|no end"):
             several_runs(evolve(one, code=one.code[: one.code.index("float softcap) {")] + wrong))
     with pytest.raises(ContractError, match="parameters and its launch"):
         several_runs(evolve(one, launches=(evolve(launch, arguments=launch.arguments[1:]),)))
