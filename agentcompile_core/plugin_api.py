@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from .plugin.reserving import Reserved as Reserved
     from .plugin.running import (
         GrowingKVState as GrowingKVState, Heads as Heads, KVState as KVState, ProgramParts as ProgramParts, RunnablePiece as RunnablePiece,
-        RunnableProgram as RunnableProgram, SessionState as SessionState,
+        RunnableProgram as RunnableProgram, Scoring as Scoring, SessionState as SessionState,
     )
     from .plugin.secrets import holds_secret as holds_secret, scrubbed as scrubbed
     from .private_folders import PrivateFolder as PrivateFolder, sweep as sweep
@@ -155,7 +155,7 @@ _NAMES = {
     "plugin.match_kind": "AttributeKind MatchKind OperandKind READS WEIGHTS position_edges",
     "plugin.phases": "PHASES",
     "plugin.reserving": "Reserved",
-    "plugin.running": "GrowingKVState Heads KVState ProgramParts RunnablePiece RunnableProgram SessionState",
+    "plugin.running": "GrowingKVState Heads KVState ProgramParts RunnablePiece RunnableProgram Scoring SessionState",
     "plugin.secrets": "holds_secret scrubbed",
     "private_folders": "PrivateFolder sweep",
     "processes.environment": "child_environment",

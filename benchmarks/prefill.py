@@ -76,9 +76,9 @@ def eager(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
 
 def served(backend: Any) -> dict[str, list[str]]:
     """What the backend's libraries and kernels of rows serve, and what was refused."""
-    tried = {**{("own", *key): used for key, used in backend._attending._over.items()},
-             **{("flash", *key): used for key, used in backend._attending._flash.items()},
-             **{("cudnn", *key): used for key, used in backend._attending._cudnn.items()}, **backend._rows._served}
+    attending = backend._attending
+    calls = {"own": attending._over, "flash": attending._flash, "cudnn": attending._cudnn}
+    tried = {**{(name, kind): used for name, kinds in calls.items() for kind, used in kinds.items()}, **backend._rows._served}
     return {word: [" ".join(map(str, key)) for key, used in tried.items() if used is wanted]
             for word, wanted in (("used", True), ("refused", False))}
 

@@ -17,7 +17,7 @@ from agentcompile_core.ops.names import RMS_NORM as RMS
 from agentcompile_core.ops.operators import AttentionCall
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import Backend
-from agentcompile_core.plugin_api import Feature, Heads
+from agentcompile_core.plugin_api import Feature, Heads, Scoring
 from agentcompile_core.runtime.built_in import PlainKVCache
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
@@ -235,8 +235,8 @@ def test_windows_caps_and_sinks_are_those_of_the_operator(dtype: torch.dtype, he
                          slopes=[0.5**head for head in range(heads)] if "slopes" in scores else None)
     asked: list[bool] = []
 
-    def over_all(*tensors: Tensor, **how: Any) -> bool:
-        asked.append(backend.attend_cached(*tensors, **how))
+    def over_all(*tensors: Tensor, scale: float, **more: Any) -> bool:
+        asked.append(backend.attend_cached(*tensors, scale=scale, scoring=Scoring(**more) if more else None))
         return asked[-1]
 
     found = live_attention.attend(call, start, over_all=over_all)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
 from attention_library import library, over_all
-from attrs import evolve
+from attrs import asdict, evolve
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, greedy, tiny, without
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
 from agentcompile_core.ops import live_attention, operators
 from agentcompile_core.ops.operators import AttentionCall
-from agentcompile_core.plugin_api import Heads
+from agentcompile_core.plugin_api import Heads, Scoring
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.live import NAME
@@ -120,9 +120,10 @@ class OverAll(Placing):
         super().__init__()
         self.asked = 0
 
-    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float, **more: Any) -> bool:
+    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float,
+                      scoring: Scoring | None = None) -> bool:
         self.asked += 1
-        return self.asked % 7 > 0 and over_all(q, k, v, out, scale=scale, **more)
+        return self.asked % 7 > 0 and over_all(q, k, v, out, scale=scale, **(asdict(scoring, recurse=False) if scoring else {}))
 
 
 WAYS: dict[str, Callable[[], Executables]] = {

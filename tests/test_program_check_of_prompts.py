@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attention_library import over_all
+from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live_prefill import LARGE, SMALL, WAYS, Placing, captured, check
@@ -18,7 +19,7 @@ from agentcompile_core.errors import Cause, StageName
 from agentcompile_core.installation import install
 from agentcompile_core.installation.program_check import difference_of_prompts
 from agentcompile_core.ops import live_attention
-from agentcompile_core.plugin_api import Heads
+from agentcompile_core.plugin_api import Heads, Scoring
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
@@ -70,12 +71,13 @@ class Wrong(Placing):
         served = super().attend(q, k, v, causal=causal, scale=scale)
         return None if served is None else (served[0] * self._factor, served[1])
 
-    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float, **more: Any) -> bool:
+    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, scale: float,
+                      scoring: Scoring | None = None) -> bool:
         if not self._whole:
             return False
         if self._short and k.shape[2] > q.shape[2]:
             k, v = k[:, :, 1:], v[:, :, 1:]
-        served = over_all(q, k, v, out, scale=scale, **more)
+        served = over_all(q, k, v, out, scale=scale, **(asdict(scoring, recurse=False) if scoring else {}))
         out.mul_(self._factor)
         return served
 

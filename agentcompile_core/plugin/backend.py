@@ -15,7 +15,7 @@ from ..ops.odds import Odds
 from .include_folders import folders_digest
 from .offer import Offer
 from .reserving import Reserved
-from .running import Heads, ProgramParts
+from .running import Heads, ProgramParts, Scoring
 
 if TYPE_CHECKING:
     import torch
@@ -140,14 +140,11 @@ class Backend(Offer):
         return None
 
     def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float,
-                      window: int = 0, softcap: float = 0.0, sinks: "torch.Tensor | None" = None,
-                      slopes: "Sequence[float] | None" = None) -> bool:
+                      scoring: Scoring | None = None) -> bool:
         """Attention of a chunk's rows ``q`` [1, H, T, D] over all that is cached, ``k`` and ``v`` [1, KV, L, ..], to ``out`` [1, H, T, Dv].
 
-        The last T of the L rows are the chunk's own: row t sees keys 0 .. L - T + t, of which with a ``window`` the last so many. With a
-        ``softcap`` c scaled scores become c tanh(score / c). ``sinks`` [H] are a score each that belongs to no key; by ``slopes``, one
-        number per head, scores fall for every row that a key lies back, behind the cap. Those four are given only where there is one of
-        them. Asked before ``attend`` is for parts of the keys. False: not served, and nothing was written. It is called while a graph is
+        The last T of the L rows are the chunk's own: row t sees keys 0 .. L - T + t. ``scoring`` is given where scores are more than
+        scaled. Asked before ``attend`` is for parts of the keys. False: not served, and nothing was written. It is called while a graph is
         captured too, behind calls of the same shapes.
         """
         return False

@@ -1,6 +1,6 @@
 """What plugins see of things that live above them: programs that run, the session they run for, values of the reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
@@ -66,6 +66,21 @@ class Heads:
     norm: tuple[Any, ...] = ()
     turn: tuple[Any, ...] = ()
     at: "torch.Tensor | None" = None
+
+
+@frozen(kw_only=True)
+class Scoring:
+    """What becomes of the scaled scores of attention, for ``Backend.attend_cached``.
+
+    A row sees the last ``window`` keys alone (0: all before it). With a ``softcap`` c scores become c tanh(score / c). By ``slopes``, one
+    number per query head, they fall for every row that a key lies back, behind the cap. ``sinks`` [H] are a score each that belongs to
+    no key.
+    """
+
+    window: int = 0
+    softcap: float = 0.0
+    sinks: "torch.Tensor | None" = None
+    slopes: Sequence[float] | None = None
 
 
 class RunnablePiece(Protocol):

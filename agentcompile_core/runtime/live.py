@@ -5,6 +5,7 @@ knows (docs/decisions/0022). A chunk that begins at position 0 has one length on
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve
@@ -12,6 +13,7 @@ from attrs import define, evolve
 from ..ir.graph import Graph, GraphKind, Node, Ref
 from ..ops.names import ATTENTION
 from ..ops.schema import named
+from ..plugin.running import Scoring
 from .bound_program import Piece
 from .head_rows import HeadRows
 from .pieces import outer
@@ -65,7 +67,7 @@ class LiveAttention:
         self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
-        self._over_all = library.attend_cached if library is not None else None
+        self._over_all = None if library is None else partial(_over_all, library)
 
     def _call(self, **others: Any) -> "AttentionCall":
         from ..ops.operators import AttentionCall
@@ -135,6 +137,12 @@ class LiveAttention:
         if self._out is None:
             return Piece(run=_then(self.append_inside, dropped), names=(NAME,)), Piece(run=self.attend_inside, names=(NAME,))
         return (Piece(run=_then(self.append, dropped), names=(NAME,)), Piece(run=self.attend, capturable=False, names=(NAME,)))
+
+
+def _over_all(library: "Backend", q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float,
+              **more: Any) -> bool:
+    """``Backend.attend_cached`` in the words of ``ops.live_attention``."""
+    return library.attend_cached(q, k, v, out, scale=scale, scoring=Scoring(**more) if more else None)
 
 
 def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

@@ -50,9 +50,10 @@ def without_taken(graph: Graph, segments: Sequence[Segment], taken: Mapping[str,
     by_steps = {name for segment in segments if segment.step is not None for name in segment.nodes}
 
     def needless(name: str) -> bool:
-        outputs = graph.node_by_name[name].outputs
-        readers = {user.name for value in outputs for user in graph.users.get(value, ())}
-        return all(value in taken and value not in graph.outputs for value in outputs) and readers <= by_steps
+        node = graph.node_by_name[name]
+        readers = {user.name for value in node.outputs for user in graph.users.get(value, ())}
+        is_taken = all(value in taken and value not in graph.outputs for value in node.outputs)
+        return node.op == _SLICE and is_taken and readers <= by_steps
 
     return tuple(segment for segment in segments if segment.step is not None or not all(map(needless, segment.nodes)))
 

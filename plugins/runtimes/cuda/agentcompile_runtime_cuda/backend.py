@@ -25,6 +25,7 @@ from agentcompile_core.plugin_api import (
     Reject,
     Reserved,
     Resources,
+    Scoring,
     StepSource,
     Target,
 )
@@ -250,13 +251,15 @@ class CudaBackend(Backend):
         return self._attending(q, k, v, causal=causal, scale=scale)
 
     def attend_cached(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", out: "torch.Tensor", *, scale: float,
-                      window: int = 0, softcap: float = 0.0, sinks: "torch.Tensor | None" = None,
-                      slopes: Sequence[float] | None = None) -> bool:
+                      scoring: Scoring | None = None) -> bool:
         """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
-        falls = None if slopes is None else self._attending.slopes(slopes, q)
-        if slopes is not None and falls is None:
+        if scoring is None:
+            return self._attending.over_all((q, k, v, out), Scores(scale=scale))
+        slopes = None if scoring.slopes is None else self._attending.slopes(scoring.slopes, q)
+        if scoring.slopes is not None and slopes is None:
             return False
-        return self._attending.over_all((q, k, v, out), Scores(scale=scale, window=window, softcap=softcap, sinks=sinks, slopes=falls))
+        scores = Scores(scale=scale, window=scoring.window, softcap=scoring.softcap, sinks=scoring.sinks, slopes=slopes)
+        return self._attending.over_all((q, k, v, out), scores)
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """In three launches; see ``drawing``."""
