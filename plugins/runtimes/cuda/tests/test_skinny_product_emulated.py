@@ -19,7 +19,7 @@ pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
 from agentcompile_validator_emulation.testing import run_called, some
 
-SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 HALVES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 TINY = Schedule(lines=32, terms=256, warps=4, stages=3)  # many slices of few terms
 

@@ -26,7 +26,7 @@ from attention_cases import Model
 
 H200 = preset("h200")
 FAMILY = AttentionFamily()
-SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
 SMALL = Model(group=2, head_dim=32, rotary_dim=32, capacity=100)
 # name: the layer, and path, warps, lanes, unroll, splits and how they merge
 KERNELS = {

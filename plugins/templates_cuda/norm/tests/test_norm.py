@@ -106,7 +106,7 @@ def test_residual_sum_is_rounded_written_and_normalized(dtype: DType) -> None:
 
 @pytest.mark.parametrize("weights", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
-@FEW
+@settings(FEW, max_examples=4)  # of each pair of types, and each is a build
 @given(kind=st.sampled_from(("rms_once", "rms_one_plus", "layer")), columns=st.sampled_from((7, 64, 520, 1000)), seed=st.integers(0, 99))
 def test_weights_of_another_type_than_the_rows(dtype: DType, weights: DType, kind: str, columns: int, seed: int) -> None:
     match = norm_match(2, columns, kind, dtype, weights=weights, bias=kind == "layer")
