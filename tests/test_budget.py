@@ -102,7 +102,7 @@ def test_rounds_share_one_deadline_and_the_advisor_does_not_restart_it(advice_ca
 
 
 def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_cases, monkeypatch: pytest.MonkeyPatch) -> None:
-    ctx, plans, _ = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=1.0, rounds=5)
+    ctx, plans, _ = advice_cases.world(lambda q: time.sleep(q.budget_s) or Advice(), budget_s=3.0, rounds=5)
     given: list[float] = []
 
     def slow(candidates, ordered, left_s, ctx, earlier, again):
@@ -113,9 +113,9 @@ def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_case
     monkeypatch.setattr(pipeline.lower, "run", lambda ordered, ctx: (SimpleNamespace(signature="s", step=None),))
     monkeypatch.setattr(pipeline.validate, "run", slow)
     monkeypatch.setattr(pipeline.chain, "possible", lambda ctx: True)
-    ctx = evolve(ctx, config=evolve(ctx.config, validators=()), budget=Budget(1.0))
+    ctx = evolve(ctx, config=evolve(ctx.config, validators=()), budget=Budget(3.0))
     pipeline.begin_budget(ctx)
     began = time.monotonic()
     pipeline._rounds(plans, frozenset(), ctx, pipeline._Clock(ctx, {}))
-    assert time.monotonic() - began < 0.75 and given
-    assert ctx.budget.left_s("chain") > 0.2
+    assert time.monotonic() - began < 2.25 and given  # long enough that a busy machine's pauses do not count
+    assert ctx.budget.left_s("chain") > 0.6
