@@ -10,7 +10,8 @@ from attention_library import over_all
 from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_live_prefill import LARGE, SMALL, WAYS, Placing, captured, check
+from prompt_devices import Placing
+from test_live_prefill import LARGE, SMALL, WAYS, captured, check
 from torch import Tensor
 
 from agentcompile_core.configuration import Config
