@@ -12,7 +12,8 @@ from peers.estimate import Ask
 from peers.rounds import OURS, Workload
 from peers.systems import CUDALINEAR, Peers, Prompts, ours
 
-from agentcompile_core.api.model import CompiledModel, Parts
+from agentcompile_core.api.model import CompiledModel
+from agentcompile_core.api.parts import Parts
 from agentcompile_core.installation import install
 from agentcompile_core.ir.graph import GraphKind
 from agentcompile_core.runtime.make_program import without_steps

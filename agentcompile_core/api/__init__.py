@@ -23,7 +23,8 @@ from ..runtime import bundle_reader
 from ..store import Store
 from ..version import __version__
 from . import arguments, hardware, whole_calls
-from .model import CompiledModel, Parts
+from .model import CompiledModel
+from .parts import Parts
 from .setting_up import context
 
 __all__ = ["CompiledModel", "compile", "load"]
@@ -85,7 +86,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     session, notes = install.install(loaded, runnable, found.device, run_on, ctx)
     notes = (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
     return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation, context=ctx,
-                               notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
+                               run_on=run_on, notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
 
 
 def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dict[str, Any]) -> tuple[LoadedModel, Compilation, Bundle]:

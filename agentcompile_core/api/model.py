@@ -3,19 +3,11 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any
 
 from .. import pipeline
-from ..context import Context
 from ..errors import UsageError
-from ..installation import install
-from ..ir.bundle import Bundle
-from ..ir.graph import GraphSet
 from ..ir.timeline import TimeLine
-from ..pipeline import Compilation
-from ..plugin.interfaces import LoadedModel
 from ..runtime import calls
 from ..runtime.as_captured import as_captured
 from ..runtime.framework_session import EagerModule, EagerSession
@@ -27,19 +19,11 @@ from ..runtime.session import Session
 from ..runtime.tracing import trace
 from ..stages import emit
 from .manners import HuggingFaceManners
+from .parts import Parts
+from .siblings import parts_over
 
-
-@frozen(kw_only=True)
-class Parts:
-    """What a compiled model is made of; without a session it can be saved and not run."""
-
-    loaded: LoadedModel
-    graphs: GraphSet
-    context: Context
-    session: "install.AnySession | None" = None
-    bundle: Bundle | None = None
-    compilation: Compilation | None = None
-    notes: tuple[str, ...] = ()
+if TYPE_CHECKING:
+    import torch
 
 
 class CompiledModel(HuggingFaceManners):
@@ -48,6 +32,7 @@ class CompiledModel(HuggingFaceManners):
     def __init__(self, parts: Parts) -> None:
         self.loaded, self.graphs, self.session = parts.loaded, parts.graphs, parts.session
         self.bundle, self.compilation, self.context = parts.bundle, parts.compilation, parts.context
+        self._parts = parts
         self.notes = tuple(dict.fromkeys((*parts.notes, *parts.context.store.warnings)))
 
     @property
@@ -156,6 +141,18 @@ class CompiledModel(HuggingFaceManners):
             raise UsageError(f"{self.loaded.name} is a language model (or has no weights); use generate")
         args, keywords = calls.canonical(self.loaded.module, args, keywords)
         return session(*args, **keywords)
+
+    def sibling(self, module: "torch.nn.Module") -> "CompiledModel":
+        """The same programs over the parameters of ``module``, for which nothing is captured, searched or built again.
+
+        ``module``: live, and equal to the compiled plain module in everything but the values of its tensors, such as the same layer of
+        another block. Its graphs are compared with it, and what is installed with the framework, as for ``compile``; it is moved to the
+        device. Both go on serving, each with its own weights.
+
+        Raises:
+            UsageError: this is no plain module that was compiled in this process, or ``module`` is another one; nothing is installed.
+        """
+        return type(self)(parts_over(self._parts, module))
 
     def __copy__(self) -> "CompiledModel":
         """Another name for the same session."""

@@ -57,6 +57,22 @@ def settle(session: "install.AnySession", loaded: LoadedModel, run_on: str, ctx:
     return ()
 
 
+def as_in(settled: ModuleSession, session: "install.AnySession", loaded: LoadedModel, ctx: Context) -> tuple[str, ...]:
+    """Let the session of an equal module run calls as ``settled`` does, without timing them; a note where that is not launch by launch."""
+    if not isinstance(session, ModuleSession):
+        return ()
+    note = ""
+    backend = install.capturing(session.device, ctx) if settled.replays else None
+    if backend is not None and session.replay(partial(backend.capture, owner=session)) is None:
+        if _difference(session, loaded):
+            session.launch()
+        else:
+            note = "calls replay one captured graph"
+    if settled.runs_itself and session.step_aside(loaded.module) is None:
+        note = "calls run the module's own forward"
+    return (f"{note}, as those of an equal module that were timed",) if note else ()
+
+
 def _difference(session: ModuleSession, loaded: LoadedModel) -> str:
     return program_check.difference(session, {"forward": session.program}, session.weights, loaded)
 

@@ -107,6 +107,11 @@ class ModuleSession:
         """Whether calls are left to the module's own forward."""
         return self._own is not None
 
+    @property
+    def replays(self) -> bool:
+        """Whether calls replay a recorded graph."""
+        return self._captured is not None
+
     def replay(self, capture: Capture) -> Reject | None:
         """Record the program once; from now on calls replay it. A Reject, and nothing changes, where that cannot be."""
         with self._lock, self._torch.inference_mode():

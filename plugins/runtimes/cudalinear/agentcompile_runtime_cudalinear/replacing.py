@@ -1,5 +1,6 @@
 """Putting the layers into a model, and taking them out again."""
 
+import contextlib
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -45,10 +46,11 @@ class Replaced:
 def replace_linears(model: nn.Module, **options: Any) -> Replaced:
     """Have every linear layer of ``model`` run its calls with one token by a kernel that was compiled for its shape.
 
-    Each layer is compiled as a module of its own (``agentcompile_core.compile``): kernels are validated, measured and compared with the
-    layer before they serve, and the framework keeps what is faster there. Layers of one shape share what the first one found. Layers
-    with hooks or parametrizations, subclasses of ``nn.Linear`` and parameters of other types than float16, bfloat16 and float32
-    are left alone. Layers whose compilation fails are left alone too, and ``left`` says why.
+    The first layer of each shape is compiled as a module of its own (``agentcompile_core.compile``): kernels are validated, measured and
+    compared with the layer before they serve, and the framework keeps what is faster there. The others of that shape run its program
+    over their own parameters, each compared with the framework too. Layers with hooks or parametrizations, subclasses of ``nn.Linear``
+    and parameters of other types than float16, bfloat16 and float32 are left alone, and so are those whose compilation fails; ``left``
+    says why.
 
     Args:
         model: any module; changed in place. Its parameters stay where they are, or move as compiling moves them (to 16 bytes).
@@ -59,14 +61,14 @@ def replace_linears(model: nn.Module, **options: Any) -> Replaced:
     """
     places = _places(model)
     made: dict[int, tuple[nn.Module, str]] = {}
-    layers, left, done = {}, {}, []
+    layers, left, done, compiled = {}, {}, [], _Compiled(options)
     for full, (parent, name, linear) in places.items():
         why = _why_not(linear)
         if why:
             left[full] = why
             continue
         if id(linear) not in made:
-            made[id(linear)] = _made(linear, options)
+            made[id(linear)] = compiled.of(linear)
         layer, what = made[id(linear)]
         if layer is linear:
             left[full] = what
@@ -100,19 +102,39 @@ def _why_not(linear: nn.Linear) -> str:
     return "its parameters hold no data" if linear.weight.is_meta else ""
 
 
-def _made(linear: nn.Linear, options: Mapping[str, Any]) -> tuple[nn.Module, str]:
-    """The layer that takes its place and what serves it; or the layer itself and why it stays."""
-    weight = linear.weight
-    row = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(linear.in_features)).to(weight.device, weight.dtype)
-    try:
-        compiled = compile_module(linear, **{"device": weight.device.type, **options, "example_inputs": (row,)})
-    except UsageError:
-        raise
-    except AgentCompileError as exc:
-        return linear, str(exc).splitlines()[0]
-    steps = [step for selection in compiled.compilation.selections for step in selection.steps] if compiled.compilation else []
-    run = getattr(compiled.session, "run", None)
-    if not steps or run is None:
-        return linear, "the framework's own is not slower"
-    lost = [note for note in compiled.notes if "framework's operators" in note]
-    return (linear, lost[0]) if lost else (CUDALinear(linear, run), steps[0].step.implementation)
+class _Compiled:
+    """What layers of one shape share: the first one is compiled, programs of its form then read the parameters of the others."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options, self._first = options, dict[tuple[Any, ...], Any]()
+
+    def of(self, linear: nn.Linear) -> tuple[nn.Module, str]:
+        """The layer that takes the place of ``linear`` and what serves it; or the layer itself and why it stays."""
+        try:
+            compiled = self._model(linear)
+        except UsageError:
+            raise
+        except AgentCompileError as exc:
+            return linear, str(exc).splitlines()[0]
+        steps = [step for selection in compiled.compilation.selections for step in selection.steps] if compiled.compilation else []
+        run = getattr(compiled.session, "run", None)
+        if not steps or run is None:
+            return linear, "the framework's own is not slower"
+        lost = [note for note in compiled.notes if "framework's operators" in note]
+        return (linear, lost[0]) if lost else (CUDALinear(linear, run), steps[0].step.implementation)
+
+    def _model(self, linear: nn.Linear) -> Any:
+        weight, key = linear.weight, _key(linear)
+        if key in self._first:
+            with contextlib.suppress(UsageError):  # it differs in something else: it is compiled by itself
+                return self._first[key].sibling(linear)
+        generator = torch.Generator().manual_seed(linear.in_features)
+        row = torch.randn(1, linear.in_features, generator=generator).to(weight.device, weight.dtype)
+        compiled = compile_module(linear, **{"device": weight.device.type, **self._options, "example_inputs": (row,)})
+        self._first.setdefault(key, compiled)
+        return compiled
+
+
+def _key(linear: nn.Linear) -> tuple[Any, ...]:
+    """What layers have in common that can share a program."""
+    return linear.in_features, linear.out_features, linear.bias is None, linear.weight.dtype, linear.weight.device

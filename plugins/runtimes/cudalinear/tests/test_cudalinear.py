@@ -149,3 +149,31 @@ def test_options_that_cannot_be_are_said_and_change_nothing() -> None:
     with pytest.raises(UsageError, match="budget"):
         replace_linears(net, budget="much")
     assert net[0] is before
+
+
+@pytest.mark.slow
+def test_layers_of_one_shape_are_compiled_once_and_each_reads_its_own_weights(options: dict[str, Any],
+                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    import agentcompile_runtime_cudalinear.replacing as replacing
+
+    compiled: list[nn.Linear] = []
+
+    def compile_module(linear: nn.Linear, **given: Any) -> Any:
+        compiled.append(linear)
+        return replacing_compile(linear, **given)
+
+    replacing_compile = replacing.compile_module
+    monkeypatch.setattr(replacing, "compile_module", compile_module)
+    net = nn.Sequential(*(nn.Linear(32, 32, bias=index != 2) for index in range(5)), nn.Linear(32, 16)).eval().requires_grad_(False)
+    x = torch.randn(1, 32)
+    wanted = [layer(x) for layer in net]
+    with replace_linears(net, **options) as replaced:
+        assert len(replaced.layers) == 6 and not replaced.left
+        assert len(compiled) == 3, "one of each shape, with a bias and without one"
+        for layer, result in zip(net, wanted, strict=True):
+            assert isinstance(layer, CUDALinear)
+            torch.testing.assert_close(layer(x), result)
+        with torch.no_grad():
+            net[1].weight.mul_(2.0)
+            torch.testing.assert_close(net[1](x), nn.functional.linear(x, net[1].weight, net[1].bias))
+            torch.testing.assert_close(net[3](x), wanted[3])

@@ -1,0 +1,24 @@
+"""What a compiled model is made of."""
+
+from attrs import frozen
+
+from ..context import Context
+from ..installation import install
+from ..ir.bundle import Bundle
+from ..ir.graph import GraphSet
+from ..pipeline import Compilation
+from ..plugin.interfaces import LoadedModel
+
+
+@frozen(kw_only=True)
+class Parts:
+    """Without a session it can be saved and not run. ``run_on``: as ``compile`` was asked."""
+
+    loaded: LoadedModel
+    graphs: GraphSet
+    context: Context
+    session: install.AnySession | None = None
+    bundle: Bundle | None = None
+    compilation: Compilation | None = None
+    run_on: str = "auto"
+    notes: tuple[str, ...] = ()
