@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_half_precision_is_as_near_to_fp32_as_the_whole_cache_under_a_mask(by: s
         ours, theirs = ((first_logits(mine, prompt_of(length)) - wanted).square().mean().sqrt() for mine in (live, masked))
         assert float(ours) <= 1.5 * float(theirs) + 1e-3 * float(wanted.std()), length
     kernels = {key[0]: used for key, used in backend._rows._served.items() if dtype in key}  # type: ignore[attr-defined]
-    wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "silu_product", *(["merge_rows"] if by == "libraries" else [])}
+    wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "gate_rows", *(["merge_rows"] if by == "libraries" else [])}
     assert wanted_kernels <= kernels.keys() and all(kernels.values())
 
 
@@ -272,9 +273,10 @@ def test_products_of_few_rows_are_the_frameworks(dtype: torch.dtype, columns: in
         wanted = left + (bias.double() if len(given) > 2 else 0.0)
         for _ in range(3):
             assert bool(((plain(*given).double() - wanted).abs() <= eps * wanted.abs() + 1e-3).all())
-    active = torch.nn.functional.silu(left)
-    found = gated(x, gate, up).double()
-    assert bool(((found - active * right).abs() <= eps * (2 * (active * right).abs() + 2.2 * left.abs() * right.abs()) + 1e-3).all())
+    for how in ({}, {"approximate": "tanh"}):
+        by = backend.body("aten.linear.default", "aten.gelu.default", "aten.mul.Tensor") if how else gated
+        active, found = torch.nn.functional.gelu(left, **how) if how else torch.nn.functional.silu(left), by(x, gate, up, **how).double()
+        assert bool(((found - active * right).abs() <= eps * (2 * (active * right).abs() + 2.3 * left.abs() * right.abs()) + 1e-3).all())
 
 
 def test_the_kernel_over_all_takes_what_it_reads_and_nothing_else(backend: Backend) -> None:
@@ -289,19 +291,21 @@ def test_the_kernel_over_all_takes_what_it_reads_and_nothing_else(backend: Backe
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation, how", [("silu", {}), ("gelu", {}), ("gelu", {"approximate": "tanh"}), ("relu", {})])
 @pytest.mark.parametrize("count, columns, terms", [(1024, 6144, 2048), (1500, 1000, 264), (4097, 8960, 1536), (1025, 136, 72)])
-def test_gated_products_are_the_frameworks(dtype: torch.dtype, count: int, columns: int, terms: int, backend: Backend) -> None:
+def test_gated_products_are_the_frameworks(dtype: torch.dtype, activation: str, how: dict[str, str], count: int, columns: int, terms: int,
+                                           backend: Backend) -> None:
     generator = torch.Generator("cuda").manual_seed(count)
     x, gate, up = (torch.randn(*size, generator=generator, device="cuda", dtype=dtype) * terms**-0.25
                    for size in ((1, count, terms), (columns, terms), (columns, terms)))
-    body = backend.body("aten.linear.default", "aten.silu.default", "aten.mul.Tensor")
+    body = backend.body("aten.linear.default", f"aten.{activation}.default", "aten.mul.Tensor")
     assert body is not None
-    found = body(x, gate, up)
+    found = body(x, gate, up, **how)
     assert (found is not None) is has_wgmma(backend)
     if found is None:
         pytest.skip("this GPU has no wgmma")
-    silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
-    framework, wanted = silu(linear(x, gate)) * linear(x, up), silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    act, linear = partial(getattr(torch.nn.functional, activation), **how), torch.nn.functional.linear
+    framework, wanted = act(linear(x, gate)) * linear(x, up), act(x.double() @ gate.double().T) * (x.double() @ up.double().T)
     errors = [float((one.double() - wanted).square().mean().sqrt()) for one in (found, framework)]
     assert errors[0] <= 1.05 * errors[1]
     torch.testing.assert_close(found, framework, rtol=8 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)

@@ -68,5 +68,5 @@ def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: D
         assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-3 * float(right.std())
     used = {key[0]: served for key, served in backend.rows._served.items()}
     wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "skinny_rows"}
-    wanted_kernels |= {"silu_product", "gated_rows"} if name != "gemma2" else set()
+    wanted_kernels |= {"gate_rows", "gated_rows"}
     assert used == dict.fromkeys(wanted_kernels, True)

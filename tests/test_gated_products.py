@@ -1,5 +1,6 @@
 """Gate, up and what becomes of both are one call of the device only where nobody else reads what lies between."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from agentcompile_core.ir.graph import Graph
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.joint_products import ProductMemory
 
+GELU, RELU, CHUNK, SPLIT, SIZES = (f"aten.{name}" for name in (
+    "gelu.default", "relu.default", "chunk.default", "split.Tensor", "split_with_sizes.default"))
+ACTIVATIONS: dict[str, Any] = {SILU: torch.nn.functional.silu, GELU: torch.nn.functional.gelu, RELU: torch.relu}
+
 
 class Device:
     """Bodies of a device: gated products, if it ``serves`` them, and gates of two results, if it ``gates``; ``calls`` names what ran."""
@@ -21,16 +26,19 @@ class Device:
         self.serves, self.gates, self.calls = serves, gates, list[str]()
 
     def __call__(self, *ops: str) -> Any:
-        return {(LINEAR, SILU, MUL): self.product, (SILU, MUL): self.gate, (MUL,): None, (MUL, MUL): self.never,
-                (MUL, SILU): self.never}.get(ops)
+        by = ACTIVATIONS.get(ops[-2] if len(ops) > 1 else "")
+        if len(ops) == 2 and ops[0] == MUL:
+            return self.never
+        return by and {(LINEAR, MUL): partial(self.product, by), (MUL,): partial(self.gate, by)}.get((*ops[:-2], ops[-1]))
 
-    def product(self, x: Tensor, gate: Tensor, up: Tensor) -> Tensor | None:
+    def product(self, by: Any, x: Tensor, gate: Tensor, up: Tensor, **how: Any) -> Tensor | None:
+        assert gate.is_contiguous() and up.is_contiguous()
         self.calls.append("product" if self.serves else "refused")
-        return torch.nn.functional.silu(x @ gate.T) * (x @ up.T) if self.serves else None
+        return by(x @ gate.T, **how) * (x @ up.T) if self.serves else None
 
-    def gate(self, left: Tensor, right: Tensor) -> Tensor | None:
+    def gate(self, by: Any, left: Tensor, right: Tensor, **how: Any) -> Tensor | None:
         self.calls.append("gate" if self.gates else "no gate")
-        return torch.nn.functional.silu(left) * right if self.gates else None
+        return by(left, **how) * right if self.gates else None
 
     def never(self, *_: Any) -> None:
         raise AssertionError("a call of the rows alone is no product of two values")
@@ -44,6 +52,13 @@ def check(graph: Graph, weights: dict[str, Tensor], device: Device) -> list[str]
     for name in graph.outputs:
         torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
     return device.calls
+
+
+def parts(built: Built, value: str, columns: int, count: int, way: str) -> list[str]:
+    """``count`` equal parts of the columns of a value."""
+    each = columns // count
+    given = {CHUNK: count, SPLIT: each, SIZES: [each] * count}[way]
+    return built.several(way, value, given, 2 if way == SPLIT else -1, shapes=[(1, ROWS, each)] * count)
 
 
 def gated(turned: bool = False, biased: bool = False, up_first: bool = False, behind: Any = None) -> Graph:
@@ -101,6 +116,36 @@ def test_biases_and_other_rows_are_no_gated_product() -> None:
     assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
 
 
+@pytest.mark.parametrize("way", [CHUNK, SPLIT, SIZES])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("activation, how", [(SILU, {}), (GELU, {}), (GELU, {"approximate": "tanh"}), (RELU, {})])
+def test_parts_of_one_product_are_two_and_the_activation_keeps_what_it_is_told(way: str, first: int, activation: str, how: Any) -> None:
+    built = Built()
+    built.weight("both", 2 * COLUMNS)
+    both = parts(built, built.product("both", columns=2 * COLUMNS), 2 * COLUMNS, 2, way)
+    active = built.node(activation, both[first], shape=shape(), **how)
+    graph = built.graph(built.node(MUL, both[1 - first], active, shape=shape()))
+    assert check(graph, memory(graph, ["both"]), Device()) == ["product"]
+    assert check(graph, memory(graph, ["both"]), Device(serves=False)) == ["refused", "gate"]
+    assert check(graph, memory(graph, ["both"]), Device(serves=False, gates=False)) == ["refused", "no gate"]
+
+
+def test_a_third_part_that_somebody_reads_and_parts_of_rows_are_no_gated_product() -> None:
+    for read in (False, True):
+        built = Built()
+        built.weight("all", 3 * COLUMNS)
+        gate, up, third = parts(built, built.product("all", columns=3 * COLUMNS), 3 * COLUMNS, 3, CHUNK)
+        product = built.node(MUL, built.node(SILU, gate, shape=shape()), up, shape=shape())
+        graph = built.graph(*((product, third) if read else (product,)))
+        assert ("product" in check(graph, memory(graph, ["all"]), Device())) is not read
+    built = Built()
+    built.weight("w")
+    one, rest = (1, 1, COLUMNS), (1, ROWS - 2, COLUMNS)
+    gate, up, _ = built.several(SIZES, built.product("w"), [1, 1, ROWS - 2], 1, shapes=[one, one, rest])
+    graph = built.graph(built.node(MUL, built.node(SILU, gate, shape=one), up, shape=one))
+    assert "product" not in check(graph, memory(graph, ["w"]), Device())
+
+
 def test_rows_that_change_meanwhile_are_read_before() -> None:
     built = Built()
     built.weight("gate")
@@ -119,10 +164,17 @@ def test_any_graph_of_products_and_gates_computes_what_it_did(data: st.DataObjec
     count = draw(st.integers(2, 4))
     for i in range(count):
         built.weight(f"w{i}")
+    built.weight("wide", 2 * COLUMNS)
     values = [built.product(f"w{draw(st.integers(0, count - 1))}") for _ in range(draw(st.integers(2, 5)))]
+    for _ in range(draw(st.integers(0, 2))):
+        wide = built.product("wide", columns=2 * COLUMNS)
+        values += parts(built, wide, 2 * COLUMNS, 2, draw(st.sampled_from([CHUNK, SPLIT, SIZES])))
     for _ in range(draw(st.integers(1, 8))):
         one, other = draw(st.sampled_from(values)), draw(st.sampled_from(values))
-        values.append(built.node(SILU, one, shape=(1, ROWS, COLUMNS)) if draw(st.booleans()) else
-                      built.node(MUL, one, other, shape=(1, ROWS, COLUMNS)))
+        how = {"approximate": "tanh"} if draw(st.booleans()) else {}
+        values.append(draw(st.sampled_from([
+            lambda one=one, other=other: built.node(MUL, one, other, shape=(1, ROWS, COLUMNS)),
+            lambda one=one: built.node(SILU, one, shape=(1, ROWS, COLUMNS)),
+            lambda one=one, how=how: built.node(GELU, one, shape=(1, ROWS, COLUMNS), **how)]))())
     graph = built.graph(*draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True)))
-    check(graph, memory(graph, [f"w{i}" for i in range(count)]), Device(draw(st.booleans()), draw(st.booleans())))
+    check(graph, memory(graph, [*(f"w{i}" for i in range(count)), "wide"]), Device(draw(st.booleans()), draw(st.booleans())))

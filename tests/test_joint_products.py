@@ -34,12 +34,17 @@ class Built:
         if self.biased:
             self.values.append(Value(name=f"{name}_bias", spec=spec(columns), kind=ValueKind.WEIGHT, source=f"{name}_bias"))
 
-    def node(self, op: str, *args: Any, shape: tuple[int, ...], mutates: tuple[str, ...] = ()) -> str:
-        name = f"v{len(self.nodes)}"
-        self.values.append(Value(name=name, spec=spec(*shape)))
+    def node(self, op: str, *args: Any, shape: tuple[int, ...], mutates: tuple[str, ...] = (), **how: Any) -> str:
+        return self.several(op, *args, shapes=[shape], mutates=mutates, **how)[0]
+
+    def several(self, op: str, *args: Any, shapes: list[tuple[int, ...]], mutates: tuple[str, ...] = (), **how: Any) -> list[str]:
+        """A node of several values."""
+        names = [f"v{len(self.nodes)}{'.' + str(i) if i else ''}" for i in range(len(shapes))]
+        self.values += [Value(name=name, spec=spec(*shape)) for name, shape in zip(names, shapes, strict=True)]
         found = tuple(Ref(a) if isinstance(a, str) else a for a in args)
-        self.nodes.append(Node(name=f"n{len(self.nodes)}", op=op, kind=op.split(".")[1], args=found, outputs=(name,), mutates=mutates))
-        return name
+        self.nodes.append(Node(name=f"n{len(self.nodes)}", op=op, kind=op.split(".")[1], args=found, kwargs=tuple(how.items()),
+                               outputs=tuple(names), mutates=mutates))
+        return names
 
     def product(self, weight: str, x: str = "x", columns: int = COLUMNS) -> str:
         bias = (f"{weight}_bias",) if self.biased else ()

@@ -41,7 +41,7 @@ def with_bodies(
             both = bodies(first.op, node.op)
             if both is not None and first.outputs[0] not in outputs and _only_reader(graph, first, node):
                 found[node.name] = _either_pair(both, operator_of(first.op), operator_of(node.op))
-                merged[node.name] = evolve(node, args=(first.args[0], other))
+                merged[node.name] = evolve(node, args=(first.args[0], other), kwargs=first.kwargs)
                 gone.add(first.name)
                 break
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found
@@ -80,13 +80,13 @@ def _tensors(arguments: Sequence[Any], count: int) -> bool:
 
 
 def _pairs(node: Node, by_output: dict[str, Node]) -> list[tuple[Node, Ref]]:
-    """For each of two operands what made it, where that takes one tensor only, and the other operand."""
+    """For each of two operands what made it, where that takes one tensor and constants by name, and the other operand."""
     if not _tensors(node.args, 2) or node.kwargs or node.args[0] == node.args[1]:
         return []
     left, right = node.args
     pairs = [(by_output.get(a.value), b) for a, b in ((left, right), (right, left)) if isinstance(a, Ref) and isinstance(b, Ref)]
-    return [(first, b) for first, b in pairs if first is not None and len(first.args) == 1 and not first.kwargs and not first.mutates
-            and isinstance(first.args[0], Ref)]
+    return [(first, b) for first, b in pairs if first is not None and len(first.args) == 1 and not first.mutates
+            and isinstance(first.args[0], Ref) and not any(isinstance(given, Ref | tuple | list) for _, given in first.kwargs)]
 
 
 def _only_reader(graph: Graph, first: Node, second: Node) -> bool:
@@ -120,8 +120,8 @@ def _either_sum(body: Callable[..., Any], add: Callable[..., Any], norm: Callabl
 
 
 def _either_pair(body: Callable[..., Any], before: Callable[..., Any], after: Callable[..., Any]) -> Callable[..., Any]:
-    def run(x: Any, other: Any) -> Any:
-        found = body(x, other)
-        return after(before(x), other) if found is None else found
+    def run(x: Any, other: Any, **how: Any) -> Any:
+        found = body(x, other, **how)
+        return after(before(x, **how), other) if found is None else found
 
     return run

@@ -99,7 +99,7 @@ class Prepared:
         self.written: frozenset[str] = frozenset()
         gated: dict[str, Callable[..., Any]] = {}
         if products is not None and bodies is not None:
-            nodes, gated = with_gated_products(graph, nodes, outputs, bodies, products)
+            nodes, gated = with_gated_products(graph, nodes, outputs, bodies, products, operator_of)
         if products is not None:
             product = bodies(LINEAR) if bodies is not None else None
             nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products, product)

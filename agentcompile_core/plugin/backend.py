@@ -178,13 +178,15 @@ class Backend(Offer):
         nothing does.
 
         ``ops``: one operator (``agentcompile.rms_norm.default``), whose arguments it takes; or two, of which the second takes two
-        tensors in any order and is the first one's only reader: then the first one's argument, and the second one's other. It
-        returns a new tensor, or None where it does not serve these arguments, and may be captured behind calls of the same shapes.
-        Of ``aten.add.Tensor`` and ``agentcompile.rms_norm.default`` others read the sum too: the body takes both addends and what
-        the norm takes behind its first argument, and returns sum and norm. Of ``aten.linear.default``, ``aten.silu.default`` and
-        ``aten.mul.Tensor``, a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under SiLU
-        [I, K] and the other one's. That of ``aten.linear.default`` alone takes ``out`` by name too: [T, N], dense, which it writes and
-        returns then. Matrices and biases of products are weights in any case, which nothing writes while a program runs.
+        tensors in any order and is the first one's only reader: then the first one's argument, the second one's other, and what else
+        the first one takes, by name (``approximate`` of ``aten.gelu.default``). It returns a new tensor, or None where it does not
+        serve these arguments, and may be captured behind calls of the same shapes. Of ``aten.add.Tensor`` and
+        ``agentcompile.rms_norm.default`` others read the sum too: the body takes both addends and what the norm takes behind its first
+        argument, and returns sum and norm. Of ``aten.linear.default``, an activation (``aten.silu.default``) and ``aten.mul.Tensor``,
+        a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under the activation [I, K], the
+        other one's, and what else the activation takes, by name. That of ``aten.linear.default`` alone takes ``out`` by name too:
+        [T, N], dense, which it writes and returns then. Matrices and biases of products are weights in any case, which nothing writes
+        while a program runs.
         """
         return None
 

@@ -1,9 +1,9 @@
 // Gate and up of a prompt chunk and what becomes of both, in one product by warpgroups (wgmma), fp16 and bf16, sm_90a:
 //
-//   out[t, i] = silu(sum over j of x[t, j] gate[i, j]) * sum over j of x[t, j] up[i, j]
+//   out[t, i] = activation(sum over j of x[t, j] gate[i, j]) * sum over j of x[t, j] up[i, j]
 //
-// x [count, terms], gate and up [columns, terms], out [count, columns], dense; fp32 sums, rounded to T before silu, behind it and behind the
-// product, as the framework does that stores all of them.
+// x [count, terms], gate and up [columns, terms], out [count, columns], dense; fp32 sums, rounded as activation.cuh says. The activation
+// is Plan::activation; it is evaluated while no products are made.
 //
 // Two blocks of a cluster make tiles of 128 rows below each other, of 128 columns of gate and the same ones of up: one fetches the lines of
 // gate for both, the other those of up. Slices of 64 terms lie in a ring of Plan::stages (wgmma.cuh); one thread of the last warpgroup
@@ -11,6 +11,7 @@
 // A thread has a column of gate and the same one of up in registers, so that nothing but the result is written. Blocks stay
 // and take tile after tile, Plan::band clusters of rows together, so that their lines of x and of the weights stay in the L2 cache.
 // Wins for many rows: results of 2 columns and a pass over them are not written and read.
+#include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
 #include <agentcompile/quads.cuh>
@@ -47,12 +48,7 @@ struct Tile {
   }
 };
 
-// One exponential and one reciprocal of the hardware's: results leave while no products are made.
-__device__ __forceinline__ float gated(float gate, float up) {
-  const float x = ac::round_to<T>(gate);
-  const float active = x * ac::quick_reciprocal(1.0f + ac::quick_exp(-x));
-  return ac::round_to<T>(active) * ac::round_to<T>(up);
-}
+__device__ __forceinline__ float gated(float gate, float up) { return ac::gated<T>(Plan::activation, gate, up); }
 
 }  // namespace
 

@@ -10,7 +10,8 @@
 //                                   bit is set, and written to other strides, those of moved ones `at[0]` tokens further on. `lanes`
 //                                   (a power of two) threads per head, each with two vectors, which are turned into each other. One
 //                                   launch for two norms, two rotations and three copies, and no row lies in memory in between
-//   silu_product                    out = silu(gate) * up, dense rows of `columns`; those of gate and up may be slices of wider ones
+//   gate_rows                       out = activation(gate) * up, dense rows of `columns`; those of gate and up may be slices of wider
+//                                   ones. activation.cuh knows the activations
 //   merge_rows                      attention over several ranges of keys, each [T, H, D] dense with its logsumexp [H, T] in fp32,
 //                                   as attention over all of them; absent parts are null
 #include <agentcompile/activation.cuh>
@@ -247,7 +248,7 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, int rows, int columns, int gate_row, int up_row) {
+gate_rows(const Plan::T* gate, const Plan::T* up, Plan::T* out, int rows, int columns, int gate_row, int up_row, int activation) {
   wait_in_chain();
   const unsigned vectors = static_cast<unsigned>(columns) / size;
   const unsigned item = static_cast<unsigned>(block_from_the_end()) * Plan::threads + threadIdx.x;
@@ -257,7 +258,7 @@ silu_product(const Plan::T* gate, const Plan::T* up, Plan::T* out, int rows, int
   Vector::load(gate + static_cast<long long>(row) * gate_row + column).unpack(values);
   Vector::load(up + static_cast<long long>(row) * up_row + column).unpack(factors);
 #pragma unroll
-  for (int e = 0; e < size; ++e) values[e] = ac::round_to<T>(ac::silu(values[e])) * factors[e];
+  for (int e = 0; e < size; ++e) values[e] = ac::gated<T>(activation, values[e], factors[e]);
   Vector::pack(values).store(out + static_cast<long long>(row) * columns + column);
 }
 

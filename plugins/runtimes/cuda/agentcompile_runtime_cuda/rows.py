@@ -31,6 +31,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .gated_product import GatedProduct
+from .gates import ACTIVATIONS, LIKELY, gate_of
 from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
 from .own_kernels import OwnKernels
 from .skinny_product import SkinnyProduct
@@ -47,13 +48,12 @@ WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
 CLOSE, CLOSE_PRODUCTS = 2.0, 4.0  # units in the last place of the largest element beside which a kernel may differ from the framework
-NORM, ROPE, GATED = "agentcompile.rms_norm.default", "agentcompile.rope.default", ("aten.silu.default", "aten.mul.Tensor")
+NORM, ROPE, MULTIPLY = "agentcompile.rms_norm.default", "agentcompile.rope.default", "aten.mul.Tensor"
 PRODUCT = "aten.linear.default"
-GATED_PRODUCT = (PRODUCT, *GATED)
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
-_GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_row"))
+_GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_row", "activation"))
 _SUM_SCALARS = (i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
@@ -74,7 +74,7 @@ def source(dtype: DType) -> StepSource:
     merge = launch("merge_rows", tuple(f"part{i}" for i in range(MOST_PARTS)), _MERGE_SCALARS)
     places = (*merge.arguments[:MOST_PARTS], *sums, *merge.arguments[MOST_PARTS:])
     launches = (launch("rms_rows_warp", ("x", "weight"), _NORM_SCALARS), launch("rms_rows_block", ("x", "weight"), _NORM_SCALARS),
-                launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("silu_product", ("gate", "up"), _GATED_SCALARS),
+                launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("gate_rows", ("gate", "up"), _GATED_SCALARS),
                 evolve(merge, arguments=places),
                 launch("add_rms_rows", ("left", "right", "weight"), _SUM_SCALARS, ("total", "out")),
                 launch("place_heads", ("q", "k", "v", "q_weight", "k_weight", "v_weight", "cos", "sin", "at"), _PLACE_SCALARS,
@@ -96,8 +96,12 @@ class RowKernels:
     def body(self, *ops: str) -> "Callable[..., Any] | None":
         """See ``Backend.body``."""
         known: dict[tuple[str, ...], Callable[..., Any]] = {
-            (NORM,): self._norm, (ROPE,): self._rope, GATED: self._gated, SUM_AND_NORM: self._sum_and_norm,
-            GATED_PRODUCT: self._gated_product, (PRODUCT,): self._few_rows}
+            (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows}
+        for activation in ACTIVATIONS:
+            known[activation, MULTIPLY] = partial(self._gated, activation)
+            known[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
+        if len(ops) == 3 and ops in known:
+            self._product.expect(LIKELY[ops[1]])
         return known.get(ops)
 
     def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
@@ -168,10 +172,11 @@ class RowKernels:
         return self._checked(("rope_rows", x.dtype, dim, rotary), out, (x, cos, sin), ("rope_rows", -(-items // THREADS), scalars),
                              lambda: torch.ops.agentcompile.rope.default(x, cos, sin))
 
-    def _gated(self, gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor | None":
+    def _gated(self, activation: str, gate: "torch.Tensor", up: "torch.Tensor", **how: Any) -> "torch.Tensor | None":
         import torch
 
-        if gate.shape != up.shape or gate.dtype is not up.dtype or not gate.dim():
+        by = gate_of(activation, how)
+        if by is None or gate.shape != up.shape or gate.dtype is not up.dtype or not gate.dim():
             return None
         columns, strides = gate.shape[-1], (_row_stride(gate), _row_stride(up))
         apart = zip(strides, (gate, up), strict=True)
@@ -181,21 +186,26 @@ class RowKernels:
         if vectors > MOST - THREADS:
             return None
         out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        how = ("silu_product", -(-vectors // THREADS), (rows, columns, *strides))
-        key = ("silu_product", gate.dtype, all(stride == columns for stride in strides))
-        return self._checked(key, out, (gate, up), how, lambda: torch.nn.functional.silu(gate) * up)
+        launched = ("gate_rows", -(-vectors // THREADS), (rows, columns, *strides, by.number))
+        key = ("gate_rows", by.name, gate.dtype, all(stride == columns for stride in strides))
+        return self._checked(key, out, (gate, up), launched, lambda: by.run(gate) * up)
 
-    def _gated_product(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor | None":
+    def _gated_product(self, activation: str, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor",
+                       **how: Any) -> "torch.Tensor | None":
         import torch
-        from torch.nn.functional import linear, silu
+        from torch.nn.functional import linear
 
-        is_skinny = self._skinny.takes(x, gate, up)
-        if not is_skinny and not self._product.takes(x, gate, up):
+        by, is_skinny = gate_of(activation, how), self._skinny.takes(x, gate, up)
+        if by is None or not (is_skinny or self._product.takes(x, gate, up)):
             return None
         out = torch.empty((*x.shape[:-1], gate.shape[0]), dtype=x.dtype, device=x.device)
-        launch = partial(self._skinny.gated if is_skinny else self._product, x, gate, up, out)
-        key = ("gated_rows", is_skinny, x.dtype, *gate.shape)
-        return out if self._agreed(key, launch, lambda: (out,), lambda: (silu(linear(x, gate)) * linear(x, up),), CLOSE_PRODUCTS) else None
+        launch = partial(self._skinny.gated if is_skinny else self._product, x, gate, up, out, by)
+        key = ("gated_rows", by.name, is_skinny, x.dtype, *gate.shape)
+
+        def wanted() -> "Tensors":
+            return (by.run(linear(x, gate)) * linear(x, up),)
+
+        return out if self._agreed(key, launch, lambda: (out,), wanted, CLOSE_PRODUCTS) else None
 
     def _few_rows(self, x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None" = None, *,
                   out: "torch.Tensor | None" = None) -> "torch.Tensor | None":

@@ -1,10 +1,10 @@
 // Products of at most eight rows with a matrix that is read once (a "skinny" product), by tensor cores; fp16 and bf16, sm_90 and later:
 //
 //   skinny_rows    out[t, i] = sum over j of x[t, j] weight[i, j] + bias[i]; a null bias is none
-//   skinny_gated   out[t, i] = silu(sum over j of x[t, j] gate[i, j]) * sum over j of x[t, j] up[i, j]
+//   skinny_gated   out[t, i] = activation(sum over j of x[t, j] gate[i, j]) * sum over j of x[t, j] up[i, j]
 //
 // x [count, terms], matrices [columns, terms], bias [columns], out [count, columns], dense; rows begin at multiples of 16 bytes. fp32
-// sums, rounded to T before silu, behind it and behind the product, as the framework does that stores all of them.
+// sums; those of gate and up are rounded as activation.cuh says, which knows the activations.
 //
 // Each block has columns of its own, as many as the others or one more, and takes `lines` lines of the matrices at a time through a ring
 // of bulk copies (ring.cuh): slices of Plan::terms terms, with the same terms of x behind them. One warp fills the ring, matrices
@@ -12,6 +12,7 @@
 // rows of x its columns, so that one instruction serves all eight. A thread takes 16 bytes of a line and of a row at a time, whose
 // terms stand in the same order in both, which is all that a sum asks for. Then the warps' sums are added in shared memory.
 // Wins for 2 to 8 rows: the libraries read the matrix as slowly as they do for 64, and start only when the rows are there.
+#include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
@@ -57,6 +58,7 @@ struct Plain {
 struct Gated {
   const T* gate;
   const T* up;
+  int activation;
   static constexpr int outputs = lines / 2;
 
   static __device__ __forceinline__ int output_of(int line) { return line / 16 * 8 + line % 8; }
@@ -71,8 +73,7 @@ struct Gated {
       left += sums[warp * sums_of_warp + line];
       right += sums[warp * sums_of_warp + line + 8];
     }
-    left = ac::round_to<T>(left);
-    return ac::round_to<T>(left / (1.0f + expf(-left))) * ac::round_to<T>(right);
+    return ac::gated<T>(activation, left, right);
   }
 };
 
@@ -228,7 +229,7 @@ skinny_rows(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, Plan::
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
-skinny_gated(const Plan::T* x, const Plan::T* gate, const Plan::T* up, Plan::T* out, int count, int columns, int terms) {
+skinny_gated(const Plan::T* x, const Plan::T* gate, const Plan::T* up, Plan::T* out, int count, int columns, int terms, int activation) {
   __shared__ Kept kept;
-  run(x, Gated{gate, up}, out, count, columns, terms, kept);
+  run(x, Gated{gate, up, activation}, out, count, columns, terms, kept);
 }

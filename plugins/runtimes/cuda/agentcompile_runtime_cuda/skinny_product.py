@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from agentcompile_core.plugin_api import Access, Backend, DType, Feature, Launch, Role, StepSource, Target, i32, pointer
 
+from .gates import Gate
 from .own_kernels import OwnKernels
 
 if TYPE_CHECKING:
@@ -53,21 +54,22 @@ SMALL = Schedule(lines=16, terms=512)  # for all of them, where there is less sh
 
 def source(dtype: DType, schedule: Schedule) -> StepSource:
     """Both kernels for one element type; grid, shared memory and scalars are those of a call."""
-    def launch(entry: str, matrices: tuple[str, ...]) -> Launch:
+    def launch(entry: str, matrices: tuple[str, ...], *more: str) -> Launch:
         given = (pointer("x", Role.INPUT, dtype), *(pointer(name, Role.WEIGHT, dtype) for name in matrices))
-        scalars = (i32(name, 0) for name in ("count", "columns", "terms"))
+        scalars = (i32(name, 0) for name in ("count", "columns", "terms", *more))
         return Launch(entry=entry, grid=(1, 1, 1), block=(schedule.threads, 1, 1), shared_bytes=schedule.shared_bytes(ROWS), pdl=True,
                       arguments=(*given, pointer("out", Role.OUTPUT, dtype, Access.WRITE), *scalars))
 
     plan = {"T": c_type(dtype), "threads": schedule.threads, "stages": schedule.stages, "lines": schedule.lines, "terms": schedule.terms}
-    return make_source(TEMPLATE, plan=plan, launches=(launch(PLAIN, ("weight", "bias")), launch(GATED, ("gate", "up"))), features=FEATURES)
+    launches = launch(PLAIN, ("weight", "bias")), launch(GATED, ("gate", "up"), "activation")
+    return make_source(TEMPLATE, plan=plan, launches=launches, features=FEATURES)
 
 
-def called(launch: Launch, schedule: Schedule, x: "torch.Tensor", matrix: "torch.Tensor") -> tuple[Launch, tuple[int, ...]]:
-    """A launch of ``source`` with the ring of a call, and its scalars: rows, columns, terms."""
+def called(launch: Launch, schedule: Schedule, x: "torch.Tensor", matrix: "torch.Tensor", *more: int) -> tuple[Launch, tuple[int, ...]]:
+    """A launch of ``source`` with the ring of a call, and its scalars: rows, columns, terms, and ``more``."""
     columns, terms = matrix.shape
     count = x.numel() // terms
-    return evolve(launch, shared_bytes=schedule.shared_bytes(count)), (count, columns, terms)
+    return evolve(launch, shared_bytes=schedule.shared_bytes(count)), (count, columns, terms, *more)
 
 
 class SkinnyProduct:
@@ -97,18 +99,18 @@ class SkinnyProduct:
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
-        self._run(PLAIN, (x, weight, bias, out), lines_each=1)
+        self._run(PLAIN, (x, weight, bias, out))
 
-    def gated(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor", out: "torch.Tensor") -> None:
-        """Write silu(x gate^T) * (x up^T) of rows x [.., K] and weights [I, K] to out [.., I].
+    def gated(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor", out: "torch.Tensor", by: Gate) -> None:
+        """Write by(x gate^T) * (x up^T) of rows x [.., K] and weights [I, K] to out [.., I].
 
         Raises:
             BuildError: as ``plain``.
         """
-        self._run(GATED, (x, gate, up, out), lines_each=2)
+        self._run(GATED, (x, gate, up, out), by.number)
 
-    def _run(self, entry: str, tensors: "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]", lines_each: int) -> None:
-        x, matrix = tensors[:2]
+    def _run(self, entry: str, tensors: "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]", *more: int) -> None:
+        (x, matrix), lines_each = tensors[:2], 2 if entry == GATED else 1
         target = self._kernels[SHORT].target(x)
         assert target is not None
         blocks, schedules = min(target.sm_count, matrix.shape[0]), self._schedules(x)
@@ -116,7 +118,7 @@ class SkinnyProduct:
         schedule = schedules[lines_each * matrix.shape[0] > SHORT.lines * blocks]
         kernels = self._kernels[schedule]
         launch = next(one for one in kernels.launches(x) if one.entry.startswith(entry))
-        launch, scalars = called(launch, schedule, x, matrix)
+        launch, scalars = called(launch, schedule, x, matrix, *more)
         kernels.run(x, launch, blocks, tensors, scalars)
 
     def _schedules(self, x: "torch.Tensor") -> tuple[Schedule, Schedule] | None:

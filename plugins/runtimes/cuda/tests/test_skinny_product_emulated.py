@@ -7,6 +7,7 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.backend import CudaBackend
+from agentcompile_runtime_cuda.gates import GATES, Gate
 from agentcompile_runtime_cuda.skinny_product import GATED, LONG, PLAIN, ROWS, SHORT, SMALL, Schedule, SkinnyProduct, called, source
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
@@ -32,13 +33,13 @@ class Product:
     columns: int
     terms: int
     blocks: int = 1
-    gated: bool = False
+    gated: Gate | None = None
     biased: bool = False
     seed: int = 0
 
 
 PRODUCTS = st.builds(Product, count=st.integers(1, ROWS), columns=st.integers(1, 130), terms=st.integers(1, 200).map(lambda n: 8 * n),
-                     blocks=st.integers(1, 4), gated=st.booleans(), biased=st.booleans(), seed=st.integers(0, 99))
+                     blocks=st.integers(1, 4), gated=st.sampled_from((None, *GATES)), biased=st.booleans(), seed=st.integers(0, 99))
 
 
 def error(kernel: StepSource, dtype: DType, schedule: Schedule, one: Product, options: LaunchOptions) -> float:
@@ -54,12 +55,13 @@ def error(kernel: StepSource, dtype: DType, schedule: Schedule, one: Product, op
         tensors.pop("bias")
         launch = evolve(launch, arguments=tuple(evolve(a, operand="") if a.name == "bias" else a for a in launch.arguments))
     memory = {name: tensor.view(-1) for name, tensor in tensors.items()}
-    run_called(kernel, called(launch, schedule, x, first), min(one.blocks, one.columns), memory, options)
+    call = called(launch, schedule, x, first, *([one.gated.number] if one.gated else []))
+    run_called(kernel, call, min(one.blocks, one.columns), memory, options)
     eps, left = torch.finfo(half).eps, x.double() @ first.double().T
     if one.gated:
         right = x.double() @ second.double().T
-        active = torch.nn.functional.silu(left.to(half).double()).to(half).double()
-        wanted, bound = active * right.to(half).double(), 2 * (active * right).abs() + 2.2 * left.abs() * right.abs()
+        active = one.gated.run(left.to(half).double()).to(half).double()
+        wanted, bound = active * right.to(half).double(), 2 * (active * right).abs() + 2.3 * left.abs() * right.abs()
     else:
         wanted = left + bias.double() if one.biased else left
         bound = wanted.abs() + 0.1
@@ -103,7 +105,7 @@ WRONG = {
     "columns of the block before": ("begin + each + (block < longer ? 1 : 0)", "begin + each"),
     "the next kernel's x": ("first + output, terms) + from", "first + output, terms)"),
 }
-CASES = [Product(count=5, columns=75, terms=1112, blocks=2, biased=True), Product(count=8, columns=70, terms=2056, gated=True),
+CASES = [Product(count=5, columns=75, terms=1112, blocks=2, biased=True), Product(count=8, columns=70, terms=2056, gated=GATES[0]),
          Product(count=2, columns=37, terms=40, blocks=1)]
 
 
@@ -130,8 +132,9 @@ def test_calls_through_a_backend(columns: int) -> None:
     x, gate, up = (torch.randn(*size, generator=torch.Generator().manual_seed(1)).to(torch.float16) * 0.5
                    for size in ((1, 3, 24), (columns, 24), (columns, 24)))
     out = torch.full((1, 3, columns), math.nan, dtype=torch.float16)
-    skinny.gated(x, gate, up, out)
-    torch.testing.assert_close(out, torch.nn.functional.silu(x @ gate.T) * (x @ up.T), rtol=4e-3, atol=1e-3)
+    for by in GATES:
+        skinny.gated(x, gate, up, out.fill_(math.nan), by)
+        torch.testing.assert_close(out, by.run(x @ gate.T) * (x @ up.T), rtol=4e-3, atol=1e-3)
     for bias in (None, up[:, 0].contiguous()):
         skinny.plain(x, gate, bias, out)
         torch.testing.assert_close(out, torch.nn.functional.linear(x, gate, bias), rtol=2e-3, atol=1e-3)

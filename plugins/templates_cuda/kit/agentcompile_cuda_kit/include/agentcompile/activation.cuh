@@ -2,6 +2,7 @@
 // rounds. Full-precision math functions: an epilogue evaluates one per output row, so that the fast intrinsics would gain
 // nothing there, and fp32 models must agree with the framework.
 #pragma once
+#include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
 
 namespace ac {
@@ -23,6 +24,27 @@ __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(
 __device__ __forceinline__ float gelu_tanh(float x) {
   const float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
   return 0.5f * x * (1.0f + tanhf(inner));
+}
+
+// Gates of half precision: activation(gate) * up, rounded to T as often as the framework does that stores each of them. What is rounded
+// to half needs no full-precision exponential: one of the hardware's and a reciprocal do, which kernels evaluate that otherwise wait for
+// memory or for products.
+constexpr int gate_silu = 0;
+constexpr int gate_gelu = 1;
+constexpr int gate_gelu_tanh = 2;
+constexpr int gate_relu = 3;
+
+__device__ __forceinline__ float quick_sigmoid(float x) { return quick_reciprocal(1.0f + quick_exp(-x)); }
+
+__device__ __forceinline__ float activated(int kind, float x) {
+  if (kind == gate_gelu) return gelu(x);
+  if (kind == gate_relu) return relu(x);
+  // 0.5 (1 + tanh y) is the sigmoid of 2 y.
+  return x * quick_sigmoid(kind == gate_silu ? x : 1.59576912160573072f * (x + 0.044715f * x * x * x));
+}
+
+template <class T> __device__ __forceinline__ float gated(int kind, float gate, float up) {
+  return round_to<T>(activated(kind, round_to<T>(gate))) * round_to<T>(up);
 }
 
 }  // namespace ac
