@@ -33,6 +33,7 @@ _SIZES: tuple[tuple[int, str], ...] = (  # the tiny value of every configuration
     (5, "sliding_window local_attention window_size"),
 )
 TINY = {name: value for value, names in _SIZES for name in names.split()}
+_NOT_WIDER = frozenset({"mamba_d_state", "ssm_state_size", "state_size", "time_step_rank", "attention_chunk_size"})
 
 
 def known() -> tuple[str, ...]:
@@ -60,15 +61,21 @@ def shrunk(config: Any, special: dict[str, Any]) -> dict[str, Any]:
     return {**options, **special}
 
 
-def configuration(model_type: str, special: dict[str, Any]) -> Any:
-    """The tiny configuration of ``model_type``."""
+def configuration(model_type: str, special: dict[str, Any], wider: int = 1) -> Any:
+    """The tiny configuration of ``model_type``; widths, heads' channels and windows ``wider`` times as many."""
     kind = transformers.CONFIG_MAPPING[model_type]
-    return kind(**shrunk(kind(), special))
+    options = shrunk(kind(), special)
+    for name, value in options.items() if wider > 1 else ():
+        if TINY.get(name) in (WIDTH, 48, 8, 5) and name not in _NOT_WIDER and isinstance(value, int) and not isinstance(value, bool):
+            options[name] = wider * value
+        elif TINY.get(name) == POSITIONS and "vocab" not in name and value == POSITIONS:
+            options[name] = 32 * POSITIONS
+    return kind(**options)
 
 
-def tiny(model_type: str, special: dict[str, Any], scale: float = 8.0) -> nn.Module:
+def tiny(model_type: str, special: dict[str, Any], scale: float = 8.0, wider: int = 1) -> nn.Module:
     """A random fp32 model whose greedy tokens vary: matrices are scaled up, vectors are not all one. Always the same one."""
-    config = configuration(model_type, special)
+    config = configuration(model_type, special, wider)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
