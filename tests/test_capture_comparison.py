@@ -15,6 +15,7 @@ from agentcompile_core.ir.graph import DType, Graph, GraphSet, Workload
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.runtime import bundle_reader
+from agentcompile_core.stages.capture import comparison
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
@@ -99,6 +100,24 @@ def test_half_precision_is_compared_widened(dtype: torch.dtype) -> None:
     assert graphs.graphs and difference(graphs, loaded) == ""
     assert next(model.parameters()).dtype is dtype
     model.model.layers[1].self_attn.scaling *= 1.002  # far below what half precision resolves
+    assert difference(graphs, loaded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_that_halves_computed_and_a_cast_made_float32_err_as_halves(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mamba's: in float32, but no nearer than their half precision; what else they might be is told by the widened copy alone."""
+    model = tiny("mamba", {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, dtype)
+    workload = evolve(WORKLOAD, dtype=serial.structure(str(dtype).removeprefix("torch."), type(WORKLOAD.dtype)))
+    for matrix in (parameter for parameter in model.parameters() if parameter.dim() > 1):
+        matrix.data.div_(8.0)  # layers that are not decided by one number each
+    graphs, loaded = capture_language_model(model, "mamba", workload), LoadedModel(module=model, name="m")
+    with torch.no_grad():
+        assert model(torch.tensor([[1, 2]])).logits.dtype is torch.float32
+    assert graphs.graphs and difference(graphs, loaded) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "_widened", lambda module: None)
+        assert difference(graphs, loaded), "nothing tells honest roundings from wrong ones"
+    model.backbone.layers[1].norm.variance_epsilon += 2e-3  # far below what half precision resolves
     assert difference(graphs, loaded)
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..ir.graph import DType, Graph, GraphKind
-from ..ops.dtypes import torch_dtype
+from ..ir.graph import Graph, GraphKind
 from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
 from ..runtime.chunks import Chunk, ChunkInputs, rows_of
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
     Run = Callable[[], torch.Tensor]
 
-FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
 BEYOND = 2.0  # in rows of the cache that are not written yet: no score of half precision overflows by it
 UNWRITTEN = -1  # in the history of tokens
 SEED = 7
@@ -77,11 +75,9 @@ def _first(pairs: "Pairs", bound: float) -> str:
 
 
 def _bound(graph: Graph) -> float:
-    """The relative rms error that is allowed: a state or result in float32 errs as what it was computed from."""
-    from ..ops.agreement import half_bound
+    from ..ops.agreement import program_bound
 
-    narrow = {v.spec.dtype for v in graph.values} & {DType.F16, DType.BF16}
-    return max((half_bound(torch_dtype(dtype)) for dtype in narrow), default=FLOAT32_BOUND)
+    return program_bound(graph)
 
 
 def _step(session: Session, program: Program, graph: Graph, weights: "WeightStore") -> "Pairs":

@@ -5,26 +5,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..ir.graph import DType, Graph
+from .dtypes import torch_dtype
+
 FLOAT32_SHARE = 1e-4  # of the output's rms, and of the element itself
+FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
 HALF_ROUNDINGS = 24  # relative rms error in units of the type's epsilon: what honest roundings of many layers add up to
 
 
-def disagreement(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
+def disagreement(found: Sequence[Tensor], wanted: Sequence[Tensor], computed_in: torch.dtype | None = None) -> str:
     """One clause on how ``found`` differs from ``wanted`` beyond rounding; empty where they agree.
 
     float32 and wider agree element by element within 1e-4 of the rms and of the element; narrower floats in relative rms
-    within 24 of their epsilon; integers exactly. NaN and infinities are where they were.
+    within 24 of their epsilon; integers exactly. NaN and infinities are where they were. ``computed_in``: the narrow type that wider
+    results were computed in before they were cast, which they err as.
     """
     if len(found) != len(wanted):
         return f"it gives {len(found)} results instead of {len(wanted)}"
     for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        why = _difference(one, other)
+        why = _difference(one, other, computed_in)
         if why:
             return f"result {index} {why}" if len(found) > 1 else f"its result {why}"
     return ""
 
 
-def _difference(found: Tensor, wanted: Tensor) -> str:
+def _difference(found: Tensor, wanted: Tensor, computed_in: torch.dtype | None) -> str:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"is {tuple(found.shape)} {found.dtype} instead of {tuple(wanted.shape)} {wanted.dtype}"
     if torch.equal(found, wanted):
@@ -37,13 +42,20 @@ def _difference(found: Tensor, wanted: Tensor) -> str:
     one, other = found[finite].double(), wanted[finite].double()
     rms = float(other.square().mean().sqrt()) if other.numel() else 0.0
     error = (one - other).abs()
-    if torch.finfo(wanted.dtype).eps <= torch.finfo(torch.float32).eps:
+    dtype = max(filter(None, (wanted.dtype, computed_in)), key=lambda one: torch.finfo(one).eps)
+    if torch.finfo(dtype).eps <= torch.finfo(torch.float32).eps:
         wrong = bool((error > FLOAT32_SHARE * (rms + other.abs())).any())
     else:
-        wrong = float(error.square().mean().sqrt()) > half_bound(wanted.dtype) * rms
+        wrong = float(error.square().mean().sqrt()) > half_bound(dtype) * rms
     return f"is off by {float(error.max()):.3g} where its rms is {rms:.3g}" if wrong else ""
 
 
 def half_bound(dtype: torch.dtype) -> float:
     """The relative rms error that honest roundings to ``dtype`` may add up to over the layers of a model."""
     return HALF_ROUNDINGS * torch.finfo(dtype).eps
+
+
+def program_bound(graph: Graph) -> float:
+    """The relative rms error that programs of one graph may have: a state or result in float32 errs as what it was computed from."""
+    narrow = {v.spec.dtype for v in graph.values} & {DType.F16, DType.BF16}
+    return max((half_bound(torch_dtype(dtype)) for dtype in narrow), default=FLOAT32_BOUND)

@@ -8,7 +8,6 @@ from .rows_state import OneRow, RowsStep
 if TYPE_CHECKING:
     import torch
 
-FLOAT32_BOUND = 1e-3  # relative rms error of a step in float32
 BEYOND = 2.0  # in rows of the caches that are not written yet
 SEED = 11
 FIRST = 3  # position of the first row; each further one is two behind it
@@ -49,7 +48,7 @@ def difference(session: OneRow, step: RowsStep) -> str:
     """One clause on what a step of several rows computes otherwise than single steps; empty where they agree.
 
     Rows have tokens, positions and histories of their own, and change places once; one stands still. The relative rms error may be
-    1e-3 in float32, else 24 epsilon of the logits' type. ``session`` is held by the caller; what its cache held is lost.
+    what programs of its graph may have (ops.agreement). ``session`` is held by the caller; what its cache held is lost.
     """
     import torch
 
@@ -68,7 +67,9 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
     """``standing``: the last row does not move on."""
     import torch
 
-    state = step.state
+    from ..ops.agreement import program_bound
+
+    state, bound = step.state, program_bound(step.bound.graph)
     for row, case in enumerate(cases):
         hold(state.caches[row], case.position + 2)
         case.fill(state.tensors(row))
@@ -82,7 +83,7 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
     for row, case in enumerate(cases):
         left = [tensor[:, case.position] for tensor in state.tensors(row)]
         for found, wanted in zip((logits[0, row], *left), (case.logits, *case.left), strict=True):
-            if why := _beyond(found, wanted):
+            if why := _beyond(found, wanted, bound):
                 return f"{why} (row {row})"
         if not all(map(torch.equal, (t[:, case.position + 1] for t in state.tensors(row)), case.behind)):
             return f"it writes behind its position (row {row})"
@@ -97,14 +98,11 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
     return ""
 
 
-def _beyond(found: "torch.Tensor", wanted: "torch.Tensor") -> str:
+def _beyond(found: "torch.Tensor", wanted: "torch.Tensor", bound: float) -> str:
     import torch
-
-    from ..ops.agreement import half_bound
 
     one, other = found.double(), wanted.double()
     if not bool(torch.isfinite(one).all()) or not bool(torch.isfinite(other).all()):
         return "it makes numbers that are NaN or infinite"
     error, rms = float((one - other).square().mean().sqrt()), float(other.square().mean().sqrt())
-    bound = FLOAT32_BOUND if wanted.dtype in (torch.float32, torch.float64) else half_bound(wanted.dtype)
     return "" if error <= bound * rms else f"its rms error is {error:.3g} where the single step's rms is {rms:.3g}"

@@ -2,7 +2,8 @@
 
 Plain modules: one call on the example inputs, one on random ones. Language models: a prompt in two chunks and two decode
 steps, through every chunk size, against the model's own forward and cache. Half precision is compared as it is and, where
-memory allows, once more on a copy widened to float32.
+memory allows, once more on a copy widened to float32. Results that half precision computes and a cast makes float32 (logits behind
+``.float()``) err as halves do: they may only where the widened copy agrees.
 """
 
 import copy
@@ -47,15 +48,16 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
     compared = _calls_of_module if graphs.kv is None else _calls_of_model
     exact, why = compared(graphs, loaded, loaded.module, None)
-    if why or exact or not _is_half(loaded.module):
+    narrow = _narrow(loaded.module)
+    if exact or narrow is None or (why and compared(graphs, loaded, loaded.module, None, narrow)[1]):
         return why
     wide = _widened(loaded.module)
     if wide is None:
-        return ""
+        return why
     try:
         return compared(graphs, loaded, wide, torch.float32)[1]
     except Exception:  # a module that names its element type in its code cannot be widened; its own type was compared
-        return ""
+        return why
     finally:
         del wide
         release_cache()
@@ -69,22 +71,24 @@ def given_to(loaded: LoadedModel) -> Arguments:
     return tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {})
 
 
-def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
+def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None,
+                     computed_in: torch.dtype | None = None) -> tuple[bool, str]:
     graph = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD)
     given = given_to(loaded)
     if not tensors_among(given):
         given = (_made_inputs(graph, loaded.module), {})
-    exact, why = _one_call(graphs, module, given, wide)
+    exact, why = _one_call(graphs, module, given, wide, computed_in)
     if why:
         return False, why
     try:
-        also, why = _one_call(graphs, module, random_inputs(given), wide)
+        also, why = _one_call(graphs, module, random_inputs(given), wide, computed_in)
     except Exception:  # random numbers need not be what the module takes; its own examples were compared
         return exact, ""
     return exact and also, why
 
 
-def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None) -> tuple[bool, str]:
+def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None,
+              computed_in: torch.dtype | None) -> tuple[bool, str]:
     def fresh() -> Arguments:
         def copy_of(a: Tensor) -> Tensor:
             return a.to(wide) if wide and a.dtype in HALVES else a.clone()
@@ -102,7 +106,7 @@ def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch
     torch.manual_seed(SEED)
     results = compile_nodes(graph, device=device, dtype_override=wide).bind(environment)()
     found = tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
-    return _exact(found, wanted), disagreement(found, wanted)
+    return _exact(found, wanted), disagreement(found, wanted, computed_in)
 
 
 def tensors_among(value: Any) -> list[Tensor]:
@@ -110,14 +114,15 @@ def tensors_among(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> tuple[bool, str]:
+def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None,
+                    computed_in: torch.dtype | None = None) -> tuple[bool, str]:
     exact, prepared = True, dict[str, Prepared]()
     for trial in plan(graphs, model):
         wanted = reference(model, trial)
         for tokens in trial.chunks:
             run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
             found = run.logits(trial, tokens)
-            why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)])
+            why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)], computed_in)
             if why:
                 return False, why
             exact = exact and _exact(found, wanted)
@@ -145,8 +150,10 @@ def random_inputs(given: Arguments) -> Arguments:
     return drawn
 
 
-def _is_half(module: nn.Module) -> bool:
-    return any(t.dtype in HALVES for t in _tensors_of(module).values())
+def _narrow(module: nn.Module) -> torch.dtype | None:
+    """The type of half precision that the module's tensors have, the coarser one of two; None: none has any."""
+    found = {t.dtype for t in _tensors_of(module).values()} & set(HALVES)
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 def has_data(loaded: LoadedModel) -> bool:
