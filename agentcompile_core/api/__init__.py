@@ -124,6 +124,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     from ..stages.capture.comparison import difference
     from ..stages.capture.dependence import training_matters
     from ..stages.capture.describe import describe
+    from ..stages.capture.identity import identity
 
     run_on, catalog = options.pop("run_on", "auto"), catalog or load_catalog()
     arguments.check_known(options, catalog)
@@ -137,7 +138,8 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     frontend = pipeline.frontend_for(model, ctx)
     ctx.emit(StageStarted(stage="load"))
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
-    bundle_reader.check_model(installed, describe(loaded).digest, loaded.name)
+    known = identity(loaded)
+    bundle_reader.check_model(installed, describe(loaded, known).digest, loaded.name, known.unstable)
     if mode := training_matters(loaded):
         raise UsageError(f"{loaded.name} cannot run this bundle: {mode}")
     bundle_reader.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)

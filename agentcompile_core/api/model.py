@@ -146,8 +146,8 @@ class CompiledModel(HuggingFaceManners):
         """The same programs over the parameters of ``module``, for which nothing is captured, searched or built again.
 
         ``module``: live, and equal to the compiled plain module in everything but the values of its tensors, such as the same layer of
-        another block. Its graphs are compared with it, and what is installed with the framework, as for ``compile``; it is moved to the
-        device. Both go on serving, each with its own weights.
+        another block; its memory is its own. Its graphs are compared with it, and what is installed with the framework, as for
+        ``compile``; it is moved to the device. Both go on serving, each with its own weights.
 
         Raises:
             UsageError: this is no plain module that was compiled in this process, or ``module`` is another one; nothing is installed.

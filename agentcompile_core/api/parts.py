@@ -1,6 +1,8 @@
 """What a compiled model is made of."""
 
-from attrs import frozen
+import weakref
+
+from attrs import field, frozen
 
 from ..context import Context
 from ..installation import install
@@ -12,7 +14,10 @@ from ..plugin.interfaces import LoadedModel
 
 @frozen(kw_only=True)
 class Parts:
-    """Without a session it can be saved and not run. ``run_on``: as ``compile`` was asked."""
+    """Without a session it can be saved and not run.
+
+    ``run_on``: as ``compile`` was asked. ``kin``: the sessions of all models that share these programs.
+    """
 
     loaded: LoadedModel
     graphs: GraphSet
@@ -22,3 +27,4 @@ class Parts:
     compilation: Compilation | None = None
     run_on: str = "auto"
     notes: tuple[str, ...] = ()
+    kin: "list[weakref.ref[install.AnySession]]" = field(factory=list, repr=False)

@@ -66,6 +66,7 @@ def as_in(settled: ModuleSession, session: "install.AnySession", loaded: LoadedM
     if backend is not None and session.replay(partial(backend.capture, owner=session)) is None:
         if _difference(session, loaded):
             session.launch()
+            release_cache()
         else:
             note = "calls replay one captured graph"
     if settled.runs_itself and session.step_aside(loaded.module) is None:

@@ -86,7 +86,7 @@ def _pairs(node: Node, by_output: dict[str, Node]) -> list[tuple[Node, Ref]]:
     left, right = node.args
     pairs = [(by_output.get(a.value), b) for a, b in ((left, right), (right, left)) if isinstance(a, Ref) and isinstance(b, Ref)]
     return [(first, b) for first, b in pairs if first is not None and len(first.args) == 1 and not first.mutates
-            and isinstance(first.args[0], Ref) and not any(isinstance(given, Ref | tuple | list) for _, given in first.kwargs)]
+            and isinstance(first.args[0], Ref) and all(isinstance(given, str | int | float | None) for _, given in first.kwargs)]
 
 
 def _only_reader(graph: Graph, first: Node, second: Node) -> bool:

@@ -89,9 +89,8 @@ def _gated(graph: Graph, product: Node, made: Mapping[str, Node], outputs: Colle
 
 def _is_of_one(node: Node) -> bool:
     """Whether a node makes one value of one other, and of constants by name."""
-    given = [one for _, one in node.kwargs]
-    return len(node.args) == 1 and isinstance(node.args[0], Ref) and len(node.outputs) == 1 and not node.mutates and not any(
-        isinstance(one, Ref | tuple | list) for one in given)
+    plain = all(isinstance(given, str | int | float | None) for _, given in node.kwargs)
+    return len(node.args) == 1 and isinstance(node.args[0], Ref) and len(node.outputs) == 1 and not node.mutates and plain
 
 
 def _factor(graph: Graph, value: str, made: Mapping[str, Node]) -> _Factor | None:
@@ -120,7 +119,9 @@ def _is_alone(graph: Graph, gated: _Gated, product: Node, outputs: Collection[st
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
-    return node.op == LINEAR and len(node.args) == 2 and is_of_weights(graph, node)
+    """Whether a node is a product with a matrix of weights alone."""
+    return (node.op == LINEAR and len(node.args) == 2 and is_of_weights(graph, node)
+            and len(graph.spec(_value(node.args[1])).shape) == 2 and len(graph.spec(node.outputs[0]).shape) > 0)
 
 
 def _ref(node: Node) -> Ref:

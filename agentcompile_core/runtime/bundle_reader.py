@@ -169,13 +169,16 @@ def _program(item: Any, graphs: GraphSet) -> Program:
     return Program(graph=graph, segments=stored.segments, sources=stored.sources, start=stored.start)
 
 
-def check_model(installed: Installed, digest: str, name: str) -> None:
-    """Refuse a bundle that was made for another model.
+def check_model(installed: Installed, digest: str, name: str, unstable: str) -> None:
+    """Refuse a bundle that was made for another model, or for one that nobody can tell from others (``unstable``: why).
 
     Raises:
-        UsageError: the digests over all that graphs depend on (code, attributes, configuration, parameter specs) differ.
+        UsageError: the digests over all that graphs depend on (code, attributes, configuration, parameter specs) differ, or do not hold
+            all of it.
     """
     made_for = installed.manifest.model
+    if unstable:
+        raise UsageError(f"nobody can tell whether {name} is the model that the bundle was compiled for ({unstable}); compile this one")
     if made_for.digest != digest:
         raise UsageError(f"the bundle was compiled for {made_for.name} ({made_for.model_type}, digest {made_for.digest}), "
                          f"the model given is {name} (digest {digest}): its code, attributes, configuration or parameters differ; "

@@ -1,6 +1,8 @@
 """The one owner of a model's parameters and buffers on the device."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..errors import ContractError, UsageError
@@ -157,8 +159,30 @@ class WeightStore:
             raise UsageError(f"{change} after {name} was compiled, and its programs compute what it was then; "
                              "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
 
+    def overlap(self, module: "torch.nn.Module") -> str:
+        """The name of a parameter or buffer of ``module`` that has memory in common with these; empty where none has."""
+        ours = sorted(filter(None, map(_range, self._tensors.values())))
+        starts = [start for start, _ in ours]
+        furthest = list(accumulate((end for _, end in ours), max))
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            found = _range(tensor)
+            before = bisect_left(starts, found[1]) if found else 0
+            if found and before and furthest[before - 1] > found[0]:
+                return name
+        return ""
+
     @property
     def nbytes(self) -> int:
         """Bytes of all distinct storages."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors.values()}
         return sum(storages.values())
+
+
+def _range(tensor: "torch.Tensor") -> tuple[int, int] | None:
+    """Addresses from the first byte of a tensor to the one behind its last; None where it has none of its own."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -141,7 +141,8 @@ def _input(digests: Digests, value: Any) -> str:
 
 
 def _steering(root: nn.Module) -> Iterator[str]:
-    """Small buffers of integers: they may steer Python code."""
+    """What may steer Python code: small buffers of integers, and which parameters ask for gradients."""
+    yield from (f"{name} asks for gradients" for name, parameter in root.named_parameters() if parameter.requires_grad)
     for name, buffer in root.named_buffers():
         if not buffer.is_meta and not buffer.is_floating_point() and 0 < buffer.numel() <= SMALL_BUFFER and not buffer.is_complex():
             yield f"{name} {buffer.detach().flatten().tolist()}"

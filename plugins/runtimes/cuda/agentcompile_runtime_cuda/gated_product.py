@@ -83,6 +83,8 @@ class GatedProduct:
 
     def takes(self, x: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor") -> bool:
         """Whether the device has what the kernels need, the tensors are and lie as they read them, and rows are enough."""
+        if gate.dim() != 2 or not x.dim():
+            return False
         columns, terms = gate.shape
         if gate.shape != up.shape or x.shape[-1] != terms or not gate.numel() or x.numel() < LEAST * terms:
             return False

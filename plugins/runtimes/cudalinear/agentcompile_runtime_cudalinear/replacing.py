@@ -62,20 +62,24 @@ def replace_linears(model: nn.Module, **options: Any) -> Replaced:
     places = _places(model)
     made: dict[int, tuple[nn.Module, str]] = {}
     layers, left, done, compiled = {}, {}, [], _Compiled(options)
-    for full, (parent, name, linear) in places.items():
-        why = _why_not(linear)
-        if why:
-            left[full] = why
-            continue
-        if id(linear) not in made:
-            made[id(linear)] = compiled.of(linear)
-        layer, what = made[id(linear)]
-        if layer is linear:
-            left[full] = what
-            continue
-        layers[full] = what
-        parent._modules[name] = layer
-        done.append((parent, name, linear))
+    try:
+        for full, (parent, name, linear) in places.items():
+            why = _why_not(linear)
+            if why:
+                left[full] = why
+                continue
+            if id(linear) not in made:
+                made[id(linear)] = compiled.of(linear)
+            layer, what = made[id(linear)]
+            if layer is linear:
+                left[full] = what
+                continue
+            layers[full] = what
+            parent._modules[name] = layer
+            done.append((parent, name, linear))
+    except BaseException:  # such as one of the device's memory: nothing half done stays
+        Replaced(layers=layers, left=left, places=tuple(done)).undo()
+        raise
     return Replaced(layers=layers, left=left, places=tuple(done))
 
 

@@ -28,7 +28,7 @@ __device__ __forceinline__ float gelu_tanh(float x) {
 
 // Gates of half precision: activation(gate) * up, rounded to T as often as the framework does that stores each of them. What is rounded
 // to half needs no full-precision exponential: one of the hardware's and a reciprocal do, which kernels evaluate that otherwise wait for
-// memory or for products.
+// memory or for products. Where the exponential passes 2^126 the reciprocal is 0: below -87 SiLU is -0 instead of at most 1e-36.
 constexpr int gate_silu = 0;
 constexpr int gate_gelu = 1;
 constexpr int gate_gelu_tanh = 2;
