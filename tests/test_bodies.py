@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ops import operators
+from agentcompile_core.ops.bodies import _pairs
 from agentcompile_core.ops.interpreter import compile_nodes
 
 SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
@@ -89,3 +91,31 @@ def test_any_graph_computes_what_it_did(choices: list[tuple[str, int, int]], ext
         steps.append((op, (*given_, 1e-6) if op == NORM else given_))
     last = len(steps) - 1
     run(graph_of(steps, tuple(dict.fromkeys((f"v{last}", f"v{extra % len(steps)}")))))
+
+
+GELU = "aten.gelu.default"
+
+
+@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize("how", [(), (("approximate", "none"),), (("approximate", "tanh"),)])
+def test_what_the_first_one_takes_by_name_reaches_the_body_and_the_framework(serves: bool, how: tuple[tuple[str, Any], ...]) -> None:
+    graph = graph_of([(GELU, ("a",)), (MUL, ("v0", "b"))], ("v1",))
+    graph = evolve(graph, nodes=(evolve(graph.nodes[0], kwargs=how), graph.nodes[1]))
+    told: list[dict[str, Any]] = []
+
+    def both(x: torch.Tensor, other: torch.Tensor, **given: Any) -> torch.Tensor | None:
+        told.append(given)
+        return torch.nn.functional.gelu(x, **given) * other if serves else None
+
+    given_ = {"a": torch.linspace(-3, 3, 4), "b": torch.arange(4.0) - 2}
+    bodies = {(GELU, MUL): both}
+    found = compile_nodes(graph, device="cpu", bodies=lambda *ops: bodies.get(ops)).run(given_)
+    assert told == [dict(how)] and torch.equal(found["v1"], torch.nn.functional.gelu(given_["a"], **dict(how)) * given_["b"])
+
+
+@pytest.mark.parametrize("given_", [Ref("b"), (1, 2), [Ref("a")]])
+def test_a_first_one_with_more_than_plain_values_by_name_is_no_pair(given_: Any) -> None:
+    node = Node(name="n", op=GELU, kind="gelu", args=(Ref("a"),), kwargs=(("approximate", given_),), outputs=("v0",))
+    second = Node(name="m", op=MUL, kind="mul", args=(Ref("v0"), Ref("b")), outputs=("v1",))
+    assert _pairs(second, {"v0": node}) == []
+    assert len(_pairs(second, {"v0": evolve(node, kwargs=(("approximate", "tanh"),))})) == 1

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_joint_products import COLUMNS, COPY, FILL, LINEAR, MUL, ROWS, SILU, WIDTH, Built, X, memory, shape
+from test_joint_products import COLUMNS, COPY, FILL, LINEAR, MUL, ROWS, SILU, WIDTH, Built, X, memory, shape, spec
 from torch import Tensor
 
-from agentcompile_core.ir.graph import Graph
+from agentcompile_core.ir.graph import Graph, Value, ValueKind
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.joint_products import ProductMemory
 
@@ -144,6 +144,20 @@ def test_a_third_part_that_somebody_reads_and_parts_of_rows_are_no_gated_product
     gate, up, _ = built.several(SIZES, built.product("w"), [1, 1, ROWS - 2], 1, shapes=[one, one, rest])
     graph = built.graph(built.node(MUL, built.node(SILU, gate, shape=one), up, shape=one))
     assert "product" not in check(graph, memory(graph, ["w"]), Device())
+
+
+def test_factors_of_other_widths_and_weights_of_one_axis_are_no_gated_product() -> None:
+    built = Built()
+    built.weight("gate")
+    built.weight("up", 1)
+    gate, up = built.product("gate"), built.product("up", columns=1)
+    graph = built.graph(built.node(MUL, built.node(SILU, gate, shape=shape()), up, shape=shape()))
+    assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
+    built = Built()
+    built.values += [Value(name=name, spec=spec(WIDTH), kind=ValueKind.WEIGHT, source=name) for name in ("gate", "up")]
+    gate, up = (built.node(LINEAR, "x", name, shape=(1, ROWS)) for name in ("gate", "up"))
+    graph = built.graph(built.node(MUL, built.node(SILU, gate, shape=(1, ROWS)), up, shape=(1, ROWS)))
+    assert "product" not in check(graph, memory(graph, ["gate", "up"]), Device())
 
 
 def test_rows_that_change_meanwhile_are_read_before() -> None:

@@ -18,7 +18,7 @@ from agentcompile_core.api import CompiledModel, whole_calls
 from agentcompile_core.configuration import Config
 from agentcompile_core.configuration.values import ORIGINS
 from agentcompile_core.errors import Reject, UsageError
-from agentcompile_core.installation import install, program_check
+from agentcompile_core.installation import program_check
 from agentcompile_core.ir.baseline import FRAMEWORK
 from agentcompile_core.runtime import calls
 from agentcompile_core.store import Store
@@ -56,7 +56,7 @@ def pretend(patch: pytest.MonkeyPatch, us: Mapping[str, float], *, broken: bool 
         return recording(owner, broken=broken)(run, **options)
 
     patch.setattr(whole_calls, "_median_us", found)
-    patch.setattr(install, "capturing", lambda device, ctx: SimpleNamespace(capture=capture))
+    patch.setattr(whole_calls, "install", SimpleNamespace(capturing=lambda device, ctx: SimpleNamespace(capture=capture)))
 
 
 def way_of(session: Any) -> str:
@@ -110,6 +110,28 @@ def test_a_forward_that_leaves_something_behind_is_not_taken(monkeypatch: pytest
     monkeypatch.setattr(whole_calls, "_median_us", lambda call: (call(), clock(call))[1])  # the second call sees what the first has left
     settled(made)
     assert not made.session.runs_itself and module.__dict__["count"] == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sibling_runs_calls_as_the_first_one_and_times_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, module = compiled(Scaled()), Scaled().eval()
+    pretend(monkeypatch, {**dict.fromkeys(WAYS, 9.0), way: 1.0})
+    settled(made)
+    assert way_of(made.session) == way
+    module.scale.data.fill_(5.0)
+    monkeypatch.setattr(whole_calls, "_median_us", lambda call: pytest.fail("it is timed"))
+    other = made.sibling(module)
+    assert way_of(other.session) == way and any("equal module" in note for note in other.notes) is (way != "launched")
+    assert torch.equal(other(X)[0], (X * 5) ** 2) and torch.equal(made(X)[0], (X * 3) ** 2)
+
+
+def test_a_sibling_whose_replayed_calls_are_wrong_launches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = compiled(Scaled())
+    pretend(monkeypatch, {"launched": 9.0, "replayed": 1.0, "by itself": 9.0})
+    settled(made)
+    pretend(monkeypatch, {}, broken=True)
+    other = made.sibling(Scaled().eval())
+    assert way_of(other.session) == "launched" and torch.equal(other(X)[0], (X * 3) ** 2)
 
 
 def test_a_module_by_itself_keeps_the_promises_of_a_session() -> None:

@@ -69,10 +69,11 @@ def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operat
 
 
 def is_of_weights(graph: Graph, node: Node) -> bool:
-    """Whether all that a product reads beside its rows are weights: those are there before anything runs."""
+    """Whether a product has a matrix, and all that it reads beside its rows are weights: those are there before anything runs."""
     values = [given.value for given in node.args[1:] if isinstance(given, Ref)]
-    refs = isinstance(node.args[0], Ref) and len(values) + 1 == len(node.args)
-    return refs and not node.kwargs and all(graph.kind_of(value) is ValueKind.WEIGHT for value in values)
+    if not values or len(values) + 1 != len(node.args) or not isinstance(node.args[0], Ref) or node.kwargs:
+        return False
+    return len(graph.spec(values[0]).shape) == 2 and all(graph.kind_of(value) is ValueKind.WEIGHT for value in values)
 
 
 def _tensors(arguments: Sequence[Any], count: int) -> bool:

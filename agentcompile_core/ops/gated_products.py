@@ -119,9 +119,8 @@ def _is_alone(graph: Graph, gated: _Gated, product: Node, outputs: Collection[st
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
-    """Whether a node is a product with a matrix of weights alone."""
-    return (node.op == LINEAR and len(node.args) == 2 and is_of_weights(graph, node)
-            and len(graph.spec(_value(node.args[1])).shape) == 2 and len(graph.spec(node.outputs[0]).shape) > 0)
+    """Whether a node is a product with weights and without a bias."""
+    return node.op == LINEAR and len(node.args) == 2 and is_of_weights(graph, node)
 
 
 def _ref(node: Node) -> Ref:

@@ -274,6 +274,22 @@ def test_products_of_few_rows_are_the_frameworks_and_those_of_more_are_left_to_i
         assert plain(x, first, other) is None
 
 
+@pytest.mark.parametrize("count", [3, 1100])
+def test_each_activation_of_a_gated_product_is_told_from_the_others(rows: RowKernels, count: int) -> None:
+    """Below zero GELU and its form with tanh are a percent apart, and a gate by one column of the rows is exact."""
+    x, gate, up = torch.zeros(1, count, 64, dtype=torch.float16), *torch.zeros(2, 40, 64, dtype=torch.float16)
+    x[0, :, 0], x[0, :, 1] = torch.linspace(-4, -1, count), 1.0
+    gate[:, 0], up[:, 1] = 1.0, 1.0
+    results = []
+    for activation, how in GATED_BY[:2] + GATED_BY[3:]:
+        body, by = rows.body(PRODUCT, activation, MULTIPLY), gate_of(activation, how)
+        assert body is not None and by is not None
+        found, wanted = body(x, gate, up, **how), by.run(x[..., :1].double()).expand(1, count, 40)
+        assert found is not None and ((found.double() - wanted).abs() <= 2.0**-10 * wanted.abs() + 2.0**-22 * 8).all()
+        results.append(found)
+    assert all(bool(((one - other).abs() > 1e-4).any()) for i, one in enumerate(results) for other in results[:i])
+
+
 def test_nothing_is_tried_while_a_graph_is_captured() -> None:
     rows = RowKernels(load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation"), lambda: preset("h200"), lambda: True)
     body, x = rows.body(*GATED), normal(0, 4, 64, dtype=torch.float16)
