@@ -41,7 +41,8 @@ class Mode(enum.Enum):
 # modules live in one process. -fno-threadsafe-statics: g++ guards shared arrays of half, whose constructor does nothing.
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off", "-fno-strict-aliasing",
            "-fno-finite-loops", "-fno-aggressive-loop-optimizations", "-fno-threadsafe-statics", "-w")
-_LINES = ("-g1", "-gdwarf-4")  # source lines for messages
+# Source lines for messages. Where variables are is not written at -g1, but followed by passes that take a quarter of a checked build.
+_LINES = ("-g1", "-gdwarf-4", "-fno-var-tracking", "-fno-var-tracking-assignments")
 _VECTORS = ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")  # of whose loads g++ may make loads of elements
 # Arrays of a thread, whose ends no address tells; strict: also those at the end of a struct, which may be meant to be longer in C.
 _BOUNDS = ("-fsanitize=bounds-strict", "-fno-sanitize-recover=bounds-strict")
@@ -197,6 +198,16 @@ def _compile_unit(toolchain: Toolchain, flags: Sequence[str], folder: Path, shim
         _run([*command, *rest], deadline_s, "the kernel")  # g++ could not map the precompiled header: read the text
 
 
+def _link(toolchain: Toolchain, flags: Sequence[str], folder: Path, runtime: Path, deadline_s: float) -> None:
+    objects = [str(folder / "unit.o"), str(runtime), "-o", str(folder / "out.so"), "-lrt"]
+    try:
+        _run([toolchain.compiler, "-shared", *flags, *toolchain.linker_flags, *objects], deadline_s, "to link the kernel")
+    except BuildError:
+        if not toolchain.linker_flags:
+            raise
+        _run([toolchain.compiler, "-shared", *flags, *objects], deadline_s, "to link the kernel")  # gold is there, but not for this g++
+
+
 def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: Mode = Mode.PLAIN, *,
           cache_folder: Path | None = None, deadline_s: float = 120.0, compiler: str = GXX) -> Path:
     """Compile CUDA source for the CPU and return the shared library, from the cache if it was built before.
@@ -211,8 +222,8 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
     _check_request(headers, entries)
     toolchain, cache = _toolchain_and_cache(cache_folder, compiler)
     flags = _kernel_flags(toolchain, mode)
-    key_parts = (code, sorted(headers.items()), tuple(entries), flags, _LINK_FLAGS[mode], toolchain.version, toolchain.includes,
-                 runtime_digest(), cuda_kit.digest())
+    key_parts = (code, sorted(headers.items()), tuple(entries), flags, _LINK_FLAGS[mode], toolchain.linker_flags, toolchain.version,
+                 toolchain.includes, runtime_digest(), cuda_kit.digest())
     library = cache / f"{entries[0][:40]}-{mode.value}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:24]}.so"
     if library.exists():
         _used(library)
@@ -227,7 +238,6 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
         unit = '#include "shim.h"\n#include "kernel.cu"\nEMU_GUARDS()\n' + "".join(f"EMU_EXPORT({entry})\n" for entry in entries)
         (folder / "unit.cpp").write_text(unit, encoding="utf-8")
         _compile_unit(toolchain, flags, folder, shim, deadline_s)
-        link = [toolchain.compiler, "-shared", *_LINK_FLAGS[mode], str(folder / "unit.o"), str(runtime)]
-        _run([*link, "-o", str(folder / "out.so"), "-lrt"], deadline_s, "to link the kernel")
+        _link(toolchain, _LINK_FLAGS[mode], folder, runtime, deadline_s)
         os.replace(folder / "out.so", library)
     return library
