@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from capture_models import CONTEXT, SIZES, WINDOWED, WORKLOAD, tiny
+from capture_models import CONTEXT, SIZES, WINDOWED, WORKLOAD, export_each_once, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from test_capture_models import CAPTURED, EXPERTS, WITHOUT_ITS_HELP
@@ -24,6 +24,11 @@ LIKE_OTHERS = {"llama", "qwen2", "olmo2", "phi", "starcoder2", "cohere", "stable
 MODELS = [name for name in ALL if name not in LIKE_OTHERS]
 RANGES = [(3, 6, 10), (4, 20, CONTEXT)]  # on both sides of the window of 5; as long as the context
 TRACED = {"opt", "falcon"}  # what they call cannot be told without a trace
+
+
+@pytest.fixture(autouse=True)
+def _sizes_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    export_each_once(monkeypatch, language_model)
 
 
 @pytest.fixture
