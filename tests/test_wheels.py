@@ -40,7 +40,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all wheels installed, for PYTHONPATH."""
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(folder)]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(folder)]
     done = subprocess.run([*command, *map(str, sorted(wheels.glob("*.whl")))], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -292,7 +292,7 @@ def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Envir
     wheels_of(folder, *(folder / name for name in ("acme_told", "acme_strict", "acme_hardware")))
     made = Environment(folder)
     built = [next(wheels.glob(f"{name}-*.whl")) for name in BASE]
-    made.pip("install", "--no-index", "--no-deps", "--no-compile", *map(str, (*built, *sorted(folder.glob("*.whl")))))
+    made.pip("install", "--no-index", "--no-deps", *map(str, (*built, *sorted(folder.glob("*.whl")))))
     return made
 
 
