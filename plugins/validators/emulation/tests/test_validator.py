@@ -13,6 +13,7 @@ from agentcompile_validator_emulation import backend as backend_module
 from agentcompile_validator_emulation import engine, toolchain
 from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.checking import run_checked
+from agentcompile_validator_emulation.module import Buffer, EmulatedModule
 from agentcompile_validator_emulation.validator import EmulationValidator
 
 from agentcompile_core.plugin.discovery import load_catalog
@@ -263,3 +264,12 @@ def test_the_sweep_of_the_cache_passes_over_folders_that_another_process_removes
     monkeypatch.setattr(Path, "is_file", beside_another_process)
     engine._forget_unused(tmp_path)
     assert list(tmp_path.glob("*/*.so")) == []
+
+
+def test_a_kernel_is_linked_where_the_faster_linker_is_not_for_this_compiler(cache, monkeypatch):
+    found = attrs.evolve(toolchain.find_toolchain(), linker_flags=("-fuse-ld=none_such",))
+    monkeypatch.setattr(engine, "find_toolchain", lambda compiler: found)
+    library = engine.build('extern "C" __global__ void linked(int* out) { *out = 3; }', {}, ["linked"], cache_folder=cache)
+    out = torch.zeros(1, dtype=torch.int32)
+    EmulatedModule(library, checked=False).launch("linked", (1,), (1,), [Buffer(name="out", address=out.data_ptr(), nbytes=4)])
+    assert out.item() == 3
