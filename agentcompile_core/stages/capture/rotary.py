@@ -13,6 +13,7 @@ from ...ops import operators as ops  # noqa: F401  # registers them
 
 _PREFIX = "inv_freq"
 _DYNAMIC = ("dynamic", "longrope")
+_GRIDS = 3
 _CLOSE = 2.0**-22  # of cos and sin, computed by two functions
 
 
@@ -30,7 +31,8 @@ def semantic_rotary(model: nn.Module) -> Iterator[None]:
 
     A module qualifies by behaviour: its own forward and the operator agree bitwise on a copy with made-up frequencies, in one of
     the operator's two layouts, or, where it returns complex numbers, to the last bit but one (``polar`` rounds for itself).
-    Others are captured as they are.
+    Others are captured as they are, and so are calls with positions of several grids [3, B, T] (time, height, width), unless
+    all grids are one by their memory, as those of text are, and the module then returns what it returns for that one.
     """
     patched = []
     try:
@@ -70,14 +72,16 @@ def _qualifies(module: nn.Module, style: _Style) -> bool:
     return all(_agrees(module, layer_type, style) for layer_type in layer_types)
 
 
-def _agrees(module: nn.Module, layer_type: str | None, style: _Style) -> bool:
+def _agrees(module: nn.Module, layer_type: str | None, style: _Style, grids: bool = False) -> bool:
+    """Whether the module returns what the operator does; with ``grids`` for three times the same positions."""
     twin = copy.copy(module)
     frequencies, scaling = _names(layer_type)
     half = getattr(module, frequencies).shape[0]
     # A plain dict entry instead of a registered buffer: the twin shares nothing that a write could reach.
     twin._buffers = {**module._buffers, frequencies: torch.linspace(1.0, 0.01, half)}
     x, positions = torch.zeros(1, 5, 2 * half), torch.tensor([[0, 1, 7, 100, 5000]])
-    arguments: tuple[Any, ...] = (x, positions) if layer_type is None else (x, positions, layer_type)
+    given = positions.expand(_GRIDS, *positions.shape) if grids else positions
+    arguments: tuple[Any, ...] = (x, given) if layer_type is None else (x, given, layer_type)
     try:
         got = type(module).forward(twin, *arguments)
         want = _table(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype, style)
@@ -101,7 +105,15 @@ def _table(positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dty
 
 
 def _replacement(module: nn.Module, style: _Style) -> Any:
+    grids = {kind: _agrees(module, kind, style, grids=True) for kind in _layer_types(module)}
+
     def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if position_ids.dim() > 2:
+            if not grids[layer_type] or position_ids.dim() > 3 or position_ids.stride(0) != 0:
+                given = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
+                made: Tensor | tuple[Tensor, Tensor] = type(module).forward(module, *given)
+                return made
+            position_ids = position_ids[0]
         frequencies, scaling = _names(layer_type)
         return _table(position_ids, getattr(module, frequencies), float(getattr(module, scaling)), x.dtype, style)
 
