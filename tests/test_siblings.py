@@ -125,9 +125,17 @@ def test_what_steers_python_is_compared() -> None:
         one.sibling(Clamp(1.0, trained=False).eval())
 
 
+def test_a_module_like_what_became_of_the_first_one_is_refused() -> None:
+    one = compiled(Block().eval())
+    one.loaded.module.gain = 3.0
+    with pytest.raises(UsageError, match="attributes"):
+        one.sibling(Block(gain=3.0).eval())
+
+
 def test_graphs_are_compared_with_the_module(block: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where identity says nothing: a global that the code reads."""
     monkeypatch.setattr("agentcompile_core.stages.capture.identity.identity", lambda loaded: Identity(model="", capture=""))
+    monkeypatch.setattr("agentcompile_core.stages.capture.describe.describe", lambda loaded, known: block.graphs.model)
     with pytest.raises(UsageError, match="off by"):
         block.sibling(Block(gain=3.0).eval())
 

@@ -53,6 +53,7 @@ def _unequal(parts: Parts, loaded: LoadedModel) -> str:
     """How a module differs from the one that was compiled, without running it."""
     from torch.nn.parameter import is_lazy
 
+    from ..stages.capture.describe import describe
     from ..stages.capture.identity import identity
 
     if any(map(is_lazy, (*loaded.module.parameters(), *loaded.module.buffers()))):
@@ -62,7 +63,8 @@ def _unequal(parts: Parts, loaded: LoadedModel) -> str:
     first, other = identity(parts.loaded), identity(loaded)
     if why := first.unstable or other.unstable:
         return f"nobody can tell whether they are equal ({why})"
-    return "" if first == other else "its code, its attributes, its integer buffers, or the shapes and types of its parameters are others"
+    is_equal = first == other and describe(loaded, other).digest == parts.graphs.model.digest  # the first one may have changed since
+    return "" if is_equal else "its code, its attributes, its integer buffers, or the shapes and types of its parameters are others"
 
 
 def _shared(parts: Parts, module: "torch.nn.Module") -> str:
