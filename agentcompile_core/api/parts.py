@@ -1,6 +1,6 @@
 """What a compiled model is made of."""
 
-import weakref
+from weakref import WeakSet
 
 from attrs import field, frozen
 
@@ -27,4 +27,4 @@ class Parts:
     compilation: Compilation | None = None
     run_on: str = "auto"
     notes: tuple[str, ...] = ()
-    kin: "list[weakref.ref[install.AnySession]]" = field(factory=list, repr=False)
+    kin: "WeakSet[install.AnySession]" = field(factory=WeakSet, repr=False)

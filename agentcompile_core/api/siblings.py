@@ -1,7 +1,6 @@
 """The programs of one module over the parameters of another: what many equal layers share, each with weights of its own."""
 
 import copy
-import weakref
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -44,8 +43,7 @@ def parts_over(parts: Parts, module: "torch.nn.Module") -> Parts:
                                 provisional=compilation.provisional)
         made, notes = install.install(loaded, what, session.device, parts.run_on, ctx)
         notes = (*loaded.notes, *parts.graphs.notes, *notes, *whole_calls.as_in(session, made, loaded, ctx))
-    parts.kin[:] = [one for one in parts.kin if one() is not None] or [weakref.ref(session)]
-    parts.kin.append(weakref.ref(made))
+    parts.kin.update((session, made))
     return evolve(parts, loaded=loaded, session=made, notes=notes)
 
 
@@ -69,7 +67,7 @@ def _unequal(parts: Parts, loaded: LoadedModel) -> str:
 
 def _shared(parts: Parts, module: "torch.nn.Module") -> str:
     """What programs read they may lay out anew: then another one would read where nothing lies any more."""
-    for session in (parts.session, *(one() for one in parts.kin)):
+    for session in (parts.session, *parts.kin):
         name = session.weights.overlap(module) if isinstance(session, ModuleSession) else ""
         if name:
             return f"its {name} lies in memory that they read already"

@@ -86,8 +86,13 @@ def _pairs(node: Node, by_output: dict[str, Node]) -> list[tuple[Node, Ref]]:
         return []
     left, right = node.args
     pairs = [(by_output.get(a.value), b) for a, b in ((left, right), (right, left)) if isinstance(a, Ref) and isinstance(b, Ref)]
-    return [(first, b) for first, b in pairs if first is not None and len(first.args) == 1 and not first.mutates
-            and isinstance(first.args[0], Ref) and all(isinstance(given, str | int | float | None) for _, given in first.kwargs)]
+    return [(first, b) for first, b in pairs if first is not None and is_of_one(first)]
+
+
+def is_of_one(node: Node) -> bool:
+    """Whether a node makes one value of one other, and of constants by name."""
+    plain = all(isinstance(given, str | int | float | None) for _, given in node.kwargs)
+    return len(node.args) == 1 and isinstance(node.args[0], Ref) and len(node.outputs) == 1 and not node.mutates and plain
 
 
 def _only_reader(graph: Graph, first: Node, second: Node) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import LINEAR, Bodies, is_of_weights, written_between
+from .bodies import LINEAR, Bodies, is_of_one, is_of_weights, written_between
 from .joint_products import ProductMemory, joint, lie_behind
 from .names import operator
 from .schema import named
@@ -76,7 +76,7 @@ def _gated(graph: Graph, product: Node, made: Mapping[str, Node], outputs: Colle
         return None
     for left, right in (product.args, product.args[::-1]):
         activation = made.get(_value(left))
-        if activation is None or not _is_of_one(activation) or activation.args[0] == right:
+        if activation is None or not is_of_one(activation) or activation.args[0] == right:
             continue
         gate, up = (_factor(graph, _value(given), made) for given in (activation.args[0], right))
         if gate is None or up is None or gate.rows != up.rows or gate.last - gate.first != up.last - up.first:
@@ -85,12 +85,6 @@ def _gated(graph: Graph, product: Node, made: Mapping[str, Node], outputs: Colle
         if _is_alone(graph, found, product, outputs) and not any(written_between(graph, one.nodes[0], product) for one in (gate, up)):
             return found
     return None
-
-
-def _is_of_one(node: Node) -> bool:
-    """Whether a node makes one value of one other, and of constants by name."""
-    plain = all(isinstance(given, str | int | float | None) for _, given in node.kwargs)
-    return len(node.args) == 1 and isinstance(node.args[0], Ref) and len(node.outputs) == 1 and not node.mutates and plain
 
 
 def _factor(graph: Graph, value: str, made: Mapping[str, Node]) -> _Factor | None:

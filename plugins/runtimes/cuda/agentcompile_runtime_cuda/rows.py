@@ -92,17 +92,17 @@ class RowKernels:
         self._product, self._skinny = GatedProduct(backend, target), SkinnyProduct(backend, target)
         self._others = (*others, self._product.start)
         self._served: dict[Any, bool] = {}
+        self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
+            (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows}
+        for activation in ACTIVATIONS:
+            self._bodies[activation, MULTIPLY] = partial(self._gated, activation)
+            self._bodies[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
         """See ``Backend.body``."""
-        known: dict[tuple[str, ...], Callable[..., Any]] = {
-            (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows}
-        for activation in ACTIVATIONS:
-            known[activation, MULTIPLY] = partial(self._gated, activation)
-            known[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
-        if len(ops) == 3 and ops in known:
+        if len(ops) == 3 and ops in self._bodies:
             self._product.expect(LIKELY[ops[1]])
-        return known.get(ops)
+        return self._bodies.get(ops)
 
     def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
               once: bool = False) -> "torch.Tensor | None":
