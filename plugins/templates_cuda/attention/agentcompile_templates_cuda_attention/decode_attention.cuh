@@ -89,14 +89,10 @@ __device__ __forceinline__ void merge(const Operands& operands, const Share& sha
       out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
     }
   };
-  float* workspace = operands.workspace;  // of this part
-  unsigned int* counters = operands.counters;
-  if constexpr (Plan::parts > 1) {
-    workspace += static_cast<long long>(share.part()) * gridDim.y * gridDim.x * group * (value_dim + 2);
-    counters += share.part() * gridDim.y;
-  }
-  ac::merge_attention<Plan::threads, warps, group, value_dim>(buffers.outputs, buffers.states, buffers.parts, workspace,
-                                                              counters + share.kv_head, active, buffers.last, finish);
+  const int kv_heads = gridDim.y;
+  const ac::SplitMemory memory{operands.workspace, operands.counters, share.part() * kv_heads + share.kv_head, Plan::parts * kv_heads};
+  ac::merge_attention<Plan::threads, warps, group, value_dim>(buffers.outputs, buffers.states, buffers.parts, memory, active,
+                                                              buffers.last, finish);
 }
 
 }  // namespace

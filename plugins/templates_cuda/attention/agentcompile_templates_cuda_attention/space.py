@@ -28,6 +28,12 @@ EARLY_KV = (True, False)
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 2}, {"path": "tensor", "warps": 8, "unroll": 2},
                                        {"path": "lanes", "warps": 8, "unroll": 4})
 STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))  # warps and stages
+# Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
+# 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
+NARROW_BYTES = 4 << 10
+NARROW_STAGED = ((4, 2), (8, 4), (12, 2), (16, 2), (8, 3), (4, 4), (8, 2))
+NARROW_LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 12, "unroll": 2}, {"path": "staged", "warps": 8, "unroll": 4})
+NARROW_LONG_CLUSTERED: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 16, "unroll": 2}, *NARROW_LONG)
 _Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
@@ -144,19 +150,29 @@ def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
     ways = ([point for point in kept if point["merge"] == merge] for merge in ("message", "global", "cluster"))
     clustered = any(point["merge"] in CLUSTERED for point in kept)
-    turns = zip_longest(*(_for_long_too(way, [point for points in everything for point in points], clustered) for way in ways))
+    every = [point for points in everything for point in points]
+    turns = zip_longest(*(_for_long_too(shape, way, every, clustered) for way in ways))
     return [point for turn in turns for point in turn if point is not None][:MOST_POINTS]
 
 
-def _for_long_too(way: list[Schedule], everything: list[Schedule], clustered: bool) -> list[Schedule]:
+def _for_long_too(shape: Shape, way: list[Schedule], everything: list[Schedule], clustered: bool) -> list[Schedule]:
     """The schedules of one way to merge, in second place the one with as many splits as the first that has most of K and V in flight; in
     first place where splits merge through memory beside ``clustered`` ways."""
     alike = [point for point in everything if way and all(point[name] == way[0][name] for name in ("merge", "splits"))]
-    guess = next((point for wanted in LONG for point in alike if all(point[name] == value for name, value in wanted.items())), None)
+    wished = (*_narrow_long(way), *LONG) if _narrow(shape) else LONG
+    guess = next((point for wanted in wished for point in alike if all(point[name] == value for name, value in wanted.items())), None)
     if guess is None:
         return way
     first = (guess, way[0]) if clustered and guess["merge"] not in CLUSTERED else (way[0], guess)
     return list(dict.fromkeys((*first, *way[1:])))
+
+
+def _narrow(shape: Shape) -> bool:
+    return _stage_bytes(shape, "staged", 1, 1) <= NARROW_BYTES
+
+
+def _narrow_long(way: list[Schedule]) -> tuple[dict[str, Scalar], ...]:
+    return NARROW_LONG_CLUSTERED if way and way[0]["merge"] in CLUSTERED else NARROW_LONG
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
@@ -217,7 +233,9 @@ def staged_schedules(shape: Shape, target: Target) -> list[Schedule]:
 
 
 def _staged_choices(shape: Shape) -> list[_Choice]:
-    return [("staged", warps, 4, stages) for warps, stages in STAGED] if _tensor_choices(shape) else []
+    if not _tensor_choices(shape):
+        return []
+    return [("staged", warps, 4, stages) for warps, stages in (NARROW_STAGED if _narrow(shape) else STAGED)]
 
 
 def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:

@@ -24,6 +24,9 @@ MODELS = {
     "starcoder": Model(dtype=DType.BF16, kv_heads=2, group=12, head_dim=128, rotary_dim=128, norm="none", capacity=700),
     "multi_query": Model(kv_heads=1, group=71, rotary_dim=0, norm="none", capacity=300, sinks=True),
     "f32": Model(dtype=DType.F32, kv_heads=4, head_dim=128, rotary_dim=128, capacity=300),
+    # Splits of long caches all have work: 64 a KV head in the last positions, merged in teams.
+    "few_kv_heads": Model(dtype=DType.BF16, kv_heads=2, group=6, head_dim=128, rotary_dim=128, norm="none", capacity=9000),
+    "narrow_and_long": Model(kv_heads=8, group=4, norm="none", capacity=5000),
 }
 
 
@@ -59,7 +62,7 @@ def test_every_schedule_is_within_budget_and_repeats(name: str) -> None:
     for number, point in enumerate(_points(model)):
         source = FAMILY.lower(model.match(), point, target)
         run = _runner(source)
-        for position in (0, 17, 127, 128, 255, model.capacity - 1):
+        for position in (0, 17, 127, 128, 255, model.capacity * 2 // 5, model.capacity - 1):
             before = model.draw(position, number)
             tensors = {key: value.cuda() for key, value in before.items()}
             run(tensors)

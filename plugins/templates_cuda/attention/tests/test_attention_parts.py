@@ -153,7 +153,7 @@ WRONG = {
     "two parts append": ("if (share.appends()) {", "if (true) {", RACE.format("k_cache")),
     "two parts write one head": ("if (i / value_dim < share.repeated()) return;", "", RACE.format("out")),
     "a part reads the row that another appends": ("span.is_cached(index)", "(index < span.length)", RACE.format("[kv]_cache")),
-    "two parts count as one": ("counters += share.part() * gridDim.y;", "", ""),
+    "two parts count as one": ("share.part() * kv_heads + share.kv_head", "share.kv_head", ""),
     "a part takes its neighbour's query heads": ("q + (share.first_head() + g)", "q + (share.kv_head * 9 + g)", ""),
     "a part takes its neighbour's sinks": ("sinks[share.first_head() +", "sinks[share.kv_head * 9 +", ""),
 }

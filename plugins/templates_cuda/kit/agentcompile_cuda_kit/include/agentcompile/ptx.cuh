@@ -257,13 +257,18 @@ __device__ __forceinline__ uint4 load_stream16(const void* global) {
   load_stream(words, global);
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
-// Load (4 or 8 bytes) that is never served from a stale line: for what other blocks of the same launch wrote before a fence.
+// Load (4, 8 or 16 bytes) that is never served from a stale line: for what other blocks of the same launch wrote before a fence.
 template <class T>
 __device__ __forceinline__ T load_relaxed(const T* global) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "load_relaxed takes 4- and 8-byte types");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "load_relaxed takes 4-, 8- and 16-byte types");
   if constexpr (sizeof(T) == 4) {
     unsigned bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(global) : "memory");
+    return *reinterpret_cast<T*>(&bits);
+  } else if constexpr (sizeof(T) == 16) {
+    uint4 bits;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(global) : "memory");
     return *reinterpret_cast<T*>(&bits);
   } else {
     unsigned long long bits;

@@ -45,41 +45,52 @@ __device__ __forceinline__ bool arrive_last(unsigned int* counter, unsigned int 
     __threadfence();
     *last = atomicAdd(counter, 1u) + 1u == expected;
     if (*last) {
-      atomicExch(counter, 0u);
       __threadfence();
+      atomicExch(counter, 0u);  // behind the fence, which would wait for it
     }
   }
   __syncthreads();
   return *last;
 }
 
-// One output element from `count` parts, in order: state(i) gives part i's (maximum, sum) as float2, output(i) its weighted
-// sum. `Batch` parts are read before the first is used, so that their latencies overlap. Returns the weighted sum relative
-// to the merged state, not yet divided by its sum.
+__device__ __forceinline__ void scale(float& total, float factor) { total *= factor; }
+__device__ __forceinline__ void scale(float4& total, float factor) {
+  total = make_float4(total.x * factor, total.y * factor, total.z * factor, total.w * factor);
+}
+__device__ __forceinline__ void add_weighted(float& total, float weight, float part) { total = fmaf(weight, part, total); }
+__device__ __forceinline__ void add_weighted(float4& total, float weight, const float4& part) {
+  total = make_float4(fmaf(weight, part.x, total.x), fmaf(weight, part.y, total.y), fmaf(weight, part.z, total.z),
+                      fmaf(weight, part.w, total.w));
+}
+
+// One output element, or four of one head, from `count` parts, in order: state(i) gives part i's (maximum, sum) as float2, output(i)
+// its weighted sums, a float or a float4. `Batch` parts are read before the first is used, so that their latencies overlap. Returns
+// the weighted sums relative to the merged state, not yet divided by its sum.
 template <int Batch, class State, class Output>
-__device__ __forceinline__ float merge_partials(int count, State state, Output output, SoftmaxState& merged) {
+__device__ __forceinline__ auto merge_partials(int count, State state, Output output, SoftmaxState& merged) {
+  using Value = decltype(output(0));
   merged = SoftmaxState{softmax_floor, 0.0f};
-  float total = 0.0f;
+  Value total{};
   for (int first = 0; first < count; first += Batch) {
     float2 states[Batch];
-    float outputs[Batch];
+    Value outputs[Batch];
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
       const bool present = first + i < count;
       states[i] = present ? state(first + i) : make_float2(softmax_floor, 0.0f);
-      outputs[i] = present ? output(first + i) : 0.0f;
+      outputs[i] = present ? output(first + i) : Value{};
     }
     float maximum = merged.maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) maximum = fmaxf(maximum, states[i].x);
     const float rescale = exp2f(merged.maximum - maximum);
-    total *= rescale;
+    scale(total, rescale);
     merged.sum *= rescale;
     merged.maximum = maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
       const float weight = exp2f(states[i].x - maximum);
-      total = fmaf(weight, outputs[i], total);
+      add_weighted(total, weight, outputs[i]);
       merged.sum = fmaf(weight, states[i].y, merged.sum);
     }
   }
@@ -95,18 +106,34 @@ __device__ __forceinline__ float softmax_divide_with_sink(float total, SoftmaxSt
   return total * rescale / fmaf(state.sum, rescale, exp2f(sink - maximum));
 }
 
+// Global memory in which the splits of one of `heads` heads merge: of each split of each head its outputs, then of each its states, 4 *
+// heads * splits * Group * (HeadDim + 2) bytes, 16-byte aligned; and a counter of arrivals for each head.
+struct SplitMemory {
+  float* workspace;
+  unsigned int* counters;
+  int head;
+  int heads;
+};
+
 // The end of a split attention block: combines the warps of the block and, in the last block, the splits.
 //
-// `outputs` [Warps][Group * HeadDim] and `states` [Warps][Group] (maximum, sum) in shared memory, written by the warps, not
-// yet synchronized. `workspace`: Heads * splits * Group * (HeadDim + 2) floats, Heads = gridDim.y. `finish(i, total, state)`
-// is called once for each of the Group * HeadDim outputs of this KV head. `active` of the gridDim.x splits have work.
+// `outputs` [Warps][Group * HeadDim], 16-byte aligned, and `states` [Warps][Group] (maximum, sum) in shared memory, written by the
+// warps, not yet synchronized. `finish(i, total, state)` is called once for each of the Group * HeadDim outputs of the head.
+// `active` of the gridDim.x splits have work.
+//
+// The last block has the latency of the L2 before it, not its bandwidth. So its threads read four outputs each, and as many teams as
+// there are threads for read runs of splits beside each other; their results are merged like those of warps. Up to eight splits are
+// one team's, which adds them up in one round.
 template <int Threads, int Warps, int Group, int HeadDim, class Finish>
-__device__ __forceinline__ void merge_splits(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
-                                             float* workspace, unsigned int* counter, int active, bool* last, Finish finish) {
-  constexpr int width = Group * HeadDim;
-  const long long first_part = static_cast<long long>(blockIdx.y) * gridDim.x;
-  float* part_outputs = workspace + first_part * width;
-  float2* part_states = reinterpret_cast<float2*>(workspace + static_cast<long long>(gridDim.y) * gridDim.x * width) + first_part * Group;
+__device__ __forceinline__ void merge_splits(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
+                                             const SplitMemory& memory, int active, bool* last, Finish finish) {
+  static_assert(HeadDim % 4 == 0, "four neighbouring outputs belong to one head");
+  constexpr int width = Group * HeadDim, vectors = width / 4, batch = 8;
+  constexpr int teams = Threads / vectors < 1 ? 1 : Threads / vectors < Warps ? Threads / vectors : Warps;
+  const long long first_part = static_cast<long long>(memory.head) * gridDim.x;
+  float* part_outputs = memory.workspace + first_part * width;
+  float2* part_states = reinterpret_cast<float2*>(memory.workspace + static_cast<long long>(memory.heads) * gridDim.x * width) +
+                        first_part * Group;
   __syncthreads();
   for (int i = threadIdx.x; i < width; i += Threads) {
     SoftmaxState merged;
@@ -119,12 +146,30 @@ __device__ __forceinline__ void merge_splits(const float (&outputs)[Warps][Group
       if (i % HeadDim == 0) part_states[blockIdx.x * Group + i / HeadDim] = make_float2(merged.maximum, merged.sum);
     }
   }
-  if (active == 1 || !arrive_last(counter, active, last)) return;
+  if (active == 1 || !arrive_last(memory.counters + memory.head, active, last)) return;
+  const int each = max(batch, (active + teams - 1) / teams), busy = (active + each - 1) / each;  // splits of a team; teams
+  for (int i = threadIdx.x; i < busy * vectors; i += Threads) {
+    const int team = i / vectors, first = team * each, output = i % vectors * 4, head = output / HeadDim;
+    SoftmaxState merged;
+    const float4 total = merge_partials<batch>(
+        min(each, active - first), [&](int split) { return load_relaxed(&part_states[(first + split) * Group + head]); },
+        [&](int split) { return load_relaxed(reinterpret_cast<const float4*>(&part_outputs[(first + split) * width + output])); }, merged);
+    if (busy == 1) {
+      finish(output, total.x, merged);
+      finish(output + 1, total.y, merged);
+      finish(output + 2, total.z, merged);
+      finish(output + 3, total.w, merged);
+    } else {
+      *reinterpret_cast<float4*>(&outputs[team][output]) = total;
+      if (output % HeadDim == 0) states[team][head] = make_float2(merged.maximum, merged.sum);
+    }
+  }
+  if (busy == 1) return;
+  __syncthreads();
   for (int i = threadIdx.x; i < width; i += Threads) {
     SoftmaxState merged;
-    const float total = merge_partials<8>(
-        active, [&](int split) { return load_relaxed(&part_states[split * Group + i / HeadDim]); },
-        [&](int split) { return load_relaxed(&part_outputs[split * width + i]); }, merged);
+    const float total = merge_partials<teams>(
+        busy, [&](int team) { return states[team][i / HeadDim]; }, [&](int team) { return outputs[team][i]; }, merged);
     finish(i, total, merged);
   }
 }
@@ -272,20 +317,20 @@ __device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Gro
 
 // The end of a split attention block by each of the three ways, which are told apart by what the splits share.
 template <int Threads, int Warps, int Group, int HeadDim, class Finish>
-__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
-                                                ClusterParts<0, Group, HeadDim>&, float* workspace, unsigned int* counter, int active,
-                                                bool* last, Finish finish) {
-  merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, workspace, counter, active, last, finish);
+__device__ __forceinline__ void merge_attention(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
+                                                ClusterParts<0, Group, HeadDim>&, const SplitMemory& memory, int active, bool* last,
+                                                Finish finish) {
+  merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, memory, active, last, finish);
 }
 template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
-__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
-                                                ClusterParts<Blocks, Group, HeadDim>& parts, float*, unsigned int*, int active, bool*,
+__device__ __forceinline__ void merge_attention(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
+                                                ClusterParts<Blocks, Group, HeadDim>& parts, const SplitMemory&, int active, bool*,
                                                 Finish finish) {
   merge_cluster<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
 template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
-__device__ __forceinline__ void merge_attention(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
-                                                MessageParts<Blocks, Group, HeadDim>& parts, float*, unsigned int*, int active, bool*,
+__device__ __forceinline__ void merge_attention(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
+                                                MessageParts<Blocks, Group, HeadDim>& parts, const SplitMemory&, int active, bool*,
                                                 Finish finish) {
   merge_messages<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
