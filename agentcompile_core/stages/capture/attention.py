@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from ...ops import operators as operators
 from .known import known
+from .mask_pattern import Pattern, pattern_of
 from .states import Held, cache_layers
 from .unsupported import Unsupported as Unsupported
 
@@ -64,11 +64,15 @@ class OwnAttention(Unsupported):
 
 @frozen
 class CausalMask:
-    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all), of ``length`` keys."""
+    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all), of ``length`` keys.
+
+    ``chunk``: positions are cut into chunks of so many, and a query sees those of its own alone (0: no chunks).
+    """
 
     window: int = 0
     tokens: int = 1
     length: int = field(default=0, eq=False)
+    chunk: int = 0
 
     def size(self) -> tuple[int, int, int, int]:
         """What a model that checks its mask expects: as many keys as the cache hands on."""
@@ -81,6 +85,8 @@ class CausalMask:
     def _added(self, scores: Any) -> Any:
         if not _active or _active[-1].tracing is not Tracing.OWN:
             raise OwnAttention
+        if self.chunk:
+            raise Unsupported("it computes attention itself, in chunks")
         return torch.ops.agentcompile.masked.default(scores, self.window)
 
     @classmethod
@@ -216,39 +222,18 @@ def mask_interface(
 ) -> CausalMask | OtherMask:
     """What ``create_*_mask`` calls instead of building a tensor: find out what the mask means by asking it.
 
-    A mask that is neither causal nor causal with a sliding window is refused where it is used: some models make one for nothing.
+    A mask that is neither causal nor causal in a sliding window or in chunks is refused where it is used: some models make one for
+    nothing.
     """
     about = known()
     if attention_mask is not None and not (about is not None and about.is_ones(attention_mask)):
         return OtherMask("a padding mask reaches its attention")
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        try:
-            all_keys = _active and _active[-1].tracing is Tracing.OWN
-            return CausalMask(_window_of(mask_function, kv_length), q_length, kv_length if all_keys else q_length)
-        except Unsupported as exc:
-            return OtherMask(str(exc))
-
-
-def _window_of(mask_function: Callable[..., Any], length: int) -> int:
-    """The sliding window that ``mask_function`` draws over ``length`` positions, 0 for none."""
-    columns = torch.arange(length)
-    zero = torch.tensor(0)
-
-    def row(position: int) -> Tensor:
-        seen = mask_function(zero, zero, torch.tensor(position), columns)
-        return torch.as_tensor(seen).expand(length)
-
-    width = int(row(length - 1).sum())
-    window = 0 if width == length else width
-    # Every row near the edges of the window and a spread of others: chunked and prefix masks differ somewhere there.
-    probes = {0, 1, width - 1, width, width + 1, 2 * width - 1, 2 * width, *range(0, length, max(1, length // 61))}
-    for position in sorted(p for p in probes if 0 <= p < length):
-        want = columns <= position
-        if window:
-            want &= columns > position - window
-        if not torch.equal(row(position), want):
-            raise Unsupported("its attention mask is neither causal nor a sliding window")
-    return window
+    try:
+        found = pattern_of(mask_function, kv_length, about)
+    except Unsupported as exc:
+        return OtherMask(str(exc))
+    all_keys = _active and _active[-1].tracing is Tracing.OWN
+    return CausalMask(found.window, q_length, kv_length if all_keys else q_length, found.chunk)
 
 
 def attention_function(
@@ -279,13 +264,15 @@ def attention_function(
         raise Unsupported(f"its attention has Q {tuple(query.shape)}, K {tuple(key.shape)} and V {tuple(value.shape)}")
     if not recorder.holds(layer, key, value):
         raise DifferentHeads(layer, key, value)
+    pattern = _pattern(attention_mask, keywords.get("sliding_window"), keys.shape[1])
     out = torch.ops.agentcompile.attention.default(
         query, key, value, keys, values, recorder.position,
         float(scaling if scaling is not None else query.shape[-1] ** -0.5),
-        _window(attention_mask, keywords.get("sliding_window"), keys.shape[1]),
+        pattern.window,
         float(keywords.get("softcap") or 0.0),
         keywords["s_aux"] if keywords.get("s_aux") is not None else keywords.get("sinks"),
         recorder.fresh,
+        **({"chunk": pattern.chunk} if pattern.chunk else {}),  # what stays at its default is not recorded
     )
     return out, None
 
@@ -302,18 +289,18 @@ def _layer_of(recorder: Recorder, key: Tensor, value: Tensor) -> int:
     raise DerivedStates
 
 
-def _window(mask: Any, sliding_window: int | None, capacity: int) -> int:
+def _pattern(mask: Any, sliding_window: int | None, capacity: int) -> Pattern:
     said = int(sliding_window or 0)
     said = 0 if said >= capacity else said
     if mask is None:
-        return said
+        return Pattern(window=said)
     if isinstance(mask, OtherMask):
         raise Unsupported(mask.reason)
     if not isinstance(mask, CausalMask):
         raise Unsupported("its attention takes a mask of its own")
     if said not in (0, mask.window):
         raise Unsupported(f"its attention window is {said} by keyword and {mask.window} by mask")
-    return mask.window
+    return Pattern(window=mask.window, chunk=mask.chunk)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_function)

@@ -146,7 +146,7 @@ def _most_rows(graph: Graph, held: Held) -> int:
     """The largest chunk of a model of which ``graph`` is a smaller one."""
     experts = any(node.op == EXPERT_LINEAR for node in graph.nodes)
     calls = [(node, named(node.op, node.args, dict(node.kwargs))) for node in graph.nodes if node.op == ATTENTION]
-    plain = all(not any(call.get(name) for name in ("window", "softcap", "sinks", "slopes")) for _, call in calls)
+    plain = all(not any(call.get(name) for name in ("window", "chunk", "softcap", "sinks", "slopes")) for _, call in calls)
     halves = all(graph.spec(node.inputs[0]).dtype in (DType.F16, DType.BF16) for node, _ in calls)
     alike = all(graph.spec(node.inputs[0]).shape[-1] == graph.spec(node.outputs[0]).shape[-1] for node, _ in calls)
     by_library = calls and plain and halves and alike and not held.states
