@@ -17,6 +17,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from agentcompile_core.ir.graph import LayerHeads
 from agentcompile_core.ops import operators
 from agentcompile_core.stages.capture.attention import (
     CausalMask,
@@ -79,10 +80,15 @@ def test_other_keys_than_the_cached_ones_refuse() -> None:
         attend(recorder(), cached=False)
 
 
-def test_other_heads_are_reported() -> None:
+def test_other_heads_are_reported_of_all_layers_at_once() -> None:
+    seen = recorder()
+    seen.keys, seen.values = ([torch.zeros(1, 16, *heads) for heads in ((1, 8), (2, 8), (2, 4))] for _ in range(2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for layer in range(3):
+            attend(seen, layer=layer)
     with pytest.raises(DifferentHeads) as caught:
-        attend(recorder(), heads=4)
-    assert (caught.value.kv_heads, caught.value.head_dim) == (4, 8)
+        seen.finish()
+    assert caught.value.found == (LayerHeads(0, 2, 8, 8), LayerHeads(2, 2, 8, 8))
 
 
 def test_window_by_keyword_and_mask_must_agree() -> None:

@@ -5,7 +5,7 @@ The cache hands new K and V through, since the operator owns the append. Everyth
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
+from ...ir.graph import LayerHeads
 from ...ops import operators as operators
 from .known import known
 from .mask_pattern import Pattern, pattern_of
@@ -33,11 +34,12 @@ LOWEST = -65504.0  # what a model writes for a hidden score is this or below: fl
 
 
 class DifferentHeads(Unsupported):
-    """The heads that a layer caches are not those that were assumed."""
+    """The heads that some layers cache, ``found``, are not those that were assumed."""
 
-    def __init__(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.kv_heads, self.head_dim, self.value_dim = key.shape[1], key.shape[3], value.shape[3]
-        super().__init__(f"layer {layer} caches {self.kv_heads} heads of {self.head_dim} channels, other layers differ")
+    def __init__(self, found: Iterable[LayerHeads]) -> None:
+        self.found = tuple(found)
+        one = self.found[0]
+        super().__init__(f"layer {one.layer} caches {one.kv_heads} heads of {one.head_dim} channels, and other ones in another step")
 
 
 class DifferentCalls(Unsupported):
@@ -143,20 +145,24 @@ class Recorder:
     tracing: Tracing = Tracing.PLAIN
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
     attended: list[int] = field(factory=list)
+    different: dict[int, LayerHeads] = field(factory=dict)
 
-    def holds(self, layer: int, key: Tensor, value: Tensor) -> bool:
-        """Whether the caches of a layer have room for such K and V [1, KV, T, D]."""
+    def cached(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """A layer caches such K and V [1, KV, T, D]: whether its caches have room for them is said at the end, of all layers at once."""
         kept = (self.keys[layer], self.values[layer])
-        return all((new.shape[1], new.shape[3]) == tuple(cache.shape[2:]) for new, cache in zip((key, value), kept, strict=True))
+        if any((new.shape[1], new.shape[3]) != tuple(cache.shape[2:]) for new, cache in zip((key, value), kept, strict=True)):
+            self.different[layer] = LayerHeads(layer=layer, kv_heads=key.shape[1], head_dim=key.shape[3], value_dim=value.shape[3])
 
     def finish(self) -> None:
         """Check that every layer's cached K and V were attended to once; of what is marked the graph shows it.
 
         Raises:
-            Unsupported: a layer keeps attention to itself, so the cache would never be read.
+            Unsupported: a layer keeps attention to itself, so the cache would never be read; or caches other heads than were assumed.
         """
         if self.tracing is Tracing.DERIVED and len(self.attended) != len(self.keys):
             raise DifferentCalls(len(self.attended))
+        if self.different:
+            raise DifferentHeads(self.different.values())
         if self.tracing is not Tracing.PLAIN:
             return
         if self.pending or sorted(self.attended) != list(range(len(self.keys))):
@@ -195,8 +201,7 @@ class PassThroughCache(Cache):
             return mark(key_states, layer_idx, False, tokens), mark(value_states, layer_idx, True, tokens)
         layer_idx = self.recorder.held.slot(layer_idx, len(self.recorder.keys))
         if self.recorder.tracing is Tracing.OWN:
-            if not self.recorder.holds(layer_idx, key_states, value_states):
-                raise DifferentHeads(layer_idx, key_states, value_states)
+            self.recorder.cached(layer_idx, key_states, value_states)
             mark, length = torch.ops.agentcompile.cached.default, self.recorder.capacity
             return mark(key_states, layer_idx, False, length), mark(value_states, layer_idx, True, length)
         self.recorder.pending[layer_idx] = (key_states, value_states)
@@ -262,8 +267,7 @@ def attention_function(
     keys, values = recorder.keys[layer], recorder.values[layer]
     if key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
         raise Unsupported(f"its attention has Q {tuple(query.shape)}, K {tuple(key.shape)} and V {tuple(value.shape)}")
-    if not recorder.holds(layer, key, value):
-        raise DifferentHeads(layer, key, value)
+    recorder.cached(layer, key, value)
     pattern = _pattern(attention_mask, keywords.get("sliding_window"), keys.shape[1])
     out = torch.ops.agentcompile.attention.default(
         query, key, value, keys, values, recorder.position,
