@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .ir.expression import Expression as Expression, Operation as Operation, PointwiseKind as PointwiseKind
     from .ir.graph import (
         Argument as Argument, DType as DType, Graph as Graph, GraphKind as GraphKind, GraphSet as GraphSet, KVSpec as KVSpec,
-        ModelInfo as ModelInfo, Node as Node, Ref as Ref, Symbol as Symbol, TensorSpec as TensorSpec, Value as Value,
-        ValueKind as ValueKind, Workload as Workload,
+        LayerHeads as LayerHeads, ModelInfo as ModelInfo, Node as Node, Ref as Ref, Symbol as Symbol, TensorSpec as TensorSpec,
+        Value as Value, ValueKind as ValueKind, Workload as Workload,
     )
     from .ir.kind_names import (
         ARGMAX as ARGMAX, ATTENTION as ATTENTION, CROSS_ENTROPY as CROSS_ENTROPY, ELEMENTWISE as ELEMENTWISE,
@@ -121,7 +121,7 @@ _NAMES = {
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Tiling Workspace "
                     "f32 i32 i64 null pointer tiles",
     "ir.expression": "Expression Operation PointwiseKind",
-    "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
+    "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec LayerHeads ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
     "ir.kind_names": "ARGMAX ATTENTION CROSS_ENTROPY ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM POOL"
                      " REDUCTION ROPE ROPE_TABLE ROUTER SCAN SOFTMAX",
     "ir.plan": "Cover Fusion Needs Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",

@@ -46,7 +46,7 @@ def products_ms(module: nn.Module, length: int) -> float:
 def attention_ms(config: Any, kv: Any, length: int) -> float:
     """Causal attention of all layers, by the fastest library that serves it."""
     dtype = getattr(torch, kv.dtype.value)
-    (_, _, kv_heads, width), heads = kv.key_shape, config.num_attention_heads
+    (_, _, kv_heads, width), heads = kv.key_shapes[0], config.num_attention_heads
     q, k, v = (torch.randn(1, count, length, width, dtype=dtype, device="cuda") for count in (heads, kv_heads, kv_heads))
     times = []
     for library in LIBRARIES:
@@ -61,7 +61,7 @@ def attention_ms(config: Any, kv: Any, length: int) -> float:
 def pointwise_ms(config: Any, kv: Any, length: int, gbps: float) -> float:
     """What norms, sums, rotations and gates of all layers move at least, at the read bandwidth: per row six of the hidden state, three of
     the gate's width, queries, keys and values twice."""
-    (_, _, kv_heads, width), heads = kv.key_shape, config.num_attention_heads
+    (_, _, kv_heads, width), heads = kv.key_shapes[0], config.num_attention_heads
     elements = 6 * config.hidden_size + 3 * config.intermediate_size + 2 * (heads + 2 * kv_heads) * width
     return float(kv.layers * length * elements * kv.dtype.bytes / gbps / 1e6)
 

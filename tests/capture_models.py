@@ -74,8 +74,8 @@ def environment(model: nn.Module, graphs: GraphSet, fill: float = 3.0) -> dict[s
     env: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     kv = graphs.kv
     if kv is not None:
-        for layer in range(kv.layers):
-            for part, shape in (("key", kv.key_shape), ("value", kv.value_shape)):
+        for part, shapes in (("key", kv.key_shapes), ("value", kv.value_shapes)):
+            for layer, shape in enumerate(shapes):
                 env[f"kv.{part}.{layer}"] = torch.full(shape, fill, dtype=getattr(torch, kv.dtype.value))
         env["session.ids"] = torch.full((1, 1), 99)
         env["session.position"] = torch.full((1,), 7)

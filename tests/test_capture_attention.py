@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.masking_utils import (
     and_masks,
     causal_mask_function,
@@ -13,16 +17,21 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from agentcompile_core.ir.graph import LayerHeads
+from agentcompile_core.ops import operators
 from agentcompile_core.stages.capture.attention import (
     CausalMask,
     DifferentHeads,
     PassThroughCache,
     Recorder,
+    Tracing,
     Unsupported,
     attention_function,
     mask_interface,
     recording,
 )
+from agentcompile_core.stages.capture.known import knowing
+from agentcompile_core.stages.capture.mask_pattern import Pattern, pattern_of
 
 
 def recorder() -> Recorder:
@@ -71,10 +80,15 @@ def test_other_keys_than_the_cached_ones_refuse() -> None:
         attend(recorder(), cached=False)
 
 
-def test_other_heads_are_reported() -> None:
+def test_other_heads_are_reported_of_all_layers_at_once() -> None:
+    seen = recorder()
+    seen.keys, seen.values = ([torch.zeros(1, 16, *heads) for heads in ((1, 8), (2, 8), (2, 4))] for _ in range(2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for layer in range(3):
+            attend(seen, layer=layer)
     with pytest.raises(DifferentHeads) as caught:
-        attend(recorder(), heads=4)
-    assert (caught.value.kv_heads, caught.value.head_dim) == (4, 8)
+        seen.finish()
+    assert caught.value.found == (LayerHeads(0, 2, 8, 8), LayerHeads(2, 2, 8, 8))
 
 
 def test_window_by_keyword_and_mask_must_agree() -> None:
@@ -95,12 +109,81 @@ def test_mask_is_understood_by_asking_it(function: Any, window: int) -> None:
     assert mask_interface(kv_length=32, mask_function=function) == CausalMask(window)
 
 
+def in_chunks(size: int) -> Any:
+    return chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64))
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=200)
+@given(size=st.integers(1, 40), length=st.integers(1, 200), make=st.sampled_from([in_chunks, sliding_window_causal_mask_function]))
+def test_windows_and_chunks_of_any_size_are_told_apart(size: int, length: int, make: Any) -> None:
+    part = size if size < length else 0
+    chunk = part if make is in_chunks and size > 1 else 0  # of one position each, they are windows of one
+    assert pattern_of(make(size), length) == Pattern(window=0 if chunk else part, chunk=chunk)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@given(size=st.integers(1, 40), length=st.integers(2, 60), make=st.sampled_from([in_chunks, sliding_window_causal_mask_function]),
+       data=st.data())
+def test_a_mask_that_differs_anywhere_refuses(size: int, length: int, make: Any, data: st.DataObject) -> None:
+    """One answer turned round: what comes out is that very mask, or nothing."""
+    row, column = data.draw(st.integers(0, length - 1)), data.draw(st.integers(0, length - 1))
+
+    def turned(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+        return make(size)(batch, head, query, key) ^ ((query == row) & (key == column))
+
+    try:
+        found = pattern_of(turned, length)
+    except Unsupported:
+        return
+    zero, every = torch.tensor(0), torch.arange(length)
+    drawn = torch.as_tensor(turned(zero, zero, every[:, None], every[None]))
+    assert torch.equal(drawn, operators.seen(every, every, found.window, found.chunk))
+
+
+@pytest.mark.parametrize(("made", "understood"), [
+    (lambda: torch.zeros(1, dtype=torch.int64), True), (lambda: torch.zeros(1, dtype=torch.int64, device="meta"), True),
+    (lambda: torch.ones(2, dtype=torch.int64).new_zeros(1), True),
+    (lambda: torch.zeros(1, dtype=torch.int64) + 0, False), (lambda: torch.arange(1), False),
+    (lambda: torch.zeros(1, dtype=torch.int64).add_(3), False),
+])
+@pytest.mark.parametrize("length", [6, 32])
+def test_a_mask_that_holds_traced_tensors_is_asked_with_what_is_known_of_them(made: Any, understood: bool, length: int) -> None:
+    """As Llama 4's counts the padding before each row: in a trace that tensor has no numbers."""
+    with FakeTensorMode(), knowing():
+        mask = mask_interface(kv_length=length, mask_function=chunked_causal_mask_function(8, made()))
+    if understood:
+        assert mask == CausalMask(chunk=8 if length > 8 else 0)
+    else:
+        with pytest.raises(Unsupported, match="values a trace does not know"):
+            attend(recorder(), mask=mask)
+
+
+def test_chunks_reach_the_operator_and_scores_of_the_models_own_refuse() -> None:
+    """The token at position 9 sees positions 8 and 9 of two layers with equal caches there, by a chunk of 8 or a window of 2."""
+    seen = recorder()
+    for caches in (seen.keys, seen.values):
+        for cache in caches:
+            cache.fill_(5.0)
+        caches[1][:, :8] = -5.0
+    seen.position.fill_(9)
+    found = []
+    for layer, mask in enumerate((CausalMask(chunk=8), CausalMask(2))):
+        torch.manual_seed(0)
+        found.append(attend(seen, mask=mask, layer=layer))
+    torch.testing.assert_close(*found)
+    with recording(evolve(seen, tracing=Tracing.OWN)), pytest.raises(Unsupported, match="in chunks"):
+        torch.zeros(1, 1, 1, 16) + CausalMask(chunk=8)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("function", [
-    chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64)),
+    chunked_causal_mask_function(8, torch.tensor([3])),  # chunks that begin elsewhere
+    and_masks(in_chunks(8), sliding_window_causal_mask_function(3)),  # chunks and windows
+    and_masks(in_chunks(8), lambda b, h, q, kv: kv != 17),
+    lambda b, h, q, kv: (kv <= q) & (kv // 8 == q // 8) & (q < 24),  # rows that see nothing
     or_masks(causal_mask_function, lambda b, h, q, kv: kv < 5),  # a prefix that everyone sees
     and_masks(causal_mask_function, lambda b, h, q, kv: kv != 3),  # a hole
     lambda b, h, q, kv: kv >= 0,  # both directions
-], ids=["chunked", "prefix", "hole", "bidirectional"])
+], ids=["shifted chunks", "chunks and windows", "hole in a chunk", "empty rows", "prefix", "hole", "bidirectional"])
 def test_other_masks_refuse(function: Any) -> None:
     mask = mask_interface(kv_length=32, mask_function=function)  # made for nothing, it would do no harm
     with pytest.raises(Unsupported, match="neither causal nor a sliding window"):

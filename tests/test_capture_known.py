@@ -67,6 +67,16 @@ def test_masks_of_ones_are_known(made: Callable[[], torch.Tensor], ones: bool) -
         assert about.is_ones(made()) is ones
 
 
+@pytest.mark.parametrize(("made", "number"), [
+    (lambda: torch.zeros(3, dtype=torch.int64)[:2], 0), (lambda: torch.ones(2).new_zeros(2, 2).bool(), 0),
+    (lambda: torch.zeros_like(torch.arange(3)), 0), (lambda: torch.ones(2, 2).expand(3, 2, 2), 1), (lambda: torch.zeros(2) + 1, None),
+    (lambda: torch.zeros(2).add_(1), None), (lambda: torch.arange(1), None),
+], ids=["cut", "cast", "like another", "expanded", "added to", "written", "counted"])
+def test_what_fills_a_tensor_is_known(made: Callable[[], torch.Tensor], number: int | None) -> None:
+    with Known() as about:
+        assert about.filled_with(made()) == number
+
+
 @pytest.mark.parametrize("write", [
     lambda mask: mask.__setitem__((0, 0), 0), lambda mask: mask.zero_(), lambda mask: mask.view(-1).fill_(0),
     lambda mask: torch.zeros(2, 3, out=mask), lambda mask: mask.__imul__(0),

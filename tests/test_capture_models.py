@@ -33,6 +33,15 @@ CAPTURED = {
     "glm": SIZES,
     "nanochat": without("head_dim"),
 }
+IN_CHUNKS: dict[str, dict[str, Any]] = {  # of positions: layers see their own chunk, or everything and rotate nothing
+    "llama4_text": {**SIZES, "num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48, "no_rope_layers": [1, 0],
+                    "floor_scale": 4},
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+OWN_HEADS: dict[str, dict[str, Any]] = {  # in some layers, which may attend to K and V of earlier ones
+    "gemma4_text": {**WINDOWED, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "global_head_dim": 16,
+                    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128},
+}
 EXPERTS: dict[str, dict[str, Any]] = {  # mixtures of experts
     "mixtral": {**SIZES, "num_local_experts": 4},
     "qwen2_moe": {**without("head_dim"), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -65,16 +74,16 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
     "mpt": {"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **TOKENS},
 }
 REFUSED = {
+    "xlnet": ({"vocab_size": 128, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, **TOKENS}, "takes no past_key_values"),
     "rwkv": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48, **TOKENS},
              "takes no past_key_values"),
     "minimax": ({**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}, "uses cache of its own"),
-    "llama4_text": ({**SIZES, "num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48}, "branches"),
 }
 
 
-@pytest.mark.parametrize("model_type", [*CAPTURED, *EXPERTS, *WITHOUT_ITS_HELP])
+@pytest.mark.parametrize("model_type", [*CAPTURED, *IN_CHUNKS, *OWN_HEADS, *EXPERTS, *WITHOUT_ITS_HELP])
 def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
-    model = tiny(model_type, {**CAPTURED, **EXPERTS, **WITHOUT_ITS_HELP}[model_type])
+    model = tiny(model_type, {**CAPTURED, **IN_CHUNKS, **OWN_HEADS, **EXPERTS, **WITHOUT_ITS_HELP}[model_type])
     graphs = capture_language_model(model, model_type, WORKLOAD).verify()
     assert graphs.eager_reason == ""
     want, want_logits = greedy(model, PROMPT, 8)
@@ -137,6 +146,14 @@ def test_window_softcap_and_fresh_reach_the_operator() -> None:
     assert sorted(argument(n, "window") for n in calls) == [0, 5] and all(argument(n, "softcap") == 50.0 for n in calls)
     fresh = next(g for g in graphs.graphs if g.name == "prefill_8_fresh")
     assert all(argument(n, "fresh") is True for n in fresh.nodes if n.kind == "attention")
+
+
+@pytest.mark.parametrize(("size", "chunks"), [(6, [6, 0]), (31, [31, 0]), (32, [0, 0]), (8192, [0, 0])])
+def test_chunks_reach_the_operator_where_the_context_has_several(size: int, chunks: list[int]) -> None:
+    model = tiny("llama4_text", {**IN_CHUNKS["llama4_text"], "attention_chunk_size": size})
+    graphs = capture_language_model(model, "llama4", WORKLOAD)
+    for graph in graphs.graphs:
+        assert [argument(n, "chunk") for n in graph.nodes if n.kind == "attention"] == chunks, graph.name
 
 
 def test_window_as_long_as_the_context_is_none() -> None:

@@ -15,7 +15,7 @@ KERNELS = torch.ops.agentcompile
 
 
 def reference_attention(
-    q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+    q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int, softcap: float, sinks: Tensor | None, size: int
 ) -> Tensor:
     """Row by row in float64: [1, T, H, D] from q [1, H, T, D] and keys, values [S, KV, D]."""
     heads, count = q.shape[1:3]
@@ -24,7 +24,7 @@ def reference_attention(
     for h in range(heads):
         for t in range(count):
             last = position + t
-            first = max(0, last - window + 1) if window else 0
+            first = max(0, last - window + 1 if window else 0, last // size * size if size else 0)
             scores = keys[first : last + 1, h // group].double() @ q[0, h, t].double() * scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
@@ -37,10 +37,10 @@ def reference_attention(
 
 @given(
     count=st.integers(1, 6), position=st.integers(0, 9), group=st.sampled_from([1, 2, 3]), window=st.sampled_from([0, 1, 4]),
-    softcap=st.sampled_from([0.0, 2.0]), with_sinks=st.booleans(), fresh=st.booleans(),
+    softcap=st.sampled_from([0.0, 2.0]), with_sinks=st.booleans(), fresh=st.booleans(), size=st.sampled_from([0, 1, 3, 5, 40]),
 )
 def test_attention_appends_and_attends(
-    count: int, position: int, group: int, window: int, softcap: float, with_sinks: bool, fresh: bool
+    count: int, position: int, group: int, window: int, softcap: float, with_sinks: bool, fresh: bool, size: int
 ) -> None:
     generator = torch.Generator().manual_seed(count * 100 + position)
     position = 0 if fresh else position
@@ -55,8 +55,8 @@ def test_attention_appends_and_attends(
     want_k[:, position : position + count] = k.transpose(1, 2)
     want_v[:, position : position + count] = v.transpose(1, 2)
     sinks = draw(kv_heads * group) if with_sinks else None
-    got = KERNELS.attention(q, k, v, k_cache, v_cache, torch.tensor([position]), 0.3, window, softcap, sinks, fresh)
-    want = reference_attention(q, want_k[0], want_v[0], position, 0.3, window, softcap, sinks)
+    got = KERNELS.attention(q, k, v, k_cache, v_cache, torch.tensor([position]), 0.3, window, softcap, sinks, fresh, chunk=size)
+    want = reference_attention(q, want_k[0], want_v[0], position, 0.3, window, softcap, sinks, size)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
     assert torch.equal(k_cache, want_k) and torch.equal(v_cache, want_v)
     assert got.is_contiguous()
@@ -80,7 +80,7 @@ def test_attention_needs_no_number_from_the_device() -> None:
             q, k = torch.empty(1, 4, count, 8), torch.empty(1, 2, count, 8)
             cache, position = torch.empty(1, 16, 2, 8), torch.empty(1, dtype=torch.int64)
             for softcap in (0.0, 2.0):
-                out = ops.attention(q, k, k, cache, cache, position, 0.5, 3, softcap, torch.empty(4))
+                out = ops.attention(q, k, k, cache, cache, position, 0.5, 3, softcap, torch.empty(4), chunk=5)
                 assert out.shape == (1, count, 4, 8)
 
 

@@ -10,9 +10,12 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.errors import Reject, UsageError
 from agentcompile_core.installation import install
+from agentcompile_core.ir.graph import DType, KVSpec, LayerHeads
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
-from agentcompile_core.plugin.interfaces import Backend, DecodeRuntime
+from agentcompile_core.plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, RuntimeIntegration
+from agentcompile_core.plugin.running import KVState
+from agentcompile_core.runtime.built_in import PlainKVState
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import FakeBackend, ReplayingBackend
@@ -34,9 +37,18 @@ def backend(name: str, base: type[FakeBackend] = ReplayingBackend, here: bool = 
     return type(name, (base,), {"name": name, "device": "npu", "available": lambda self: answer})()
 
 
+class Narrow(KVCacheRuntime):
+    """Knows nothing of layers with heads of their own: as a plugin that is older than these."""
+
+    name, preference = "narrow", 10
+
+    def allocate(self, kv: KVSpec, device: str) -> KVState:
+        return PlainKVState(evolve(kv, others=()), device)
+
+
 class Offers:
-    def __init__(self, *backends: Backend) -> None:
-        self.backends = backends
+    def __init__(self, *backends: Backend, runtimes: tuple[RuntimeIntegration, ...] = (Recorder(),)) -> None:
+        self.backends, self.runtimes = backends, runtimes
 
     @hookimpl
     def agentcompile_backends(self) -> Any:
@@ -44,7 +56,7 @@ class Offers:
 
     @hookimpl
     def agentcompile_runtimes(self) -> Any:
-        return (Recorder(),)
+        return self.runtimes
 
 
 def context(*backends: Backend, **options: Any) -> Context:
@@ -61,6 +73,18 @@ def chosen(ctx: Context, device: str = "npu") -> tuple[str, list[str]]:
 def test_what_captures_is_taken_where_a_backend_captures() -> None:
     assert chosen(context(backend("one"))) == ("recorder", [])
     assert chosen(context(backend("slow", FakeBackend), backend("two"))) == ("recorder", [])
+
+
+@pytest.mark.parametrize("others", [(), (LayerHeads(1, 1, 16, 16),)])
+def test_a_cache_of_other_shapes_than_the_models_is_never_used(others: tuple[LayerHeads, ...]) -> None:
+    """A kernel writes where the model's rows would lie, whatever was allocated there."""
+    catalog = load_catalog(only=(), strict=False, extra=[("outside", Offers(runtimes=(Narrow(),)))])
+    ctx, notes = Context(catalog=catalog, target=FAKE, config=Config(), store=Store(None)), list[str]()
+    spec = KVSpec(layers=2, kv_heads=2, head_dim=8, capacity=5, dtype=DType.F32, others=others)
+    state = install._kv_state(spec, Executables(device="cpu"), ctx, notes)
+    assert [tuple(t.shape) for t in (*state.keys, *state.values)] == [*spec.key_shapes, *spec.value_shapes]
+    assert [note for note in notes if "narrow allocates other K and V" in note] == (notes if others else [])
+    assert [failure.plugin for failure in ctx.failures] == (["narrow"] if others else [])
 
 
 @pytest.mark.parametrize("backends", [(), (backend("slow", FakeBackend),), (backend("gone", here=False),)], ids=["none", "no", "away"])

@@ -34,12 +34,13 @@ def counted(asked: list[tuple[int, set[str]]], serves: bool, q: Tensor, k: Tenso
 @settings(derandomize=True, database=None, deadline=None, max_examples=150)
 @given(st.data())
 def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> None:
-    """Whatever the call says, over rows that NaN lies behind, and in place of those that a window hides."""
+    """Whatever the call says, over rows that NaN lies behind, and in place of those that a window or a chunk hides."""
     draw = data.draw
     kv_heads, group, dim = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
     wide = draw(st.sampled_from([dim, dim + 3]))
     count, start = draw(st.integers(1, 20)), draw(st.integers(0, 40))
     window = draw(st.sampled_from([0, 1, 2, 7, start + count, 100]))
+    chunk = draw(st.one_of(st.just(0), st.integers(1, 70)))
     heads, capacity = kv_heads * group, start + count + draw(st.integers(0, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
@@ -51,13 +52,15 @@ def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> 
         cache[:, start:] = float("nan")
         if 0 < window <= start:
             cache[:, : start - window + 1] = float("nan")
+        if chunk:
+            cache[:, : start - start % chunk] = float("nan")
     call = AttentionCall(
         normal(1, heads, count, dim), normal(1, kv_heads, count, dim), normal(1, kv_heads, count, wide), *caches, torch.tensor([start]),
         0.4, window, draw(st.sampled_from([0.0, 2.0])), draw(st.sampled_from([None, normal(heads)])), start == 0 and draw(st.booleans()),
-        draw(st.sampled_from([None, normal(heads).tolist()])))
+        draw(st.sampled_from([None, normal(heads).tolist()])), chunk)
     clean = evolve(call, k_cache=caches[0].nan_to_num(), v_cache=caches[1].nan_to_num())
     wanted = operators.attention(*(getattr(clean, a) for a in ("q", "k", "v", "k_cache", "v_cache", "position", "scale", "window",
-                                                              "softcap", "sinks", "fresh", "slopes")))
+                                                              "softcap", "sinks", "fresh", "slopes", "chunk")))
     live_attention.append_rows(call)
     for part in (None, library):
         torch.testing.assert_close(live_attention.attend(call, start, part=part), wanted)
@@ -70,6 +73,9 @@ def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> 
         found = live_attention.attend(call, start, out=place, part=library, over_all=partial(counted, asked, serves))
         torch.testing.assert_close(found, wanted)
         assert place is None or found is place
+        if 0 < chunk < start + count:
+            assert len(asked) == (start + count - 1) // chunk - start // chunk + 1  # each chunk of positions by itself
+            continue
         seen = min(start + count, window + count - 1) if window else start + count  # a key that no row sees may be anything
         assert asked == [(seen, {"scale"} if plain else {"scale", "window", "softcap", "sinks", "slopes"})]
     with pytest.raises(ValueError, match="attends over a cache"):

@@ -34,6 +34,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {**WINDOWED, "attn_logit_softcapping": 3.0},
     "gpt_oss": {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},  # sinks
+    "llama4_text": {**SIZES, "num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48,
+                    "no_rope_layers": [1, 0], "floor_scale": 4},  # chunks of positions
+    "gemma4_text": {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16, "attention_k_eq_v": True,
+                    "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},  # heads of two kinds
     "gpt2": GPT,
     "bloom": {"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS},  # slopes
     "deepseek_v3": {**without("num_key_value_heads", "head_dim"), "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
@@ -100,7 +104,7 @@ def test_prompts_of_any_length_give_the_modules_logits(name: str, way: str) -> N
         check(name, mine, length)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "llama4_text", "gemma4_text"])
 def test_tokens_behind_long_prompts_are_huggingfaces(name: str) -> None:
     model, _ = captured(name)
     for way in WAYS:

@@ -23,6 +23,10 @@ from agentcompile_core.runtime.row_buffers import rows_of_operands
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", SIZES), "llama": ("llama", SIZES), "gemma2": ("gemma2", {**WINDOWED, "query_pre_attn_scalar": 8}),
+    "llama4": ("llama4_text", {**SIZES, "num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48,
+                               "no_rope_layers": [1, 0], "floor_scale": 4}),
+    "gemma4": ("gemma4_text", {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16,
+                               "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128}),
     "granite": ("granite", SIZES), "gpt2": ("gpt2", GPT), "phi3": ("phi3", SIZES), "olmo2": ("olmo2", SIZES),
 }
 

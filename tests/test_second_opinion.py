@@ -27,6 +27,7 @@ from agentcompile_core.ops.reference import Bounded, oracle
 from agentcompile_core.ops.reference.calls import Call
 from agentcompile_core.ops.reference.rules import _RULES
 from agentcompile_core.ops.reference.second_opinion import disagreement
+from agentcompile_core.ops.schema import with_argument
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.worker import Job, execution
@@ -36,6 +37,11 @@ from agentcompile_core.worker.operands import graph_values, make_inputs
 OURS = torch.ops.agentcompile
 TARGET = PRESETS["h200"]
 BY_NAME = {kind.name: kind for kind in KINDS}
+def in_chunks(size: int, match: Match, graph: Graph) -> tuple[Match, Graph]:
+    """Attention of a match that sees its own chunk of positions alone, which no rule proposes."""
+    return match, evolve(graph, nodes=tuple(with_argument(n, "chunk", size) if n.kind == "attention" else n for n in graph.nodes))
+
+
 EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "gather": lambda d: cases.gather_case(columns=24, vocabulary=10, dtype=d),
     "rms": lambda d: cases.norm_case(columns=40, rows=2, residual=True, dtype=d),
@@ -51,6 +57,7 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "attention with all": lambda d: cases.attention_case(
         heads=(4, 2), head_dim=16, capacity=48, window=5, softcap=20.0, rope="rms", dtype=d),
     "attention with slopes": lambda d: cases.sloped_case(heads=(4, 2), head_dim=16, capacity=48, slopes=(0.5, 0.1, 0.02, 0.7), dtype=d),
+    "attention in chunks": lambda d: in_chunks(7, *cases.sloped_case(heads=(4, 2), head_dim=16, capacity=48, slopes=(), dtype=d)),
     "argmax": lambda d: cases.argmax_case(n=50, advance=True, dtype=d),
     "softmax": lambda d: cases.softmax_case(shape=(2, 3, 40), scale=3.0, mask=(40,), wide=True, dtype=d),
     "sum of products": lambda d: cases.reduction_case(shape=(2, 3, 40), before=("mul",), dtype=d),

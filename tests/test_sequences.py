@@ -27,6 +27,10 @@ SIZES: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size
                          "max_position_embeddings": 64, **TOKENS}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {**SIZES, "num_hidden_layers": 2},
+    "llama4_text": {**SIZES, "num_hidden_layers": 2, "head_dim": 8, "num_local_experts": 2, "attention_chunk_size": 6,
+                    "intermediate_size_mlp": 24, "no_rope_layers": [1, 0], "floor_scale": 4},
+    "gemma4_text": {**SIZES, "num_hidden_layers": 2, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 4,
+                    "vocab_size_per_layer_input": 61, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     "lfm2": {**SIZES, "block_auto_adjust_ff_dim": False, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 

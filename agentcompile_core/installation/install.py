@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import ne
 from typing import Literal, TypeVar
 
 from attrs import evolve, field, frozen
@@ -16,7 +17,7 @@ from ..ops.dtypes import zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from ..plugin.reserving import Reserved
 from ..plugin.running import KVState
-from ..runtime.built_in import CORES_OWN
+from ..runtime.built_in import CORES_OWN, PlainKVCache
 from ..runtime.device import release_cache
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.framework_session import EagerModule, EagerSession
@@ -248,8 +249,21 @@ def _built_by(backend: Backend, what: Runnable, ctx: Context) -> dict[str, Kerne
 
 
 def _kv_state(kv: KVSpec, executables: Executables, ctx: Context, notes: list[str]) -> KVState:
-    """The cache of one session, which may grow where the device's backend reserves addresses."""
-    runtime, backend = _kv_runtime(ctx, notes), executables.backend
+    """The cache of one session; the core's own where a runtime allocates another one than was asked for: kernels do not look."""
+    runtime = _kv_runtime(ctx, notes)
+    state = _allocated(runtime, kv, executables, ctx, notes)
+    found = [tuple(tensor.shape) for tensor in (*state.keys, *state.values)]
+    if found == [*kv.key_shapes, *kv.value_shapes]:
+        return state
+    why = f"allocates other K and V than the model caches in {sum(map(ne, found, (*kv.key_shapes, *kv.value_shapes)))} tensors"
+    ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=runtime.name, subject="KV cache", message=why))
+    notes.append(f"KV cache: the core's own, since {runtime.name} {why}")
+    return PlainKVCache().allocate(kv, executables.device)
+
+
+def _allocated(runtime: KVCacheRuntime, kv: KVSpec, executables: Executables, ctx: Context, notes: list[str]) -> KVState:
+    """What ``runtime`` allocates, which may grow where the device's backend reserves addresses."""
+    backend = executables.backend
     if backend is None or backend.device != executables.device:
         return runtime.allocate(kv, executables.device)
 

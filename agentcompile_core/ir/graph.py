@@ -211,10 +211,8 @@ class Graph:
         inside = {out for node in nodes for out in node.outputs}
         reads = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in inside))
         if outputs is None:
-            outputs = tuple(
-                out for node in nodes for out in node.outputs
-                if out in self.outputs or any(user.name not in wanted for user in self.users.get(out, ()))
-            )
+            outputs = tuple(out for node in nodes for out in node.outputs
+                            if out in self.outputs or any(user.name not in wanted for user in self.users.get(out, ())))
         values = []
         for value_name in (*reads, *(out for node in nodes for out in node.outputs)):
             value = self.by_name[value_name]
@@ -256,6 +254,16 @@ class Workload:
     batch: int = 1
 
 
+@frozen
+class LayerHeads:
+    """What one layer caches per position: ``kv_heads`` rows of ``head_dim`` elements of K and of ``value_dim`` elements of V."""
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
 @frozen(kw_only=True)
 class KVSpec:
     """Shape of the KV cache: per layer K [batch, capacity, kv_heads, head_dim] and V [batch, capacity, kv_heads, value_dim], one dtype."""
@@ -266,21 +274,28 @@ class KVSpec:
     capacity: int  # positions
     dtype: DType
     value_dim: int = field(default=Factory(lambda self: self.head_dim, takes_self=True))  # elements; by default as K's
+    others: tuple[LayerHeads, ...] = ()  # the layers whose heads are not these, by rising number
 
     @property
-    def key_shape(self) -> tuple[int, int, int, int]:
-        """Of K of one layer, batch 1."""
-        return (1, self.capacity, self.kv_heads, self.head_dim)
+    def heads(self) -> tuple[LayerHeads, ...]:
+        """Of every layer."""
+        usual, others = (self.kv_heads, self.head_dim, self.value_dim), {one.layer: one for one in self.others}
+        return tuple(others.get(layer) or LayerHeads(layer, *usual) for layer in range(self.layers))
 
     @property
-    def value_shape(self) -> tuple[int, int, int, int]:
-        """Of V of one layer, batch 1."""
-        return (1, self.capacity, self.kv_heads, self.value_dim)
+    def key_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of K of every layer, batch 1."""
+        return tuple((1, self.capacity, one.kv_heads, one.head_dim) for one in self.heads)
+
+    @property
+    def value_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of V of every layer, batch 1."""
+        return tuple((1, self.capacity, one.kv_heads, one.value_dim) for one in self.heads)
 
     @property
     def nbytes(self) -> int:
         """Bytes of K and V of all layers, batch 1."""
-        return self.layers * self.kv_heads * (self.head_dim + self.value_dim) * self.capacity * self.dtype.bytes
+        return sum(one.kv_heads * (one.head_dim + one.value_dim) for one in self.heads) * self.capacity * self.dtype.bytes
 
 
 @frozen(kw_only=True)

@@ -50,6 +50,9 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
     live, capacity = start + call.q.shape[2], call.k_cache.shape[1]
     if start < 0 or live > capacity:
         raise ValueError(f"a chunk of rows {start} to {live - 1} attends over a cache of {capacity}")
+    if 0 < call.chunk < live:
+        written = _empty(call) if out is None else out
+        return _by_chunks(call, start, written, lambda one, at, to: attend(one, at, to, part, merged, over_all))
     plain = (call.window <= 0 or call.window >= live) and _is_plain(call)
     if over_all is not None:
         written = _empty(call) if out is None else out
@@ -69,6 +72,19 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
             merge(parts, out.transpose(1, 2))
     else:
         _by_blocks(call, start, out)
+    return out
+
+
+def _by_chunks(call: AttentionCall, start: int, out: Tensor, attended: Callable[[AttentionCall, int, Tensor], Tensor]) -> Tensor:
+    """The rows of each chunk of positions over that chunk of the cache alone, where they are causal and no more."""
+    first, end = start, start + call.q.shape[2]
+    while first < end:
+        begin = first - first % call.chunk
+        last = min(begin + call.chunk, end)
+        rows = slice(first - start, last - start)
+        one = evolve(call, q=call.q[:, :, rows], k_cache=call.k_cache[:, begin:], v_cache=call.v_cache[:, begin:], chunk=0)
+        attended(one, first - begin, out[:, rows])
+        first = last
     return out
 
 

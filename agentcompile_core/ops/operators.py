@@ -19,7 +19,7 @@ NAMESPACE = "agentcompile"
 
 SCHEMAS: dict[str, str] = {
     "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor position, float scale,"
-    " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False, float[]? slopes=None) -> Tensor",
+    " int window=0, float softcap=0.0, Tensor? sinks=None, bool fresh=False, float[]? slopes=None, int chunk=0) -> Tensor",
     "rotary_embedding": "(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype, bool interleaved=False)"
     " -> (Tensor, Tensor)",
     "rms_norm": "(Tensor x, Tensor? weight, float eps, bool one_plus=False, bool once=False) -> Tensor",
@@ -170,6 +170,7 @@ class AttentionCall:
     sinks: Tensor | None = None
     fresh: bool = False
     slopes: Sequence[float] | None = None
+    chunk: int = 0
 
 
 def attention(*arguments: Any, **keywords: Any) -> Tensor:
@@ -178,25 +179,34 @@ def attention(*arguments: Any, **keywords: Any) -> Tensor:
     Shapes: ``q`` [1, H, T, D]; ``k``, ``v`` [1, KV, T, D]; caches [1, S, KV, D]; ``position`` i64 [1], that of row 0;
     ``sinks`` [H]; the result [1, T, H, D], contiguous. ``window`` counts the query itself; 0 means none.
     ``fresh`` promises that position is 0, so that the new K and V are all there is. ``slopes``: one number per query head, by which
-    a score falls with every position that its key lies back (ALiBi): ``score + slope * (j - i)``, behind the soft cap.
+    a score falls with every position that its key lies back (ALiBi): ``score + slope * (j - i)``, behind the soft cap. ``chunk``:
+    positions are cut into chunks of so many, from position 0 on, and a query sees those of its own chunk alone; 0: no chunks.
     """
     call = AttentionCall(*arguments, **keywords)
-    q, window, count = call.q, call.window, call.q.shape[2]
+    q, count = call.q, call.q.shape[2]
     append(call.k_cache, call.k, call.position, call.fresh)
     append(call.v_cache, call.v, call.position, call.fresh)
     plain = call.softcap == 0.0 and call.sinks is None and call.slopes is None
-    if call.fresh and plain and (window <= 0 or window >= count):
+    if call.fresh and plain and all(size <= 0 or size >= count for size in (call.window, call.chunk)):
         grouped_heads = q.shape[1] != call.k.shape[1]
         out = F.scaled_dot_product_attention(q, call.k, call.v, is_causal=True, scale=call.scale, enable_gqa=grouped_heads)
         return out.transpose(1, 2).contiguous()
     keys, values, rows = _attended(call)
     columns = torch.arange(keys.shape[2], device=q.device)
-    mask = columns[None, :] <= rows[:, None]
-    if window > 0:
-        mask &= columns[None, :] > rows[:, None] - window
+    mask = seen(rows, columns, call.window, call.chunk)
     if plain:
         return grouped_sdpa(q, keys, values, mask, call.scale).transpose(1, 2).contiguous()
     return capped(call, keys, values, mask, columns[None, :] - rows[:, None]).transpose(1, 2).contiguous()
+
+
+def seen(rows: Tensor, columns: Tensor, window: int = 0, chunk: int = 0) -> Tensor:
+    """Which of the keys at positions ``columns`` [L] a query at each of ``rows`` [T] sees, bool [T, L]; sizes as in ``attention``."""
+    mask = columns[None, :] <= rows[:, None]
+    if window > 0:
+        mask &= columns[None, :] > rows[:, None] - window
+    if chunk > 0:
+        mask &= columns[None, :] >= (rows - rows % chunk)[:, None]
+    return mask
 
 
 def _attended(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:

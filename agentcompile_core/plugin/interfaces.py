@@ -208,7 +208,7 @@ class KVCacheRuntime(RuntimeIntegration):
 
     @abstractmethod
     def allocate(self, kv: KVSpec, device: str) -> KVState:
-        """Allocate K and V of all layers at their final size."""
+        """Allocate K and V of all layers at their final size; layers may have heads of their own (``KVSpec.others``)."""
 
     def allocate_growing(self, kv: KVSpec, device: str, reserve: Callable[[Sequence[int]], Reserved | Reject]) -> KVState:
         """As ``allocate``, of a cache that may be a GrowingKVState in addresses that ``reserve`` gives (``Backend.reserve``).

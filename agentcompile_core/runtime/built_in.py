@@ -1,7 +1,7 @@
 """The core's own runtime integrations: what a model runs on when no runtime plugin is installed."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import Reject
 from ..ir.graph import KVSpec
@@ -14,16 +14,14 @@ CORES_OWN = -1  # preference: any plugin's runtime is taken before
 
 
 class PlainKVState:
-    """K [1, capacity, kv_heads, head_dim] and V [1, capacity, kv_heads, value_dim] of every layer, zero at the start."""
+    """K and V of every layer in the shapes that ``kv`` says, zero at the start."""
 
     def __init__(self, kv: KVSpec, device: str) -> None:
         import torch
 
         dtype = torch_dtype(kv.dtype)
-        self._keys: Any = torch.zeros((kv.layers, *kv.key_shape), dtype=dtype, device=device)
-        self._values: Any = torch.zeros((kv.layers, *kv.value_shape), dtype=dtype, device=device)
-        self.keys = tuple(self._keys)
-        self.values = tuple(self._values)
+        self.keys = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in kv.key_shapes)
+        self.values = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in kv.value_shapes)
         self.capacity = kv.capacity
 
     def reset(self) -> None:

@@ -41,7 +41,8 @@ def append(cache: Bounded, rows: Bounded, position: int) -> Bounded:
 @frozen(kw_only=True)
 class Attending:
     """What an attention call says beside its tensors. ``window`` counts the query itself, 0: none; ``softcap`` 0: none; ``slopes``
-    one number per query head, which times the distance is subtracted from a score, empty: none.
+    one number per query head, which times the distance is subtracted from a score, empty: none; ``chunk``: a query sees the
+    positions of its own chunk of so many alone, 0: no chunks.
 
     Flash kernels may round the probabilities to the element type before they multiply V, hence ``dtype``; ``depth`` is that
     of the error budget.
@@ -52,6 +53,7 @@ class Attending:
     window: int = 0
     softcap: float = 0.0
     slopes: tuple[float, ...] = ()
+    chunk: int = 0
     dtype: DType
     depth: int
 
@@ -88,7 +90,7 @@ def attention(q: Bounded, keys: Bounded, values: Bounded, sinks: Bounded | None,
     _, heads, count, dim = q.value.shape
     kv_heads = keys.value.shape[2]
     live = min(how.position + count, keys.value.shape[1])
-    seen = _mask(live, count, how.position, how.window, q.value.device)
+    seen = _mask(live, count, how, q.value.device)
     k, v = (_attended(x, live, seen.any(0)) for x in (keys, values))
     grouped = (kv_heads, heads // kv_heads, count, dim)
     rows = Bounded(q.value.reshape(grouped), q.error.reshape(grouped))
@@ -158,11 +160,13 @@ def _bias(how: Attending, grouped: tuple[int, int, int, int], live: int, device:
     return slopes * (torch.arange(live, device=device)[None, :] - rows)
 
 
-def _mask(live: int, count: int, position: int, window: int, device: torch.device) -> Tensor:
+def _mask(live: int, count: int, how: Attending, device: torch.device) -> Tensor:
     columns = torch.arange(live, device=device)[None, :]
-    rows = torch.arange(count, device=device)[:, None] + position
+    rows = torch.arange(count, device=device)[:, None] + how.position
     mask = columns <= rows
-    return mask & (columns > rows - window) if window > 0 else mask
+    if how.window > 0:
+        mask &= columns > rows - how.window
+    return mask & (columns // how.chunk == rows // how.chunk) if how.chunk > 0 else mask
 
 
 def _attended(cache: Bounded, live: int, seen: Tensor) -> Bounded:

@@ -236,7 +236,7 @@ def _attention(call: Call) -> tuple[Bounded, ...]:
     call.env[v_name] = values = append(call.bounded("v_cache"), v, start)
     depth = call.length(max(q.value.shape[-1], start + q.value.shape[2]))
     how = Attending(position=start, scale=float(call["scale"]), window=int(call["window"]), softcap=float(call["softcap"]),
-                    slopes=tuple(call["slopes"] or ()), dtype=call.dtype, depth=depth)
+                    slopes=tuple(call["slopes"] or ()), chunk=int(call["chunk"]), dtype=call.dtype, depth=depth)
     return (attention(q, keys, values, call["sinks"], how),)
 
 

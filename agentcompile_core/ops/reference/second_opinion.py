@@ -57,10 +57,13 @@ def _hide_unattended(graph: Graph, env: dict[str, Tensor]) -> dict[str, tuple[tu
         position = argument(node, "position") if node.op == ATTENTION else None
         if position is None or position.value not in env:  # type: ignore[union-attr]
             continue
-        at, window = int(env[position.value]), argument(node, "window")  # type: ignore[union-attr]
+        at = int(env[position.value])  # type: ignore[union-attr]
+        window, chunk = argument(node, "window"), argument(node, "chunk")
         outside = [slice(at + graph.spec(node.inputs[0]).shape[2], None)]
         if isinstance(window, int) and 0 < window <= at:  # the first row attends to itself and window - 1 positions before it
             outside.append(slice(0, at - window + 1))
+        if isinstance(chunk, int) and 0 < chunk <= at:
+            outside.append(slice(0, at - at % chunk))
         for name in node.mutates:
             rest[name] = tuple((where, env[name][:, where].clone()) for where in outside)
             for where in outside:

@@ -5,19 +5,20 @@ The cache hands new K and V through, since the operator owns the append. Everyth
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 
+from ...ir.graph import LayerHeads
 from ...ops import operators as operators
 from .known import known
+from .mask_pattern import Pattern, pattern_of
 from .states import Held, cache_layers
 from .unsupported import Unsupported as Unsupported
 
@@ -33,11 +34,12 @@ LOWEST = -65504.0  # what a model writes for a hidden score is this or below: fl
 
 
 class DifferentHeads(Unsupported):
-    """The heads that a layer caches are not those that were assumed."""
+    """The heads that some layers cache, ``found``, are not those that were assumed."""
 
-    def __init__(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.kv_heads, self.head_dim, self.value_dim = key.shape[1], key.shape[3], value.shape[3]
-        super().__init__(f"layer {layer} caches {self.kv_heads} heads of {self.head_dim} channels, other layers differ")
+    def __init__(self, found: Iterable[LayerHeads]) -> None:
+        self.found = tuple(found)
+        one = self.found[0]
+        super().__init__(f"layer {one.layer} caches {one.kv_heads} heads of {one.head_dim} channels, and other ones in another step")
 
 
 class DifferentCalls(Unsupported):
@@ -64,11 +66,15 @@ class OwnAttention(Unsupported):
 
 @frozen
 class CausalMask:
-    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all), of ``length`` keys."""
+    """Stands for the mask tensor of a model: causal, and at most ``window`` positions back (0: all), of ``length`` keys.
+
+    ``chunk``: positions are cut into chunks of so many, and a query sees those of its own alone (0: no chunks).
+    """
 
     window: int = 0
     tokens: int = 1
     length: int = field(default=0, eq=False)
+    chunk: int = 0
 
     def size(self) -> tuple[int, int, int, int]:
         """What a model that checks its mask expects: as many keys as the cache hands on."""
@@ -81,6 +87,8 @@ class CausalMask:
     def _added(self, scores: Any) -> Any:
         if not _active or _active[-1].tracing is not Tracing.OWN:
             raise OwnAttention
+        if self.chunk:
+            raise Unsupported("it computes attention itself, in chunks")
         return torch.ops.agentcompile.masked.default(scores, self.window)
 
     @classmethod
@@ -137,20 +145,24 @@ class Recorder:
     tracing: Tracing = Tracing.PLAIN
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
     attended: list[int] = field(factory=list)
+    different: dict[int, LayerHeads] = field(factory=dict)
 
-    def holds(self, layer: int, key: Tensor, value: Tensor) -> bool:
-        """Whether the caches of a layer have room for such K and V [1, KV, T, D]."""
+    def cached(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """A layer caches such K and V [1, KV, T, D]: whether its caches have room for them is said at the end, of all layers at once."""
         kept = (self.keys[layer], self.values[layer])
-        return all((new.shape[1], new.shape[3]) == tuple(cache.shape[2:]) for new, cache in zip((key, value), kept, strict=True))
+        if any((new.shape[1], new.shape[3]) != tuple(cache.shape[2:]) for new, cache in zip((key, value), kept, strict=True)):
+            self.different[layer] = LayerHeads(layer=layer, kv_heads=key.shape[1], head_dim=key.shape[3], value_dim=value.shape[3])
 
     def finish(self) -> None:
         """Check that every layer's cached K and V were attended to once; of what is marked the graph shows it.
 
         Raises:
-            Unsupported: a layer keeps attention to itself, so the cache would never be read.
+            Unsupported: a layer keeps attention to itself, so the cache would never be read; or caches other heads than were assumed.
         """
         if self.tracing is Tracing.DERIVED and len(self.attended) != len(self.keys):
             raise DifferentCalls(len(self.attended))
+        if self.different:
+            raise DifferentHeads(self.different.values())
         if self.tracing is not Tracing.PLAIN:
             return
         if self.pending or sorted(self.attended) != list(range(len(self.keys))):
@@ -189,8 +201,7 @@ class PassThroughCache(Cache):
             return mark(key_states, layer_idx, False, tokens), mark(value_states, layer_idx, True, tokens)
         layer_idx = self.recorder.held.slot(layer_idx, len(self.recorder.keys))
         if self.recorder.tracing is Tracing.OWN:
-            if not self.recorder.holds(layer_idx, key_states, value_states):
-                raise DifferentHeads(layer_idx, key_states, value_states)
+            self.recorder.cached(layer_idx, key_states, value_states)
             mark, length = torch.ops.agentcompile.cached.default, self.recorder.capacity
             return mark(key_states, layer_idx, False, length), mark(value_states, layer_idx, True, length)
         self.recorder.pending[layer_idx] = (key_states, value_states)
@@ -216,39 +227,18 @@ def mask_interface(
 ) -> CausalMask | OtherMask:
     """What ``create_*_mask`` calls instead of building a tensor: find out what the mask means by asking it.
 
-    A mask that is neither causal nor causal with a sliding window is refused where it is used: some models make one for nothing.
+    A mask that is neither causal nor causal in a sliding window or in chunks is refused where it is used: some models make one for
+    nothing.
     """
     about = known()
     if attention_mask is not None and not (about is not None and about.is_ones(attention_mask)):
         return OtherMask("a padding mask reaches its attention")
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        try:
-            all_keys = _active and _active[-1].tracing is Tracing.OWN
-            return CausalMask(_window_of(mask_function, kv_length), q_length, kv_length if all_keys else q_length)
-        except Unsupported as exc:
-            return OtherMask(str(exc))
-
-
-def _window_of(mask_function: Callable[..., Any], length: int) -> int:
-    """The sliding window that ``mask_function`` draws over ``length`` positions, 0 for none."""
-    columns = torch.arange(length)
-    zero = torch.tensor(0)
-
-    def row(position: int) -> Tensor:
-        seen = mask_function(zero, zero, torch.tensor(position), columns)
-        return torch.as_tensor(seen).expand(length)
-
-    width = int(row(length - 1).sum())
-    window = 0 if width == length else width
-    # Every row near the edges of the window and a spread of others: chunked and prefix masks differ somewhere there.
-    probes = {0, 1, width - 1, width, width + 1, 2 * width - 1, 2 * width, *range(0, length, max(1, length // 61))}
-    for position in sorted(p for p in probes if 0 <= p < length):
-        want = columns <= position
-        if window:
-            want &= columns > position - window
-        if not torch.equal(row(position), want):
-            raise Unsupported("its attention mask is neither causal nor a sliding window")
-    return window
+    try:
+        found = pattern_of(mask_function, kv_length, about)
+    except Unsupported as exc:
+        return OtherMask(str(exc))
+    all_keys = _active and _active[-1].tracing is Tracing.OWN
+    return CausalMask(found.window, q_length, kv_length if all_keys else q_length, found.chunk)
 
 
 def attention_function(
@@ -277,15 +267,16 @@ def attention_function(
     keys, values = recorder.keys[layer], recorder.values[layer]
     if key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
         raise Unsupported(f"its attention has Q {tuple(query.shape)}, K {tuple(key.shape)} and V {tuple(value.shape)}")
-    if not recorder.holds(layer, key, value):
-        raise DifferentHeads(layer, key, value)
+    recorder.cached(layer, key, value)
+    pattern = _pattern(attention_mask, keywords.get("sliding_window"), keys.shape[1])
     out = torch.ops.agentcompile.attention.default(
         query, key, value, keys, values, recorder.position,
         float(scaling if scaling is not None else query.shape[-1] ** -0.5),
-        _window(attention_mask, keywords.get("sliding_window"), keys.shape[1]),
+        pattern.window,
         float(keywords.get("softcap") or 0.0),
         keywords["s_aux"] if keywords.get("s_aux") is not None else keywords.get("sinks"),
         recorder.fresh,
+        **({"chunk": pattern.chunk} if pattern.chunk else {}),  # what stays at its default is not recorded
     )
     return out, None
 
@@ -302,18 +293,18 @@ def _layer_of(recorder: Recorder, key: Tensor, value: Tensor) -> int:
     raise DerivedStates
 
 
-def _window(mask: Any, sliding_window: int | None, capacity: int) -> int:
+def _pattern(mask: Any, sliding_window: int | None, capacity: int) -> Pattern:
     said = int(sliding_window or 0)
     said = 0 if said >= capacity else said
     if mask is None:
-        return said
+        return Pattern(window=said)
     if isinstance(mask, OtherMask):
         raise Unsupported(mask.reason)
     if not isinstance(mask, CausalMask):
         raise Unsupported("its attention takes a mask of its own")
     if said not in (0, mask.window):
         raise Unsupported(f"its attention window is {said} by keyword and {mask.window} by mask")
-    return mask.window
+    return Pattern(window=mask.window, chunk=mask.chunk)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_function)

@@ -131,8 +131,8 @@ class GraphRun:
         kv = self.graphs.kv
         assert kv is not None
         kv, dtype = evolve(kv, capacity=self._capacity(trial)), self.wide or torch_dtype(kv.dtype)
-        for layer in range(kv.layers):
-            for part, shape in (("key", kv.key_shape), ("value", kv.value_shape)):
+        for part, shapes in (("key", kv.key_shapes), ("value", kv.value_shapes)):
+            for layer, shape in enumerate(shapes):
                 self.environment[f"kv.{part}.{layer}"] = torch.zeros(shape, dtype=dtype, device=self.device)
         for name, spec in self.graphs.states.items():
             kept = torch_dtype(spec.dtype)

@@ -190,7 +190,7 @@ def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, 
     position = torch.zeros(1, dtype=torch.int64, device=device)
     history = torch.zeros(kv.capacity + 1, dtype=torch.int64, device=device)
     # Only shapes matter; one element is expanded so that a long cache costs no memory on a real device.
-    shapes = (kv.key_shape,) * kv.layers + (kv.value_shape,) * kv.layers
+    shapes = kv.key_shapes + kv.value_shapes
     caches = tuple(torch.empty(shape, dtype=torch_dtype(kv.dtype), device="meta") for shape in shapes)
     if device.type != "meta":
         caches = tuple(torch.empty(1, dtype=c.dtype, device=device).expand(c.shape) for c in caches)

@@ -1,4 +1,4 @@
-"""What is known of tensors while a model is traced: the range of what is counted from the position, and which masks are all ones.
+"""What is known of tensors while a model is traced: the range of what is counted from the position, and which are all ones or zeros.
 
 Models ask such things of themselves: whether a table of positions is long enough, whether a mask hides anything. A trace has
 no numbers to answer with, but every position lies inside the context that is asked for, and what a model makes as ones are ones.
@@ -19,7 +19,7 @@ _ORDERS: dict[str, Callable[["Span", "Span"], bool | None]] = {
     "gt": lambda a, b: _decided(a.low > b.high, a.high <= b.low), "ge": lambda a, b: _decided(a.low >= b.high, a.high < b.low),
     "lt": lambda a, b: _decided(a.high < b.low, a.low >= b.high), "le": lambda a, b: _decided(a.high <= b.low, a.low > b.high),
 }
-_ONES = ("ones", "new_ones", "ones_like")
+_MADE = {"ones": 1, "new_ones": 1, "ones_like": 1, "zeros": 0, "new_zeros": 0, "zeros_like": 0}  # and what every element is
 _KEEPING = ("to", "bool", "int", "long", "float", "half", "bfloat16", "type_as", "clone", "contiguous", "expand", "unsqueeze", "detach",
             "repeat", "__getitem__")
 
@@ -51,7 +51,7 @@ class Known(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._facts: dict[int, tuple[Tensor, Span | bool]] = {}  # of a tensor, which is kept: a span, or the truth of a comparison
-        self._ones: dict[int, Tensor] = {}
+        self._filled: dict[int, tuple[Tensor, int]] = {}  # of a tensor, which is kept: what each of its elements is
 
     def lies_in(self, number: Tensor, low: int, high: int) -> Tensor:
         """Say that the one element of ``number`` lies in ``low`` .. ``high``."""
@@ -60,7 +60,11 @@ class Known(TorchFunctionMode):
 
     def is_ones(self, value: object) -> bool:
         """Whether ``value`` was made as ones and only cast, cut or expanded since."""
-        return id(value) in self._ones
+        return self.filled_with(value) == 1
+
+    def filled_with(self, value: object) -> int | None:
+        """The number that ``value`` was made of, and only cast, cut or expanded since; None where that is not known."""
+        return self._filled[id(value)][1] if id(value) in self._filled else None
 
     def __torch_function__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -82,12 +86,13 @@ class Known(TorchFunctionMode):
     def _forget(self, written: object) -> None:
         """What is written may be a view of anything of its type."""
         dtype = getattr(written, "dtype", None)
-        self._ones = {key: one for key, one in self._ones.items() if dtype is not None and one.dtype is not dtype}
+        self._filled = {key: fact for key, fact in self._filled.items() if dtype is not None and fact[0].dtype is not dtype}
         self._facts = {key: fact for key, fact in self._facts.items() if dtype is not None and fact[0].dtype is not dtype}
 
     def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
-        if name in _ONES or (name in _KEEPING and args and self.is_ones(args[0])):
-            self._ones[id(result)] = result
+        number = _MADE[name] if name in _MADE else self.filled_with(args[0]) if name in _KEEPING and args else None
+        if number is not None:
+            self._filled[id(result)] = (result, number)
         if name == "clamp":
             fact: Span | bool | None = self._clamped(*args, **kwargs)
         else:

@@ -1,12 +1,15 @@
 """A HuggingFace causal language model -> GraphSet, or the one sentence that says why it runs on the framework alone."""
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 from attrs import evolve
 from torch import nn
 
 from ...errors import one_line
-from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, Node, Workload
+from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, LayerHeads, Node, Workload
 from ...ops.names import ATTENTION
 from ...ops.schema import named, with_argument
 from ...plugin.interfaces import LoadedModel
@@ -105,10 +108,19 @@ def _imported(deep: Deep, kv: KVSpec) -> tuple[KVSpec, Graph]:
         try:
             return kv, _decode(deep, kv)
         except DifferentHeads as exc:
-            kv = evolve(kv, kv_heads=exc.kv_heads, head_dim=exc.head_dim, value_dim=exc.value_dim)
+            kv = _with_heads(kv, exc.found)
         except DifferentCalls as exc:
             kv = evolve(kv, layers=exc.calls)
     return kv, _decode(deep, kv)
+
+
+def _with_heads(kv: KVSpec, found: Iterable[LayerHeads]) -> KVSpec:
+    """``kv`` with other heads in some layers; the usual ones are those that most layers have."""
+    heads = {one.layer: one for one in (*kv.heads, *found)}
+    sizes = Counter((one.kv_heads, one.head_dim, one.value_dim) for one in heads.values())
+    kv_heads, head_dim, value_dim = sizes.most_common(1)[0][0]
+    usual = evolve(kv, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim, others=())
+    return evolve(usual, others=tuple(heads[one.layer] for one in usual.heads if heads[one.layer] != one))
 
 
 def _decode(deep: Deep, kv: KVSpec) -> Graph:
@@ -146,7 +158,7 @@ def _most_rows(graph: Graph, held: Held) -> int:
     """The largest chunk of a model of which ``graph`` is a smaller one."""
     experts = any(node.op == EXPERT_LINEAR for node in graph.nodes)
     calls = [(node, named(node.op, node.args, dict(node.kwargs))) for node in graph.nodes if node.op == ATTENTION]
-    plain = all(not any(call.get(name) for name in ("window", "softcap", "sinks", "slopes")) for _, call in calls)
+    plain = all(not any(call.get(name) for name in ("window", "chunk", "softcap", "sinks", "slopes")) for _, call in calls)
     halves = all(graph.spec(node.inputs[0]).dtype in (DType.F16, DType.BF16) for node, _ in calls)
     alike = all(graph.spec(node.inputs[0]).shape[-1] == graph.spec(node.outputs[0]).shape[-1] for node, _ in calls)
     by_library = calls and plain and halves and alike and not held.states
@@ -180,12 +192,20 @@ def kv_spec(model: nn.Module, workload: Workload, held: Held = NOTHING) -> KVSpe
     config = text_config(model)
     if held.states and not held.attending:
         return KVSpec(layers=0, kv_heads=1, head_dim=1, capacity=workload.max_context, dtype=dtype_of(model))
-    heads = getattr(config, "num_attention_heads", None)
+    heads = _said(config, "num_attention_heads")
     # The decoder of a pair counts its own layers; the other name may be the encoder's.
     layers = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     if not isinstance(heads, int) or not isinstance(layers, int) or not heads:
         raise Unsupported("its configuration has no attention heads")
     layers = layers if held.attending is None else len(held.attending)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = _said(config, "num_key_value_heads") or heads
+    head_dim = _said(config, "head_dim") or config.hidden_size // heads
     return KVSpec(layers=layers, kv_heads=kv_heads, head_dim=head_dim, capacity=workload.max_context, dtype=dtype_of(model))
+
+
+def _said(config: Any, name: str) -> Any:
+    """What a configuration says of all layers; None where it says nothing, or refuses since layers differ: the trace shows which do."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None

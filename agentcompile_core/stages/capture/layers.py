@@ -91,9 +91,14 @@ def _twin(part: nn.Module, path: str, depth: Depth) -> nn.Module:
 def of_first_layers(kv: KVSpec, held: Held, count: int) -> tuple[KVSpec, Held]:
     """What the cache of the first ``count`` layers holds."""
     if held.attending is None:
-        return evolve(kv, layers=count), held
+        return first_of(kv, count), held
     attending = tuple(layer for layer in held.attending if layer < count)
-    return evolve(kv, layers=len(attending)), Held(attending=attending, states=tuple(s for s in held.states if s.layer < count))
+    return first_of(kv, len(attending)), Held(attending=attending, states=tuple(s for s in held.states if s.layer < count))
+
+
+def first_of(kv: KVSpec, count: int) -> KVSpec:
+    """The cache of the first ``count`` layers that have one."""
+    return evolve(kv, layers=count, others=tuple(one for one in kv.others if one.layer < count))
 
 
 def _looks(lists: list[nn.ModuleList], config: Any, deep: int) -> list[dict[tuple[str, ...], Any]]:

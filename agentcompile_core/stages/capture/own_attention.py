@@ -41,8 +41,8 @@ def collapse_attention(graph: Graph, kv: KVSpec, buffers: Callable[[str], Tensor
         Unsupported: a marked value is used otherwise, or not every layer attends once.
     """
     caches = [Value(name=name, spec=TensorSpec(shape=shape, dtype=kv.dtype), kind=ValueKind.STATE, source=name)
-              for part, shape in (("key", kv.key_shape), ("value", kv.value_shape))
-              for name in (f"kv.{part}.{layer}" for layer in range(kv.layers))]
+              for part, shapes in (("key", kv.key_shapes), ("value", kv.value_shapes))
+              for name, shape in ((f"kv.{part}.{layer}", shape) for layer, shape in enumerate(shapes))]
     known = {value.name for value in graph.values}
     graph = evolve(graph, values=(*graph.values, *(value for value in caches if value.name not in known)))
     view, constants = View(graph), Constants(graph, buffers)

@@ -68,7 +68,7 @@ class AttentionRule(RegionRule):
     """``attention`` matches, each with the views behind it."""
 
     name = "attention"
-    version = 2
+    version = 3
     kinds = (kinds.ATTENTION,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -87,7 +87,7 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
     if node.op != "agentcompile.attention.default":
         return None
     names = [ref(argument(node, name)) for name in ("q", "k", "v", "k_cache", "v_cache", "position")]
-    if None in names or argument(node, "fresh"):
+    if None in names or argument(node, "fresh") or argument(node, "chunk"):  # no family reads a cache from where a chunk of it begins
         return None
     q, k, v, k_cache, v_cache, position = (str(name) for name in names)
     specs = [view.graph.spec(name) for name in (q, k, v, k_cache, v_cache)]

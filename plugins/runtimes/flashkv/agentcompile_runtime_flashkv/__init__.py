@@ -42,8 +42,9 @@ class FlashKVRuntime(KVCacheRuntime):
 def _sizes(kv: KVSpec, device: str) -> dict[str, Any]:
     import torch
 
-    return {"layers": kv.layers, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "value_dim": kv.value_dim, "capacity": kv.capacity,
-            "dtype": getattr(torch, kv.dtype.value), "device": device}
+    names = ("kv_heads", "head_dim", "value_dim")
+    heads = {name: tuple(getattr(one, name) for one in kv.heads) if kv.others else getattr(kv, name) for name in names}
+    return {"layers": kv.layers, **heads, "capacity": kv.capacity, "dtype": getattr(torch, kv.dtype.value), "device": device}
 
 
 @hookimpl

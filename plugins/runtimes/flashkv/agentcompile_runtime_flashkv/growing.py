@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from agentcompile_core.plugin_api import Reject, Reserved, UsageError
 
 from .manager import FlashKVCacheManager
@@ -52,12 +50,7 @@ class GrowingKVCacheManager(FlashKVCacheManager):
     @property
     def _rows(self) -> list[int]:
         """Bytes of one position in each range."""
-        return [self.kv_heads * dim * self.dtype.itemsize for dim in self._dims]
-
-    @property
-    def _dims(self) -> list[int]:
-        """Elements of one head in each range: K of all layers, then V."""
-        return [dim for dim in (self.head_dim, self.value_dim) for _ in range(self.layers)]
+        return [heads * dim * self.dtype.itemsize for heads, dim in self._heads]
 
     def _positions(self, reserved: Reserved) -> int:
         return min(nbytes // row for nbytes, row in zip(reserved.held, self._rows, strict=True))
@@ -69,12 +62,8 @@ class GrowingKVCacheManager(FlashKVCacheManager):
             self._reserved, self._held = None, capacity
             return
         held = self._grow(found, max(1, self.length), capacity)
-        tensors = [self._shaped(tensor, capacity, dim) for tensor, dim in zip(found.tensors, self._dims, strict=True)]
-        self._reserved, self._held, self.capacity = found, held, capacity
-        self.keys, self.values = tuple(tensors[: self.layers]), tuple(tensors[self.layers :])
-
-    def _shaped(self, tensor: Tensor, capacity: int, dim: int) -> Tensor:
-        return tensor.view(self.dtype).view(1, capacity, self.kv_heads, dim)
+        self._reserved, self._held = found, held
+        self._take([tensor.view(self.dtype) for tensor in found.tensors], capacity)
 
     def _grow(self, reserved: Reserved, positions: int, capacity: int) -> int:
         """Hold ``positions``, rounded up where that much is free; how many are held then."""

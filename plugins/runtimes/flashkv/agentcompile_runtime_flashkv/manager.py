@@ -1,5 +1,6 @@
 """The KV cache itself."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,28 +8,36 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import UsageError
 
+Numbers = int | Sequence[int]
+
 
 class FlashKVCacheManager:
     """K and V of every layer, allocated once; a KVState. One request at a time.
 
     ``keys[i]``: [1, capacity, kv_heads, head_dim], ``values[i]`` the same with value_dim (by default head_dim), contiguous
-    views of one allocation for all keys and one for all values. ``lengths[i]``: int64 [1] on the device, all views of one
-    number, as a kernel reads it; ``cache_seqlens``: the same as int32 [1], as flash-attn wants it. Addresses stay while
-    ``generation`` does.
+    views of one allocation for all keys and one for all values. Each of the three is a number, or one for every layer.
+    ``lengths[i]``: int64 [1] on the device, all views of one number, as a kernel reads it; ``cache_seqlens``: the same as
+    int32 [1], as flash-attn wants it. Addresses stay while ``generation`` does.
 
     ``length`` is what was imported, or advanced over, through this object. A Session that keeps its own position only
     uses ``reset``.
     """
 
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype,
-                 device: str | torch.device, value_dim: int | None = None) -> None:
+    def __init__(self, *, layers: int, kv_heads: Numbers, head_dim: Numbers, capacity: int, dtype: torch.dtype,
+                 device: str | torch.device, value_dim: Numbers | None = None) -> None:
         value_dim = head_dim if value_dim is None else value_dim
         if layers < 0:
             raise UsageError(f"a KV cache with layers={layers}; it must be at least 0: none where no layer attends")
-        for name, number in (("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim), ("capacity", capacity)):
-            if number < 1:
+        given = (("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim))
+        for name, number in (*given, ("capacity", capacity)):
+            numbers = [number] if isinstance(number, int) else number
+            if min(numbers, default=1) < 1:
                 raise UsageError(f"a KV cache with {name}={number}; it must be at least 1")
+            if not isinstance(number, int) and len(numbers) != layers:
+                raise UsageError(f"a KV cache of {layers} layers with {name}={number}; it must be one number, or one for every layer")
         self.layers, self.kv_heads, self.head_dim, self.value_dim = layers, kv_heads, head_dim, value_dim
+        heads, *widths = ([number] * layers if isinstance(number, int) else list(number) for _, number in given)
+        self._heads = tuple((count, dim) for dims in widths for count, dim in zip(heads, dims, strict=True))  # K of all layers, then V
         self.dtype, self.device = dtype, torch.device(device)
         self.generation = 0
         self._length = 0
@@ -48,7 +57,7 @@ class FlashKVCacheManager:
     @property
     def nbytes(self) -> int:
         """Bytes of K and V of all layers, all positions."""
-        return self.layers * self.capacity * self.kv_heads * (self.head_dim + self.value_dim) * self.dtype.itemsize
+        return self.capacity * sum(heads * dim for heads, dim in self._heads) * self.dtype.itemsize
 
     def hold(self, positions: int) -> None:
         """Nothing to do: all positions are memory."""
@@ -135,15 +144,19 @@ class FlashKVCacheManager:
         self.generation += 1
 
     def _allocate(self, capacity: int) -> None:
-        shape = (self.layers, 1, capacity, self.kv_heads)
-        needed = torch.Size(shape).numel() * (self.head_dim + self.value_dim) * self.dtype.itemsize
+        sizes = [capacity * heads * dim for heads, dim in self._heads]
+        parts, needed = (sizes[: self.layers], sizes[self.layers :]), sum(sizes) * self.dtype.itemsize
         try:
-            keys, values = (torch.zeros(*shape, dim, dtype=self.dtype, device=self.device) for dim in (self.head_dim, self.value_dim))
+            whole = [torch.zeros(sum(part), dtype=self.dtype, device=self.device).split(part) for part in parts]
         except torch.OutOfMemoryError:
             raise UsageError(f"a KV cache of {capacity} positions needs {needed / 2**30:.1f} GiB, more than {self.device} "
                              f"has free; use a shorter context") from None
-        self.capacity = capacity
-        self.keys, self.values = tuple(keys.unbind(0)), tuple(values.unbind(0))
+        self._take((*whole[0], *whole[1]), capacity)
+
+    def _take(self, ranges: Sequence[Tensor], capacity: int) -> None:
+        """Elements of K of all layers, then of V, become the tensors."""
+        tensors = tuple(flat.view(1, capacity, *heads) for flat, heads in zip(ranges, self._heads, strict=True))
+        self.capacity, self.keys, self.values = capacity, tensors[: self.layers], tensors[self.layers :]
 
     def _set_length(self, length: int) -> None:
         self._length = length
@@ -158,8 +171,8 @@ class FlashKVCacheManager:
     def _check(self, layer: int, key: Tensor, value: Tensor) -> None:
         if not 0 <= layer < self.layers:
             raise UsageError(f"layer {layer} of a KV cache with {self.layers} layers; layers are 0 to {self.layers - 1}")
-        for name, tensor, dim in (("keys", key, self.head_dim), ("values", value, self.value_dim)):
-            wanted = (1, self.kv_heads, key.shape[2] if key.dim() == 4 else -1, dim)
+        for name, tensor, (heads, dim) in (("keys", key, self._heads[layer]), ("values", value, self._heads[self.layers + layer])):
+            wanted = (1, heads, key.shape[2] if key.dim() == 4 else -1, dim)
             if tensor.dim() != 4 or tuple(tensor.shape) != wanted or tensor.dtype != self.dtype:
                 raise UsageError(f"{name} of layer {layer} have shape {tuple(tensor.shape)} and type {tensor.dtype}; this KV "
-                                 f"cache takes [1, {self.kv_heads}, T, {dim}] of {self.dtype}")
+                                 f"cache takes [1, {heads}, T, {dim}] of {self.dtype}")

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from agentcompile_runtime_flashkv import FlashKVCacheManager, FlashKVRuntime, agentcompile_runtimes
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentcompile_core.plugin_api import DType, KVSpec, UsageError
+from agentcompile_core.plugin_api import DType, KVSpec, LayerHeads, UsageError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -211,6 +211,33 @@ def test_the_runtime_allocates_what_the_spec_says() -> None:
     assert state.capacity == 5 and len(state.keys) == len(state.values) == 2
     assert all(t.shape == (1, 5, 3, 8) and t.dtype == torch.bfloat16 for t in (*state.keys, *state.values))
     assert isinstance(state, FlashKVCacheManager) and state.nbytes == spec.nbytes
+
+
+HEADS = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@given(heads=st.lists(HEADS, min_size=1, max_size=5), usual=HEADS, capacity=st.integers(1, 7))
+def test_layers_may_have_heads_of_their_own(heads: list[tuple[int, int, int]], usual: tuple[int, int, int], capacity: int) -> None:
+    """Each tensor has the shape that is said, memory of its own, and takes rows of that shape alone."""
+    others = tuple(LayerHeads(layer, *one) for layer, one in enumerate(heads) if one != usual)
+    spec = KVSpec(layers=len(heads), kv_heads=usual[0], head_dim=usual[1], value_dim=usual[2], capacity=capacity, dtype=DType.F32,
+                  others=others)
+    state = FlashKVRuntime().allocate(spec, "cpu")
+    assert isinstance(state, FlashKVCacheManager) and state.nbytes == spec.nbytes == sum(t.nbytes for t in (*state.keys, *state.values))
+    for number, (layer, (count, wide, value_wide)) in enumerate(enumerate(heads)):
+        key, value = torch.full((1, count, 1, wide), 1.0 + number), torch.full((1, count, 1, value_wide), -1.0 - number)
+        state.append(layer, key, value)
+        with pytest.raises(UsageError, match=rf"takes \[1, {count}, T, {wide}\]"):
+            state.append(layer, torch.zeros(1, count, 1, wide + 1), value)
+    for number, (count, wide, value_wide) in enumerate(heads):
+        for tensor, width, sign in ((state.keys[number], wide, 1.0), (state.values[number], value_wide, -1.0)):
+            assert tensor.shape == (1, capacity, count, width) and tensor.is_contiguous()
+            assert bool((tensor[:, 0] == sign * (1 + number)).all()) and not bool(tensor[:, 1:].any())
+    with pytest.raises(UsageError, match="one number, or one for every layer"):
+        FlashKVCacheManager(layers=2, kv_heads=1, head_dim=(8, 8, 8), capacity=5, dtype=torch.float32, device="cpu")
+    with pytest.raises(UsageError, match=r"head_dim=\(8, 0\); it must be at least 1"):
+        FlashKVCacheManager(layers=2, kv_heads=1, head_dim=(8, 0), capacity=5, dtype=torch.float32, device="cpu")
 
 
 @pytest.mark.device

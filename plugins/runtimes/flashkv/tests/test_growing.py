@@ -138,6 +138,20 @@ def test_a_hugging_face_cache_is_imported_into_memory() -> None:
     assert torch.equal(cache.keys[1][:, :11].transpose(1, 2), theirs.layers[1].keys)
 
 
+def test_layers_with_heads_of_their_own_grow_alike() -> None:
+    """Each range holds as many positions as the others, in rows of its own size."""
+    reserving = Reserving(16)
+    cache = GrowingKVCacheManager(reserving, capacity=20, layers=2, kv_heads=(2, 1), head_dim=(4, 24), value_dim=(2, 24),
+                                  dtype=torch.float16, device="cpu")
+    assert reserving.asked == [(20 * 16, 20 * 48, 20 * 8, 20 * 48)]
+    assert [tuple(t.shape) for t in (*cache.keys, *cache.values)] == [(1, 20, 2, 4), (1, 20, 1, 24), (1, 20, 2, 2), (1, 20, 1, 24)]
+    cache.hold(9)
+    for tensor in (*cache.keys, *cache.values):
+        tensor[:, :9] = 1.0
+    reserving.given[0].check()
+    assert 9 <= cache.held < 20
+
+
 @pytest.mark.parametrize(("layers", "capacity", "grows"), [
     (28, 40_960, True), (28, 8192, True), (28, 2048, False), (64, 4096, False), (1, 40_960, False), (0, 40_960, False)])
 def test_only_large_caches_are_reserved(layers: int, capacity: int, grows: bool) -> None:

@@ -1,0 +1,84 @@
+"""What an attention mask means, found by asking the function that draws it.
+
+A mask function of transformers answers whether a query sees a key, for indices of a batch, a head, a query and a key. It may close over
+tensors that were made in the trace and so hold no numbers: those of which it is known what fills them are replaced while it is asked.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...ops.operators import seen
+from .known import Known
+from .unsupported import Unsupported
+
+PROBES = 61  # rows that are looked at wherever they lie, and as many borders of chunks
+
+
+@frozen
+class Pattern:
+    """A causal mask: of the last ``window`` positions, of the query's own ``chunk`` of so many positions; 0: of all of them."""
+
+    window: int = 0
+    chunk: int = 0
+
+
+class _Numbers(TorchFunctionMode):
+    """Calls of torch while it is entered see numbers in the place of traced tensors of which ``about`` knows them."""
+
+    def __init__(self, about: Known | None) -> None:
+        super().__init__()
+        self._about = about
+
+    def __torch_function__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, self._numbers, (args, kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+
+    def _numbers(self, tensor: Tensor) -> Tensor:
+        found = self._about.filled_with(tensor) if self._about is not None else None
+        if found is not None:
+            return torch.full(tensor.shape, found, dtype=tensor.dtype)
+        if type(tensor) is not Tensor or tensor.device.type != "cpu":
+            raise Unsupported("its attention mask is drawn by tensors whose values a trace does not know")
+        return tensor
+
+
+def pattern_of(mask_function: Callable[..., Any], length: int, about: Known | None = None) -> Pattern:
+    """What ``mask_function`` draws over ``length`` positions; a window or chunk as long as that is none.
+
+    Raises:
+        Unsupported: neither a causal mask, nor one in a sliding window or in chunks; or one of tensors that are not known.
+    """
+    with _disable_current_modes(), _Numbers(about):
+        columns, zero = torch.arange(length), torch.tensor(0)
+
+        def asked(queries: Tensor, keys: Tensor) -> Tensor:
+            return torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(length)
+
+        size = int(asked(columns, zero).sum())  # how many queries see the first key
+        if size == length:
+            found = Pattern()
+        elif size and int(asked(torch.tensor(size), columns).sum()) == 1 and size > 1:
+            found = Pattern(chunk=size)  # the first query that does not see it sees itself alone
+        else:
+            found = Pattern(window=size)
+        for position in _probes(size, length):
+            at = torch.tensor(position)
+            if not size or not torch.equal(asked(at, columns), seen(at[None], columns, found.window, found.chunk)[0]):
+                raise Unsupported("its attention mask is neither causal nor a sliding window nor in chunks")
+        return found
+
+
+def _probes(size: int, length: int) -> list[int]:
+    """Rows near the edges of windows and chunks of ``size``, and a spread of others: prefix masks and others differ somewhere there."""
+    size = max(size, 1)
+    borders = range(size, length, size * max(1, length // size // PROBES))
+    near = {border + by for border in (size, 2 * size, *borders) for by in (-1, 0, 1)}
+    return sorted(p for p in {0, 1, *near, length - 1, *range(0, length, max(1, length // PROBES))} if 0 <= p < length)
