@@ -171,7 +171,7 @@ def _bytes(match: Match | None, position: int) -> int:
     if match is None:
         return 0
     numbers = dict(match.attributes)
-    capacity, window, counted = (int(numbers.get(name, 0)) for name in ("capacity", "window", "state_bytes"))
-    rows = min(position + 1, capacity, window or capacity)
+    capacity, window, chunk, counted = (int(numbers.get(name, 0)) for name in ("capacity", "window", "chunk", "state_bytes"))
+    rows = min(position + 1, capacity, window or capacity, position % chunk + 1 if chunk else capacity)
     caches = [o.spec for o in match.operands if o.role is Role.STATE and capacity and o.spec.shape[1:2] == (capacity,)]
     return match.bytes_moved + (sum(spec.nbytes // capacity * rows for spec in caches) - counted if caches else 0)

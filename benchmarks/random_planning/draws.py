@@ -74,6 +74,11 @@ def _attention(draw: Draw) -> Pair:
                                window=draw.choice((0, 0, size(draw, 1, 8192))), softcap=draw.choice((0.0, 50.0)), dtype=_type(draw))
 
 
+def _chunked(draw: Draw) -> Pair:
+    heads, width, capacity = _heads(draw)
+    return made.chunked_case(heads=heads, head_dim=width, capacity=capacity, chunk=size(draw, 1, 8192), dtype=_type(draw))
+
+
 def _sloped(draw: Draw) -> Pair:
     heads, width, capacity = _heads(draw)
     slopes = [2.0 ** -(1 + i / 4) for i in range(heads[0])] if draw.random() < 0.5 else ()
@@ -174,8 +179,8 @@ def _masked_attention(draw: Draw) -> Pair:
 
 # Kinds with more forms and paths come more often.
 MAKERS: tuple[Callable[[Draw], Pair], ...] = (
-    _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _norm, _elementwise, _experts, _linear, _matmul, _attention,
-    _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
+    _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _chunked, _norm, _elementwise, _experts, _linear, _matmul,
+    _attention, _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
     *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()),
     *((_scan, _pool, _cross_entropy) if hasattr(made, "cross_entropy_case") else ()),
 )

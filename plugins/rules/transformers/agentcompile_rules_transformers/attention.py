@@ -44,6 +44,7 @@ class Attention:
     sinks: str
     scale: float
     window: int
+    chunk: int
     softcap: float
     slopes: tuple[float, ...]
     heads: int
@@ -68,7 +69,7 @@ class AttentionRule(RegionRule):
     """``attention`` matches, each with the views behind it."""
 
     name = "attention"
-    version = 3
+    version = 4
     kinds = (kinds.ATTENTION,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -87,7 +88,7 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
     if node.op != "agentcompile.attention.default":
         return None
     names = [ref(argument(node, name)) for name in ("q", "k", "v", "k_cache", "v_cache", "position")]
-    if None in names or argument(node, "fresh") or argument(node, "chunk"):  # no family reads a cache from where a chunk of it begins
+    if None in names or argument(node, "fresh"):
         return None
     q, k, v, k_cache, v_cache, position = (str(name) for name in names)
     specs = [view.graph.spec(name) for name in (q, k, v, k_cache, v_cache)]
@@ -105,15 +106,17 @@ def attention_of(view: RegionView, node: Node) -> Attention | None:
     sinks = argument(node, "sinks")
     if at.dtype is not DType.I64 or at.numel != 1 or (sinks is not None and not view.is_weight(sinks, queries.shape[1])):
         return None
-    scale, window, softcap = (argument(node, name) for name in ("scale", "window", "softcap"))
+    scale, softcap, window, chunk = (argument(node, name) for name in ("scale", "softcap", "window", "chunk"))
     slopes = argument(node, "slopes") or ()
-    if not isinstance(scale, int | float) or not isinstance(window, int) or not isinstance(softcap, int | float):
+    if not isinstance(scale, int | float) or not isinstance(softcap, int | float):
+        return None
+    if not isinstance(window, int) or not isinstance(chunk, int):
         return None
     if not isinstance(slopes, tuple) or len(slopes) not in (0, queries.shape[1]) or not all(isinstance(one, float) for one in slopes):
         return None
     return Attention(
         node=node, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, position=position, sinks=ref(sinks) or "",
-        scale=float(scale), window=window, softcap=float(softcap),
+        scale=float(scale), window=window, chunk=chunk, softcap=float(softcap),
         slopes=tuple(float(one) for one in slopes if isinstance(one, float)), heads=queries.shape[1], kv_heads=keys.shape[1],
         head_dim=head_dim, value_dim=values.shape[3], capacity=k_kept.shape[1], element_bytes=queries.dtype.bytes,
     )
@@ -183,14 +186,13 @@ def _match(view: RegionView, attention: Attention, sources: list[Source], out: s
     rope, norm = sources[0].rope, sources[0].norm
     nodes = {attention.node.name, *behind, *(node for source in sources for node in source.nodes)}
     positions = min(attention.capacity // 2, MOST_POSITIONS)
-    if attention.window > 0:
-        positions = min(positions, attention.window)
+    positions = min(positions, *(most for most in (attention.window, attention.chunk) if most > 0), positions)
     row_bytes = attention.kv_heads * (attention.head_dim + attention.value_dim) * attention.element_bytes
     attributes: tuple[tuple[str, Scalar], ...] = (
         ("heads", attention.heads), ("kv_heads", attention.kv_heads), ("head_dim", attention.head_dim),
         ("value_dim", attention.value_dim),
         ("capacity", attention.capacity), ("scale", attention.scale), ("window", attention.window),
-        ("softcap", attention.softcap), ("alibi", bool(attention.slopes)),
+        ("chunk", attention.chunk), ("softcap", attention.softcap), ("alibi", bool(attention.slopes)),
         *((f"slope{head}", slope) for head, slope in enumerate(attention.slopes)),
         ("qk_norm", norm is not None), ("rope", rope is not None),
         ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0),

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import Case, Match, Operand
 
+from .sums import first_attended
+
 EVERY_POSITION, PEAKED, LEVEL, APART = "every_position", "peaked", "level", "apart"
 FAMILIES = (EVERY_POSITION, PEAKED, LEVEL, APART)
 MOST_PER_ELEMENT = 12  # positions that one element of the result counts
@@ -78,7 +80,7 @@ def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Ten
     generator = _generator(case, 1, device)
     keys = 0.25 * torch.randn(operand.spec.shape, generator=generator, device=device)
     cached = min(case.position, operand.spec.shape[1])
-    first = max(0, case.position + 1 - match.integer("window", 0)) if match.integer("window", 0) > 0 else 0
+    first = first_attended(match, case)
     if cached <= first:
         return keys
     top = math.log(cached - first + 1) + ABOVE

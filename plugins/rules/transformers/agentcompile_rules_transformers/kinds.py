@@ -101,9 +101,9 @@ class Attention(Normed):
         return 2 * match.integer("heads") * widths * (match.integer("state_bytes") // row_bytes)
 
     def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
-        """The edges of the cache and of the window."""
-        window = match.integer("window", 0)
-        return position_edges(match.integer("capacity"), emulated, (window - 1, window, window + 1) if window else ())
+        """The edges of the cache, of the window and of chunks."""
+        sizes = [size for name, times in (("window", 1), ("chunk", 1), ("chunk", 2)) if (size := times * match.integer(name, 0)) > 0]
+        return position_edges(match.integer("capacity"), emulated, tuple(size + by for size in sizes for by in (-1, 0, 1)))
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Tables of the position; what single operands cannot show."""
@@ -227,7 +227,7 @@ ROPE_TABLE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=7,
+    name=kind_names.ATTENTION, families=FAMILIES, version=8,
     doc="append K, V at position; softmax(q K^T * scale + slope * (j - position)) V over positions j in 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*Dv]"),
@@ -242,6 +242,7 @@ ATTENTION = Attention(
         AttributeKind("heads"), AttributeKind("kv_heads"), AttributeKind("head_dim"),
         AttributeKind("value_dim", int, 0, doc="of V; 0: as head_dim"), AttributeKind("capacity"),
         AttributeKind("scale", float), AttributeKind("window", int, 0, doc="0: none"), AttributeKind("softcap", float, 0.0, doc="0: none"),
+        AttributeKind("chunk", int, 0, doc="j begins at position - position % chunk; 0: at the window's end or at 0"),
         AttributeKind("alibi", bool, False, doc="scores fall with distance, behind the soft cap"),
         AttributeKind("slope", float, repeated=True, doc="of each query head: what a score loses per position"),
         AttributeKind("qk_norm", bool, False), AttributeKind("rope", bool, False), *NORM_ATTRIBUTES,

@@ -123,9 +123,9 @@ def _values(match: Match, operand: Operand, case: Case, device: str) -> Tensor:
 
 
 def first_attended(match: Match, case: Case) -> int:
-    """The first position that the window holds."""
-    window = match.integer("window", 0)
-    return max(0, case.position + 1 - window) if window > 0 else 0
+    """The first position that the window and the chunk hold."""
+    window, chunk = match.integer("window", 0), match.integer("chunk", 0)
+    return max(0, case.position + 1 - window if window > 0 else 0, case.position - case.position % chunk if chunk > 0 else 0)
 
 
 def _classes(match: Match, case: Case, rows: int, device: str) -> Tensor:

@@ -201,6 +201,14 @@ def sloped_case(*, heads: tuple[int, int], head_dim: int, capacity: int, slopes:
     return _attended(draft, sides, capacity, (head_dim**-0.5, window, 0.0, None, False, tuple(slopes) or None), dtype)
 
 
+def chunked_case(*, heads: tuple[int, int], head_dim: int, capacity: int, chunk: int, dtype: DType = DType.F16) -> Pair:
+    """Decode attention over the positions of the token's own chunk of ``chunk``."""
+    draft = Draft()
+    counts = zip("qkv", (heads[0], heads[1], heads[1]), strict=True)
+    sides = tuple(draft.given(name, (1, count, 1, head_dim), dtype) for name, count in counts)
+    return _attended(draft, sides, capacity, (head_dim**-0.5, 0, 0.0, None, False, None, chunk), dtype)
+
+
 def _attended(draft: Draft, sides: tuple[Ref, ...], capacity: int, how: tuple[Argument, ...], dtype: DType) -> Pair:
     """The match of a draft that ends with attention of ``sides`` (q, k, v) over caches; ``how``: what follows the position."""
     shapes = {value.name: value.spec.shape for value in draft.values}

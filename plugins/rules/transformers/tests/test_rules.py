@@ -138,14 +138,16 @@ def test_attention_with_different_norms_for_q_and_k_keeps_them_outside(decode_gr
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_attention_in_chunks_of_positions_is_the_frameworks(decode_graphs, size):
-    """No kernel reads a cache from where a chunk begins; one that took the match would attend to everything before."""
+def test_attention_in_chunks_of_positions_says_so(decode_graphs, size):
+    """And counts what a chunk holds: a kernel reads the cache from where one begins."""
     b = decode_graphs.Builder()
     q, k = (b.given(n, b.randn(1, heads, 1, 8), ValueKind.INPUT) for n, heads in (("q", 4), ("k", 2)))
     caches = [b.given(n, b.randn(1, 16, 2, 8), ValueKind.STATE) for n in ("kc", "vc")]
     position = b.given("position", torch.tensor([5]), ValueKind.STATE)
     out = b.call("agentcompile.attention.default", q, k, k, *caches, position, 1.0, 0, 0.0, None, False, None, size, mutates=("kc", "vc"))
-    assert bool(of_kind(find(b.graph(out)), "attention")) is (size == 0)
+    matches = of_kind(find(b.graph(out)), "attention")
+    row_bytes = 2 * 2 * 8 * 4
+    assert matches and {(m.integer("chunk"), m.integer("state_bytes")) for m in matches} == {(size, (size or 8) * row_bytes)}
 
 
 def test_prompt_chunks_and_fresh_attention_are_not_matched(decode_graphs):

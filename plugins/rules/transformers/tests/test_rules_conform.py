@@ -6,6 +6,7 @@ from agentcompile_rules_transformers.testing import (
     attention_case,
     batch_norm_case,
     channel_norm_case,
+    chunked_case,
     cross_entropy_case,
     elementwise_case,
     experts_case,
@@ -43,7 +44,8 @@ class TestLinear(RegionRuleConformance):
 class TestAttention(RegionRuleConformance):
     rule, unserved = RULES["attention"], (LOOKUP, NORM)
     graphs = (attention_case(heads=(4, 2), head_dim=16, capacity=64, rope="rms")[1],
-              attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32)[1])
+              attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32)[1],
+              chunked_case(heads=(2, 2), head_dim=8, capacity=40, chunk=11)[1])
 
 
 class TestNorm(RegionRuleConformance):

@@ -46,8 +46,8 @@ class FlashAttention(Implementation):
             return Reject("serves attention matches only")
         if match.flag("qk_norm") or match.flag("rope"):
             return Reject("flash_attn_with_kvcache is used without a norm and without RoPE")
-        if match.operand("sinks") is not None or match.flag("alibi"):
-            return Reject("flash_attn_with_kvcache is used without sinks and slopes")
+        if match.operand("sinks") is not None or match.flag("alibi") or match.integer("chunk", 0) > 0:
+            return Reject("flash_attn_with_kvcache is used without sinks, slopes and chunks of positions")
         found = {operand.spec.dtype for operand in match.operands if operand.role is not Role.LENGTH}
         if len(found) > 1 or not found <= set(TYPES):
             return Reject(f"flash-attn takes float16 or bfloat16 throughout, not {', '.join(sorted(dtype.value for dtype in found))}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agentcompile_rules_transformers.testing import attention_case, linear_case
+from agentcompile_rules_transformers.testing import attention_case, chunked_case, linear_case
 from agentcompile_runtime_flashattn import FlashAttention, agentcompile_implementations, attention
 from agentcompile_runtime_flashattn.attention import is_installed
 from hypothesis import given, settings
@@ -56,7 +56,7 @@ class TestFlashAttention(ImplementationConformance):
              attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.BF16))
     rejected = (linear_case(n=8, k=16), attention_case(heads=(2, 2), head_dim=8, capacity=40, rope="none"),
                 attention_case(heads=(2, 2), head_dim=8, capacity=40, dtype=DType.F32),
-                attention_case(heads=(2, 2), head_dim=12, capacity=40))
+                attention_case(heads=(2, 2), head_dim=12, capacity=40), chunked_case(heads=(2, 2), head_dim=16, capacity=40, chunk=11))
 
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ class VendorAttention(Implementation):
     capturable = True
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """Attention alone, causal or with a window, all of one type."""
+        """Attention alone, causal, with a window or in chunks, all of one type."""
         if match.kind != ATTENTION:
             return Reject("serves attention matches only")
         if match.flag("qk_norm") or match.flag("rope"):
@@ -38,7 +38,7 @@ class VendorAttention(Implementation):
         """``run(q, k, v, k_cache, v_cache, position, out)``."""
         kv_heads, head_dim, value_dim = match.integer("kv_heads"), match.integer("head_dim"), match.need("v_cache").spec.shape[-1]
         group = match.integer("heads") // kv_heads
-        scale, window = match.number("scale"), match.integer("window", 0)
+        scale, window, chunk = match.number("scale"), match.integer("window", 0), match.integer("chunk", 0)
 
         def run(q: "Tensor", k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", position: "Tensor", out: "Tensor") -> None:
             import torch
@@ -50,6 +50,8 @@ class VendorAttention(Implementation):
             hidden = columns > position
             if window > 0:
                 hidden |= columns <= position - window
+            if chunk > 0:
+                hidden |= columns < position - position % chunk
             # 0 times NaN is NaN: what is hidden must not take part at all.
             keys, values = (cache.masked_fill(hidden.view(1, -1, 1, 1), 0.0).transpose(1, 2) for cache in (k_cache, v_cache))
             rows = q.view(1, kv_heads, group, head_dim)

@@ -127,11 +127,13 @@ def test_linear_writes_the_product_into_its_output(device: str, n: int, k: int, 
 
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=30, derandomize=True, database=None, deadline=None)
-@given(position=st.integers(0, 15), window=st.sampled_from([0, 1, 5, 16]), group=st.integers(1, 3), seed=st.integers(0, 99))
+@given(position=st.integers(0, 15), sizes=st.tuples(st.sampled_from([0, 1, 5, 16]), st.sampled_from([0, 1, 6])), group=st.integers(1, 3),
+       seed=st.integers(0, 99))
 def test_attention_computes_what_the_operator_does_and_reads_nothing_beyond_the_position(
-    device: str, position: int, window: int, group: int, seed: int
+    device: str, position: int, sizes: tuple[int, int], group: int, seed: int
 ) -> None:
-    match = attention(heads=2 * group, window=window)
+    window, chunk = sizes
+    match = attention(heads=2 * group, window=window, chunk=chunk)
     generator = torch.Generator().manual_seed(seed)
     given_ = {o.name: torch.randn(o.spec.shape, generator=generator).to(device) for o in match.operands if o.name != "position"}
     given_["position"] = torch.tensor([position], device=device)
@@ -141,7 +143,8 @@ def test_attention_computes_what_the_operator_does_and_reads_nothing_beyond_the_
     with torch.no_grad():
         VendorAttention().bind(match, Schedule({}), H200)(**given_)
         q, k, v = (wanted[name].view(1, -1, 1, 8) for name in ("q", "k", "v"))
-        found = operators.attention(q, k, v, wanted["k_cache"], wanted["v_cache"], wanted["position"], 8**-0.5, window)
+        found = operators.attention(q, k, v, wanted["k_cache"], wanted["v_cache"], wanted["position"], 8**-0.5, window,
+                                    chunk=chunk)
     torch.testing.assert_close(given_["out"].view(-1), found.reshape(-1), rtol=1e-4, atol=1e-5)
     for name in ("k_cache", "v_cache"):
         torch.testing.assert_close(given_[name][:, : position + 1], wanted[name][:, : position + 1], rtol=0, atol=0)

@@ -1,6 +1,6 @@
 """Both implementations pass the kit for implementations."""
 
-from agentcompile_rules_transformers.testing import attention_case, gated_case, linear_case, norm_case
+from agentcompile_rules_transformers.testing import attention_case, chunked_case, gated_case, linear_case, norm_case
 from agentcompile_runtime_vendor import VendorAttention, VendorLinear
 
 from agentcompile_core.plugin_api import DType
@@ -16,5 +16,6 @@ class TestLinear(ImplementationConformance):
 class TestAttention(ImplementationConformance):
     implementation = VendorAttention()
     cases = (attention_case(heads=(4, 2), head_dim=16, capacity=64),
-             attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32))
+             attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32),
+             chunked_case(heads=(2, 2), head_dim=8, capacity=40, chunk=11))
     rejected = (linear_case(n=8, k=16), attention_case(heads=(2, 2), head_dim=8, capacity=40, rope="none"))

@@ -180,7 +180,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   auto load_value = [](ValueHead::Packed& packed, const T* head, int at, bool wanted) { ValueHead::load(packed, head, at, wanted); };
 
   if constexpr (Plan::early_kv) {
-    span = ac::span_of<tile>(ac::load_hint(position), capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(ac::load_hint(position), capacity, attended, splits);
     load_tile(keys, key_base, key_row, span.first + split * tile, Head::load_settled);
     load_tile(values, value_base, value_row, span.first + split * tile, ValueHead::load_settled);
   }
@@ -199,7 +199,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   Head::load(new_key, k + kv_head * head_dim, lane);
   ValueHead::load(new_value, v + kv_head * value_dim, lane);
   if (!Plan::early_kv || new_position != span.position) {
-    span = ac::span_of<tile>(new_position, capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
     if (split < span.active) {
       load_tile(keys, key_base, key_row, span.first + split * tile, load_key);
       load_tile(values, value_base, value_row, span.first + split * tile, load_value);

@@ -103,8 +103,8 @@ class AttentionFamily(TemplateFamily):
             "rotary_dim": _rotary_dim(match), "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": 1 if path == "staged" else unroll, "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster, "messages": schedule["merge"] == "message",
-            "has_window": match.integer("window", 0) > 0, "has_softcap": match.number("softcap", 0.0) > 0,
-            "has_sinks": sinks is not None, "has_alibi": match.flag("alibi"),
+            "has_window": match.integer("window", 0) > 0, "chunk": match.integer("chunk", 0),
+            "has_softcap": match.number("softcap", 0.0) > 0, "has_sinks": sinks is not None, "has_alibi": match.flag("alibi"),
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS

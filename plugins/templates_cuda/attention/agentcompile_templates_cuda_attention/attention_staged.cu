@@ -112,7 +112,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   ac::Span span;
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
   if constexpr (Plan::early_kv) {
-    span = ac::span_of<tile>(ac::load_hint(position), capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(ac::load_hint(position), capacity, attended, splits);
     stream.fill_all<true>(start_of(span), stride, span);
   }
   parts.opened();
@@ -122,7 +122,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   heads.fetch(q, k, v, cos, sin, share);
   if (!Plan::early_kv || new_position != span.position) {
     if constexpr (Plan::early_kv) stream.drain();
-    span = ac::span_of<tile>(new_position, capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
     if (split < span.active) stream.fill_all<false>(start_of(span), stride, span);
   }
   if (split >= span.active) {

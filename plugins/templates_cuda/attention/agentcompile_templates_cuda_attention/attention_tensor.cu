@@ -73,7 +73,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
 
   if constexpr (Plan::early_kv) {
-    span = ac::span_of<tile>(ac::load_hint(position), capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(ac::load_hint(position), capacity, attended, splits);
     load_keys(start_of(span), KeyHead::load_settled);
     load_values(start_of(span), ValueHead::load_settled);
   }
@@ -83,7 +83,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const long long new_position = ac::load_relaxed(position);
   heads.fetch(q, k, v, cos, sin, share);
   if (!Plan::early_kv || new_position != span.position) {
-    span = ac::span_of<tile>(new_position, capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
     if (split < span.active) {
       load_keys(start_of(span), load_key);
       load_values(start_of(span), load_value);

@@ -27,6 +27,7 @@ class Model:
     norm: str = "rms"
     capacity: int = 96
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     slopes: tuple[float, ...] = ()
@@ -47,6 +48,10 @@ class Model:
         """Scale of the scores."""
         return self.head_dim**-0.5
 
+    def first(self, position: int) -> int:
+        """The first position that a token attends to."""
+        return max(0, position + 1 - self.window if self.window else 0, position - position % self.chunk if self.chunk else 0)
+
     def match(self) -> Match:
         """The match as the core's rules make it."""
         dtype, d = self.dtype, self.head_dim
@@ -66,7 +71,7 @@ class Model:
             kind=ATTENTION, label=SemanticLabel.ATTENTION, nodes=("attention",), operands=tuple(operands),
             attributes=(("heads", self.heads), ("kv_heads", self.kv_heads), ("head_dim", d), ("value_dim", self.value_dim),
                         ("capacity", self.capacity),
-                        ("scale", self.scale), ("window", self.window), ("softcap", self.softcap),
+                        ("scale", self.scale), ("window", self.window), ("chunk", self.chunk), ("softcap", self.softcap),
                         ("alibi", bool(self.slopes)), *((f"slope{head}", slope) for head, slope in enumerate(self.slopes)),
                         ("qk_norm", self.norm != "none"), ("rope", self.rotary_dim > 0), ("norm", self.norm), ("norm_eps", EPS)))
 
@@ -83,7 +88,7 @@ class Model:
             angles = torch.rand(self.rotary_dim // 2, generator=generator, dtype=torch.float64).repeat(2) * 100
             tensors["cos"].copy_(angles.cos())
             tensors["sin"].copy_(angles.sin())
-        first = max(0, position + 1 - self.window) if self.window else 0
+        first = self.first(position)
         for name in ("k_cache", "v_cache"):
             tensors[name][:, :first] = math.nan
             tensors[name][:, position:] = math.nan
@@ -114,7 +119,7 @@ class Model:
     def expect(self, tensors: dict[str, torch.Tensor], depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [heads, head_dim] in fp64 and the error budget of each element."""
         position = int(tensors["position"])
-        first = max(0, position + 1 - self.window) if self.window else 0
+        first = self.first(position)
         query, query_error = self.prepared(tensors, "q")
         key, key_error = self.prepared(tensors, "k")
         keys, values = (tensors[name][0].double().clone() for name in ("k_cache", "v_cache"))

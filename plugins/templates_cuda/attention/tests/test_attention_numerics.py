@@ -34,6 +34,9 @@ KERNELS = {
     "tensor_f16": (Model(head_dim=128, rotary_dim=128), ("tensor", 2, 4, 1)),
     "tensor_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True, slopes=SLOPES),
                         ("tensor", 1, 4, 2)),
+    "lanes_chunks": (Model(group=3, chunk=29, norm="none"), ("lanes", 2, 8, 2)),
+    "tensor_chunks_in_a_window": (Model(dtype=DType.BF16, chunk=37, window=30), ("tensor", 1, 4, 2)),
+    "staged_chunks": (Model(group=4, chunk=41, sinks=True), ("staged", 2, 4, 2)),
     "tensor_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("tensor", 2, 4, 1)),
     # Without norm and RoPE nothing is rounded before the output, so the budget shows the error of the weights themselves.
     "tensor_plain": (Model(rotary_dim=0, norm="none"), ("tensor", 2, 4, 1)),

@@ -17,7 +17,8 @@ struct SoftmaxState {
 };
 
 // The cached positions that a token at `position` attends to, first .. length - 1, in tiles of Tile dealt out to the splits
-// round robin; the first `active` splits have any. The caller checks the capacity; here it only keeps memory safe.
+// round robin; the first `active` splits have any. At most `window` positions, and those of the token's own chunk of `Chunk`; 0: all.
+// The caller checks the capacity; here it only keeps memory safe.
 struct Span {
   int position;
   int length;
@@ -27,11 +28,13 @@ struct Span {
   __device__ __forceinline__ bool is_cached(int index) const { return index < length && index != position; }
 };
 
-template <int Tile> __device__ __forceinline__ Span span_of(long long position, int capacity, int window, int splits) {
+template <int Tile, int Chunk = 0>
+__device__ __forceinline__ Span span_of(long long position, int capacity, int window, int splits) {
   Span span;
   span.position = static_cast<int>(position);
   span.length = min(span.position + 1, capacity);
   span.first = window > 0 ? max(0, span.length - window) : 0;
+  if constexpr (Chunk > 0) span.first = max(span.first, (span.length - 1) / Chunk * Chunk);
   span.active = min((span.length - span.first + Tile - 1) / Tile, splits);
   return span;
 }
