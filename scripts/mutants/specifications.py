@@ -144,6 +144,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**TENSOR, "merge": "cluster", "splits": 2, "parts": 2}),
     ("staged_early", "attention", _attention(heads=(4, 2), head_dim=64, capacity=420, rope="rms"),
      {**SLICE, **STAGED, "merge": "global", "splits": 2, "warps": 4, "unroll": 2, "early_kv": True}),
+    ("staged_chunks", "attention", lambda: made.chunked_case(heads=(4, 2), head_dim=64, capacity=420, chunk=90),
+     {**SLICE, **STAGED, "merge": "global", "splits": 2, "warps": 4, "early_kv": True}),
     ("staged_messages_window", "attention", _attention(heads=(3, 1), head_dim=80, capacity=700, window=600, rope="none", dtype=DType.BF16),
      {**SLICE, **STAGED, "merge": "message", "splits": 8, "warps": 4, "unroll": 2, "early_kv": False}),
     ("norm_block", "norm", lambda: made.norm_case(columns=2048), {}),
