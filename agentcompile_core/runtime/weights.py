@@ -154,8 +154,7 @@ class WeightStore:
         Raises:
             UsageError: something of it was replaced that programs do not follow.
         """
-        change = self._as_bound.change() if self._as_bound is not None else ""
-        if change:
+        if self._as_bound is not None and (change := self._as_bound.change()):
             raise UsageError(f"{change} after {name} was compiled, and its programs compute what it was then; "
                              "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
 
