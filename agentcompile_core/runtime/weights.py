@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..errors import ContractError, UsageError
+from ..ir.extents import span
 from .module_changes import AsBound, place
 
 if TYPE_CHECKING:
@@ -183,5 +184,4 @@ def _range(tensor: "torch.Tensor") -> tuple[int, int] | None:
 
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return None
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return tensor.data_ptr(), tensor.data_ptr() + span(tensor.shape, tensor.stride()) * tensor.element_size()
