@@ -36,7 +36,7 @@ from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .drawing import Drawing
 from .driver import driver
-from .own_attention import OwnAttention, Scores
+from .own_attention import DeviceScoring, OwnAttention
 from .own_kernels import build_once
 from .resources import resources_of
 from .rows import RowKernels
@@ -260,11 +260,11 @@ class CudaBackend(Backend):
                       scoring: Scoring | None = None) -> bool:
         """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
         if scoring is None:
-            return self._attending.over_all((q, k, v, out), Scores(scale=scale))
+            return self._attending.over_all((q, k, v, out), DeviceScoring(scale=scale))
         slopes = None if scoring.slopes is None else self._attending.slopes(scoring.slopes, q)
         if scoring.slopes is not None and slopes is None:
             return False
-        scores = Scores(scale=scale, window=scoring.window, softcap=scoring.softcap, sinks=scoring.sinks, slopes=slopes)
+        scores = DeviceScoring(scale=scale, window=scoring.window, softcap=scoring.softcap, sinks=scoring.sinks, slopes=slopes)
         return self._attending.over_all((q, k, v, out), scores)
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
