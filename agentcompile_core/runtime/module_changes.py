@@ -12,7 +12,6 @@ _SET = "was set to something else"
 _PLAIN = (bool, int, float, complex, str, tuple, type(None))
 _BACKWARDS = ("_is_full_backward_hook",)
 _REPLACED = "was replaced by another tensor"
-_address = operator.methodcaller("data_ptr")  # called by ``map``, which no comprehension is as fast as
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -56,7 +55,7 @@ class AsBound:
         self._values = list(map(dict.get, self._owners, self._names))
         self._parameters = [one for one, words in zip(self._values, self._words, strict=True)
                             if words is _REPLACED and one is not None and one.layout is strided]  # others lie in several places
-        self._places = list(map(_address, self._parameters))
+        self._lie = [(parameter.data_ptr(), parameter.shape, parameter.stride()) for parameter in self._parameters]
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
         self._counts = list(map(_count, self._hooks))
         self._is_same = self._same()
@@ -67,11 +66,11 @@ class AsBound:
 
     def _same(self) -> Callable[[], bool]:
         """Whether nothing at all is another thing than it was, in a function over local values: small modules ask at every call."""
-        owners, names, values, parameters, places = self._owners, self._names, self._values, self._parameters, self._places
+        owners, names, values, parameters, lie = self._owners, self._names, self._values, self._parameters, self._lie
         hooks, count, get, is_same = self._hooks, sum(map(len, self._hooks)), dict.get, operator.is_
 
         def same() -> bool:
-            return (all(map(is_same, map(get, owners, names), values)) and list(map(_address, parameters)) == places
+            return (all(map(is_same, map(get, owners, names), values)) and [(p.data_ptr(), p.shape, p.stride()) for p in parameters] == lie
                     and (sum(map(len, hooks)) == count if count else not any(hooks)))
 
         return same
@@ -80,8 +79,9 @@ class AsBound:
         for at, (now, then) in enumerate(zip(map(dict.get, self._owners, self._names), self._values, strict=True)):
             if now is not then and not (self._words[at] is _SET and type(now) is type(then) and repr(now) == repr(then)):
                 return f"{self._paths[at]} {self._words[at]}"
-        for parameter, place in zip(self._parameters, self._places, strict=True):
-            if parameter.data_ptr() != place and not _moved_by_a_store(parameter):
+        for parameter, then in zip(self._parameters, self._lie, strict=True):
+            now = parameter.data_ptr(), parameter.shape, parameter.stride()
+            if now != then and (now[0] == then[0] or not _moved_by_a_store(parameter)):  # a store lays out anew what it moves
                 return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
         for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
             if _count(hooks) != count:
