@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import add_options, compiled_model, kept_or_passing
+from full_models import add_options, compiled_here
 
 from agentcompile_core.report import bench
 from agentcompile_core.runtime.rows import SIZES
@@ -87,14 +87,8 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--no-eager", dest="eager", action="store_false", help="leave transformers' own loop out")
     options = parser.parse_args()
-    options.out = options.out or harness.gpu_folder()
-    torch.zeros(1, device="cuda")
-    ceiling = harness.read_ceiling_gbps()
-    with kept_or_passing(options) as store:
-        model, _ = compiled_model(options.model, options, store)
-        model.context.close()
-        rows = rows_of(model, options)
-        harness.write_results("batches", rows, ceiling, options.out, options.commit)
+    with compiled_here(options) as (model, _, ceiling):
+        harness.write_results("batches", rows_of(model, options), ceiling, options.out, options.commit)
     return 0
 
 

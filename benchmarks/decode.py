@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import accuracy_row, add_options, compiled_model, kept_or_passing
+from full_models import accuracy_row, add_options, check_captured, compiled_model, kept_or_passing
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import accounting, step_bytes
@@ -91,8 +91,7 @@ def main() -> int:
         if options.bundle:
             model.save(options.bundle)
         model.context.close()
-        if model.graphs.kv is None:
-            raise SystemExit(f"{options.model} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
+        check_captured(options.model, model)
         torch.cuda.empty_cache()
         memory = memory_row(model, empty)
         print(json.dumps(memory), flush=True)

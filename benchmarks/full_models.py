@@ -48,6 +48,26 @@ def compiled_model(name: str, options: argparse.Namespace, store: Store) -> tupl
     return model, spent
 
 
+@contextmanager
+def compiled_here(options: argparse.Namespace) -> Iterator[tuple[Any, float, float]]:
+    """The model of ``options`` on this GPU, the seconds of its compilation and the read ceiling before it; ``options.out`` is filled in."""
+    options.out = options.out or harness.gpu_folder()
+    torch.zeros(1, device="cuda")
+    ceiling = harness.read_ceiling_gbps()
+    torch.cuda.empty_cache()
+    with kept_or_passing(options) as store:
+        model, seconds = compiled_model(options.model, options, store)
+        model.context.close()
+        check_captured(options.model, model)
+        yield model, seconds, ceiling
+
+
+def check_captured(name: str, model: Any) -> None:
+    """End the program where ``model`` runs on the framework's own loop."""
+    if model.graphs.kv is None:
+        raise SystemExit(f"{name} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
+
+
 def accuracy_row(name: str, model: Any, positions: int) -> dict[str, Any] | None:
     """Teacher-forced logits of ours and of the framework's half precision, both against the same weights in fp32 with TF32 off.
 

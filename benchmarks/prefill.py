@@ -19,6 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
+from full_models import check_captured
 from prefill_parts import parts_ms
 
 from agentcompile_core import api
@@ -173,8 +174,7 @@ def main() -> int:
         began = time.monotonic()
         model = compiled_model(options.model, options, Store(options.cache or Path(scratch)))
         model.context.close()
-        if model.graphs.kv is None:
-            raise SystemExit(f"{options.model} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
+        check_captured(options.model, model)
         torch.cuda.empty_cache()
         uncaptured = {name: step.reason for name, step in model.session._steps.items() if getattr(step, "reason", "")}
         print(f"compiled in {time.monotonic() - began:.1f} s; graphs that were not captured: {uncaptured or 'none'}", flush=True)

@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import add_options, compiled_model, kept_or_passing
+from full_models import add_options, compiled_here
 from prefill import lengths_of
 
 from agentcompile_core.report import bench
@@ -77,16 +77,8 @@ def main() -> int:
     parser.add_argument("--positions", default="192,2048,8192,20480")
     parser.add_argument("--repetitions", type=int, default=20)
     options = parser.parse_args()
-    options.out = options.out or harness.gpu_folder()
     lengths_of(options.positions, options.context)
-    torch.zeros(1, device="cuda")
-    ceiling = harness.read_ceiling_gbps()
-    torch.cuda.empty_cache()
-    with kept_or_passing(options) as store:
-        model, seconds = compiled_model(options.model, options, store)
-        model.context.close()
-        if model.graphs.kv is None:
-            raise SystemExit(f"{options.model} was not captured, so there is nothing of ours to time: {'; '.join(model.notes)}")
+    with compiled_here(options) as (model, seconds, ceiling):
         print(f"compiled in {seconds:.1f} s; read ceiling {ceiling:.0f} GB/s; notes: {'; '.join(model.notes) or 'none'}", flush=True)
         rows = rows_of(model, options, ceiling)
         harness.write_results("steps", rows, max(ceiling, harness.read_ceiling_gbps()), options.out, options.commit)

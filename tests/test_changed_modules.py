@@ -35,9 +35,19 @@ def _moved(net: Net) -> None:
     net.first.weight.data = net.first.weight.data * 2.0
 
 
+def _turned(net: Net) -> None:
+    net.second.weight.data = net.second.weight.data.view(-1).view(5, 4).t()
+
+
+def _narrowed(net: Net) -> None:
+    net.first.bias.data = net.first.bias.data[:1]
+
+
 CHANGES: dict[str, Callable[[Net], Any]] = {
     "first.weight": lambda net: setattr(net.first, "weight", nn.Parameter(torch.randn(5, 6))),
     "first.weight ": _moved,
+    "second.weight": _turned,
+    "first.bias ": _narrowed,
     "first.bias": lambda net: setattr(net.first, "bias", None),
     "shift": lambda net: setattr(net, "shift", torch.zeros(4)),
     "norm.eps": lambda net: setattr(net.norm, "eps", 0.5),

@@ -258,6 +258,19 @@ def fails_late(self, source, target, deadline_s=120.0):
         raise RuntimeError("the compiler said no") from exc
 
 
+def stays(self, handle, launch, arguments, pdl, places):
+    run = self.prepare_launch(handle, launch, arguments, pdl)
+    return lambda stream, *addresses: run(stream)
+
+
+def swaps(self, handle, launch, arguments, pdl, places):
+    def run(stream, *addresses):
+        now = {**dict(enumerate(arguments)), **dict(zip(places, reversed(addresses), strict=True))}
+        self.prepare_launch(handle, launch, tuple(now.values()), pdl)(stream)
+
+    return run
+
+
 @pytest.mark.parametrize("planted,test,reason", [
     (backend(available=lambda self: False), "test_identity", "available\\(\\) returned False"),
     (backend(can_build=lambda self, target: Reject("no")), "test_identity", "says too little"),
@@ -272,6 +285,8 @@ def fails_late(self, source, target, deadline_s=120.0):
     (backend(build=fails_late), "test_a_broken_source_is_refused", "raised RuntimeError"),
     (backend(load=lambda self, kernel: object()), "test_loading_twice_gives_the_same_handle", "another handle"),
     (backend(prepare_launch=lambda self, *a: lambda stream: None), "test_launches_compute", "is nan"),
+    (backend(prepare_moving=stays), "test_launches_move", "prepare_moving"),
+    (backend(prepare_moving=swaps), "test_launches_move", "prepare_moving"),
     (backend(time=lambda self, run, **k: (1.0,)), "test_time_is_told_or_refused", "1 times for 3 repetitions"),
     (backend(time=lambda self, run, **k: (1.0, 0.0, 2.0)), "test_time_is_told_or_refused", "finite and above 0"),
     (backend(time=lambda self, run, **k: Reject("there is no clock")), "test_time_is_told_or_refused", "clock is True, but"),

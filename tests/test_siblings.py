@@ -132,8 +132,9 @@ def test_a_module_like_what_became_of_the_first_one_is_refused() -> None:
         one.sibling(Block(gain=3.0).eval())
 
 
-def test_graphs_are_compared_with_the_module(block: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_compared_with_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where identity says nothing: a global that the code reads."""
+    block = compiled(Block().eval())
     monkeypatch.setattr("agentcompile_core.stages.capture.identity.identity", lambda loaded: Identity(model="", capture=""))
     monkeypatch.setattr("agentcompile_core.stages.capture.describe.describe", lambda loaded, known: block.graphs.model)
     with pytest.raises(UsageError, match="off by"):
@@ -185,3 +186,24 @@ def test_what_was_not_compiled_here_shares_nothing(tmp_path: Any) -> None:
         loaded.sibling(Block().eval())
     with pytest.raises(UsageError, match="save its bundle"):
         compiled(module, run_on="nothing").sibling(Block().eval())
+
+
+def test_the_first_one_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_core.stages.capture import identity as identities
+
+    seen: list[nn.Module] = []
+
+    def noting(loaded: Any) -> Identity:
+        seen.append(loaded.module)
+        return own(loaded)
+
+    first, own = Block().eval(), identities.identity
+    one = compiled(first)
+    monkeypatch.setattr(identities, "identity", noting)
+    others = [Block().eval() for _ in range(3)]
+    for other in others:
+        one.sibling(other)
+    assert sum(module is first for module in seen) == 1 and all(any(module is other for module in seen) for other in others)
+    first.gain = 3.0
+    third = Block().eval()
+    torch.testing.assert_close(one.sibling(third)(torch.ones(3, 8)), third(torch.ones(3, 8)))

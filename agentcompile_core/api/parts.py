@@ -1,5 +1,7 @@
 """What a compiled model is made of."""
 
+from functools import cached_property
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from attrs import field, frozen
@@ -10,6 +12,9 @@ from ..ir.bundle import Bundle
 from ..ir.graph import GraphSet
 from ..pipeline import Compilation
 from ..plugin.interfaces import LoadedModel
+
+if TYPE_CHECKING:
+    from ..stages.capture.identity import Identity
 
 
 @frozen(kw_only=True)
@@ -28,3 +33,10 @@ class Parts:
     run_on: str = "auto"
     notes: tuple[str, ...] = ()
     kin: "WeakSet[install.AnySession]" = field(factory=WeakSet, repr=False)
+
+    @cached_property
+    def identity(self) -> "Identity":
+        """That of the model when it was asked for first: every sibling is compared with it."""
+        from ..stages.capture.identity import identity
+
+        return identity(self.loaded)

@@ -58,7 +58,7 @@ def _unequal(parts: Parts, loaded: LoadedModel) -> str:
         return "its parameters have no shape yet"
     if not loaded.has_weights:
         return "its parameters hold no data"
-    first, other = identity(parts.loaded), identity(loaded)
+    first, other = parts.identity, identity(loaded)
     if why := first.unstable or other.unstable:
         return f"nobody can tell whether they are equal ({why})"
     is_equal = first == other and describe(loaded, other).digest == parts.graphs.model.digest  # the first one may have changed since

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..context import Context
 from ..errors import Reject
 from ..installation import install, program_check
-from ..plugin.interfaces import LoadedModel
+from ..plugin.interfaces import Backend, LoadedModel
 from ..runtime.device import release_cache
 from ..runtime.module_session import ModuleSession
 
@@ -41,12 +41,13 @@ def settle(session: "install.AnySession", loaded: LoadedModel, run_on: str, ctx:
     args, keywords = _on_device(loaded, session)
     call, longer = partial(session, *args, **keywords), 1 + ctx.config.margin
     us = {"launched": _median_us(call)}
-    if session.replay(partial(backend.capture, owner=session)) is None:
+
+    def is_faster() -> bool:
         us["replayed"] = _median_us(call)
-        if us["replayed"] * longer >= us["launched"] or _difference(session, loaded):
-            session.launch()
-            del us["replayed"]
-            release_cache()
+        return us["replayed"] * longer < us["launched"]
+
+    if not _replays(session, loaded, backend, is_faster):
+        us.pop("replayed", None)
     best = min(us.values())
     own_us = _own_us(session, loaded, call) if ctx.config.framework_competes else None
     if own_us is not None and own_us * longer < best:
@@ -61,21 +62,22 @@ def as_in(settled: ModuleSession, session: "install.AnySession", loaded: LoadedM
     """Let the session of an equal module run calls as ``settled`` does, without timing them; a note where that is not launch by launch."""
     if not isinstance(session, ModuleSession):
         return ()
-    note = ""
     backend = install.capturing(session.device, ctx) if settled.replays else None
-    if backend is not None and session.replay(partial(backend.capture, owner=session)) is None:
-        if _difference(session, loaded):
-            session.launch()
-            release_cache()
-        else:
-            note = "calls replay one captured graph"
+    note = "calls replay one captured graph" if backend is not None and _replays(session, loaded, backend) else ""
     if settled.runs_itself and session.step_aside(loaded.module) is None:
         note = "calls run the module's own forward"
     return (f"{note}, as those of an equal module that were timed",) if note else ()
 
 
-def _difference(session: ModuleSession, loaded: LoadedModel) -> str:
-    return program_check.difference(session, {"forward": session.program}, session.weights, loaded)
+def _replays(session: ModuleSession, loaded: LoadedModel, backend: Backend, is_worth: Callable[[], bool] = lambda: True) -> bool:
+    """Have calls replay one captured graph where there is one, it is worth it, and computes what the framework does; else go back."""
+    if session.replay(partial(backend.capture, owner=session)) is not None:
+        return False
+    if is_worth() and not program_check.difference(session, {"forward": session.program}, session.weights, loaded):
+        return True
+    session.launch()
+    release_cache()
+    return False
 
 
 def _on_device(loaded: Any, session: ModuleSession) -> tuple[Any, Any]:

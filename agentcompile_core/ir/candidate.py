@@ -7,6 +7,7 @@ from functools import cached_property
 from attrs import field, frozen
 
 from ..configuration import defaults
+from .extents import span
 from .graph import DType
 from .plan import Step
 from .region import Access, Role
@@ -54,7 +55,7 @@ class Tiling:
     @property
     def end(self) -> int:
         """Elements of the operand up to the last one of the view."""
-        return self.offset + 1 + sum((extent - 1) * step for extent, step in zip(self.extents, self.steps, strict=True))
+        return self.offset + span(self.extents, self.steps)
 
 
 @frozen(kw_only=True)

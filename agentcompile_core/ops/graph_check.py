@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..errors import UsageError, VerificationError
+from ..ir.extents import span
 from ..ir.graph import Graph, GraphSet, Node, TensorSpec, ValueKind, map_refs
 from .allowed import unfit
 from .interpreter import compile_nodes
@@ -41,8 +42,8 @@ def check_graphs(graphs: GraphSet) -> GraphSet:
 def _check_spec(graph: Graph, name: str, spec: TensorSpec) -> None:
     if any(extent < 0 for extent in (*spec.shape, *spec.strides)) or (spec.strides and len(spec.strides) != len(spec.shape)):
         raise VerificationError(f"graph {graph.name}: {name} has the shape {spec.shape} and strides {spec.strides}, which no tensor has")
-    span = 1 + sum((extent - 1) * stride for extent, stride in zip(spec.shape, spec.strides, strict=False))
-    if max(spec.nbytes, span * spec.dtype.bytes) > MAX_VALUE_BYTES:
+    strided = span(spec.shape, spec.strides) if spec.strides else 0
+    if max(spec.nbytes, strided * spec.dtype.bytes) > MAX_VALUE_BYTES:
         raise UsageError(f"graph {graph.name}: {name} has the shape {list(spec.shape)}, {spec.nbytes:.3g} bytes; "
                          f"at most {MAX_VALUE_BYTES} are run")
 

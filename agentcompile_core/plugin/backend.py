@@ -90,6 +90,15 @@ class Backend(Offer):
         The value of an argument of the kind TILES is the address of its operand.
         """
 
+    def prepare_moving(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool,
+                       places: Sequence[int]) -> "Callable[..., None] | None":
+        """As ``prepare_launch``, for a launch whose arguments number ``places`` are other addresses at every run.
+
+        ``run(stream, *addresses)`` takes them in the order of ``places`` and costs hardly more than a launch that stays; what it enqueued
+        before keeps its own. None, as by default: not offered, and a launch is prepared for every set of addresses.
+        """
+        return None
+
     def prepare_runs(self, source: StepSource, arguments: "Sequence[Sequence[Sequence[int | float]]]"
                      ) -> tuple[Callable[[int], None], ...] | None:
         """Each launch of ``source`` for several runs in one, as ``prepare_launch`` does for one run, or None: not served.

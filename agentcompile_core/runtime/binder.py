@@ -1,13 +1,13 @@
 """Binding: addresses for every value of a program, arguments for every launch, one callable per segment."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
 from ..errors import ContractError
-from ..ir.candidate import Launch, StepSource
+from ..ir.candidate import StepSource
 from ..ir.graph import GraphKind, TensorSpec, ValueKind
 from ..ir.region import Role
 from ..ir.source_check import argument_values
@@ -21,7 +21,8 @@ from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
 from .head_rows import HeadRows
 from .live import HostPosition, LiveAttention, begins, last_reads, live_nodes
-from .moving import Launches, Moving, MovingLaunches, late_values, lies_as, own_results
+from .moving import Moving, late_values, lies_as, own_results
+from .moving_launches import MovingLaunch, enqueue, moving_launch
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
 from .row_buffers import columns_of, joined_results, products_by_rows, rows_of_operands, without_taken
@@ -66,6 +67,7 @@ class _Binder:
         results = own_results(self.graph, self.segments, fixed) if moves else ()
         self.late = late_values(self.graph, self.segments, fixed) if moves else frozenset()
         self.moving = Moving(self.graph, results, self.environment, self.planned) if moves else None
+        self.launches: list[MovingLaunch] = []  # of steps, where inputs and results move
         self._place_weights()
         self._place_values(states, inputs)
         self._place_planned(fixed, results)
@@ -257,24 +259,12 @@ class _Binder:
         handle = backend.load(kernels[source.digest])
         addresses = {name: self.address(values) for name, values in segment.operands}
         addresses.update(self.workspaces.addresses(source))
-        current = backend.stream
-
-        def prepare(addresses: Mapping[str, int]) -> Launches:
-            return tuple(self._launch(handle, launch, addresses, chained or index > 0) for index, launch in enumerate(source.launches))
-
-        moved, environment = self._moved(segment), self.environment
-        launches, is_late = MovingLaunches(prepare, addresses, moved), not self.late.isdisjoint(moved.values())
-        if self.moving is None or not moved:
-            launches.move({})
-        elif not is_late:
-            self.moving.follow(launches.move)
-
-        def run() -> None:
-            if is_late:
-                launches.move(environment)
-            _enqueue(launches.current, current)
-
-        return run
+        moved, early = self._moved(segment), [launch.pdl and (chained or index > 0) for index, launch in enumerate(source.launches)]
+        found = [moving_launch(backend, handle, launch, addresses, moved, pdl) for launch, pdl in zip(source.launches, early, strict=True)]
+        if self.moving is not None:
+            self.launches += found
+            return partial(enqueue, tuple(found), self.environment, backend.stream)
+        return partial(_enqueue, tuple(one.run for one in found), backend.stream)
 
     def _moved(self, segment: Segment) -> dict[str, str]:
         """Operands whose memory is another one at every call, and whose it is."""
@@ -282,10 +272,6 @@ class _Binder:
             return {}
         roots = ((name, self.roots[values[0]]) for name, values in segment.operands)
         return {name: root for name, root in roots if root in self.moving or root in self.late}
-
-    def _launch(self, handle: Any, launch: Launch, addresses: Mapping[str, int], chained: bool) -> Callable[[int], None]:
-        assert self.executables.backend is not None
-        return self.executables.backend.prepare_launch(handle, launch, argument_values(launch, addresses), launch.pdl and chained)
 
     def _call(self, segment: Segment) -> tuple[Callable[[], None], bool]:
         import torch
@@ -321,7 +307,7 @@ class _Binder:
         return tensor.view(self.graph.spec(values[0]).shape)
 
 
-def _enqueue(launches: Launches, stream: Callable[[], int]) -> None:
+def _enqueue(launches: Sequence[Callable[[int], None]], stream: Callable[[], int]) -> None:
     current = stream()
     for launch in launches:
         launch(current)
@@ -347,4 +333,6 @@ def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.T
     binder = _Binder(program, weights, states, inputs, executables, live, moves)
     parts = binder.parts()
     keep = [binder.planned, binder.workspaces]
+    if binder.moving is not None and all(segment.step is not None and segment.source for segment in binder.segments):
+        binder.moving.launches = tuple(binder.launches)
     return BoundProgram(program, parts, binder.environment, keep, binder.arena, binder.moving)

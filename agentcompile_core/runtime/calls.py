@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import repeat
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -199,7 +200,7 @@ class Call:
         import torch
 
         expected = self.args["tuple"]
-        if self.takes_tensors and not keywords and len(args) == len(expected) and all(isinstance(a, torch.Tensor) for a in args):
+        if self.takes_tensors and not keywords and len(args) == len(expected) and all(map(isinstance, args, repeat(torch.Tensor))):
             return list(args)
         if len(args) != len(expected):
             raise UsageError(f"{len(args)} inputs were given; the module was compiled for {len(expected)}")

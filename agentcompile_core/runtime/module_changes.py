@@ -1,6 +1,7 @@
 """What changed about a module after its programs were bound to its parameters, so that they compute what it was and not what it is."""
 
 import operator
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -54,25 +55,37 @@ class AsBound:
         self._values = list(map(dict.get, self._owners, self._names))
         self._parameters = [one for one, words in zip(self._values, self._words, strict=True)
                             if words is _REPLACED and one is not None and one.layout is strided]  # others lie in several places
-        self._places = [parameter.data_ptr() for parameter in self._parameters]
+        self._lie = [(parameter.data_ptr(), parameter.shape, parameter.stride()) for parameter in self._parameters]
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
-        self._counts, self._all = list(map(_count, self._hooks)), sum(map(len, self._hooks))
+        self._counts = list(map(_count, self._hooks))
+        self._is_same = self._same()
 
     def change(self) -> str:
         """One clause on the first change; empty: there is none."""
-        found = list(map(dict.get, self._owners, self._names))
-        if not all(map(operator.is_, found, self._values)):
-            for at, (now, then) in enumerate(zip(found, self._values, strict=True)):
-                if now is not then and not (self._words[at] is _SET and type(now) is type(then) and repr(now) == repr(then)):
-                    return f"{self._paths[at]} {self._words[at]}"
-        if [parameter.data_ptr() for parameter in self._parameters] != self._places:
-            for parameter, place in zip(self._parameters, self._places, strict=True):
-                if parameter.data_ptr() != place and not _moved_by_a_store(parameter):
-                    return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
-        if sum(map(len, self._hooks)) != self._all:
-            for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
-                if _count(hooks) != count:
-                    return f"{path} got a hook or lost one"
+        return "" if self._is_same() else self._first()
+
+    def _same(self) -> Callable[[], bool]:
+        """Whether nothing at all is another thing than it was, in a function over local values: small modules ask at every call."""
+        owners, names, values, parameters, lie = self._owners, self._names, self._values, self._parameters, self._lie
+        hooks, count, get, is_same = self._hooks, sum(map(len, self._hooks)), dict.get, operator.is_
+
+        def same() -> bool:
+            return (all(map(is_same, map(get, owners, names), values)) and [(p.data_ptr(), p.shape, p.stride()) for p in parameters] == lie
+                    and (sum(map(len, hooks)) == count if count else not any(hooks)))
+
+        return same
+
+    def _first(self) -> str:
+        for at, (now, then) in enumerate(zip(map(dict.get, self._owners, self._names), self._values, strict=True)):
+            if now is not then and not (self._words[at] is _SET and type(now) is type(then) and repr(now) == repr(then)):
+                return f"{self._paths[at]} {self._words[at]}"
+        for parameter, then in zip(self._parameters, self._lie, strict=True):
+            now = parameter.data_ptr(), parameter.shape, parameter.stride()
+            if now != then and (now[0] == then[0] or not _moved_by_a_store(parameter)):  # a store lays out anew what it moves
+                return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
+        for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
+            if _count(hooks) != count:
+                return f"{path} got a hook or lost one"
         return ""
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Reject, UsageError
@@ -9,8 +10,10 @@ from ..ir.graph import GraphSet
 from ..ops.aliasing import alias_roots, memory_roots
 from ..ops.dtypes import torch_dtype, zeros
 from . import calls
+from .before_calls import BeforeCalls
 from .binder import bind
 from .captured_calls import CapturedCalls, capture_calls
+from .direct_calls import Direct, direct_calls
 from .executables import Executables
 from .graph_capture import Capture
 from .moving import ALIGNMENT_BYTES
@@ -44,7 +47,6 @@ class ModuleSession:
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
         self._captured: CapturedCalls | None = None
         self._own: OwnForward | None = None
-        self._is_recording = getattr(torch.get_device_module(executables.device), "is_current_stream_capturing", lambda: False)
         self.graphs, self.device, self._weights = graphs, executables.device, weights
         self._device_type = torch.device(executables.device).type
         self._lock = threading.Lock()
@@ -64,9 +66,10 @@ class ModuleSession:
         self._foreign = {self._bound.arena_address, *(tensor.untyped_storage().data_ptr() for tensor in kept)}
         self._all_fresh = all(self._fresh)
         self._written = _written(program)
-        self._stream = executables.backend.stream if executables.backend is not None else lambda: 0
-        self._last_stream: int | None = None
+        self._before = BeforeCalls(weights, graphs.model.name, executables)
         self._call = calls.read(graphs.call)
+        self._direct = self._directly()
+        self._positional = len(self._call.args["tuple"]) if self._call is not None and self._call.is_positional else None
         weights.settle(closely=True)
 
     @property
@@ -115,7 +118,7 @@ class ModuleSession:
     def replay(self, capture: Capture) -> Reject | None:
         """Record the program once; from now on calls replay it. A Reject, and nothing changes, where that cannot be."""
         with self._lock, self._torch.inference_mode():
-            self._order_streams()
+            self._before.order_streams()
             made = capture_calls(self._bound, self._bound.graph, self.device, capture)
         if isinstance(made, Reject):
             return made
@@ -137,6 +140,13 @@ class ModuleSession:
         self._own = OwnForward(module, self._call)
         return None
 
+    def _directly(self) -> Direct | None:
+        """All of a call in one function, where the program is launches and nothing else, and what it writes is new memory."""
+        launches, place = self._moving.launches, self._place
+        if launches is None or place is None or self._written or not self._all_fresh:
+            return None
+        return direct_calls(launches, self._bound.graph, self._moving.results, place, self._lock, self._before)
+
     def _by_itself(self, own: OwnForward, args: tuple[Any, ...], keywords: dict[str, Any], inputs: "Sequence[torch.Tensor]") -> Any:
         assert self._call is not None
         self._check(inputs)
@@ -146,7 +156,7 @@ class ModuleSession:
 
     def takes(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         """Whether a call by position alone has as many arguments as the captured one, so that it is canonical as it is."""
-        return not keywords and self._call is not None and self._call.is_positional and len(args) == len(self._call.args["tuple"])
+        return len(args) == self._positional and not keywords
 
     def flat(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Sequence[torch.Tensor]":
         """The tensors among canonical arguments in the order of the graph's inputs; raises UsageError as a call does."""
@@ -160,6 +170,10 @@ class ModuleSession:
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for, or the module was changed since.
         """
+        if self._direct is not None and self._captured is None:
+            found = self._direct(inputs, None if filled_with is None else partial(self._fill, filled_with))
+            if found is not None:
+                return found
         self._check(inputs)
         if self._torch.is_inference_mode_enabled():  # to enter it again takes longer than to ask
             return self._run(inputs, filled_with)
@@ -169,21 +183,18 @@ class ModuleSession:
     def _run(self, inputs: "Sequence[torch.Tensor]", filled_with: int | None) -> "tuple[torch.Tensor, ...]":
         moving, tensors = self._moving, {}
         with self._lock:
-            self._weights.check_unchanged(self.graphs.model.name)
-            self._order_streams()
+            self._before()
             for name, tensor in zip(self._names, inputs, strict=True):
                 tensors[name] = tensor if self._is_readable(name, tensor) else self._copied(name, tensor)
-            if self._captured is not None and not self._is_recording():
+            if self._captured is not None and not self._before.is_recording():
                 if filled_with is not None:
                     self._captured.poison(filled_with)
                     self._bound.poison(filled_with)
                 return self._captured([tensors[name] for name in self._names])
             for name, size, dtype in self._results:
-                result = tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
-                if filled_with is not None:
-                    result.flatten().view(self._torch.uint8).fill_(filled_with)
+                tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
             if filled_with is not None:
-                self._bound.poison(filled_with)
+                self._fill(filled_with, [tensors[name] for name, _, _ in self._results])
             moving.to(tensors)
             try:
                 self._bound.run()
@@ -226,15 +237,11 @@ class ModuleSession:
             why = str(exc).partition("\n")[0][:200]
             raise UsageError(f"input {name} on {tensor.device} cannot be copied to {self._place}: {why}; pass one with numbers") from exc
 
-    def _order_streams(self) -> None:
-        """Wait for what an earlier call enqueued on another stream: both use the program's own buffers.
-
-        Whoever records this call in a graph has waited before, and must not be made to wait while recording.
-        """
-        stream = self._stream()
-        if self._last_stream != stream and self._last_stream is not None and not self._is_recording():
-            self._torch.accelerator.synchronize()
-        self._last_stream = stream
+    def _fill(self, byte: int, results: "Sequence[torch.Tensor]") -> None:
+        """Fill all memory that a run writes with ``byte``."""
+        for result in results:
+            result.flatten().view(self._torch.uint8).fill_(byte)
+        self._bound.poison(byte)
 
 
 def _described(tensor: "torch.Tensor") -> str:

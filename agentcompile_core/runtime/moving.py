@@ -1,19 +1,18 @@
 """What lies in its caller's memory: inputs and results of a bound program that have other addresses at every call."""
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..ir.graph import Graph, ValueKind
 from ..ir.region import Role
 from ..ops.aliasing import alias_roots, memory_roots
+from .moving_launches import MovingLaunch
 from .program import Segment
 
 if TYPE_CHECKING:
     import torch
 
 ALIGNMENT_BYTES = 16  # kernels read and write that much at a time
-KEPT = 8  # sets of addresses whose launches a step keeps ready: allocators give the same blocks again
-Launches = tuple[Callable[[int], None], ...]
 
 
 def own_results(graph: Graph, segments: Sequence[Segment], fixed: Sequence[str]) -> tuple[str, ...]:
@@ -51,6 +50,8 @@ def lies_as(tensor: "torch.Tensor", planned: "torch.Tensor") -> bool:
 class Moving:
     """Puts a call's tensors in their places before a run, and forgets them behind it.
 
+    ``launches``: the whole program, in order, where it is launches and nothing else; else None.
+
     Args:
         graph: what the program computes.
         results: see ``own_results``.
@@ -63,18 +64,14 @@ class Moving:
         self.results, self._graph = results, graph
         self._passing: tuple[str, ...] = ()
         self._names = (*graph.inputs, *results)
+        self.launches: tuple[MovingLaunch, ...] | None = None
         self._environment, self._planned = environment, planned
-        self._followers: list[Callable[[Mapping[str, torch.Tensor] | None], None]] = []
         roots = alias_roots(graph)
         self._views = {name: tuple((v.name, v.spec.shape) for v in graph.values if roots[v.name] == name and v.name != name)
                        for name in self._names}
 
     def __contains__(self, name: object) -> bool:
         return name in self._views
-
-    def follow(self, follower: "Callable[[Mapping[str, torch.Tensor] | None], None]") -> None:
-        """Have ``follower`` hear of the tensors at every move, and None when they are forgotten."""
-        self._followers.append(follower)
 
     def to(self, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Put one contiguous tensor for every input and for each of ``results`` in its place."""
@@ -84,8 +81,6 @@ class Moving:
                 self._environment[view] = tensor.view(shape)
         for name in self.results:
             self._planned[name] = tensors[name]
-        for follower in self._followers:
-            follower(tensors)
 
     def begin(self) -> None:
         """What the environment holds now, besides inputs and results, stays in it; whatever a run adds is forgotten behind it."""
@@ -100,33 +95,3 @@ class Moving:
             self._environment.pop(name, None)
         for name in self.results:
             self._planned.pop(name, None)
-        for follower in self._followers:
-            follower(None)
-
-
-class MovingLaunches:
-    """The launches of one step, whose operands may move: prepared for the addresses of a call, and kept for the next like it.
-
-    Args:
-        prepare: launches for the addresses of all operands.
-        addresses: of those that stay.
-        moved: operand names with the values whose memory they are.
-    """
-
-    def __init__(self, prepare: Callable[[Mapping[str, int]], Launches], addresses: Mapping[str, int],
-                 moved: Mapping[str, str]) -> None:
-        self._prepare, self._addresses, self._moved = prepare, addresses, tuple(moved.items())
-        self._known: dict[tuple[int, ...], Launches] = {}
-        self.current: Launches = ()
-
-    def move(self, tensors: "Mapping[str, torch.Tensor] | None") -> None:
-        """Choose the launches for these tensors."""
-        if tensors is None:
-            return
-        key = tuple(tensors[value].data_ptr() for _, value in self._moved)
-        found = self._known.pop(key, None)
-        if found is None:
-            found = self._prepare({**self._addresses, **{name: at for (name, _), at in zip(self._moved, key, strict=True)}})
-            while len(self._known) >= KEPT:
-                del self._known[next(iter(self._known))]
-        self._known[key] = self.current = found

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..errors import ContractError, UsageError
+from ..ir.extents import span
 from .module_changes import AsBound, place
 
 if TYPE_CHECKING:
@@ -154,8 +155,7 @@ class WeightStore:
         Raises:
             UsageError: something of it was replaced that programs do not follow.
         """
-        change = self._as_bound.change() if self._as_bound is not None else ""
-        if change:
+        if self._as_bound is not None and (change := self._as_bound.change()):
             raise UsageError(f"{change} after {name} was compiled, and its programs compute what it was then; "
                              "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
 
@@ -184,5 +184,4 @@ def _range(tensor: "torch.Tensor") -> tuple[int, int] | None:
 
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return None
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return tensor.data_ptr(), tensor.data_ptr() + span(tensor.shape, tensor.stride()) * tensor.element_size()

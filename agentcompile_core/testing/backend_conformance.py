@@ -9,6 +9,7 @@
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -20,7 +21,8 @@ from ..ir.target import Target
 from ..ir.verdict import Case, Trial
 from ..ops.reference import compare
 from ..plugin.interfaces import Backend
-from ..worker.buffers import Buffers, fill
+from ..runtime.moving_launches import enqueue, moving_launch
+from ..worker.buffers import GIVEN, Buffers, fill
 from ..worker.execution import Execution
 from ..worker.operands import make_inputs
 from .demands import catalog_of, demand, demand_answer, demand_identity
@@ -99,6 +101,18 @@ class BackendConformance:
             why = misjudged(run, case)
             demand(not why, f"[{case.family}]: {why}")
 
+    def test_launches_move(self) -> None:
+        """Where addresses of a launch can be given at every run: one that was prepared elsewhere computes there, again and again."""
+        run, places = self._execution(), [Buffers(self.trial, self.backend.device, shift_bytes=shift) for shift in (0, 256, 0)]
+        names = {operand.name: operand.name for operand in self.trial.match.operands}
+        launches = [moving_launch(self.backend, run.handle, launch, places[0].addresses, names, launch.pdl)
+                    for launch in self.trial.source.launches]
+        for case in self.trial.cases:
+            for buffers in places:
+                make_inputs(self.trial.match, run.kind, case, self.backend.device, into=buffers.tensors(*GIVEN))
+                why = self._wrong_after(run, case, buffers, partial(enqueue, launches, buffers.tensors(), self.backend.stream))
+                demand(not why, f"a launch of prepare_moving() [{case.family}]: {why}")
+
     def test_time_is_told_or_refused(self) -> None:
         """One positive number of microseconds per repetition where it has a clock; a Reject where it has none."""
         run = self._execution()
@@ -144,23 +158,23 @@ class BackendConformance:
     def _captured(self, run: Execution, case: Case) -> Callable[[], str]:
         """What replays one run of ``case`` over poisoned outputs, and says what is wrong with them."""
         backend, buffers = self.backend, Buffers(self.trial, self.backend.device)
-        given = (Role.INPUT, Role.WEIGHT, Role.CONSTANT, Role.STATE, Role.LENGTH)
-        make_inputs(self.trial.match, run.kind, case, backend.device, into=buffers.tensors(*given))
+        make_inputs(self.trial.match, run.kind, case, backend.device, into=buffers.tensors(*GIVEN))
         launched = run.prepared(buffers)
         replay = backend.capture(lambda: launched(backend.stream()), warm_ups=1, owner=self)
         if isinstance(replay, Reject):
             raise AssertionError(f"captures is True, but capture() refuses a kernel of the backend: {replay.reason}")
 
-        def replayed() -> str:
-            for tensor in buffers.tensors(Role.OUTPUT).values():
-                fill(tensor, POISONS[0])
-            replay()
-            backend.synchronize()
-            expected = run.expected(case, buffers.tensors(*given))
-            found = {name: compare(tensor, expected[name]) for name, tensor in run.values(buffers.tensors(Role.OUTPUT)).items()}
-            return next((f"{name}: {one.detail}" for name, one in found.items() if not one.ok), "")
+        return lambda: self._wrong_after(run, case, buffers, replay)
 
-        return replayed
+    def _wrong_after(self, run: Execution, case: Case, buffers: Buffers, computes: Callable[[], None]) -> str:
+        """What is wrong with the outputs, poisoned before, behind ``computes``."""
+        for tensor in buffers.tensors(Role.OUTPUT).values():
+            fill(tensor, POISONS[0])
+        expected = run.expected(case, buffers.tensors(*GIVEN))
+        computes()
+        self.backend.synchronize()
+        found = {name: compare(tensor, expected[name]) for name, tensor in run.values(buffers.tensors(Role.OUTPUT)).items()}
+        return next((f"{name}: {one.detail}" for name, one in found.items() if not one.ok), "")
 
     def _kernel(self, launch: bool = False) -> Kernel:
         answers = [self.backend.can_build(self.trial.target), *([self.backend.available()] if launch else [])]

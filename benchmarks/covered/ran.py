@@ -9,31 +9,33 @@ from agentcompile_core.report.accounting import accounting
 from agentcompile_core.runtime.make_program import without_steps
 from agentcompile_core.runtime.program import Program
 
+_PREPARE = ("prepare_launch", "prepare_moving")
+
 
 class Launches:
     """Runs of kernels in this process by entry name (which holds the digest of the kernel's text)."""
 
     def __init__(self, backends: Iterable[Any]) -> None:
         self.count: Counter[str] = Counter()
-        self._before = {kind: kind.prepare_launch for kind in {type(backend) for backend in backends}}
-        for kind, prepare in self._before.items():
-            kind.prepare_launch = self._counting(prepare)
+        self._before = {(kind, name): getattr(kind, name) for kind in {type(backend) for backend in backends} for name in _PREPARE}
+        for (kind, name), prepare in self._before.items():
+            setattr(kind, name, self._counting(prepare))
 
     def stop(self) -> None:
         """Count no more."""
-        for kind, prepare in self._before.items():
-            kind.prepare_launch = prepare
+        for (kind, name), prepare in self._before.items():
+            setattr(kind, name, prepare)
 
     def _counting(self, prepare: Any) -> Any:
         @functools.wraps(prepare)
-        def prepared(backend: Any, handle: Any, launch: Any, arguments: Any, pdl: bool) -> Any:
-            run = prepare(backend, handle, launch, arguments, pdl)
+        def prepared(backend: Any, handle: Any, launch: Any, *more: Any) -> Any:
+            run = prepare(backend, handle, launch, *more)
 
-            def counted(stream: int = 0) -> None:
-                run(stream)
+            def counted(stream: int = 0, *addresses: int) -> None:
+                run(stream, *addresses)
                 self.count[launch.entry] += 1
 
-            return counted
+            return run and counted
 
         return prepared
 

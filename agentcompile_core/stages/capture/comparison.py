@@ -7,10 +7,12 @@ memory allows, once more on a copy widened to float32. Results that half precisi
 """
 
 import copy
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -46,21 +48,52 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
-    compared = _calls_of_module if graphs.kv is None else _calls_of_model
-    exact, why = compared(graphs, loaded, loaded.module, None)
+    calls_of = _calls_of_module if graphs.kv is None else _calls_of_model
     narrow = _narrow(loaded.module)
-    if exact or narrow is None or (why and compared(graphs, loaded, loaded.module, None, narrow)[1]):
-        return why
+    judged = _judged(calls_of(graphs, loaded, loaded.module, None), narrow)
+    if judged.exact or narrow is None or judged.why_narrow:
+        return judged.why
     wide = _widened(loaded.module)
     if wide is None:
-        return why
+        return judged.why
     try:
-        return compared(graphs, loaded, wide, torch.float32)[1]
+        return _judged(calls_of(graphs, loaded, wide, torch.float32)).why
     except Exception:  # a module that names its element type in its code cannot be widened; its own type was compared
-        return why
+        return judged.why
     finally:
         del wide
         release_cache()
+
+
+@frozen
+class _Call:
+    """What the graphs and the module gave for one call; ``wrong``: what is wrong beside that."""
+
+    found: Sequence[Tensor]
+    wanted: Sequence[Tensor]
+    wrong: str = ""
+
+
+@frozen
+class _Judged:
+    """Whether all calls gave the same bits, and how the first one that differs does, as it is and as results of a narrow type."""
+
+    exact: bool
+    why: str
+    why_narrow: str = ""
+
+
+def _judged(made: Iterator[_Call], narrow: torch.dtype | None = None) -> _Judged:
+    """``narrow``: the type that half precision computes in; without one calls end at the first that differs."""
+    exact, why = True, ""
+    for call in made:
+        wrong = call.wrong or disagreement(call.found, call.wanted)
+        exact, why = exact and not wrong and _exact(call.found, call.wanted), why or wrong
+        if wrong:
+            also = call.wrong or (wrong if narrow is None else disagreement(call.found, call.wanted, narrow))
+            if also:
+                return _Judged(False, why, also)
+    return _Judged(exact, why)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -71,24 +104,20 @@ def given_to(loaded: LoadedModel) -> Arguments:
     return tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {})
 
 
-def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None,
-                     computed_in: torch.dtype | None = None) -> tuple[bool, str]:
+def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None) -> Iterator[_Call]:
     graph = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD)
     given = given_to(loaded)
     if not tensors_among(given):
         given = (_made_inputs(graph, loaded.module), {})
-    exact, why = _one_call(graphs, module, given, wide, computed_in)
-    if why:
-        return False, why
+    yield _one_call(graphs, module, given, wide)
     try:
-        also, why = _one_call(graphs, module, random_inputs(given), wide, computed_in)
+        drawn = _one_call(graphs, module, random_inputs(given), wide)
     except Exception:  # random numbers need not be what the module takes; its own examples were compared
-        return exact, ""
-    return exact and also, why
+        return
+    yield drawn
 
 
-def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None,
-              computed_in: torch.dtype | None) -> tuple[bool, str]:
+def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None) -> _Call:
     def fresh() -> Arguments:
         def copy_of(a: Tensor) -> Tensor:
             return a.to(wide) if wide and a.dtype in HALVES else a.clone()
@@ -105,8 +134,7 @@ def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch
     environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
     torch.manual_seed(SEED)
     results = compile_nodes(graph, device=device, dtype_override=wide).bind(environment)()
-    found = tensors_among(calls.rebuilt(call.outputs, results)) if call else list(results)
-    return _exact(found, wanted), disagreement(found, wanted, computed_in)
+    return _Call(tensors_among(calls.rebuilt(call.outputs, results)) if call else results, wanted)
 
 
 def tensors_among(value: Any) -> list[Tensor]:
@@ -114,22 +142,17 @@ def tensors_among(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None,
-                    computed_in: torch.dtype | None = None) -> tuple[bool, str]:
-    exact, prepared = True, dict[str, Prepared]()
+def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> Iterator[_Call]:
+    prepared = dict[str, Prepared]()
     for trial in plan(graphs, model):
-        wanted = reference(model, trial)
+        wanted = torch.stack(reference(model, trial))
         for tokens in trial.chunks:
             run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
-            found = run.logits(trial, tokens)
-            why = run.wrong_state or disagreement([torch.stack(found)], [torch.stack(wanted)], computed_in)
-            if why:
-                return False, why
-            exact = exact and _exact(found, wanted)
-    return exact, ""
+            found = torch.stack(run.logits(trial, tokens))
+            yield _Call((found,), (wanted,), run.wrong_state)
 
 
-def _exact(found: "list[Tensor] | tuple[Tensor, ...]", wanted: list[Tensor]) -> bool:
+def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
     return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
 
 

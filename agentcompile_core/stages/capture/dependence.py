@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...ir.extents import span
 from ...ops.agreement import disagreement
 from ...plugin.interfaces import LoadedModel
 from ...processes import thread_exceptions
@@ -111,8 +112,8 @@ def _kept(tensor: Tensor) -> Tensor:
     """A copy with the same strides; a clone keeps those only of what has no gaps."""
     if not all(tensor.stride()) or not tensor.numel():
         return tensor.clone()
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return torch.zeros(extent, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+    shape, strides = tensor.shape, tensor.stride()
+    return torch.zeros(span(shape, strides), dtype=tensor.dtype, device=tensor.device).as_strided(shape, strides).copy_(tensor)
 
 
 def _apart(found: list[Any], wanted: list[Any], gross: bool = False) -> bool:

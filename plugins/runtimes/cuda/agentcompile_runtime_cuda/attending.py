@@ -16,7 +16,7 @@ from attrs import frozen
 
 from agentcompile_core.plugin_api import AgentCompileError
 
-from .own_attention import OwnAttention, Scores
+from .own_attention import DeviceScoring, OwnAttention
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +31,12 @@ LARGE = 1024  # rows from which on cuDNN is asked
 SQUARE = 256  # rows of a chunk over itself from which on it is
 WIDEST = 256  # channels of a head
 TRIED_ROWS, TRIED_KEYS, TRIED_SCALE = 192, 320, 0.1
-PLAIN = Scores(scale=TRIED_SCALE)
+PLAIN = DeviceScoring(scale=TRIED_SCALE)
 OUT_OFF, SUM_OFF = 2e-2, 2e-2  # how far two libraries may be apart on random numbers in bfloat16; a wrong mask or unit is far beyond
 
 
 @frozen(kw_only=True)
-class Kind:
+class AlikeCalls:
     """Calls that are tried once: alike in everything but their lengths, and in what is no more than a number to a kernel."""
 
     device: "torch.device"
@@ -51,20 +51,20 @@ class Kind:
     slopes: bool
 
     @classmethod
-    def of(cls, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: Scores = PLAIN) -> "Kind":
+    def of(cls, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: DeviceScoring = PLAIN) -> "AlikeCalls":
         """That of one call."""
         return cls(device=q.device, dtype=q.dtype, heads=q.shape[1], kv_heads=k.shape[1], dim=q.shape[3], value_dim=v.shape[3],
                    windowed=bool(scores.window), capped=bool(scores.softcap), sinks=scores.sinks is not None,
                    slopes=scores.slopes is not None)
 
-    def scores(self) -> Scores:
+    def scores(self) -> DeviceScoring:
         """Those of the call by which it is tried."""
         import torch
 
         sinks = torch.linspace(-2, 2, self.heads, dtype=self.dtype, device=self.device) if self.sinks else None
         slopes = torch.linspace(0.01, 0.5, self.heads, device=self.device) if self.slopes else None
-        return Scores(scale=TRIED_SCALE, window=TRIED_KEYS // 3 if self.windowed else 0, softcap=0.7 if self.capped else 0.0, sinks=sinks,
-                      slopes=slopes)
+        window, softcap = TRIED_KEYS // 3 if self.windowed else 0, 0.7 if self.capped else 0.0
+        return DeviceScoring(scale=TRIED_SCALE, window=window, softcap=softcap, sinks=sinks, slopes=slopes)
 
 
 class Attending:
@@ -72,10 +72,10 @@ class Attending:
 
     def __init__(self, own: OwnAttention) -> None:
         self._own = own
-        self._over: dict[Kind, bool] = {}
+        self._over: dict[AlikeCalls, bool] = {}
         self._slopes: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
-        self._flash: dict[Kind, bool] = {}
-        self._cudnn: dict[Kind, bool] = {}
+        self._flash: dict[AlikeCalls, bool] = {}
+        self._cudnn: dict[AlikeCalls, bool] = {}
 
     def slopes(self, given: "Sequence[float]", like: "torch.Tensor") -> "torch.Tensor | None":
         """Those of a call on the device of ``like``, made once; None: they cannot be made now."""
@@ -88,12 +88,12 @@ class Attending:
             self._slopes[key] = torch.tensor(given, dtype=torch.float32, device=like.device)
         return self._slopes[key]
 
-    def over_all(self, operands: "Operands", scores: Scores) -> bool:
+    def over_all(self, operands: "Operands", scores: DeviceScoring) -> bool:
         """See ``Backend.attend_cached``."""
         q, k, v, _ = operands
         if not self._own.takes(operands, scores) or not self._own.wins(q, k, v, scores):
             return False
-        if not self._serves(self._over, Kind.of(q, k, v, scores), partial(_own_agrees, self._own)):
+        if not self._serves(self._over, AlikeCalls.of(q, k, v, scores), partial(_own_agrees, self._own)):
             return False
         self._own(operands, scores)
         return True
@@ -106,22 +106,22 @@ class Attending:
         halves = (torch.float16, torch.bfloat16)
         if q.dtype not in halves or heads % kv_heads or v.shape[3] != dim or dim % 8 or dim > WIDEST:
             return None
-        kind = Kind.of(q, k, v)
-        if not self._serves(self._flash, kind, _flash_serves):
+        calls = AlikeCalls.of(q, k, v)
+        if not self._serves(self._flash, calls, _flash_serves):
             return None
-        if q.shape[2] >= (SQUARE if causal else LARGE) and self._serves(self._cudnn, kind, _cudnn_agrees):
+        if q.shape[2] >= (SQUARE if causal else LARGE) and self._serves(self._cudnn, calls, _cudnn_agrees):
             return _by_cudnn(q, k, v, causal, scale)
         return _by_flash(q, k, v, causal, scale)
 
     @staticmethod
-    def _serves(known: "dict[Kind, bool]", kind: "Kind", tried: "Callable[[Kind], bool]") -> bool:
+    def _serves(known: "dict[AlikeCalls, bool]", calls: "AlikeCalls", tried: "Callable[[AlikeCalls], bool]") -> bool:
         import torch
 
-        if kind not in known:
+        if calls not in known:
             if torch.cuda.is_current_stream_capturing():
                 return False  # nothing can be tried now; who captures warms up first
-            known[kind] = tried(kind)
-        return known[kind]
+            known[calls] = tried(calls)
+        return known[calls]
 
 
 def _by_flash(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bool, scale: float) -> "Found":
@@ -138,21 +138,21 @@ def _by_cudnn(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: b
     return found[0], found[1]
 
 
-def _random(kind: Kind, causal: bool) -> "tuple[torch.Tensor, ...]":
+def _random(calls: AlikeCalls, causal: bool) -> "tuple[torch.Tensor, ...]":
     """Queries and, as slices of a longer cache, keys and values."""
     import torch
 
-    keys, generator = TRIED_ROWS if causal else TRIED_KEYS, torch.Generator(kind.device).manual_seed(3)
+    keys, generator = TRIED_ROWS if causal else TRIED_KEYS, torch.Generator(calls.device).manual_seed(3)
 
     def normal(*size: int) -> torch.Tensor:
-        return torch.randn(*size, dtype=kind.dtype, device=kind.device, generator=generator)
+        return torch.randn(*size, dtype=calls.dtype, device=calls.device, generator=generator)
 
-    q = normal(1, kind.heads, TRIED_ROWS, kind.dim)
-    caches = (normal(1, TRIED_KEYS + 64, kind.kv_heads, dim) for dim in (kind.dim, kind.value_dim))
+    q = normal(1, calls.heads, TRIED_ROWS, calls.dim)
+    caches = (normal(1, TRIED_KEYS + 64, calls.kv_heads, dim) for dim in (calls.dim, calls.value_dim))
     return (q, *(cache[:, 32 : 32 + keys].transpose(1, 2) for cache in caches))
 
 
-def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bool, scores: Scores) -> "Found":
+def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bool, scores: DeviceScoring) -> "Found":
     """Attention in float32 and its logsumexp; ``causal``: rows are the last ones of the keys and see none behind them."""
     import torch
 
@@ -171,45 +171,45 @@ def _formula(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", causal: bo
     return (found - sums[..., None]).exp() @ v.float().repeat_interleave(group, 1), sums
 
 
-def _flash_serves(kind: Kind) -> bool:
+def _flash_serves(calls: AlikeCalls) -> bool:
     """Whether flash attention gives what float32 gives, with and without the mask; whatever it raises is a no."""
     try:
         for causal in (False, True):
-            q, k, v = _random(kind, causal)
+            q, k, v = _random(calls, causal)
             if not _near(_by_flash(q, k, v, causal, TRIED_SCALE), _formula(q, k, v, causal, PLAIN)):
                 raise RuntimeError("its results are beyond rounding")
     except RuntimeError as exc:
-        log.info("flash attention does not serve %s: %s", kind, _line(exc))
+        log.info("flash attention does not serve %s: %s", calls, _line(exc))
         return False
     return True
 
 
-def _own_agrees(own: OwnAttention, kind: Kind) -> bool:
+def _own_agrees(own: OwnAttention, calls: AlikeCalls) -> bool:
     """Whether our kernel gives what float32 gives, over a history and the chunk itself; whatever it raises is a no."""
     try:
-        q, k, v = _random(kind, causal=False)
-        scores = kind.scores()
+        q, k, v = _random(calls, causal=False)
+        scores = calls.scores()
         wanted, _ = _formula(q, k, v, True, scores)
         for shape in own.shapes(q, v, scores):
-            out = q.new_full((1, TRIED_ROWS, kind.heads, kind.value_dim), float("nan")).transpose(1, 2)
+            out = q.new_full((1, TRIED_ROWS, calls.heads, calls.value_dim), float("nan")).transpose(1, 2)
             own((q, k, v, out), scores, shape)
             if not _close(out, wanted):
                 raise RuntimeError("its results are beyond rounding")
     except (RuntimeError, AgentCompileError) as exc:
-        log.info("the kernel of attend.cu does not serve %s: %s", kind, _line(exc))
+        log.info("the kernel of attend.cu does not serve %s: %s", calls, _line(exc))
         return False
     return True
 
 
-def _cudnn_agrees(kind: Kind) -> bool:
+def _cudnn_agrees(calls: AlikeCalls) -> bool:
     """Whether cuDNN gives what flash attention gives; whatever it raises is a no."""
     try:
         for causal in (False, True):
-            q, k, v = _random(kind, causal)
+            q, k, v = _random(calls, causal)
             if not _near(_by_cudnn(q, k, v, causal, TRIED_SCALE), _by_flash(q, k, v, causal, TRIED_SCALE)):
                 raise RuntimeError("its results are beyond rounding")
     except RuntimeError as exc:
-        log.info("cuDNN's attention does not serve %s: %s", kind, _line(exc))
+        log.info("cuDNN's attention does not serve %s: %s", calls, _line(exc))
         return False
     return True
 

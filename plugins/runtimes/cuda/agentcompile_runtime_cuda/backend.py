@@ -14,6 +14,7 @@ from agentcompile_cuda_kit.several import SeveralRuns
 from agentcompile_cuda_kit.targets import built_arch, nearest_preset, sm_number
 
 from agentcompile_core.plugin_api import (
+    ArgumentKind,
     Backend,
     BuildError,
     Feature,
@@ -24,7 +25,6 @@ from agentcompile_core.plugin_api import (
     ProgramParts,
     Reject,
     Reserved,
-    Resources,
     Scoring,
     StepSource,
     Target,
@@ -36,15 +36,15 @@ from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .drawing import Drawing
 from .driver import driver
-from .own_attention import OwnAttention, Scores
+from .own_attention import DeviceScoring, OwnAttention
 from .own_kernels import build_once
+from .resources import resources_of
 from .rows import RowKernels
 
 if TYPE_CHECKING:
     import torch
 
 OLDEST = 80
-REGISTER_STEP = 8  # of a thread: so many are given out at once
 
 
 class CudaBackend(Backend):
@@ -128,9 +128,8 @@ class CudaBackend(Backend):
 
     def stream(self) -> int:
         """The CUstream of torch's current stream."""
-        import torch
-
-        return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))  # torch's own object was a fifth of a small call
+        stream_of, device = self._streams  # torch's own object, or to ask whether CUDA was begun, was a fifth of a small call
+        return stream_of(device())
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -190,7 +189,7 @@ class CudaBackend(Backend):
             raise BuildError(compiler.reason)
         start = time.monotonic()
         binary, log = compiler.compile(source, built_arch(source, target), deadline_s)
-        resources = _resources(source, target, ptxas.parse(log))
+        resources = resources_of(source, target, ptxas.parse(log))
         machine_code.check_waits(source, target, binary)
         return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary,
                       sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler(), resources=resources,
@@ -219,6 +218,13 @@ class CudaBackend(Backend):
         Addresses are not kept alive: whoever owns the tensors keeps them as long as ``run`` may be called.
         """
         return launching.prepare(handle, launch, arguments, pdl)
+
+    def prepare_moving(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool,
+                       places: Sequence[int]) -> Callable[..., None] | None:
+        """By writing the addresses into the launch; None where the driver makes something of one, as for tiles."""
+        if any(launch.arguments[place].kind is not ArgumentKind.POINTER for place in places):
+            return None
+        return launching.prepare(handle, launch, arguments, pdl, places)
 
     def prepare_runs(self, source: StepSource, arguments: Sequence[Sequence[Sequence[int | float]]]
                      ) -> tuple[Callable[[int], None], ...] | None:
@@ -254,11 +260,11 @@ class CudaBackend(Backend):
                       scoring: Scoring | None = None) -> bool:
         """By the kernel of ``attend.cu`` where it is faster than the libraries; see ``attending``."""
         if scoring is None:
-            return self._attending.over_all((q, k, v, out), Scores(scale=scale))
+            return self._attending.over_all((q, k, v, out), DeviceScoring(scale=scale))
         slopes = None if scoring.slopes is None else self._attending.slopes(scoring.slopes, q)
         if scoring.slopes is not None and slopes is None:
             return False
-        scores = Scores(scale=scale, window=scoring.window, softcap=scoring.softcap, sinks=scoring.sinks, slopes=slopes)
+        scores = DeviceScoring(scale=scale, window=scoring.window, softcap=scoring.softcap, sinks=scoring.sinks, slopes=slopes)
         return self._attending.over_all((q, k, v, out), scores)
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
@@ -298,6 +304,13 @@ class CudaBackend(Backend):
         return build_once(self, source, target).result()
 
     @functools.cached_property
+    def _streams(self) -> tuple[Callable[[int], int], Callable[[], int]]:
+        import torch
+
+        torch.cuda.init()
+        return torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+
+    @functools.cached_property
     def _compiler(self) -> Compiler | Reject:
         return choose(self._preferred)
 
@@ -313,31 +326,3 @@ def _capturing() -> bool:
     import torch
 
     return torch.cuda.is_current_stream_capturing()
-
-
-def _resources(source: StepSource, target: Target, entries: dict[str, ptxas.EntryResources]) -> Resources:
-    """The largest figures over the launches; shared memory is static plus dynamic."""
-    shared = 0
-    for launch in source.launches:
-        if launch.entry not in entries:
-            known = ", ".join(entries) or "none"
-            raise BuildError(f"the source defines no kernel {launch.entry!r}; it defines {known}")
-        needed = entries[launch.entry].static_shared_bytes + launch.shared_bytes
-        if needed > target.shared_bytes_per_block:
-            raise BuildError(f"{launch.entry} needs {needed} bytes of shared memory per block; "
-                             f"{target.name} allows {target.shared_bytes_per_block}")
-        shared = max(shared, needed)
-        _check_registers(launch, entries[launch.entry].registers, target)
-    used = [entries[launch.entry] for launch in source.launches] or list(entries.values())
-    return Resources(registers=max((e.registers for e in used), default=0), shared_bytes=shared,
-                     spill_bytes=max((e.spill_bytes for e in used), default=0),
-                     local_bytes=max((e.local_bytes for e in used), default=0))
-
-
-def _check_registers(launch: Launch, registers: int, target: Target) -> None:
-    """Registers are given to whole warps, by eights per thread; a block that wants more than an SM has is never launched."""
-    warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // target.lanes)
-    needed = warps * target.lanes * -(-registers // REGISTER_STEP) * REGISTER_STEP
-    if needed > target.registers_per_sm > 0:
-        raise BuildError(f"too many registers: {launch.entry} needs {registers} in each of {warps * target.lanes} threads, {needed} per "
-                         f"block; {target.name} has {target.registers_per_sm} per SM; declare the block with __launch_bounds__")

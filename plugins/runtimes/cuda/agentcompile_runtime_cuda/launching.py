@@ -80,15 +80,24 @@ def configure(launch: Launch, pdl: bool) -> tuple[cu.Config, object]:
     return config, array
 
 
-def prepare(kernel: LoadedKernel, launch: Launch, values: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
-    """``run(stream)`` for one launch: enqueue it on a CUstream. Not for two threads at once."""
+def prepare(kernel: LoadedKernel, launch: Launch, values: Sequence[int | float], pdl: bool,
+            places: Sequence[int] = ()) -> Callable[..., None]:
+    """``run(stream, *addresses)`` for one launch: enqueue it on a CUstream. Not for two threads at once.
+
+    ``addresses`` are those of the pointers number ``places``, in that order; the driver copies arguments as it enqueues.
+    """
     arguments, cells = pack(launch.arguments, values, kernel.driver)
     config, attributes = configure(launch, pdl and launch.pdl)
     function = ctypes.c_void_p(kernel.function(launch))
     enqueue, reference, entry = kernel.driver.launch, ctypes.byref(config), launch.entry
     keep = (kernel, cells, attributes)  # what the structures point to lives as long as ``run``
+    moving = (ctypes.c_uint64 * len(places))(*(int(values[place]) for place in places))  # side by side: written at once
+    for index, place in enumerate(places):
+        arguments[place] = ctypes.addressof(moving) + index * ctypes.sizeof(ctypes.c_uint64)
 
-    def run(stream: int) -> None:
+    def run(stream: int, *addresses: int) -> None:
+        if addresses:
+            moving[:] = addresses
         config.stream = stream
         code = enqueue(reference, function, arguments, None)
         if code:

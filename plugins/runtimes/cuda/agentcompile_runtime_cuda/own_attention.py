@@ -85,10 +85,11 @@ class Shape:
 
 
 @frozen(kw_only=True)
-class Scores:
-    """What becomes of scores: times ``scale``, capped by ``softcap``, of the last ``window`` keys alone; 0 is no such thing.
+class DeviceScoring:
+    """A ``Scoring`` as the kernel takes it, with its tensors on the device.
 
-    ``sinks`` [H]: of each head a score that belongs to no key. ``slopes`` [H], fp32: by what scores fall for each row that a key lies back.
+    Scores are times ``scale``, capped by ``softcap``, of the last ``window`` keys alone; 0 is no such thing. ``sinks`` [H]: of each head a
+    score that belongs to no key. ``slopes`` [H], fp32: by what scores fall for each row that a key lies back.
     """
 
     scale: float
@@ -109,7 +110,7 @@ WIDTHS = (64, 128, 256)  # of values, that one instruction makes
 WIDEST = 256  # channels of a head
 
 
-def form_of(dim: int, value_dim: int, scores: Scores) -> Form | None:
+def form_of(dim: int, value_dim: int, scores: DeviceScoring) -> Form | None:
     """What serves heads of so many channels; None: nothing does. What is more than scaled has a window, if need be of everything."""
     if not SPAN <= dim <= WIDEST or not SPAN <= value_dim <= WIDEST:
         return None
@@ -136,7 +137,7 @@ def source(dtype: DType, form: Form, shape: Shape) -> StepSource:
     return make_source(TEMPLATE, plan=plan, launches=(launch,), features=FEATURES)
 
 
-def called(launch: Launch, operands: "Operands", shape: Shape, scores: Scores) -> tuple[Launch, tuple[int | float, ...]]:
+def called(launch: Launch, operands: "Operands", shape: Shape, scores: DeviceScoring) -> tuple[Launch, tuple[int | float, ...]]:
     """A launch of ``source`` with the tilings of a call, and the scalars of it. ``scalars[TILES]`` is the number of tiles."""
     q, k, v, out = operands
     heads, count = q.shape[1:3]
@@ -170,7 +171,7 @@ class OwnAttention:
             for dim in USUAL:
                 self._of(Form(dim=dim, value_dim=dim), TWO).start(like)
 
-    def takes(self, operands: "Operands", scores: Scores) -> bool:
+    def takes(self, operands: "Operands", scores: DeviceScoring) -> bool:
         """Whether the device has what the kernel needs, and the tensors are, and lie, as it reads and writes them."""
         q, k, v, out = operands
         form = form_of(q.shape[3], v.shape[3], scores)
@@ -192,7 +193,7 @@ class OwnAttention:
                 return False
         return self._of(form, shape_of(form, q.shape[2])).may_serve(q)
 
-    def wins(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: Scores) -> bool:
+    def wins(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: DeviceScoring) -> bool:
         """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038.
 
         Of scores that are more than scaled the libraries know nothing.
@@ -206,12 +207,12 @@ class OwnAttention:
         target = self._of(form, shape).target(q)
         return target is not None and -(-count // shape.rows) * heads * FEW >= target.sm_count
 
-    def shapes(self, q: "torch.Tensor", v: "torch.Tensor", scores: Scores) -> tuple[Shape, ...]:
+    def shapes(self, q: "torch.Tensor", v: "torch.Tensor", scores: DeviceScoring) -> tuple[Shape, ...]:
         """Those that calls of such heads may have, by their rows."""
         form = form_of(q.shape[3], v.shape[3], scores)
         return () if form is None else tuple(dict.fromkeys(shape_of(form, count) for count in (1, LONG)))
 
-    def __call__(self, operands: "Operands", scores: Scores, shape: Shape | None = None) -> None:
+    def __call__(self, operands: "Operands", scores: DeviceScoring, shape: Shape | None = None) -> None:
         """Row t of q [1, H, T, D] attends to rows 0 .. L - T + t of k [1, KV, L, D] and v [1, KV, L, Dv]; written to out [1, H, T, Dv].
 
         ``shape``: how blocks work, by the rows of q where it is not said.

@@ -85,6 +85,26 @@ def test_a_launch_arrives_as_it_was_prepared(fake: Fake) -> None:
     assert fake.seen.stream == 0 and fake.seen.launches == before + 2
 
 
+def test_addresses_of_a_run_take_the_places_of_those_that_were_prepared(fake: Fake) -> None:
+    backend, kernel = CudaBackend(), fake.kernel()
+    run = backend.prepare_moving(kernel, launch(), (1, -5, -(2**40), 0.5), False, (0,))
+    stays = backend.prepare_launch(kernel, launch(), (7, 8, 9, 0.25), False)
+    assert run is not None
+    gc.collect()
+    for address in (0xFFFF_8000_DEAD_BEEF, 0, 16):
+        run(3, address)
+        assert (fake.seen.pointer, fake.seen.i32, fake.seen.i64, fake.seen.f32, fake.seen.stream) == (address, -5, -(2**40), 0.5, 3)
+        stays(4)
+        assert (fake.seen.pointer, fake.seen.i32, fake.seen.stream) == (7, 8, 4)
+    with pytest.raises(ValueError, match="size"):
+        run(0, 1, 2)
+
+
+def test_a_launch_whose_tiles_move_is_prepared_anew(fake: Fake) -> None:
+    one = launch(arguments=(tiles("x", Role.INPUT, DType.F16, Tiling(offset=0, extents=(8,), steps=(1,), tile=(8,))),))
+    assert CudaBackend().prepare_moving(fake.kernel(), one, (256,), False, (0,)) is None
+
+
 @settings(derandomize=True, database=None, deadline=None, max_examples=40)
 @given(address=st.integers(0, 2**64 - 1), i32=st.integers(-(2**31), 2**31 - 1), i64=st.integers(-(2**63), 2**63 - 1),
        f32=st.floats(width=32, allow_nan=False))

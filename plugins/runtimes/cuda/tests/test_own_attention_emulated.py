@@ -11,9 +11,9 @@ from agentcompile_runtime_cuda.own_attention import (
     TILES,
     TWO,
     WIDE,
+    DeviceScoring,
     Form,
     OwnAttention,
-    Scores,
     Shape,
     called,
     form_of,
@@ -51,10 +51,10 @@ class Chunk:
     window: int = 0
     seed: int = 0
 
-    def scores(self, form: Form, dim: int, dtype: torch.dtype) -> Scores:
+    def scores(self, form: Form, dim: int, dtype: torch.dtype) -> DeviceScoring:
         """What becomes of scores where the kernel has ``form``, for heads of ``dim`` channels."""
         sinks = torch.randn(self.kv_heads * self.share, generator=torch.Generator().manual_seed(self.seed)).mul(3).to(dtype)
-        return Scores(scale=dim**-0.5, window=self.window if form.windowed else 0, softcap=2.5 if form.capped else 0.0,
+        return DeviceScoring(scale=dim**-0.5, window=self.window if form.windowed else 0, softcap=2.5 if form.capped else 0.0,
                       sinks=sinks if form.sinks else None, slopes=0.02 * (1 + torch.arange(len(sinks))) if form.slopes else None)
 
     def operands(self, dim: int, dtype: torch.dtype, value_dim: int = 0) -> tuple[Operands, dict[str, torch.Tensor]]:
@@ -81,7 +81,7 @@ CHUNKS = st.builds(Chunk, count=st.integers(1, 300), start=st.integers(0, 300), 
                    seed=st.integers(0, 99))
 
 
-def exact(operands: Operands, how: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(operands: Operands, how: DeviceScoring) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in fp64, and what its weights make of the values' sizes."""
     q, k, v, _ = operands
     k, v = (one.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
@@ -96,7 +96,7 @@ def exact(operands: Operands, how: Scores) -> tuple[torch.Tensor, torch.Tensor]:
     return weights @ v, weights @ v.abs()
 
 
-def error(operands: Operands, how: Scores) -> float:
+def error(operands: Operands, how: DeviceScoring) -> float:
     """Of the result, in units of what two roundings to 16 bits and fp32 scores leave open; infinite for NaN."""
     wanted, sizes = exact(operands, how)
     bound = 2.1 * torch.finfo(operands[3].dtype).eps / 2 * sizes + 1e-5
@@ -170,17 +170,18 @@ def test_calls_through_a_backend(dtype: torch.dtype) -> None:
                               (128, Chunk(count=140, start=0, kv_heads=2, by_head=True), None), (96, Chunk(count=30, start=80), None)):
         operands, _ = chunk.operands(dim, dtype)
         sinks = torch.linspace(-1, 3, operands[0].shape[1]).to(dtype)
-        for how in (Scores(scale=0.1), Scores(scale=0.1, window=70), Scores(scale=0.1, sinks=sinks), Scores(scale=0.2, softcap=1.5),
-                    Scores(scale=0.1, slopes=sinks.float())):
+        ways = ({"scale": 0.1}, {"scale": 0.1, "window": 70}, {"scale": 0.1, "sinks": sinks}, {"scale": 0.2, "softcap": 1.5},
+                {"scale": 0.1, "slopes": sinks.float()})
+        for how in (DeviceScoring(**way) for way in ways):
             assert own.takes(operands, how) and own.wins(*operands[:3], how)
             own(operands, how, shape)
             assert error(operands, how) <= 1.0
     q, k, v, out = operands
-    for other in (Scores(scale=0.0), Scores(scale=0.1, window=-1), Scores(scale=0.1, sinks=sinks.double()), Scores(scale=0.1, slopes=sinks),
-                  Scores(scale=0.1, sinks=sinks.repeat(2)), Scores(scale=0.1, softcap=math.inf)):
-        assert not own.takes(operands, other)
+    for other in ({"scale": 0.0}, {"window": -1}, {"sinks": sinks.double()}, {"slopes": sinks}, {"sinks": sinks.repeat(2)},
+                  {"softcap": math.inf}):
+        assert not own.takes(operands, DeviceScoring(**{"scale": 0.1, **other}))
     for given_ in ((q, k, v, out[..., :64]), (q[..., :40], k[..., :40], v[..., :40], out[..., :40]), (q, k, v[..., :91], out[..., :91])):
-        assert not own.takes(given_, Scores(scale=0.1))
+        assert not own.takes(given_, DeviceScoring(scale=0.1))
 
 
 def test_every_width_has_a_form_that_fits_a_block() -> None:
@@ -188,11 +189,11 @@ def test_every_width_has_a_form_that_fits_a_block() -> None:
     room = preset("h100").shared_bytes_per_block
     for dim in range(64, 257, 8):
         for value_dim in range(64, 257, 8):
-            form = form_of(dim, value_dim, Scores(scale=1.0))
+            form = form_of(dim, value_dim, DeviceScoring(scale=1.0))
             assert form is not None and form.dim - 64 < dim <= form.dim and value_dim <= form.value_dim
             for count in (1, 9000):
                 assert shape_of(form, count).shared_bytes(form) <= room
-    assert form_of(56, 64, Scores(scale=1.0)) is None and form_of(64, 264, Scores(scale=1.0)) is None
+    assert form_of(56, 64, DeviceScoring(scale=1.0)) is None and form_of(64, 264, DeviceScoring(scale=1.0)) is None
 
 
 UNCHANGED = "ac::quick_exp2((most[h] - reach) * scale)"
@@ -211,8 +212,8 @@ def drift(kernel: StepSource) -> float:
     v[:, :, 2048:] = -1.0
     launch = kernel.launches[0]
     launch = evolve(launch, arguments=tuple(evolve(one, operand=one.operand if one.operand in memory else "") for one in launch.arguments))
-    run_called(kernel, called(launch, operands, TWO, Scores(scale=64**-0.5)), 1, memory, SCHEDULES[0])
-    return error(operands, Scores(scale=64**-0.5))
+    run_called(kernel, called(launch, operands, TWO, DeviceScoring(scale=64**-0.5)), 1, memory, SCHEDULES[0])
+    return error(operands, DeviceScoring(scale=64**-0.5))
 
 
 def test_keys_that_are_long_ago_weigh_what_they_did() -> None:

@@ -4,10 +4,12 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, is_autocast_enabled, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
-Step = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # one row [1, in_features] to one [1, out_features], of its own
+Step = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # one row [1, 1, in_features] to one [1, 1, out_features], of its own
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class CUDALinear(nn.Linear):
@@ -27,29 +29,34 @@ class CUDALinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.training = linear.training
-        self._step, self._reads = step, self._places()
+        self._step, self._reads, self._device_type = step, self._places(), linear.weight.device.type
 
     def forward(self, input: Tensor) -> Tensor:
         """``input`` [.., in_features] times the weight, plus the bias: [.., out_features]."""
         if not self._is_served(input):
             return super().forward(input)
-        (out,) = self._step((input.detach().reshape(1, self.in_features),))
+        if input.dim() == 3 and not input.requires_grad:  # as models call it; a view takes as long as half of what is asked below
+            return self._step((input,))[0]
+        (out,) = self._step((input.detach().view(1, 1, self.in_features),))
         return out.view(*input.shape[:-1], self.out_features)
 
     def _is_served(self, input: Tensor) -> bool:
-        weight = self.weight
-        return (type(input) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()  # first: tracers bring what has no memory
-                and input.numel() == self.in_features and input.shape[-1:] == (self.in_features,)
-                and input.dtype is weight.dtype and input.device == weight.device and self._places() == self._reads
-                and not torch.is_autocast_enabled(input.device.type)
-                and not (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or self._bias_learns())))
+        # Every call of every layer asks. Parameters are looked up where nn.Module keeps them, a tenth of what its attributes take.
+        if type(input) not in _PLAIN or is_compiling():  # first: tracers bring what has no memory
+            return False
+        weight, shape, count = self._parameters.get("weight"), input.shape, self.in_features
+        return (weight is not None and input.numel() == count and len(shape) > 0 and shape[-1] == count and input.dtype is weight.dtype
+                and input.device == weight.device and self._places() == self._reads and not is_autocast_enabled(self._device_type)
+                and not (is_grad_enabled() and (input.requires_grad or weight.requires_grad or self._bias_learns())))
 
     def _bias_learns(self) -> bool:
         return self.bias is not None and self.bias.requires_grad
 
     def _places(self) -> tuple[Any, ...]:
         """Where the parameters are, and how they lie there."""
-        return tuple((p.data_ptr(), p.dtype, p.stride()) for p in (self.weight, self.bias) if p is not None)
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")  # gone where somebody prunes or parametrizes
+        found: tuple[Any, ...] = () if weight is None else (weight.data_ptr(), weight.dtype, weight.shape, weight.stride())
+        return found if bias is None else (*found, bias.data_ptr(), bias.dtype, bias.shape, bias.stride())
 
     def plain(self) -> nn.Linear:
         """An ``nn.Linear`` over the same parameters."""

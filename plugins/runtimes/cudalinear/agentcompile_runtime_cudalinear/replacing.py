@@ -133,7 +133,7 @@ class _Compiled:
             with contextlib.suppress(UsageError):  # it differs in something else: it is compiled by itself
                 return self._first[key].sibling(linear)
         generator = torch.Generator().manual_seed(linear.in_features)
-        row = torch.randn(1, linear.in_features, generator=generator).to(weight.device, weight.dtype)
+        row = torch.randn(1, 1, linear.in_features, generator=generator).to(weight.device, weight.dtype)
         compiled = compile_module(linear, **{"device": weight.device.type, **self._options, "example_inputs": (row,)})
         self._first.setdefault(key, compiled)
         return compiled

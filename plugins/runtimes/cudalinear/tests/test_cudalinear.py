@@ -11,6 +11,7 @@ from agentcompile_runtime_cudalinear import CUDALinear, replace_linears
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from agentcompile_core.plugin_api import UsageError
 
@@ -24,7 +25,7 @@ class Counted:
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (row,) = inputs
-        assert row.shape == (1, self._weight.shape[1]) and not row.requires_grad
+        assert row.shape == (1, 1, self._weight.shape[1]) and not row.requires_grad
         self.calls += 1
         return (nn.functional.linear(row, self._weight, self._bias),)
 
@@ -71,6 +72,18 @@ def test_weights_changed_in_place_are_seen_and_others_put_in_their_place_too() -
             plain = nn.functional.linear(x.to(mine.weight.dtype), mine.weight, mine.bias)
             torch.testing.assert_close(mine(x.to(mine.weight.dtype)), plain)
     assert step.calls == 1
+
+
+def test_parameters_that_lie_otherwise_in_the_same_memory_and_those_that_are_gone_are_seen() -> None:
+    for change in (lambda mine: setattr(mine.weight, "data", mine.weight.data[:3]),
+                   lambda mine: setattr(mine.weight, "data", mine.weight.data.view(-1)[:18].view(6, 3).t()),
+                   lambda mine: prune.l1_unstructured(mine, "weight", 0.5)):
+        _, mine, step = layer(bias=False)
+        x = torch.randn(1, 1, 6)
+        change(mine)
+        with torch.no_grad():
+            torch.testing.assert_close(mine(x), nn.functional.linear(x, mine.weight))
+        assert step.calls == 0
 
 
 def test_another_element_type_fails_as_ever_and_autocast_casts_as_ever() -> None:
@@ -177,3 +190,6 @@ def test_layers_of_one_shape_are_compiled_once_and_each_reads_its_own_weights(op
             net[1].weight.mul_(2.0)
             torch.testing.assert_close(net[1](x), nn.functional.linear(x, net[1].weight, net[1].bias))
             torch.testing.assert_close(net[3](x), wanted[3])
+        last = nn.Linear(32, 4)
+        last(net[0](x)).sum().backward()
+        assert last.weight.grad is not None, "what a replaced layer gives may be kept for a gradient behind it"

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -32,7 +32,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from .engine import Mode, build, default_cache_folder, prepare, prepare_cache, runtime_digest
-from .module import SCHEDULES, Argument, Buffer, EmulatedModule, EmulationError, LaunchOptions
+from .module import SCHEDULES, Argument, Buffer, EmulatedModule, EmulationError, LaunchOptions, PreparedLaunch
 from .tiles import check_tiles, tiles_of
 from .toolchain import COMPILER, GXX, find_toolchain
 
@@ -72,7 +72,7 @@ class EmulationBackend(Backend):
         self._cache_folder = cache_folder
         self._loaded: dict[str, EmulatedModule] = {}
         self._lock = threading.Lock()
-        self._prepared = 0
+        self._launches = 0
         self._several = SeveralRuns(self, lambda source: self.build(source, preset("h200")), "cpu")
 
     def available(self) -> Literal[True] | Reject:
@@ -144,19 +144,28 @@ class EmulationBackend(Backend):
         that, random ones drawn anew; copies land as late as they may in most of them. Who runs a kernel several times and compares
         sees what depends on either: a single random order of four blocks hid that two pairs of them shared a counter.
         """
-        values = [launch_argument(argument, value)
-                  for argument, value in zip(launch.arguments, arguments, strict=True)]
-        orders = itertools.count(self._prepared)
-        self._prepared += 1
-        options = LaunchOptions(programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
-        prepared = handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options, launch.cluster)
+        prepared, orders = _prepared(handle, launch, arguments, pdl), self._orders()
 
         def run(stream: int = 0) -> None:
-            number = next(orders)
-            prepared.reorder(SCHEDULES[number % len(SCHEDULES)], seed=number)
-            prepared()
+            _run(prepared, next(orders))
 
         return run
+
+    def prepare_moving(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool,
+                       places: Sequence[int]) -> Callable[..., None] | None:
+        """Prepared anew at every run, which the emulated kernel takes long enough to hide; orders as above."""
+        orders = self._orders()
+
+        def run(stream: int, *addresses: int) -> None:
+            now = dict(zip(places, addresses, strict=True))
+            _run(_prepared(handle, launch, [now.get(index, value) for index, value in enumerate(arguments)], pdl), next(orders))
+
+        return run
+
+    def _orders(self) -> Iterator[int]:
+        """Numbers of the thread orders of one launch's runs."""
+        self._launches += 1
+        return itertools.count(self._launches - 1)
 
     def prepare_runs(self, source: StepSource, arguments: Sequence[Sequence[Sequence[int | float]]]
                      ) -> tuple[Callable[[int], None], ...] | None:
@@ -179,6 +188,17 @@ class EmulationBackend(Backend):
                 (private / path.name).write_bytes(kernel.binary)
                 os.replace(private / path.name, path)
         return path
+
+
+def _prepared(handle: EmulatedModule, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> PreparedLaunch:
+    values = [launch_argument(argument, value) for argument, value in zip(launch.arguments, arguments, strict=True)]
+    options = LaunchOptions(programmatic_launch=pdl, deadline_s=LAUNCH_DEADLINE_S)
+    return handle.prepare(launch.entry, launch.grid, launch.block, values, launch.shared_bytes, options, launch.cluster)
+
+
+def _run(prepared: PreparedLaunch, number: int) -> None:
+    prepared.reorder(SCHEDULES[number % len(SCHEDULES)], seed=number)
+    prepared()
 
 
 def check_emulated(source: StepSource) -> None:
