@@ -117,14 +117,17 @@ def _behind(x: Tensor) -> Tensor:
 
 
 class Rotation(nn.Module):
-    """A rotation of the first channels of [1, H, T, D] with a swap of its own, by tables of its own or of positions."""
+    """A rotation of the first channels of [1, H, T, D] with a swap of its own, by tables of its own or of positions.
 
-    def __init__(self, swap: Callable[[Tensor], Tensor], repeated: bool = False) -> None:
+    ``heads``: the axis of heads, 2 for [1, T, H, D].
+    """
+
+    def __init__(self, swap: Callable[[Tensor], Tensor], repeated: bool = False, heads: int = 1) -> None:
         super().__init__()
-        self.swap, self.repeated = swap, repeated
+        self.swap, self.repeated, self.heads = swap, repeated, heads
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        cos, sin = cos.unsqueeze(self.heads), sin.unsqueeze(self.heads)
         width = cos.shape[-1]
         if self.repeated:
             cos, sin = (t[..., : width // 2].repeat_interleave(2, dim=-1) for t in (cos, sin))
@@ -149,6 +152,48 @@ def test_rotations_of_every_style_keep_their_bits(swap: Any, dtype: torch.dtype,
         assert "rope" not in kinds(graph)
 
 
+class Attending(nn.Module):
+    """Attention of a chunk whose queries are rotated tokens first, and turned to heads then."""
+
+    def __init__(self, swap: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.turn = Rotation(swap, heads=2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cache, position = x.new_zeros(1, 5, x.shape[2], x.shape[3]), torch.zeros(1, dtype=torch.int64)
+        q, k = self.turn(x, cos, sin).transpose(1, 2), x.transpose(1, 2)
+        return torch.ops.agentcompile.attention(q, k, k, cache, cache.clone(), position, 0.5)
+
+
+@pytest.mark.parametrize("swap", [_half, _interleaved, _behind])
+@pytest.mark.parametrize("way", [Attending, lambda swap: Rotation(swap, heads=2)], ids=["attention", "alone"])
+@FEW
+@given(dtype=DTYPES, heads=st.integers(1, 3), tokens=st.integers(1, 3), width=st.sampled_from((2, 4, 8)), rest=st.sampled_from((0, 2)))
+def test_rotations_of_tokens_first_keep_their_bits(swap: Any, way: Any, dtype: torch.dtype, heads: int, tokens: int, width: int,
+                                                   rest: int) -> None:
+    """Where only attention reads them by heads they are rotated by heads, else only where elements lie alike."""
+    torch.manual_seed(heads)
+    inputs = [torch.randn(*shape).to(dtype) for shape in ((1, tokens, heads, width + rest), (1, tokens, width), (1, tokens, width))]
+    module = way(swap)
+    raw = forward_graph(module, *inputs)
+    graph = normalize(raw)
+    found, wanted = run(graph, module, *inputs), run(raw, module, *inputs)
+    assert torch.equal(found, wanted) and found.is_contiguous() == wanted.is_contiguous()
+    if width > 2 and not rest and (way is Attending or 1 in (tokens, heads)):
+        assert kinds(graph)["rope"] == (swap in (_half, _interleaved))
+    for name in (name for node in graph.nodes if node.kind in ("rope", "view") for name in node.outputs):
+        made = compile_nodes(graph, device="cpu", outputs=[name]).run(dict(zip(graph.inputs, inputs, strict=True)))[name]
+        assert made.is_contiguous() if not graph.spec(name).strides else made.stride() == graph.spec(name).strides
+
+
+def test_tables_of_another_number_of_rows_are_no_rotation_by_heads() -> None:
+    """One row for all of [1, H, 1, D], where the axis behind the heads is that of tokens: its rows are no tokens."""
+    inputs = [torch.randn(1, 3, 1, 8), torch.randn(1, 1, 8), torch.randn(1, 1, 8)]
+    module = Rotation(_half, heads=2)
+    raw = forward_graph(module, *inputs)
+    assert torch.equal(run(normalize(raw), module, *inputs), run(raw, module, *inputs))
+
+
 class Tables(nn.Module):
     """Two rotations by one table of positions, of which only a half is used, each element twice."""
 
@@ -171,7 +216,8 @@ def test_tables_that_are_interleaved_later_are_made_so_once(dtype: torch.dtype) 
     assert torch.equal(run(graph, module, x, positions), run(raw, module, x, positions))
 
 
-MODELS = {"cohere": without("head_dim"), "glm": SIZES, "nanochat": without("head_dim")}
+MODELS = {"cohere": without("head_dim"), "glm": SIZES, "nanochat": without("head_dim"),
+          "gemma4_text": {**SIZES, "global_head_dim": 8, "hidden_size_per_layer_input": 0}}  # rotates tokens first
 
 
 @pytest.mark.parametrize("model_type", MODELS)

@@ -41,6 +41,12 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 OWN_HEADS: dict[str, dict[str, Any]] = {  # in some layers, which may attend to K and V of earlier ones
     "gemma4_text": {**WINDOWED, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "global_head_dim": 16,
                     "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128},
+    "gemma4": {  # which reads images, too
+        "text_config": {**WINDOWED, "layer_types": [SLIDING, FULL], "global_head_dim": 16, "hidden_size_per_layer_input": 8,
+                        "vocab_size_per_layer_input": 128, "pad_token_id": 0},
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "num_key_value_heads": 2, "head_dim": 8},
+    },
 }
 EXPERTS: dict[str, dict[str, Any]] = {  # mixtures of experts
     "mixtral": {**SIZES, "num_local_experts": 4},

@@ -13,6 +13,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 4},
     "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 16, "head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"], "num_layers": 2},
+    "gemma4_text": {"global_head_dim": 16, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "num_kv_shared_layers": 2},
+    "llama4_text": {"no_rope_layers": [1, 0]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
@@ -39,7 +42,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 TYPES = tuple("""
     apertus arcee axk1 bamba bart bert bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5
-    ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
+    ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2
     gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense hunyuan_v1_moe jamba
     jetmoe lfm2 llama llama4_text longcat_flash mamba mamba2 minicpm3 minimax minimax_m2 ministral mistral mixtral mpt nanochat
     olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next recurrent_gemma
@@ -47,7 +50,7 @@ TYPES = tuple("""
 """.split())  # noqa: SIM905
 MORE = tuple("""
     afmoe aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe cpmant
-    cwm data2vec-text deepseek_v4 doge electra ernie flex_olmo flint gemma4_text gemma4_unified_text gpt-sw3 gpt_neox_japanese
+    cwm data2vec-text deepseek_v4 doge electra ernie flex_olmo flint gemma4_unified_text gpt-sw3 gpt_neox_japanese
     granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder
     jais2 kolibri1 laguna lfm2_moe lfm3 marian mbart megatron-bert mellum mimo_v2_flash minimax_m3_vl_text ministral3
     modernbert-decoder moshi mvp nemotron_h olmo_hybrid pegasus plbart qwen3_5_moe_text qwen3_5_text rembert roberta roberta-prelayernorm

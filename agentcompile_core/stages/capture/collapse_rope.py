@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, evolve, field
 
-from ...ir.graph import Argument, Graph, Node, Ref, Value
+from ...ir.graph import Argument, Graph, Node, Ref, TensorSpec, Value
+from ...ops.names import ATTENTION
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .rewrite import View, beside, both_orders, call, eliminate_dead_code, fuse, rebuild
@@ -63,42 +64,49 @@ def interleave_tables(graph: Graph) -> Graph:
 def rotate_by_heads(graph: Graph) -> Graph:
     """A rotation of [1, T, H, D], tokens first, is one of [1, H, T, D] between two transpositions.
 
-    Before: ``x * c + swapped * s`` with tables [1, T, 1, R] that are ``repeat_interleave(unsqueeze(t, 2), 2, 3)`` (GPT-J, CodeGen).
-    After: ``transpose(rope(transpose(x), repeat_interleave(t, 2, -1), ..., interleaved))``.
+    Before: ``x * c + swapped * s`` with tables [1, T, 1, R] that are ``repeat_interleave(unsqueeze(t, 2), 2, 3)`` (GPT-J, CodeGen),
+    or ``unsqueeze(t, 2)`` in either style (Gemma 4).
+    After: ``transpose(rope(transpose(x), repeat_interleave(t, 2, -1), ..., interleaved))``, or by t as it is.
     """
     view = View(graph)
     nodes: list[Node] = []
     values: list[Value] = []
     tables: dict[str, str] = {}
+    laid: dict[str, TensorSpec] = {}
     for node in graph.nodes:
         found = _by_tokens(view, node)
         if found is None:
             nodes.append(node)
             continue
-        x, halves = found
+        x, given, interleaved = found
         shape = view.shape(x)
-        for half in halves:
+        for half in given if view.shape(given[0])[-1] < shape[-1] else ():
             if half.value not in tables:
                 tables[half.value] = twice = f"{half.value}.twice"
                 nodes.append(beside(node, twice, "aten.repeat_interleave.self_int", "repeat_interleave", (half, 2, -1)))
                 spec = graph.spec(half.value)
                 values.append(Value(name=twice, spec=evolve(spec, shape=(*spec.shape[:-1], 2 * spec.shape[-1]), strides=())))
         turned, rotated = f"{node.name}.turned", f"{node.name}.rotated"
-        spec = evolve(graph.spec(node.outputs[0]), shape=(shape[0], shape[2], shape[1], shape[3]), strides=_swapped(shape))
+        by_heads = (shape[0], shape[2], shape[1], shape[3])
+        spec = evolve(graph.spec(node.outputs[0]), shape=by_heads, strides=())  # what is rotated is packed first
         apart = graph.spec(x.value).strides
-        across = evolve(spec, strides=(apart[0], apart[2], apart[1], apart[3]) if apart else spec.strides)
+        across = evolve(spec, strides=(apart[0], apart[2], apart[1], apart[3]) if apart else _swapped(shape))
+        laid[node.outputs[0]] = evolve(spec, shape=shape, strides=_swapped(by_heads))
+        if given[0].value not in tables:  # then its users turn it back
+            laid.update((one.outputs[0], spec) for one in graph.users.get(node.outputs[0], ()) if 1 not in shape[1:3])
+        cos, sin = (Ref(tables.get(table.value, table.value)) for table in given)
         values += [Value(name=turned, spec=across), Value(name=rotated, spec=spec)]
-        cos, sin = (Ref(tables[half.value]) for half in halves)
         nodes += [
             beside(node, turned, "aten.transpose.int", "view", (x, 1, 2)),
-            beside(node, rotated, "agentcompile.rope.default", "rope", (Ref(turned), cos, sin, True)),
+            beside(node, rotated, "agentcompile.rope.default", "rope", (Ref(turned), cos, sin, interleaved)),
             beside(node, node.name, "aten.transpose.int", "view", (Ref(rotated), 1, 2), node.outputs),
         ]
-    return eliminate_dead_code(rebuild(evolve(graph, values=(*graph.values, *values)), nodes)) if values else graph
+    kept = (evolve(value, spec=laid.get(value.name, value.spec)) for value in graph.values)
+    return eliminate_dead_code(rebuild(evolve(graph, values=(*kept, *values)), nodes)) if values else graph
 
 
 def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of the transposition of a contiguous [1, T, H, D]; empty where it is contiguous as well."""
+    """Strides of the transposition of a contiguous [1, A, B, D] along A and B; empty where it is contiguous as well."""
     _, tokens, heads, width = shape
     return () if tokens == 1 or heads == 1 else (tokens * heads * width, width, heads * width, 1)
 
@@ -114,25 +122,49 @@ def _products(view: View, node: Node) -> Iterator[tuple[Argument, Argument, Argu
                 yield x, cos, swapped, sin
 
 
-def _by_tokens(view: View, node: Node) -> tuple[Ref, tuple[Ref, Ref]] | None:
-    """x and the halves of its tables, cos first."""
+def _by_tokens(view: View, node: Node) -> tuple[Ref, tuple[Ref, Ref], bool] | None:
+    """x, its tables, cos first, or the halves of them, and whether neighbours turn together."""
     for x, cos, swapped, sin in _products(view, node):
-        halves = _half_table(view, cos), _half_table(view, sin)
-        if not isinstance(x, Ref) or len(view.shape(x)) != 4 or view.shape(x)[0] != 1 or None in halves:
+        if not isinstance(x, Ref) or len(view.shape(x)) != 4 or view.shape(x)[0] != 1:
             continue
-        whole = view.graph.tokens == 1 or not view.graph.spec(x.value).strides
-        plain = whole and _swap_of(view, swapped, x) == "interleaved"
-        if plain and all(2 * view.shape(half)[-1] == view.shape(x)[-1] for half in halves):
-            return x, halves  # type: ignore[return-value]
+        if view.graph.tokens != 1 and view.graph.spec(x.value).strides:
+            continue
+        style, width = _swap_of(view, swapped, x), view.shape(x)[-1]
+        halves, wholes = ((look(view, cos), look(view, sin)) for look in (_half_table, _whole_table))
+        if style == "interleaved" and halves[0] and halves[1] and all(2 * view.shape(half)[-1] == width for half in halves):
+            return x, (halves[0], halves[1]), True
+        rows = (view.shape(x)[1], width)
+        if style in ("interleaved", "half") and wholes[0] and wholes[1] and all(view.shape(table)[1:] == rows for table in wholes):
+            return (x, (wholes[0], wholes[1]), style == "interleaved") if _lies_anyhow(view, node) else None
     return None
+
+
+def _lies_anyhow(view: View, node: Node) -> bool:
+    """Whether it does not matter where the elements of a result [1, T, H, D] lie: rotated by heads they lie as [1, H, T, D].
+
+    Either there is one token or one head, or attention alone reads it, by heads.
+    """
+    graph, shape = view.graph, view.shape(Ref(node.outputs[0]))
+    if 1 in shape[1:3]:
+        return True
+    turned = graph.users.get(node.outputs[0], ())
+    readers = [user for one in turned for user in graph.users.get(one.outputs[0], ())]
+    by_heads = all(one.op == "aten.transpose.int" and {one.args[1], one.args[2]} in ({1, 2}, {-3, -2}) for one in turned)
+    leaving = {node.outputs[0], *(one.outputs[0] for one in turned)}.intersection(graph.outputs)
+    return bool(readers) and by_heads and not leaving and all(reader.op == ATTENTION for reader in readers)
+
+
+def _whole_table(view: View, argument: Argument) -> Ref | None:
+    """The [1, T, R] table under ``unsqueeze(t, 2)``."""
+    column = view.node(argument, "aten.unsqueeze.default")
+    found = column.args[0] if column is not None and argument_of(column, "dim") == 2 else None
+    return found if isinstance(found, Ref) and len(view.shape(found)) == 3 and view.shape(found)[0] == 1 else None
 
 
 def _half_table(view: View, argument: Argument) -> Ref | None:
     """The [1, T, R / 2] table under ``repeat_interleave(unsqueeze(t, 2), 2, 3)``."""
     twice = view.node(argument, "aten.repeat_interleave.self_int")
-    column = view.node(twice.args[0], "aten.unsqueeze.default") if twice is not None and twice.args[1:] in ((2, 3), (2, -1)) else None
-    found = column.args[0] if column is not None and argument_of(column, "dim") == 2 else None
-    return found if isinstance(found, Ref) and len(view.shape(found)) == 3 and view.shape(found)[0] == 1 else None
+    return _whole_table(view, twice.args[0]) if twice is not None and twice.args[1:] in ((2, 3), (2, -1)) else None
 
 
 def collapse_rope(graph: Graph) -> Graph:

@@ -69,16 +69,16 @@ def pattern_of(mask_function: Callable[..., Any], length: int, about: Known | No
             found = Pattern(chunk=size)  # the first query that does not see it sees itself alone
         else:
             found = Pattern(window=size)
-        for position in _probes(size, length):
+        for position in _probes(size, length, in_chunks=bool(found.chunk)):
             at = torch.tensor(position)
             if not size or not torch.equal(asked(at, columns), seen(at[None], columns, found.window, found.chunk)[0]):
                 raise Unsupported("its attention mask is neither causal nor a sliding window nor in chunks")
         return found
 
 
-def _probes(size: int, length: int) -> list[int]:
+def _probes(size: int, length: int, in_chunks: bool) -> list[int]:
     """Rows near the edges of windows and chunks of ``size``, and a spread of others: prefix masks and others differ somewhere there."""
     size = max(size, 1)
-    borders = range(size, length, size * max(1, length // size // PROBES))
+    borders = range(size, length if in_chunks else 0, size * max(1, length // size // PROBES))
     near = {border + by for border in (size, 2 * size, *borders) for by in (-1, 0, 1)}
     return sorted(p for p in {0, 1, *near, length - 1, *range(0, length, max(1, length // PROBES))} if 0 <= p < length)
