@@ -1,6 +1,7 @@
 """What a search pays and what it may save: hangs cost what they took, quick timings are believed only where noise says nothing, and cases
 that schedules share miss no family of inputs."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +27,10 @@ from agentcompile_core.stages.validate import ledger as ledgers
 from agentcompile_core.stages.validate.entries import environment
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.stages.validate.resume import Search
+from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
+from agentcompile_core.worker import Worker, timing
 from agentcompile_core.worker import execution as execution_module
-from agentcompile_core.worker import timing
 from agentcompile_core.worker.execution import Execution, Oracles
 from agentcompile_core.worker.operands import make_inputs
 from agentcompile_core.worker.protocol import Evaluation
@@ -97,6 +99,20 @@ def test_a_round_behind_the_one_that_used_up_the_time_is_over_before_it_is_lower
     assert validate.over(ordered, 1.0, ctx) is None, "what that round measured is taken up"
     other = evolve(ctx, config=evolve(ctx.config, budget_s=ctx.config.budget_s + 1.0))
     assert validate.over(later, 1.0, other) is None, "another budget is another search"
+
+
+def test_what_failed_of_the_moment_is_tried_once_more_by_the_next_run_and_nothing_else_is(tmp_path: Path) -> None:
+    """Else a compile beside a job that filled the device's memory would have lost the candidate for good, and silently."""
+    ordered = (plan(step("honest", 5.0), step("raises", 4.0), step("wrong", 3.0)),)
+    tried = []
+    for _ in range(3):
+        seen: list[Any] = []
+        with Worker(catalog="agentcompile_core.testing.doubles:catalog") as worker:
+            ctx = context(worker)
+            ctx = evolve(ctx, store=Store(tmp_path), catalog=ctx.catalog.for_one_run(seen.append))
+            validate.run(lower.run(ordered, ctx), ordered, 60.0, ctx)
+        tried.append({dict(e.record.step.schedule.items)["behave"] for e in seen if isinstance(e, CandidateFinished) and not e.cached})
+    assert tried == [{"honest", "raises", "wrong"}, {"raises"}, set()]
 
 
 def test_earlier_times_are_taken_up_where_there_is_a_clock_and_settle_nothing() -> None:

@@ -102,8 +102,9 @@ class _Stage:
                 ledger.recall_record(entry, stored[entry.key])
         fresh = [entry for entry in entries if entry.key not in stored]
         if search.ended:
-            ledger.leave(fresh, Reason.ENDED)
-        else:
+            ledger.leave([entry for entry in fresh if entry.key not in search.lost], Reason.ENDED)
+            fresh = [entry for entry in fresh if entry.key in search.lost]
+        if fresh or not search.ended:
             self._evaluate(fresh, search, self._by_promise(fresh, earlier, again) if self._backend.clock else fresh)
         return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
                          cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
@@ -119,7 +120,7 @@ class _Stage:
                     break
         if not ledger.hopeless:
             tried = frozenset((r.signature, r.step.implementation) for r in ledger.records)
-            search.end(out_of_time=time.monotonic() >= self._stop_at, tried=tried)
+            search.end(out_of_time=time.monotonic() >= self._stop_at, tried=tried, lost=ledger.lost)
         ledger.leave(fresh, Reason.NO_JUDGE if ledger.hopeless else Reason.TIME)
 
     def _await_worker(self) -> None:

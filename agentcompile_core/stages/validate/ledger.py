@@ -105,6 +105,11 @@ class Ledger:
         self.hopeless = record.failure is Cause.UNAVAILABLE and not (record.verdict and record.verdict.passed)
         return record
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The keys of what failed without its fault, as far as anybody knows."""
+        return tuple(record.key for record in self.records if record.failure in _NOT_KEPT and not record.passed)
+
     def leave(self, entries: Iterable[Entry], reason: Reason) -> None:
         """Note why the entries that have no record were not evaluated; those that a rival settled say so."""
         done = {(r.signature, r.step) for r in self.records}

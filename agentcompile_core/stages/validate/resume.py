@@ -11,6 +11,7 @@ from ...plugin.settings import identity
 from ...store import Store, keys
 
 KIND = "searches"
+ENDED = "ended"  # behind it stand the keys of what a failure of the moment took part in, to be tried once more
 Server = tuple[str, str]  # signature, implementation
 State = tuple[str, int, str]  # an implementation as it took part: name, version, digest of its settings (empty: the defaults)
 
@@ -37,9 +38,16 @@ class Search:
         """Whether this search was done before, or an earlier round of the same run had used up the time."""
         return self._store.text(KIND, self._this) is not None or _spent(self._store, self._run, self._round)
 
-    def end(self, *, out_of_time: bool, tried: frozenset[Server] = frozenset()) -> None:
-        """Note that this search ended, whether time ran out in it, and of which newcomers something was tried."""
-        self._store.put_text(KIND, self._this, "ended")
+    @property
+    def lost(self) -> frozenset[str]:
+        """The keys of candidates to be tried once more, since something of the moment failed when this search ended: the memory of a
+        device that others filled, a defect of a plugin."""
+        return frozenset((self._store.text(KIND, self._this) or "").split()[1:])
+
+    def end(self, *, out_of_time: bool, tried: frozenset[Server] = frozenset(), lost: Iterable[str] = ()) -> None:
+        """Note that this search ended, whether time ran out in it, of which newcomers something was tried, and what was ``lost``: that
+        which is lost in trying it again is not, so that no run after it pays for it."""
+        self._store.put_text(KIND, self._this, " ".join((ENDED, *sorted(set(lost) - self.lost))))
         if out_of_time:
             self._store.put_text(KIND, self._run, str(self._round))
         left = self.new - tried if out_of_time else frozenset()
