@@ -64,7 +64,7 @@ class AttentionFamily(TemplateFamily):
     """
 
     name = "attention"
-    version = 4
+    version = 5
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one sequence in one floating point type whose heads and rotary halves are whole 16-byte vectors."""
