@@ -75,9 +75,9 @@ def compare(model: nn.Module, chunks: tuple[int, ...], lengths: list[int], off: 
         assert torch.equal(session.generate(tokens[:, :length], CONTEXT - length), theirs)
 
 
-LENGTHS = st.lists(st.integers(1, CONTEXT - 1), min_size=2, max_size=4, unique=True)
+LENGTHS = st.lists(st.integers(1, CONTEXT - 1), min_size=1, max_size=2, unique=True)
 CHUNKS = st.sampled_from([(4,), (3, 8), (16,)])
-DRAWN = settings(max_examples=8, phases=(Phase.generate,), derandomize=True, database=None, deadline=None,
+DRAWN = settings(max_examples=5, phases=(Phase.generate,), derandomize=True, database=None, deadline=None,
                  suppress_health_check=list(HealthCheck))
 
 
@@ -101,4 +101,4 @@ def test_of_a_deep_model_the_layers_that_differ_are_found() -> None:
                                  "head_dim": 4, "global_head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 7})
     kv = captured(model, (8,)).kv
     assert kv is not None and [one.layer for one in kv.others] == [1, 3, 5, 7, 9] and {one.head_dim for one in kv.others} == {8}
-    compare(model, (8,), [3, 9, 20], off=1e-3)  # many layers with weights scaled up
+    compare(model, (8,), [9], off=1e-3)  # many layers with weights scaled up
