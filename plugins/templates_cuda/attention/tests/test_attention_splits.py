@@ -67,6 +67,7 @@ WRONG = {
     "teams do not wait for each other": ("  if (busy == 1) return;\n  __syncthreads();\n", "  if (busy == 1) return;\n",
                                          "race|uninitialised read"),
     "the last team has as many splits as the others": ("min(each, active - first), [&]", "each, [&]", "uninitialised read|beyond|outside"),
+    "there are more runs of splits than teams": ("max(batch, (active + teams - 1) / teams)", "batch", "index|beyond|outside|overflow|bounds"),
     "all teams read the first splits": ("first = team * each, output", "first = 0, output", ""),
     "a team's state is its neighbour's": ("return states[team][i / HeadDim]; }, [&](int team)",
                                           "return states[0][i / HeadDim]; }, [&](int team)", ""),
