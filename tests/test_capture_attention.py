@@ -121,6 +121,25 @@ def test_windows_and_chunks_of_any_size_are_told_apart(size: int, length: int, m
     assert pattern_of(make(size), length) == Pattern(window=0 if chunk else part, chunk=chunk)
 
 
+@pytest.mark.parametrize(("length", "window", "chunk"), [(8192, 32, 4096), (8192, 16, 2048), (32768, 256, 16384), (2048, 16, 1024)])
+def test_a_window_inside_of_chunks_is_none_of_either(length: int, window: int, chunk: int) -> None:
+    """Few rows behind a border show it, and no probe of windows lies there."""
+    def both(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key > query - window) & (key // chunk == query // chunk)
+
+    with pytest.raises(Unsupported, match="neither causal"):
+        pattern_of(both, length)
+
+
+def test_a_block_that_looks_ahead_between_the_probes_refuses() -> None:
+    """As of an image among text: a few rows see each other."""
+    def block(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) | ((query >= 100) & (query < 104) & (key >= 100) & (key < 104))
+
+    with pytest.raises(Unsupported, match="neither causal"):
+        pattern_of(block, 16384)
+
+
 @settings(derandomize=True, database=None, deadline=None, max_examples=300)
 @given(size=st.integers(1, 40), length=st.integers(2, 60), make=st.sampled_from([in_chunks, sliding_window_causal_mask_function]),
        data=st.data())

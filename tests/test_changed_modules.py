@@ -43,7 +43,12 @@ def _narrowed(net: Net) -> None:
     net.first.bias.data = net.first.bias.data[:1]
 
 
+def _reread(net: Net) -> None:
+    net.norm.weight.data = net.norm.weight.data.view(torch.int32)
+
+
 CHANGES: dict[str, Callable[[Net], Any]] = {
+    "norm.weight": _reread,
     "first.weight": lambda net: setattr(net.first, "weight", nn.Parameter(torch.randn(5, 6))),
     "first.weight ": _moved,
     "second.weight": _turned,
@@ -94,6 +99,27 @@ def test_what_is_replaced_is_refused_by_its_name(name: str) -> None:
     CHANGES[name](net)
     with pytest.raises(UsageError, match=rf"{name.strip()}\b.* after .* was compiled.*compile it again"):
         mine(x)
+
+
+def test_a_parameter_whose_data_was_replaced_stays_a_change_when_it_is_compiled_once_more() -> None:
+    """The second program moves the new values to a place of its own; the first one still reads the old ones."""
+    net, mine = compiled()
+    x = torch.randn(3, 6)
+    net.first.weight.data = torch.randn(5, 7)[:, :6]  # no program reads it as it lies, so that the next one moves it
+    other = ac.compile(net, example_inputs=(x,), run_on="framework", origins=[], validators=(), store=Store(None))
+    torch.testing.assert_close(other(x), net(x))
+    with pytest.raises(UsageError, match=r"first\.weight was replaced"):
+        mine(x)
+
+
+def test_a_parameter_that_programs_move_one_after_the_other_is_no_change() -> None:
+    net, mine = compiled()
+    x = torch.randn(3, 6)
+    for _ in range(2):
+        net.first.weight.data = net.first.weight.data  # the same memory
+        other = ac.compile(net, example_inputs=(x,), run_on="framework", origins=[], validators=(), store=Store(None))
+        torch.testing.assert_close(other(x), net(x))
+        torch.testing.assert_close(mine(x), net(x))
 
 
 def test_a_change_that_was_undone_is_none() -> None:

@@ -1,9 +1,12 @@
 """Which runtime steps run on: those that capture only where a backend captures, and a note where none does."""
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+import torch
 from attrs import evolve
 
 from agentcompile_core.configuration import Config
@@ -85,6 +88,23 @@ def test_a_cache_of_other_shapes_than_the_models_is_never_used(others: tuple[Lay
     assert [tuple(t.shape) for t in (*state.keys, *state.values)] == [*spec.key_shapes, *spec.value_shapes]
     assert [note for note in notes if "narrow allocates other K and V" in note] == (notes if others else [])
     assert [failure.plugin for failure in ctx.failures] == (["narrow"] if others else [])
+
+
+@pytest.mark.parametrize("made", [lambda shape: torch.zeros(shape, dtype=torch.float64),
+                                  lambda shape: torch.zeros(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2),
+                                  lambda shape: torch.zeros(1 + math.prod(shape))[1:].view(shape)], ids=["type", "strides", "address"])
+def test_a_cache_of_another_type_or_layout_is_never_used(made: Callable[[Any], torch.Tensor]) -> None:
+    class Other(KVCacheRuntime):
+        name, preference = "other", 10
+
+        def allocate(self, kv: KVSpec, device: str) -> Any:
+            return SimpleNamespace(keys=tuple(map(made, kv.key_shapes)), values=tuple(map(torch.zeros, kv.value_shapes)))
+
+    catalog = load_catalog(only=(), strict=False, extra=[("outside", Offers(runtimes=(Other(),)))])
+    ctx, notes = Context(catalog=catalog, target=FAKE, config=Config(), store=Store(None)), list[str]()
+    spec = KVSpec(layers=1, kv_heads=2, head_dim=8, capacity=5, dtype=DType.F32)
+    state = install._kv_state(spec, Executables(device="cpu"), ctx, notes)
+    assert isinstance(state, PlainKVState) and [failure.plugin for failure in ctx.failures] == ["other"] and "in 1 tensors" in notes[-1]
 
 
 @pytest.mark.parametrize("backends", [(), (backend("slow", FakeBackend),), (backend("gone", here=False),)], ids=["none", "no", "away"])

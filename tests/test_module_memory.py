@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import agentcompile_core as ac
 from agentcompile_core.api import CompiledModel
 from agentcompile_core.configuration import Config
+from agentcompile_core.errors import UsageError
 from agentcompile_core.store import Store
 
 ROWS, WIDTH = 6, 32
@@ -173,3 +174,32 @@ def test_kernels_read_and_write_the_callers_memory(tmp_path: Path) -> None:
     with Copies() as copies:
         made(LAYOUTS["every other"](x))
     assert len(copies.found) == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * self.scale
+
+
+def test_results_may_be_written_however_inputs_lie_and_a_backward_pass_that_needs_them_ends(tmp_path: Path) -> None:
+    """They are without gradients: whoever asks for one, by a parameter or an input that requires it, is told so."""
+    module, head, x = Scaled().requires_grad_(False), nn.Linear(WIDTH, 1), torch.randn(ROWS, WIDTH)
+    made = ac.compile(module, example_inputs=(x,), run_on="emulation", config=Config(device="cpu", budget_s=60.0, budget_plans=2),
+                      store=Store(tmp_path))
+    assert all(s.source for s in made.session.program.segments)
+    for layout in (one for name, one in LAYOUTS.items() if name not in ("parameter", "needs gradients", "made for inference")):
+        found = made(layout(x))
+        found += 1.0
+        torch.testing.assert_close(found, module(layout(x)) + 1.0)
+        head(made(layout(x))).sum().backward()  # what learns behind frozen layers does
+        with pytest.raises(RuntimeError, match=r"[Ii]nference tensors"):
+            head(made(layout(x).detach().requires_grad_())).sum().backward()
+        with torch.no_grad():
+            made(layout(x)).mul_(2.0)
+    module.requires_grad_(True)
+    with pytest.raises((RuntimeError, UsageError)):
+        head(made(x)).sum().backward()

@@ -115,6 +115,32 @@ def test_what_failed_of_the_moment_is_tried_once_more_by_the_next_run_and_nothin
     assert tried == [{"honest", "raises", "wrong"}, {"raises"}, set()]
 
 
+def test_a_retry_says_nothing_of_the_search_that_it_belongs_to() -> None:
+    """What there was no time for stays to be tried; later rounds, and who is still new, are as they were."""
+    ctx, ordered = context(), (plan(step("honest")),)
+    later = tuple(evolve(one, record=evolve(one.record, round=1)) for one in ordered)
+    search = Search(ordered, (), environment(ctx.backend, ctx), ctx)
+    search.end(out_of_time=False, lost=("a", "b"))
+    search.retried({"b"})
+    again = Search(ordered, (), environment(ctx.backend, ctx), ctx)
+    assert again.ended and again.lost == {"b"} and validate.over(later, 1.0, ctx) is None
+
+
+def test_a_retry_without_time_leaves_what_was_lost_to_the_next_run(tmp_path: Path) -> None:
+    ordered = (plan(step("raises", 4.0), step("honest", 5.0)),)
+    later = tuple(evolve(one, record=evolve(one.record, round=1)) for one in (plan(step("honest", 6.0)),))
+    tried = []
+    with Worker(catalog="agentcompile_core.testing.doubles:catalog") as worker:
+        for which, left_s in ((ordered, 60.0), (later, 60.0), (ordered, 1e-9), (ordered, 60.0)):
+            seen: list[Any] = []
+            ctx = evolve(context(worker), store=Store(tmp_path))
+            ctx = evolve(ctx, catalog=ctx.catalog.for_one_run(seen.append))
+            validate.run(lower.run(which, ctx), which, left_s, ctx)
+            tried.append([dict(e.record.step.schedule.items)["behave"] for e in seen if isinstance(e, CandidateFinished) and not e.cached])
+            assert validate.over(later, 1.0, ctx) is None
+    assert tried == [["raises", "honest"], ["honest"], [], ["raises"]]
+
+
 def test_earlier_times_are_taken_up_where_there_is_a_clock_and_settle_nothing() -> None:
     ctx = context()
     ordered = (plan(step("honest", 5.0), step("honest", 6.0)),)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import ne
 from typing import Literal, TypeVar
 
 from attrs import evolve, field, frozen
@@ -13,7 +12,7 @@ from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageErro
 from ..ir.candidate import Kernel
 from ..ir.graph import GraphSet, KVSpec
 from ..ir.region import Match
-from ..ops.dtypes import zeros
+from ..ops.dtypes import torch_dtype, zeros
 from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
 from ..plugin.reserving import Reserved
 from ..plugin.running import KVState
@@ -23,6 +22,7 @@ from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.framework_session import EagerModule, EagerSession
 from ..runtime.make_program import without_steps
 from ..runtime.module_session import ModuleSession
+from ..runtime.moving import ALIGNMENT_BYTES
 from ..runtime.program import Program, Segment, framework_program
 from ..runtime.session import Session
 from ..runtime.weights import WeightStore
@@ -252,10 +252,13 @@ def _kv_state(kv: KVSpec, executables: Executables, ctx: Context, notes: list[st
     """The cache of one session; the core's own where a runtime allocates another one than was asked for: kernels do not look."""
     runtime = _kv_runtime(ctx, notes)
     state = _allocated(runtime, kv, executables, ctx, notes)
-    found = [tuple(tensor.shape) for tensor in (*state.keys, *state.values)]
-    if found == [*kv.key_shapes, *kv.value_shapes]:
+    kept, shapes, dtype = (*state.keys, *state.values), (*kv.key_shapes, *kv.value_shapes), torch_dtype(kv.dtype)
+    fits = [tuple(t.shape) == shape and t.dtype is dtype and t.is_contiguous() and t.data_ptr() % ALIGNMENT_BYTES == 0
+            for t, shape in zip(kept, shapes, strict=False)]
+    if len(kept) == len(shapes) and all(fits):
         return state
-    why = f"allocates other K and V than the model caches in {sum(map(ne, found, (*kv.key_shapes, *kv.value_shapes)))} tensors"
+    wrong = f"{fits.count(False)} tensors" if len(kept) == len(shapes) else f"{len(kept)} tensors instead of {len(shapes)}"
+    why = f"allocates other K and V than the model caches, or elsewhere than at multiples of {ALIGNMENT_BYTES} bytes, in {wrong}"
     ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=runtime.name, subject="KV cache", message=why))
     notes.append(f"KV cache: the core's own, since {runtime.name} {why}")
     return PlainKVCache().allocate(kv, executables.device)

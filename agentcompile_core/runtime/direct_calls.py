@@ -25,10 +25,11 @@ Direct = Callable[..., "tuple[torch.Tensor, ...] | None"]
 
 def direct_calls(launches: Sequence[MovingLaunch], graph: Graph, results: Sequence[str], place: "torch.device",
                  lock: "threading.Lock", begin: Callable[[], int]) -> Direct:
-    """``run(inputs, fill=None)``: the graph's outputs in new memory on ``place``, or None where kernels cannot read all inputs as they are.
+    """``run(inputs, fill=None, learns=False)``: the graph's outputs in new memory on ``place``; None where kernels cannot read all inputs.
 
     None is for what other ways of a call copy, or refuse: another count, shape, type, layout or device, strides, odd addresses.
-    ``fill`` gets the results before anything is written to them.
+    ``fill`` gets the results before anything is written to them (None: nothing does). ``learns``: somebody asks for a gradient, which these
+    results have not; they are inference tensors then, of which autograd says so.
 
     Args:
         launches: the whole program, in order; it writes no input.
@@ -45,7 +46,7 @@ def direct_calls(launches: Sequence[MovingLaunch], graph: Graph, results: Sequen
     places = {value: index for index, value in enumerate((*graph.inputs, *results))}
     enqueued = tuple((one.run, _picking([places[value] for value in one.values])) for one in launches)
 
-    def run(inputs: "Sequence[torch.Tensor]", fill: Fill | None = None) -> "tuple[torch.Tensor, ...] | None":
+    def run(inputs: "Sequence[torch.Tensor]", fill: Fill | None = None, learns: bool = False) -> "tuple[torch.Tensor, ...] | None":
         if len(inputs) != count:
             return None
         found: list[torch.Tensor] = []
@@ -60,7 +61,7 @@ def direct_calls(launches: Sequence[MovingLaunch], graph: Graph, results: Sequen
         with lock:
             stream = begin()
             for make in makers:
-                result = make()
+                result = without_gradients(make) if learns else make()
                 found.append(result)
                 addresses.append(result.data_ptr())
             if fill is not None:
@@ -70,6 +71,14 @@ def direct_calls(launches: Sequence[MovingLaunch], graph: Graph, results: Sequen
         return tuple(found)
 
     return run
+
+
+def without_gradients(make: "Callable[[], torch.Tensor]") -> "torch.Tensor":
+    """What ``make`` makes, as an inference tensor: a backward pass that comes to it ends in an error instead of passing it by."""
+    import torch
+
+    with torch.inference_mode():
+        return make()
 
 
 def _maker(graph: Graph, name: str, place: "torch.device") -> "Callable[[], torch.Tensor]":

@@ -17,7 +17,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 @cache
 def _placed() -> Any:
-    """Parameters that a weight store moved: where to at last, and their version then."""
+    """Parameters that weight stores moved: where to at last, their version then, and where they had the same values before."""
     from torch.utils.weak import WeakTensorKeyDictionary
 
     return WeakTensorKeyDictionary()
@@ -25,8 +25,10 @@ def _placed() -> Any:
 
 def place(parameter: "torch.Tensor", data: "torch.Tensor") -> None:
     """Let ``parameter`` be the same values at another place, ``data``."""
+    then, known = parameter.data_ptr(), _placed().get(parameter)
+    before = known[2] if known is not None and known[:2] == (then, _version(parameter)) else ()
     parameter.data = data
-    _placed()[parameter] = data.data_ptr(), _version(parameter)
+    _placed()[parameter] = data.data_ptr(), _version(parameter), (*before, then)
 
 
 class AsBound:
@@ -55,7 +57,7 @@ class AsBound:
         self._values = list(map(dict.get, self._owners, self._names))
         self._parameters = [one for one, words in zip(self._values, self._words, strict=True)
                             if words is _REPLACED and one is not None and one.layout is strided]  # others lie in several places
-        self._lie = [(parameter.data_ptr(), parameter.shape, parameter.stride()) for parameter in self._parameters]
+        self._lie = [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in self._parameters]
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
         self._counts = list(map(_count, self._hooks))
         self._is_same = self._same()
@@ -70,7 +72,8 @@ class AsBound:
         hooks, count, get, is_same = self._hooks, sum(map(len, self._hooks)), dict.get, operator.is_
 
         def same() -> bool:
-            return (all(map(is_same, map(get, owners, names), values)) and [(p.data_ptr(), p.shape, p.stride()) for p in parameters] == lie
+            return (all(map(is_same, map(get, owners, names), values))
+                    and [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in parameters] == lie
                     and (sum(map(len, hooks)) == count if count else not any(hooks)))
 
         return same
@@ -80,8 +83,8 @@ class AsBound:
             if now is not then and not (self._words[at] is _SET and type(now) is type(then) and repr(now) == repr(then)):
                 return f"{self._paths[at]} {self._words[at]}"
         for parameter, then in zip(self._parameters, self._lie, strict=True):
-            now = parameter.data_ptr(), parameter.shape, parameter.stride()
-            if now != then and (now[0] == then[0] or not _moved_by_a_store(parameter)):  # a store lays out anew what it moves
+            now = parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype
+            if now != then and (now[0] == then[0] or not _moved_by_a_store(parameter, then[0])):  # a store lays out anew what it moves
                 return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
         for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
             if _count(hooks) != count:
@@ -89,9 +92,10 @@ class AsBound:
         return ""
 
 
-def _moved_by_a_store(parameter: "torch.Tensor") -> bool:
-    """Whether it lies elsewhere only because it was compiled once more, with the same values since."""
-    return bool(_placed().get(parameter) == (parameter.data_ptr(), _version(parameter)))
+def _moved_by_a_store(parameter: "torch.Tensor", then: int) -> bool:
+    """Whether it lies elsewhere than at ``then`` only because it was compiled once more, with the same values since."""
+    known = _placed().get(parameter)
+    return known is not None and known[:2] == (parameter.data_ptr(), _version(parameter)) and then in known[2]
 
 
 def _version(tensor: "torch.Tensor") -> int:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Reject, UsageError
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     import torch
 
     from .weights import WeightStore
+
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class ModuleSession:
@@ -163,24 +167,33 @@ class ModuleSession:
         return args if self._call is None else self._call.tensors(args, keywords)
 
     def run(self, inputs: "Sequence[torch.Tensor]", *, filled_with: int | None = None) -> "tuple[torch.Tensor, ...]":
-        """The graph's outputs for its inputs, in their order, in memory that is nobody else's.
+        """The graph's outputs for its inputs, in their order, in memory that is nobody else's, and without gradients.
+
+        Where one is asked for (grad mode is on, and an input or a parameter requires it), they are inference tensors, so that a backward
+        pass that needs them ends in an error. Replayed calls, and what operators of the framework return, are inference tensors always.
 
         ``filled_with``: a byte for all memory that the program writes, so that what it leaves out is seen.
 
         Raises:
             UsageError: count, shape or type of the inputs differ from what was compiled for, or the module was changed since.
         """
+        learns = self._torch.is_grad_enabled() and (any(map(_REQUIRES_GRAD, inputs)) or self._weights.learn())
         if self._direct is not None and self._captured is None:
-            found = self._direct(inputs, None if filled_with is None else partial(self._fill, filled_with))
+            found = self._direct(inputs, None if filled_with is None else partial(self._fill, filled_with), learns)
             if found is not None:
                 return found
         self._check(inputs)
         if self._torch.is_inference_mode_enabled():  # to enter it again takes longer than to ask
-            return self._run(inputs, filled_with)
+            return self._run(inputs, filled_with, {})
+        results = {} if learns or self._captured is not None else self._made()
         with self._torch.inference_mode():
-            return self._run(inputs, filled_with)
+            return self._run(inputs, filled_with, results)
 
-    def _run(self, inputs: "Sequence[torch.Tensor]", filled_with: int | None) -> "tuple[torch.Tensor, ...]":
+    def _made(self) -> "dict[str, torch.Tensor]":
+        return {name: self._torch.empty(size, dtype=dtype, device=self.device) for name, size, dtype in self._results}
+
+    def _run(self, inputs: "Sequence[torch.Tensor]", filled_with: int | None,
+             results: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, ...]":
         moving, tensors = self._moving, {}
         with self._lock:
             self._before()
@@ -191,8 +204,7 @@ class ModuleSession:
                     self._captured.poison(filled_with)
                     self._bound.poison(filled_with)
                 return self._captured([tensors[name] for name in self._names])
-            for name, size, dtype in self._results:
-                tensors[name] = self._torch.empty(size, dtype=dtype, device=self.device)
+            tensors |= results or self._made()
             if filled_with is not None:
                 self._fill(filled_with, [tensors[name] for name, _, _ in self._results])
             moving.to(tensors)

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ..errors import ContractError, UsageError
@@ -12,10 +13,10 @@ from .module_changes import AsBound, place
 if TYPE_CHECKING:
     import torch
 
-
 SMALL_BYTES = 10 << 20  # below this, torch's allocator puts several tensors into one segment
 VECTOR_BYTES = 16  # kernels read weights in vectors of this size
 ALIGNMENT_BYTES = 256
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class WeightStore:
@@ -68,6 +69,10 @@ class WeightStore:
         if name not in self._tensors:
             raise UsageError(f"the model has no parameter {name!r}; the program was compiled for another model")
         return self._tensors[name].detach()
+
+    def learn(self) -> bool:
+        """Whether a parameter or buffer asks for a gradient."""
+        return any(map(_REQUIRES_GRAD, self._tensors.values()))
 
     def arrange(self, groups: Iterable[tuple[str, ...]]) -> None:
         """Lay out everything that steps read: concatenate ``groups``, align the rest to 16 bytes, and give back what that frees.

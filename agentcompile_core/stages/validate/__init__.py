@@ -118,7 +118,9 @@ class _Stage:
                 ledger.take(sent[index], evaluation)
                 if ledger.hopeless:
                     break
-        if not ledger.hopeless:
+        if not ledger.hopeless and search.ended:
+            search.retried(entry.key for entry in fresh if not ledger.knows(entry))
+        elif not ledger.hopeless:
             tried = frozenset((r.signature, r.step.implementation) for r in ledger.records)
             search.end(out_of_time=time.monotonic() >= self._stop_at, tried=tried, lost=ledger.lost)
         ledger.leave(fresh, Reason.NO_JUDGE if ledger.hopeless else Reason.TIME)

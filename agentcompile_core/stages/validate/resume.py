@@ -44,10 +44,13 @@ class Search:
         device that others filled, a defect of a plugin."""
         return frozenset((self._store.text(KIND, self._this) or "").split()[1:])
 
+    def retried(self, untried: Iterable[str]) -> None:
+        """Note that what was ``lost`` was tried again, but for ``untried``: no later run pays for what failed once more."""
+        self._store.put_text(KIND, self._this, " ".join((ENDED, *sorted(untried))))
+
     def end(self, *, out_of_time: bool, tried: frozenset[Server] = frozenset(), lost: Iterable[str] = ()) -> None:
-        """Note that this search ended, whether time ran out in it, of which newcomers something was tried, and what was ``lost``: that
-        which is lost in trying it again is not, so that no run after it pays for it."""
-        self._store.put_text(KIND, self._this, " ".join((ENDED, *sorted(set(lost) - self.lost))))
+        """Note that this search ended, whether time ran out in it, of which newcomers something was tried, and what was ``lost``."""
+        self._store.put_text(KIND, self._this, " ".join((ENDED, *sorted(lost))))
         if out_of_time:
             self._store.put_text(KIND, self._run, str(self._round))
         left = self.new - tried if out_of_time else frozenset()

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, is_autocast_enabled, is_grad_enabled, nn
+from torch._C import _len_torch_dispatch_stack as dispatch_modes  # make_fx, fake tensors, whoever looks at operators
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 Step = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]  # one row [1, 1, in_features] to one [1, 1, out_features], of its own
 
@@ -42,7 +44,7 @@ class CUDALinear(nn.Linear):
 
     def _is_served(self, input: Tensor) -> bool:
         # Every call of every layer asks. Parameters are looked up where nn.Module keeps them, a tenth of what its attributes take.
-        if type(input) not in _PLAIN or is_compiling():  # first: tracers bring what has no memory
+        if type(input) not in _PLAIN or is_compiling() or is_tracing() or dispatch_modes():  # first: tracers bring what has no memory
             return False
         weight, shape, count = self._parameters.get("weight"), input.shape, self.in_features
         return (weight is not None and input.numel() == count and len(shape) > 0 and shape[-1] == count and input.dtype is weight.dtype

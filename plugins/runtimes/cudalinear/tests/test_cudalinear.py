@@ -11,6 +11,7 @@ from agentcompile_runtime_cudalinear import CUDALinear, replace_linears
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import prune
 
 from agentcompile_core.plugin_api import UsageError
@@ -104,6 +105,10 @@ def test_a_trace_and_a_copy_hold_a_plain_layer() -> None:
     x = torch.randn(1, 6)
     exported = torch.export.export(nn.Sequential(mine), (x,))
     torch.testing.assert_close(exported.module()(x), linear(x))
+    traced = torch.jit.trace(nn.Sequential(mine), (x,), check_trace=False)
+    made = make_fx(mine)(x)
+    torch.testing.assert_close((traced(2 * x), made(2 * x)), (linear(2 * x), linear(2 * x)))
+    assert step.calls == 0
     stored = io.BytesIO()
     torch.save(mine, stored)
     stored.seek(0)

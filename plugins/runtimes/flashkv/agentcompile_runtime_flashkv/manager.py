@@ -9,6 +9,7 @@ from torch import Tensor
 from agentcompile_core.plugin_api import UsageError
 
 Numbers = int | Sequence[int]
+ALIGNMENT_BYTES = 256  # of each layer's K and V: kernels read 16 bytes at a time, whatever the layers in front of it hold
 
 
 class FlashKVCacheManager:
@@ -144,7 +145,8 @@ class FlashKVCacheManager:
         self.generation += 1
 
     def _allocate(self, capacity: int) -> None:
-        sizes = [capacity * heads * dim for heads, dim in self._heads]
+        step = ALIGNMENT_BYTES // self.dtype.itemsize
+        sizes = [-(-capacity * heads * dim // step) * step for heads, dim in self._heads]
         parts, needed = (sizes[: self.layers], sizes[self.layers :]), sum(sizes) * self.dtype.itemsize
         try:
             whole = [torch.zeros(sum(part), dtype=self.dtype, device=self.device).split(part) for part in parts]
@@ -154,8 +156,9 @@ class FlashKVCacheManager:
         self._take((*whole[0], *whole[1]), capacity)
 
     def _take(self, ranges: Sequence[Tensor], capacity: int) -> None:
-        """Elements of K of all layers, then of V, become the tensors."""
-        tensors = tuple(flat.view(1, capacity, *heads) for flat, heads in zip(ranges, self._heads, strict=True))
+        """Elements of K of all layers, then of V, become the tensors; what a range holds beyond them is padding."""
+        tensors = tuple(flat[: capacity * heads * dim].view(1, capacity, heads, dim)
+                        for flat, (heads, dim) in zip(ranges, self._heads, strict=True))
         self.capacity, self.keys, self.values = capacity, tensors[: self.layers], tensors[self.layers :]
 
     def _set_length(self, length: int) -> None:

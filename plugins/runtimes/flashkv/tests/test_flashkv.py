@@ -232,7 +232,7 @@ def test_layers_may_have_heads_of_their_own(heads: list[tuple[int, int, int]], u
             state.append(layer, torch.zeros(1, count, 1, wide + 1), value)
     for number, (count, wide, value_wide) in enumerate(heads):
         for tensor, width, sign in ((state.keys[number], wide, 1.0), (state.values[number], value_wide, -1.0)):
-            assert tensor.shape == (1, capacity, count, width) and tensor.is_contiguous()
+            assert tensor.shape == (1, capacity, count, width) and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
             assert bool((tensor[:, 0] == sign * (1 + number)).all()) and not bool(tensor[:, 1:].any())
     with pytest.raises(UsageError, match="one number, or one for every layer"):
         FlashKVCacheManager(layers=2, kv_heads=1, head_dim=(8, 8, 8), capacity=5, dtype=torch.float32, device="cpu")
