@@ -156,7 +156,7 @@ def test_a_mask_that_differs_anywhere_refuses(size: int, length: int, make: Any,
         return
     zero, every = torch.tensor(0), torch.arange(length)
     drawn = torch.as_tensor(turned(zero, zero, every[:, None], every[None]))
-    assert torch.equal(drawn, operators.seen(every, every, found.window, found.chunk))
+    assert torch.equal(drawn, operators.seen(every[:, None], every, found.window, found.chunk))
 
 
 @pytest.mark.parametrize(("made", "understood"), [

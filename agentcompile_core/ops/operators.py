@@ -193,19 +193,19 @@ def attention(*arguments: Any, **keywords: Any) -> Tensor:
         return out.transpose(1, 2).contiguous()
     keys, values, rows = _attended(call)
     columns = torch.arange(keys.shape[2], device=q.device)
-    mask = seen(rows, columns, call.window, call.chunk)
+    mask = seen(rows[:, None], columns, call.window, call.chunk)
     if plain:
         return grouped_sdpa(q, keys, values, mask, call.scale).transpose(1, 2).contiguous()
     return capped(call, keys, values, mask, columns[None, :] - rows[:, None]).transpose(1, 2).contiguous()
 
 
 def seen(rows: Tensor, columns: Tensor, window: int = 0, chunk: int = 0) -> Tensor:
-    """Which of the keys at positions ``columns`` [L] a query at each of ``rows`` [T] sees, bool [T, L]; sizes as in ``attention``."""
-    mask = columns[None, :] <= rows[:, None]
+    """Whether queries at ``rows`` see keys at ``columns``, element by element of what both broadcast to; sizes as in ``attention``."""
+    mask = columns <= rows
     if window > 0:
-        mask &= columns[None, :] > rows[:, None] - window
+        mask &= columns > rows - window
     if chunk > 0:
-        mask &= columns[None, :] >= (rows - rows % chunk)[:, None]
+        mask &= columns >= rows - rows % chunk
     return mask
 
 
