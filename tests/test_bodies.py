@@ -16,6 +16,7 @@ from agentcompile_core.ops.interpreter import compile_nodes
 SPEC = TensorSpec(shape=(4,), dtype=DType.F32)
 SILU, MUL, FILL = "aten.silu.default", "aten.mul.Tensor", "aten.fill_.Scalar"
 ADD, NORM = "aten.add.Tensor", "agentcompile.rms_norm.default"
+SUM = "aten.sum.dim_IntList"
 
 
 def graph_of(steps: list[tuple[str, tuple[Any, ...]]], outputs: tuple[str, ...]) -> Graph:
@@ -40,8 +41,12 @@ def run(graph: Graph, serves: bool = True) -> tuple[list[tuple[torch.Tensor, ...
         calls.append((left, right, weight))
         return (left + right, operators.rms_norm(left + right, weight, eps)) if serves else None
 
+    def weighed(left: torch.Tensor, right: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor | None:
+        calls.append((left, right))
+        return (left * right).sum(axes) if serves else None
+
     def bodies(*ops: str) -> Any:
-        return {(SILU, MUL): both, (ADD, NORM): normed}.get(ops)
+        return {(SILU, MUL): both, (ADD, NORM): normed, (MUL, SUM): weighed}.get(ops)
 
     given_ = {"a": torch.arange(4.0), "b": torch.arange(4.0) - 2}
     found = compile_nodes(graph, device="cpu", bodies=bodies).run({k: v.clone() for k, v in given_.items()})
@@ -67,6 +72,10 @@ def test_a_pair_is_one_call_in_either_order(order: tuple[str, str], serves: bool
     ([(ADD, ("a", "b")), (FILL, ("v0", 3.0)), (NORM, ("v0", "b", 1e-6))], ("v2",)),  # so does the sum
     ([(ADD, ("a", "b")), (SILU, ("v0",)), (NORM, ("v0", "v1", 1e-6))], ("v2",)),  # the weight is made behind the sum
     ([(ADD, ("a", 2.0)), (NORM, ("v0", "b", 1e-6))], ("v1",)),  # no tensor
+    ([(MUL, ("a", "b")), (SUM, ("v0", (0,)))], ("v1", "v0")),  # the product is returned too
+    ([(MUL, ("a", "b")), (SUM, ("v0", (0,))), (ADD, ("v0", "v1"))], ("v2",)),  # or read again
+    ([(MUL, ("a", 2.0)), (SUM, ("v0", (0,)))], ("v1",)),  # no tensor
+    ([(MUL, ("a", "b")), (FILL, ("b", 3.0)), (SUM, ("v0", (0,)))], ("v2",)),  # a factor changes in between
 ])
 def test_what_somebody_would_notice_stays_apart(steps: list[tuple[str, tuple[Any, ...]]], outputs: tuple[str, ...]) -> None:
     assert run(graph_of(steps, outputs))[0] == []
@@ -79,6 +88,12 @@ def test_a_sum_and_its_norm_are_one_call_whoever_else_reads_the_sum(serves: bool
              (ADD, ("v3", "v4"))]
     calls, _ = run(graph_of(steps, ("v0", "v1", "v2", "v5")), serves)
     assert len(calls) == 1 and torch.equal(calls[0][2], torch.arange(4.0) - 2)
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_product_that_is_only_added_up_is_one_call(serves: bool) -> None:
+    calls, found = run(graph_of([(MUL, ("a", "b")), (ADD, ("a", "b")), (SUM, ("v0", (0,)))], ("v1", "v2")), serves)
+    assert len(calls) == 1 and float(found["v2"]) == float((torch.arange(4.0) * (torch.arange(4.0) - 2)).sum())
 
 
 @given(st.lists(st.tuples(st.sampled_from([SILU, MUL, ADD, NORM]), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),

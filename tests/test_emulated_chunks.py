@@ -26,7 +26,9 @@ from agentcompile_core.testing.doubles import ReplayingBackend
 
 SMALL, LARGE, CONTEXT = 4, 16, 60
 WIDE = {"hidden_size": 64, "head_dim": 16}
-MODELS: dict[str, dict[str, Any]] = {"qwen3": {**SIZES, **WIDE}, "llama": {**SIZES, **WIDE}, "gemma2": {**WINDOWED, **WIDE}}
+MODELS: dict[str, dict[str, Any]] = {"qwen3": {**SIZES, **WIDE}, "llama": {**SIZES, **WIDE}, "gemma2": {**WINDOWED, **WIDE},
+                                     "qwen3_moe": {**SIZES, **WIDE, "num_experts": 4, "num_experts_per_tok": 2,
+                                                   "moe_intermediate_size": 32}}
 
 
 class Emulated(ReplayingBackend):
@@ -55,7 +57,8 @@ def logits_of(model: nn.Module, name: str, dtype: DType, backend: ReplayingBacke
         return [mine.prefill(prompt_of(length)).output(0)[0, -1].float() for length in (1, SMALL + 1, LARGE, 2 * LARGE + 3, CONTEXT - 1, 7)]
 
 
-@pytest.mark.parametrize("name, dtype", [("qwen3", DType.F16), ("qwen3", DType.BF16), ("llama", DType.BF16), ("gemma2", DType.F16)])
+@pytest.mark.parametrize("name, dtype", [("qwen3", DType.F16), ("qwen3", DType.BF16), ("llama", DType.BF16), ("gemma2", DType.F16),
+                                         ("qwen3_moe", DType.F16)])
 def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_attention, "LARGE", LARGE)
     model, backend = tiny(name, MODELS[name], getattr(torch, dtype.value)), Emulated()
@@ -68,5 +71,5 @@ def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: D
         assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-3 * float(right.std())
     used = {key[0]: served for key, served in backend.rows._served.items()}
     wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "skinny_rows"}
-    wanted_kernels |= {"gate_rows", "gated_rows"}
+    wanted_kernels |= {"gate_rows", "expert_rows", "weigh_rows"} if name == "qwen3_moe" else {"gate_rows", "gated_rows"}
     assert used == dict.fromkeys(wanted_kernels, True)

@@ -252,7 +252,7 @@ def test_heads_are_placed_in_one_go_with_what_comes_before(name: str) -> None:
 
 
 def test_large_chunks_are_not_for_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The framework's products of all experts with all rows would take gigabytes."""
+    """Each row has the results of all experts that it chose in memory."""
     monkeypatch.setattr(language_model, "MOST_WITH_EXPERTS", SMALL)
     for name, sizes in (("gpt_oss", {SMALL}), ("qwen3", {SMALL, LARGE})):
         graphs = capture_language_model(tiny(name, MODELS[name]), name, WORKLOAD)

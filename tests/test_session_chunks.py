@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from capture_models import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_live_prefill import MODELS
 
 from agentcompile_core.errors import UsageError
-from agentcompile_core.runtime.chunks import EACH, ChunkInputs, plan_chunks, rows_of
+from agentcompile_core.ir.graph import DType, Workload
+from agentcompile_core.runtime.chunks import EACH, ChunkInputs, cost_of_each, plan_chunks, rows_of
+from agentcompile_core.stages.capture.language_model import capture_language_model
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
 
@@ -58,3 +62,21 @@ def test_each_chunk_is_told_its_tokens_and_where_they_are(length: int, sizes: li
         assert ids[0, : chunk.length].tolist() == prompt[0, chunk.start : chunk.start + chunk.length].tolist()
         assert not ids[0, chunk.length :].any() and ids.shape == (1, chunk.tokens)
         assert (int(start), int(count)) == (chunk.start, chunk.length)
+
+
+@SETTINGS
+@given(prompt=st.integers(1, 5000), each=st.integers(EACH, 20 * EACH))
+def test_chunks_that_cost_more_beside_their_rows_are_fewer(prompt: int, each: int) -> None:
+    """As those of models whose rows are multiplied with few of the weights: never dearer than the usual cut, by what they cost."""
+    sizes = (128, 512, 2048)
+    mine, usual = (plan_chunks(prompt, sizes, 8192, each=one) for one in (each, EACH))
+    assert len(mine) <= len(usual) and sum(chunk.length for chunk in mine) == prompt
+    assert sum(chunk.tokens + each for chunk in mine) <= sum(chunk.tokens + each for chunk in usual)
+
+
+@pytest.mark.parametrize(("name", "times"), [("qwen3", 1), ("gpt_oss", 2)])
+def test_a_chunk_reads_all_experts(name: str, times: int) -> None:
+    """Two of 4 experts are chosen in the tiny model, which has other weights besides."""
+    workload = Workload(dtype=DType.F32, max_context=64, prefill_chunks=())
+    cost = cost_of_each(capture_language_model(tiny(name, MODELS[name]), name, workload))
+    assert cost == EACH if times == 1 else EACH < cost < times * EACH

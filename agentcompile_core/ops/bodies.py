@@ -9,6 +9,7 @@ from ..ir.graph import Graph, Node, Ref, ValueKind
 from .names import RMS_NORM
 
 ADD, LINEAR = "aten.add.Tensor", "aten.linear.default"
+MULTIPLY, SUM = "aten.mul.Tensor", "aten.sum.dim_IntList"
 
 # ``bodies(op)`` or ``bodies(op, op)``: a callable, which returns None for arguments that it does not serve, or None.
 Bodies = Callable[..., "Callable[..., Any] | None"]
@@ -23,10 +24,12 @@ def with_bodies(
     ``known``: names of nodes that have one already, which stay as they are.
 
     Two neighbours become one node, the second, where nothing else reads the first and the second's other operand is a tensor. A sum
-    and a norm of it become one node, the first, with both outputs.
+    and a norm of it become one node, the first, with both outputs. A product of two tensors that only a sum along axes reads becomes a
+    part of that.
     """
     found: dict[str, Callable[..., Any]] = {}
     nodes = _sums_with_norms(graph, nodes, bodies, operator_of, found)
+    nodes = _sums_of_products(graph, nodes, outputs, bodies, operator_of, found)
     by_output = {node.outputs[0]: node for node in nodes if len(node.outputs) == 1 and node.name not in known}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
@@ -65,6 +68,27 @@ def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operat
         merged[first.name] = evolve(first, args=(*first.args, *node.args[1:]), kwargs=node.kwargs, outputs=(*first.outputs, *node.outputs))
         found[first.name] = _either_sum(both, operator_of(ADD), operator_of(RMS_NORM))
         gone.add(node.name)
+    return [merged.get(node.name, node) for node in nodes if node.name not in gone]
+
+
+def _sums_of_products(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], bodies: Bodies,
+                      operator_of: Callable[[str], Callable[..., Any]], found: dict[str, Callable[..., Any]]) -> list[Node]:
+    """``nodes`` where each sum along axes took in the product of two tensors that it alone reads, and callables of those in ``found``."""
+    both = bodies(MULTIPLY, SUM)
+    if both is None:
+        return list(nodes)
+    products = {node.outputs[0]: node for node in nodes if node.op == MULTIPLY and not node.kwargs and _tensors(node.args, 2)}
+    merged: dict[str, Node] = {}
+    gone: set[str] = set()
+    for node in nodes:
+        if node.op != SUM or node.kwargs or len(node.args) != 2 or not isinstance(node.args[0], Ref):
+            continue
+        first = products.get(node.args[0].value)
+        if first is None or first.outputs[0] in outputs or not _only_reader(graph, first, node):
+            continue
+        merged[node.name] = evolve(node, args=(*first.args, node.args[1]))
+        found[node.name] = _either_sum_of_products(both, operator_of(MULTIPLY), operator_of(SUM))
+        gone.add(first.name)
     return [merged.get(node.name, node) for node in nodes if node.name not in gone]
 
 
@@ -121,6 +145,14 @@ def _either_sum(body: Callable[..., Any], add: Callable[..., Any], norm: Callabl
             total = add(left, right)
             found = total, norm(total, *args, **kwargs)
         return found
+
+    return run
+
+
+def _either_sum_of_products(body: Callable[..., Any], multiply: Callable[..., Any], add: Callable[..., Any]) -> Callable[..., Any]:
+    def run(left: Any, right: Any, axes: Any) -> Any:
+        found = body(left, right, axes)
+        return add(multiply(left, right), axes) if found is None else found
 
     return run
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MOST_ROWS = 512  # that every expert is multiplied with at a time: what that gives lies in memory
+
 SCHEMA = "(Tensor x, Tensor weight, Tensor experts, Tensor? bias=None, bool transposed=False) -> Tensor"
 
 
@@ -19,7 +21,11 @@ def expert_linear(x: Tensor, weight: Tensor, experts: Tensor, bias: Tensor | Non
     matrices = weight.transpose(1, 2) if transposed else weight
     if x.device.type == "cpu":
         return _one_by_one(x, matrices, experts, bias)
-    out = _gathered(x, matrices, experts) if 2 * experts.numel() <= weight.shape[0] else _all_experts(x, matrices, experts)
+    if 2 * experts.numel() <= weight.shape[0]:
+        out = _gathered(x, matrices, experts)
+    else:
+        parts = zip(x.split(MOST_ROWS), experts.split(MOST_ROWS), strict=True)
+        out = torch.cat([_all_experts(rows, matrices, chosen) for rows, chosen in parts])
     return out if bias is None else out + bias[experts]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import LINEAR, Bodies, is_of_one, is_of_weights, written_between
+from .bodies import LINEAR, MULTIPLY, Bodies, is_of_one, is_of_weights, written_between
 from .joint_products import ProductMemory, joint, lie_behind
 from .names import operator
 from .schema import named
@@ -14,7 +14,6 @@ from .schema import named
 if TYPE_CHECKING:
     from torch import Tensor
 
-MULTIPLY = "aten.mul.Tensor"
 _PARTS = frozenset({"chunk", "split", "split_with_sizes"})
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..ir.graph import Graph, GraphSet, Node, ValueKind
+from ..ir.graph import Graph, GraphSet
 from ..ops.aliasing import is_alias
-from ..ops.traffic import EXPERTS, unchosen_bytes, unread_bytes
+from ..ops.traffic import unread_bytes, weight_bytes
 from ..runtime.program import Program
 
 
@@ -40,26 +40,11 @@ def _node_bytes(graph: Graph, name: str) -> int:
 
 
 def step_bytes(graphs: GraphSet, positions: int) -> int:
-    """Bytes that one decode step must move with ``positions`` positions of KV: every linear weight once, and K and V.
-
-    Weights that are only looked up (embeddings) count one row; tied weights count once, where they are multiplied; of experts those
-    that one token chooses.
-    """
+    """Bytes that one decode step must move with ``positions`` positions of KV: every linear weight once, of experts those that one token
+    chooses, and K and V."""
     graph = next(g for g in graphs.graphs if g.name == "decode")
-    looked_up = {name for n in graph.nodes if n.kind == "embedding" for name in n.inputs}
-    total = 0
-    for value in graph.values:
-        if value.kind is ValueKind.WEIGHT:
-            multiplied = any(n.kind != "embedding" for n in graph.users.get(value.name, ()))
-            total += value.spec.nbytes if multiplied or value.name not in looked_up else value.spec.nbytes // max(1, value.spec.shape[0])
-            total -= min((_unchosen(n, graph, value.name) for n in graph.users.get(value.name, ())), default=0)
+    total = weight_bytes(graph)[1]
     if graphs.kv is not None:
         total += graphs.kv.nbytes // graphs.kv.capacity * positions
     total += 2 * sum(value.spec.nbytes for value in graph.kept)  # read and written
     return total
-
-
-def _unchosen(node: Node, graph: Graph, value: str) -> int:
-    """Bytes of ``value`` that a node leaves alone, since they belong to experts that were not chosen."""
-    chosen_from = node.kind == EXPERTS and value in (node.inputs[1], *node.inputs[3:])
-    return unchosen_bytes(node, graph, value) if chosen_from else 0

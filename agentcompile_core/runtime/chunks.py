@@ -6,13 +6,23 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..errors import UsageError
+from ..ops.traffic import weight_bytes
 
 if TYPE_CHECKING:
     import torch
 
+    from ..ir.graph import GraphSet
+
 APART = 32  # elements of 8 bytes, so that each input of a program begins at a multiple of 256 bytes
 
-EACH = 384  # tokens: a chunk costs as much beside its rows, since it reads all weights
+EACH = 384  # tokens: a chunk costs as much beside its rows, since it reads all weights, where each row is multiplied with all of them
+
+
+def cost_of_each(graphs: "GraphSet") -> int:
+    """What a chunk of a model costs beside its rows, in rows: more where a row is multiplied with few of the weights (experts)."""
+    decode = next((graph for graph in graphs.graphs if graph.name == "decode"), None)
+    every, read = (1, 1) if decode is None else weight_bytes(decode)
+    return EACH * every // max(1, read)
 
 
 @frozen(kw_only=True)
@@ -29,32 +39,35 @@ class Chunk:
         return self.start == 0
 
 
-def _size(fits: Sequence[int], left: int) -> int:
+def _size(fits: Sequence[int], left: int, each: int) -> int:
     """Of the sizes that fit, smallest first, the next chunk's for ``left`` tokens: the one that holds them all, if that costs least."""
     holds = next((size for size in fits if size >= left), None)
     whole = [size for size in fits if size <= left]
     if holds is None or not whole:
         return fits[-1] if holds is None else holds
-    return whole[-1] if _cost(whole, fits, left) < holds + EACH else holds
+    return whole[-1] if _cost(whole, fits, left, each) < holds + each else holds
 
 
-def _cost(whole: Sequence[int], fits: Sequence[int], left: int) -> int:
+def _cost(whole: Sequence[int], fits: Sequence[int], left: int, each: int) -> int:
     """Of ``left`` tokens in as many of the largest ``whole`` chunk as there are, the rest in the next smaller ones or one that holds it.
 
-    A chunk costs its rows and ``EACH``.
+    A chunk costs its rows and ``each``.
     """
     spent, best = 0, None
     for size in reversed(whole):
         count, left = divmod(left, size)
-        spent += count * (size + EACH)
-        holds = next(size for size in fits if size >= left) + EACH if left else 0
+        spent += count * (size + each)
+        holds = next(size for size in fits if size >= left) + each if left else 0
         best = spent + holds if best is None else min(best, spent + holds)
     assert best is not None
     return best
 
 
-def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: bool = True, again: bool = True) -> tuple[Chunk, ...]:
+def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: bool = True, again: bool = True,
+                each: int = EACH) -> tuple[Chunk, ...]:
     """Cut a prompt of ``prompt`` tokens into prefill chunks, largest first; the last one is padded to a size that holds it.
+
+    ``each``: what a chunk costs beside its rows, in rows.
 
     Padding writes KV beyond the prompt, where it is overwritten later, but never beyond ``capacity``: near the end a
     chunk starts earlier instead and computes a few positions again. Where that may not be, since positions change a state
@@ -72,7 +85,7 @@ def plan_chunks(prompt: int, sizes: Sequence[int], capacity: int, *, padded: boo
         if not fits and padded and again:
             start = capacity - min(sizes)
             fits, left = [min(sizes)], prompt - start
-        tokens = _size(fits, left) if fits else 1
+        tokens = _size(fits, left, each) if fits else 1
         chunks.append(Chunk(tokens=tokens, start=start, length=min(left, tokens)))
         start += chunks[-1].length
     return tuple(chunks)

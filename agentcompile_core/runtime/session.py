@@ -18,7 +18,7 @@ from ..plugin.running import KVState
 from .as_captured import as_captured
 from .binder import bind
 from .bound_program import BoundProgram
-from .chunks import Chunk, ChunkInputs, plan_chunks, rows_of
+from .chunks import Chunk, ChunkInputs, cost_of_each, plan_chunks, rows_of
 from .device import release_cache
 from .device_choice import DeviceChoices
 from .executables import Executables
@@ -60,7 +60,7 @@ class Session:
     ) -> None:
         import torch
 
-        self.graphs, self.kv = graphs, kv_state
+        self.graphs, self.kv, self._each = graphs, kv_state, cost_of_each(graphs)
         self.device = device = executables.device
         self._lock = threading.Lock()
         self._programs, self._weights, self._decode, self._executables = dict(programs), weights, decode, executables
@@ -222,7 +222,8 @@ class Session:
         Every request passes here before anything of it runs. Raises UsageError: there is not enough; nothing has changed then.
         """
         sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
-        chunks = plan_chunks(length, sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept)
+        chunks = plan_chunks(length, sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept,
+                             each=self._each)
         self.rows.hold(max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
         return chunks
 

@@ -31,8 +31,8 @@ from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
 from .states import Held, check_states, held_by
 
-# Rows of a chunk where there are experts: the framework computes all of them for every row, and keeps what that gives.
-MOST_WITH_EXPERTS, EXPERT_LINEAR = 512, "agentcompile.expert_linear.default"
+# Rows of a chunk where there are experts: each row has the results of all that it chose in memory, of both of their layers.
+MOST_WITH_EXPERTS, EXPERT_LINEAR = 4096, "agentcompile.expert_linear.default"
 # Where no library computes attention all scores of a chunk may lie in memory, as where graphs are compared with their module.
 MOST_WITH_SCORES = 2048
 

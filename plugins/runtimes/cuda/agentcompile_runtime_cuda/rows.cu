@@ -12,6 +12,8 @@
 //                                   launch for two norms, two rotations and three copies, and no row lies in memory in between
 //   gate_rows                       out = activation(gate) * up, dense rows of `columns`; those of gate and up may be slices of wider
 //                                   ones. activation.cuh knows the activations
+//   weigh_rows, weigh_rows_wide     out[t] = sum over s of x[t, s] weights[t, s], rows of `columns`, `slots` of them a token; the wide one
+//                                   has weights and results in fp32, the other one rounds each product as the framework does
 //   merge_rows                      attention over several ranges of keys, each [T, H, D] dense with its logsumexp [H, T] in fp32,
 //                                   as attention over all of them; absent parts are null
 #include <agentcompile/activation.cuh>
@@ -260,6 +262,43 @@ gate_rows(const Plan::T* gate, const Plan::T* up, Plan::T* out, int rows, int co
 #pragma unroll
   for (int e = 0; e < size; ++e) values[e] = ac::gated<T>(activation, values[e], factors[e]);
   Vector::pack(values).store(out + static_cast<long long>(row) * columns + column);
+}
+
+template <class Weight>
+__device__ __forceinline__ void weigh(const T* x, const Weight* weights, Weight* out, int tokens, int slots, int columns) {
+  wait_in_chain();
+  const unsigned vectors = static_cast<unsigned>(columns) / size;
+  const unsigned item = static_cast<unsigned>(block_from_the_end()) * Plan::threads + threadIdx.x;
+  const unsigned token = item / vectors, column = item % vectors * size;
+  if (token >= static_cast<unsigned>(tokens)) return;
+  float sums[size] = {};
+  for (int slot = 0; slot < slots; ++slot) {
+    const long long row = static_cast<long long>(token) * slots + slot;
+    float values[size];
+    Vector::load(x + row * columns + column).unpack(values);
+    const float weight = ac::to_float(weights[row]);
+#pragma unroll
+    for (int e = 0; e < size; ++e) sums[e] += ac::to_float(ac::from_float<Weight>(values[e] * weight));
+  }
+  using Result = ac::Vec16<Weight>;
+  Weight* const place = out + static_cast<long long>(token) * columns + column;
+#pragma unroll
+  for (int part = 0; part < size / Result::size; ++part) {
+    float values[Result::size];
+#pragma unroll
+    for (int e = 0; e < Result::size; ++e) values[e] = sums[part * Result::size + e];
+    Result::pack(values).store(place + part * Result::size);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+weigh_rows(const Plan::T* x, const Plan::T* weights, Plan::T* out, int tokens, int slots, int columns) {
+  weigh(x, weights, out, tokens, slots, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+weigh_rows_wide(const Plan::T* x, const float* weights, float* out, int tokens, int slots, int columns) {
+  weigh(x, weights, out, tokens, slots, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)

@@ -1,10 +1,10 @@
-"""Work of prompt chunks and of rows of a batch in one launch each: norms, sums with norms, heads, gates (``rows.cu``), and products.
+"""Work of prompt chunks and of rows of a batch in one launch each: norms, sums with norms, heads, gates (``rows.cu``), and products, those
+of chosen experts too.
 
 A kernel is built on first use and compared there with the framework, on the numbers of that call; one that cannot be built or
 differs is not used again.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -17,7 +17,6 @@ from attrs import evolve
 from agentcompile_core.plugin_api import (
     Access,
     Backend,
-    BuildError,
     DType,
     Heads,
     Launch,
@@ -30,6 +29,8 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
+from .compared import CLOSE_PRODUCTS, Compared
+from .expert_product import ExpertProduct, one_by_one
 from .gated_product import GatedProduct
 from .gates import ACTIVATIONS, LIKELY, gate_of
 from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
@@ -41,20 +42,19 @@ if TYPE_CHECKING:
 
     Tensors = Sequence[torch.Tensor]
 
-log = logging.getLogger("agentcompile.runtime.cuda")
-
 TEMPLATE = Path(__file__).with_name("rows.cu")
 WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
-CLOSE, CLOSE_PRODUCTS = 2.0, 4.0  # units in the last place of the largest element beside which a kernel may differ from the framework
 NORM, ROPE, MULTIPLY = "agentcompile.rms_norm.default", "agentcompile.rope.default", "aten.mul.Tensor"
-PRODUCT = "aten.linear.default"
+PRODUCT, EXPERTS = "aten.linear.default", "agentcompile.expert_linear.default"
+WEIGHED = (MULTIPLY, "aten.sum.dim_IntList")
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_row", "activation"))
 _SUM_SCALARS = (i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
+_WEIGH_SCALARS = tuple(i32(n, 0) for n in ("tokens", "slots", "columns"))
 _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
 _STRIDES = tuple(f"{name}_{which}" for which in ("heads", "token", "head", "out_token", "out_head") for name in "qkv")
@@ -70,12 +70,16 @@ def source(dtype: DType) -> StepSource:
         pointers = (*given, *(pointer(name, Role.OUTPUT, dtype, Access.WRITE) for name in outputs))
         return Launch(entry=entry, grid=(1, 1, 1), block=(THREADS, 1, 1), pdl=True, arguments=(*pointers, *scalars))
 
+    weigh = launch("weigh_rows", ("x", "weights"), _WEIGH_SCALARS)
+    x, weights, out = weigh.arguments[:3]
+    wide = evolve(weigh, entry="weigh_rows_wide",
+                  arguments=(x, *(evolve(one, dtype=DType.F32) for one in (weights, out)), *_WEIGH_SCALARS))
     sums = tuple(pointer(f"sum{i}", Role.INPUT, DType.F32) for i in range(MOST_PARTS))
     merge = launch("merge_rows", tuple(f"part{i}" for i in range(MOST_PARTS)), _MERGE_SCALARS)
     places = (*merge.arguments[:MOST_PARTS], *sums, *merge.arguments[MOST_PARTS:])
     launches = (launch("rms_rows_warp", ("x", "weight"), _NORM_SCALARS), launch("rms_rows_block", ("x", "weight"), _NORM_SCALARS),
                 launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("gate_rows", ("gate", "up"), _GATED_SCALARS),
-                evolve(merge, arguments=places),
+                evolve(merge, arguments=places), weigh, wide,
                 launch("add_rms_rows", ("left", "right", "weight"), _SUM_SCALARS, ("total", "out")),
                 launch("place_heads", ("q", "k", "v", "q_weight", "k_weight", "v_weight", "cos", "sin", "at"), _PLACE_SCALARS,
                        ("q_out", "k_out", "v_out")))
@@ -88,12 +92,14 @@ class RowKernels:
     def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool],
                  others: "Sequence[Callable[[torch.Tensor], None]]" = ()) -> None:
         """``others``: what else of this package's own serves prompts, and begins to be built when the first kernel is."""
-        self._backend, self._capturing, self._kernels = backend, capturing, OwnKernels(backend, target, source)
+        self._kernels = OwnKernels(backend, target, source)
         self._product, self._skinny = GatedProduct(backend, target), SkinnyProduct(backend, target)
-        self._others = (*others, self._product.start)
-        self._served: dict[Any, bool] = {}
+        self._experts = ExpertProduct(backend, target)
+        self._compared = Compared(backend, capturing, (*others, self._product.start, self._experts.start))
+        self._served = self._compared.served
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
-            (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows}
+            (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows,
+            (EXPERTS,): self._chosen, WEIGHED: self._weighed}
         for activation in ACTIVATIONS:
             self._bodies[activation, MULTIPLY] = partial(self._gated, activation)
             self._bodies[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
@@ -102,6 +108,8 @@ class RowKernels:
         """See ``Backend.body``."""
         if len(ops) == 3 and ops in self._bodies:
             self._product.expect(LIKELY[ops[1]])
+        if ops == (EXPERTS,):
+            self._experts.expect()
         return self._bodies.get(ops)
 
     def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
@@ -137,7 +145,7 @@ class RowKernels:
             return wanted, torch.ops.agentcompile.rms_norm.default(wanted, weight, eps, one_plus, once)
 
         key = ("add_rms_rows", left.dtype, columns, weight is None, kind)
-        return (total, out) if self._agreed(key, launch, lambda: (total, out), framework) else None
+        return (total, out) if self._compared.agreed(key, launch, lambda: (total, out), framework) else None
 
     def place(self, heads: Sequence[Heads]) -> bool:
         """See ``Backend.place``."""
@@ -153,7 +161,7 @@ class RowKernels:
             return [one.out[:, :, start : start + count] for one, start in zip(heads, starts, strict=True)]
 
         key = ("place_heads", dtype, *(one.rows.shape[1] for one in heads), *scalars[SHAPES_OF])
-        return self._agreed(key, launch, found, lambda: [placed(one) for one in heads])
+        return self._compared.agreed(key, launch, found, lambda: [placed(one) for one in heads])
 
     def _rope(self, x: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor", interleaved: bool = False) -> "torch.Tensor | None":
         import torch
@@ -205,7 +213,7 @@ class RowKernels:
         def wanted() -> "Tensors":
             return (by.run(linear(x, gate)) * linear(x, up),)
 
-        return out if self._agreed(key, launch, lambda: (out,), wanted, CLOSE_PRODUCTS) else None
+        return out if self._compared.agreed(key, launch, lambda: (out,), wanted, CLOSE_PRODUCTS) else None
 
     def _few_rows(self, x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None" = None, *,
                   out: "torch.Tensor | None" = None) -> "torch.Tensor | None":
@@ -217,7 +225,39 @@ class RowKernels:
         made = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device) if out is None else out
         launch, key = partial(self._skinny.plain, x, weight, bias, made), ("skinny_rows", x.dtype, bias is None, *weight.shape)
         framework = partial(torch.nn.functional.linear, x, weight, bias)
-        return made if self._agreed(key, launch, lambda: (made,), lambda: (framework(),), CLOSE_PRODUCTS) else None
+        return made if self._compared.agreed(key, launch, lambda: (made,), lambda: (framework(),), CLOSE_PRODUCTS) else None
+
+    def _chosen(self, x: "torch.Tensor", weight: "torch.Tensor", experts: "torch.Tensor", bias: "torch.Tensor | None" = None,
+                transposed: bool = False) -> "torch.Tensor | None":
+        """Rows times the matrices of the experts chosen for them, as ``agentcompile.expert_linear`` says."""
+        import torch
+
+        if not self._experts.takes(x, weight, experts, bias, transposed):
+            return None
+        out = torch.empty((*experts.shape, weight.shape[2 if transposed else 1]), dtype=x.dtype, device=x.device)
+        launch = partial(self._experts, x, weight, experts, bias, transposed, out)
+        is_tall = self._experts.is_tall(experts, weight)
+        key = ("expert_rows", x.dtype, is_tall, transposed, bias is None, x.shape[1] == 1, *weight.shape)
+        return out if self._compared.agreed(key, launch, lambda: (out,), lambda: (one_by_one(x, weight, experts, bias, transposed),),
+                                   CLOSE_PRODUCTS) else None
+
+    def _weighed(self, x: "torch.Tensor", weights: "torch.Tensor", dims: Sequence[int]) -> "torch.Tensor | None":
+        """Rows [T, S, columns] times weights [T, S, 1], added for each token."""
+        import torch
+
+        if x.dim() != 3 or tuple(dims) not in ((1,), (-2,)) or tuple(weights.shape) != (*x.shape[:2], 1) or not x.numel():
+            return None
+        if not _even(x.shape[2], x) or not x.is_contiguous() or not weights.is_contiguous() or x.numel() > MOST:
+            return None
+        is_wide = weights.dtype is torch.float32
+        if not is_wide and weights.dtype is not x.dtype:
+            return None
+        tokens, slots, columns = x.shape
+        out = torch.empty((tokens, columns), dtype=weights.dtype, device=x.device)
+        vectors = tokens * columns * x.element_size() // VECTOR_BYTES
+        how = ("weigh_rows_wide" if is_wide else "weigh_rows", -(-vectors // THREADS), (tokens, slots, columns))
+        launch = partial(self._launch, (x, weights, out), how, x)
+        return out if self._compared.agreed((how[0], x.dtype), launch, lambda: (out,), lambda: ((x * weights).sum(1),)) else None
 
     def merge(self, parts: "list[tuple[torch.Tensor, torch.Tensor]]", out: "torch.Tensor") -> bool:
         """See ``Backend.merge``."""
@@ -244,42 +284,13 @@ class RowKernels:
                  framework: "Callable[[], torch.Tensor]") -> "torch.Tensor | None":
         """``out`` after its launch ``how`` (entry, blocks, scalars); None where the kernel is not to be used."""
         launch = partial(self._launch, (*inputs, out), how)
-        return out if self._agreed(key, launch, lambda: (out,), lambda: (framework(),)) else None
+        return out if self._compared.agreed(key, launch, lambda: (out,), lambda: (framework(),)) else None
 
-    def _agreed(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", framework: "Callable[[], Tensors]",
-                close: float = CLOSE) -> bool:
-        """Whether ``launch`` ran; False where the kernel is not to be used, since its results were not the framework's."""
-        if key not in self._served:
-            if self._capturing():
-                return False  # nothing can be built or compared now; who captures warms up first
-            for start in () if self._served else self._others:
-                start(results()[0])
-            self._served[key] = self._agrees(key, launch, results, framework(), close)
-        if self._served[key]:
-            launch()
-        return self._served[key]
-
-    def _agrees(self, key: Any, launch: Callable[[], None], results: "Callable[[], Tensors]", wanted: "Tensors", close: float) -> bool:
-        import torch
-
-        try:
-            launch()
-            self._backend.synchronize()
-        except (BuildError, RuntimeError, ValueError) as exc:
-            log.info("the kernel of %s is not used: %s", key, exc)
-            return False
-        for out, right in zip(results(), wanted, strict=True):
-            one, other = out.float().nan_to_num(), right.float().nan_to_num()
-            apart = float((one - other).abs().max())
-            if apart > close * torch.finfo(out.dtype).eps * float(other.abs().max()):
-                log.warning("the kernel of %s is not used: it differs from the framework by %g", key, apart)
-                return False
-        return True
-
-    def _launch(self, tensors: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]]) -> None:
-        """``tensors``: in the kernel's order, outputs last, all of the last one's type but those that say otherwise."""
+    def _launch(self, tensors: "tuple[torch.Tensor | None, ...]", how: tuple[str, int, tuple[Any, ...]],
+                like: "torch.Tensor | None" = None) -> None:
+        """``tensors``: in the kernel's order, outputs last, all of the type of ``like``, the last one, but those that say otherwise."""
         entry, blocks, scalars = how
-        like = tensors[-1]
+        like = tensors[-1] if like is None else like
         assert like is not None
         launch = next(one for one in self._kernels.launches(like) if one.entry.startswith(f"{entry}_"))
         self._kernels.run(like, launch, blocks, tensors, scalars)

@@ -9,11 +9,11 @@ from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda import gated_product, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import SILU
-from agentcompile_runtime_cuda.rows import MULTIPLY, NORM, PRODUCT, ROPE, SUM_AND_NORM, RowKernels, source
+from agentcompile_runtime_cuda.rows import EXPERTS, MULTIPLY, NORM, PRODUCT, ROPE, SUM_AND_NORM, WEIGHED, RowKernels, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ops import operators
+from agentcompile_core.ops import experts, operators
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import BuildError, DType, Heads
 
@@ -38,7 +38,36 @@ def near(found: torch.Tensor | None, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1.01 * torch.finfo(wanted.dtype).eps, atol=1e-6)
 
 
-@pytest.mark.parametrize("name, operator", [(NORM, operators.rms_norm), (ROPE, operators.rope)])
+@SETTINGS
+@given(st.data())
+def test_weighed_sums_are_the_frameworks(rows: RowKernels, data: st.DataObject) -> None:
+    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
+    tokens, slots, columns = draw(st.integers(1, 40)), draw(st.integers(1, 9)), 8 * draw(st.integers(1, 40))
+    x = normal(columns, tokens, slots, columns, dtype=dtype)
+    weights = normal(slots, tokens, slots, 1, dtype=draw(st.sampled_from([dtype, torch.float32])))
+    body = rows.body(*WEIGHED)
+    assert body is not None
+    found, wanted = body(x, weights, (1,)), (x * weights).sum(1)
+    assert found is not None and found.dtype is wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=1.01 * torch.finfo(wanted.dtype).eps,
+                               atol=2 * slots * torch.finfo(wanted.dtype).eps)  # sums of another order
+    for other in ((x, weights, (0,)), (x, weights[:, :, 0], (1,)), (x.mT, weights, (1,)), (x.float(), weights, (1,)), (x[0], weights, (1,)),
+                  (x, weights.double(), (1,))):
+        assert body(*other) is None
+
+
+def test_rows_of_chosen_experts_are_the_operators(rows: RowKernels) -> None:
+    generator, body = torch.Generator().manual_seed(0), rows.body(EXPERTS)
+    assert body is not None
+    for count, dtype, transposed in ((3, torch.float16, False), (100, torch.bfloat16, False), (9, torch.bfloat16, True)):
+        chosen = torch.rand(count, 4, generator=generator).topk(2).indices
+        weight, bias = normal(1, 4, *((24, 40) if transposed else (40, 24)), dtype=dtype), normal(2, 4, 40, dtype=dtype)
+        for x, added in ((normal(3, count, 1, 24, dtype=dtype), None), (normal(4, count, 2, 24, dtype=dtype), bias)):
+            near(body(x, weight, chosen, added, transposed), experts.expert_linear(x, weight, chosen, added, transposed))
+            assert body(x.float(), weight.float(), chosen, None, transposed) is None
+
+
+@pytest.mark.parametrize("name, operator", [(NORM, operators.rms_norm), (ROPE, operators.rope), (EXPERTS, experts.expert_linear)])
 def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, operator: Any) -> None:
     taken, given_ = (inspect.signature(one).parameters for one in (rows.body(name), operator))  # type: ignore[arg-type]
     assert [(p.name, p.default) for p in taken.values()] == [(p.name, p.default) for p in given_.values()]

@@ -53,6 +53,9 @@ void warpgroup_fence();
 void warpgroup_commit();
 void warpgroup_wait(int pending_groups);
 void warpgroup_settle(const float* sums);
+void shrink_registers(int count);
+void grow_registers(int count);
+void proxy_fence();  // what threads store in shared memory is there for products
 
 // --- copies and barriers that complete asynchronously (async_copies.cpp) ---
 // `settled`: of data that a hint says is complete, allowed before the dependency wait

@@ -69,6 +69,10 @@ struct Thread : ThreadCoordinates {
   uint32_t block_epoch = 1, warp_epoch = 1, time = 1;
   uint32_t fence_epoch = 0;       // block epoch of its latest __threadfence
   bool unfenced_writes = false;
+  struct ProxyFence {
+    uint32_t time, block_epoch;
+  };
+  std::vector<ProxyFence> proxy_fences;  // in the order of their times
   Clock clock;                    // empty until the block uses an mbarrier or a named barrier
   std::map<unsigned, Clock> clocks_of_others;  // what arrivals of other blocks of the cluster told it, by rank
   bool dependency_waited = false;
@@ -113,6 +117,7 @@ struct Warp {
   const void* in_pointer[warp_lanes];
   void* out_pointer[warp_lanes];
   Products products;
+  unsigned registers = 0;  // of each thread, as it asked for; 0: it did not
 };
 
 struct RemoteArrival {

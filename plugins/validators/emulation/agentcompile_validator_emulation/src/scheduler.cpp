@@ -84,6 +84,7 @@ static void start_block(uint3 index, dim3 grid) {
     block.warps[w].alive = block.warps[w].runnable = lanes == warp_lanes ? 0xffffffffu : (1u << lanes) - 1;
     block.warps[w].groups.clear();
     block.warps[w].products = Products{};
+    block.warps[w].registers = 0;
   }
   for (Thread& thread : block.threads) {
     thread.block_index = index;
@@ -95,6 +96,7 @@ static void start_block(uint3 index, dim3 grid) {
     thread.cluster_arrivals = thread.cluster_waits = thread.cluster_seen = 0;
     thread.open_group.clear();
     thread.groups.clear();
+    thread.proxy_fences.clear();
     thread.unpublished_stores.clear();
     thread.clocks_of_others.clear();
   }

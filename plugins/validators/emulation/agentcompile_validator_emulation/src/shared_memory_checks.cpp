@@ -1,5 +1,7 @@
 // Checks on shared memory: bounds, bytes that were never written or whose copy is in flight, races, stores from other blocks of
 // the cluster.
+#include <algorithm>
+
 #include "access_order.h"
 
 namespace emu {
@@ -133,6 +135,15 @@ void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& s
   }
 }
 
+// Whether a thread's store is there for products of `reader`: a fence of the asynchronous proxy lies behind it, and the reader knows of that.
+static bool is_fenced(const Stamp& store, const Thread* reader) {
+  const Thread& writer = block.threads[store.thread - 1u];
+  const auto first = std::lower_bound(writer.proxy_fences.begin(), writer.proxy_fences.end(), store.time,
+                                      [](const Thread::ProxyFence& fence, uint32_t time) { return fence.time < time; });
+  if (first == writer.proxy_fences.end()) return false;
+  return first->block_epoch < reader->block_epoch || (block.clocks_active && reader->clock[writer.linear] > first->time);
+}
+
 void check_product_read(const char* address, size_t bytes, const Thread* thread, uint32_t group, const void* code) {
   Stamp now = stamp_of(thread);
   now.thread = product_of(thread->warp);
@@ -144,7 +155,7 @@ void check_product_read(const char* address, size_t bytes, const Thread* thread,
     if (cell.content == Content::uninitialised)
       fail("uninitialised read: %s at byte %zu by wgmma, which this block has not written yet%s", where, offset, place(code).c_str());
     check_order(thread, cell, {Access::read}, where, offset, code, now);
-    if (cell.write.thread <= max_threads)
+    if (cell.write.thread <= max_threads && !is_fenced(cell.write, thread))
       fail("wgmma reads %s at byte %zu, which %s stored: what threads store is not fenced for the asynchronous proxy%s", where, offset,
            describe(cell.write).c_str(), place(code).c_str());
     ++offset;

@@ -29,6 +29,35 @@ static void step(const WarpStep& said) {
   whole_warp(Collective::warpgroup, &said, nullptr, run_step);
 }
 void warpgroup_multiply(const WarpgroupProduct& product) { step({Step::multiply, 0, product}); }
+// A block has as many registers as it is launched with, each thread as many as the launch bounds leave it; a warpgroup that asks for more
+// than the others give back waits for ever.
+static unsigned launched_registers() { return std::min(65536 / block.thread_count / 8 * 8, 255u); }
+
+static void set_registers(unsigned count) {
+  RuntimeScope scope;
+  constexpr unsigned fewest = 24;
+  block.warps[self()->warp].registers = count;
+  unsigned asked = 0;
+  for (const Warp& warp : block.warps) asked += warp.registers ? warp.registers : fewest;
+  if (asked > launched_registers() * block.warp_count)
+    fail("the warps of the block ask for %u registers a lane together, and it is launched with %u: they never come free", asked,
+         launched_registers() * block.warp_count);
+}
+void shrink_registers(int count) {
+  if (unsigned(count) > launched_registers()) fail("a warpgroup that has %u registers cannot shrink to %d", launched_registers(), count);
+  set_registers(unsigned(count));
+}
+void grow_registers(int count) {
+  if (unsigned(count) < launched_registers()) fail("a warpgroup that has %u registers cannot grow to %d", launched_registers(), count);
+  set_registers(unsigned(count));
+}
+
+void proxy_fence() {
+  RuntimeScope scope;
+  Thread* thread = self();
+  thread->proxy_fences.push_back({thread->time, thread->block_epoch});
+  ++thread->time;  // what is stored hereafter is behind it
+}
 void warpgroup_fence() { step({Step::fence, 0, {}}); }
 void warpgroup_commit() { step({Step::commit, 0, {}}); }
 void warpgroup_wait(int pending_groups) { step({Step::wait, pending_groups, {}}); }

@@ -53,10 +53,17 @@ inline void fence() { ::emu::warpgroup_fence(); }
 inline void commit() { ::emu::warpgroup_commit(); }
 template <int Pending> inline void wait() { ::emu::warpgroup_wait(Pending); }
 template <int Count> inline void settle(float (&sums)[Count]) { ::emu::warpgroup_settle(sums); }
-template <int Count> inline void shrink_registers() { static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0, "registers"); }
-template <int Count> inline void grow_registers() { static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0, "registers"); }
+template <int Count> inline void shrink_registers() {
+  static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0, "registers");
+  ::emu::shrink_registers(Count);
+}
+template <int Count> inline void grow_registers() {
+  static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0, "registers");
+  ::emu::grow_registers(Count);
+}
 inline void named_barrier_arrive(int id, int threads) { ::emu::named_barrier_arrive(id, threads); }
 inline void prefetch(const Tiles&) {}
+inline void proxy_fence() { ::emu::proxy_fence(); }
 template <int Cluster>
 inline void fetch(void* shared, const Tiles& tiles, int along, int across, int inner, int outer, ac::Mbarrier* barrier,
                   unsigned short blocks) {
@@ -103,6 +110,10 @@ template <int Count> __device__ __forceinline__ void grow_registers() {
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+
+// What this thread has written to shared memory by itself, or by copies that it has waited for, is there for products of whoever learns of
+// it hereafter: those read through the asynchronous proxy.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void prefetch(const Tiles& tiles) { asm volatile("prefetch.tensormap [%0];" ::"l"(&tiles) : "memory"); }
 
