@@ -30,7 +30,7 @@ from .setting_up import context
 __all__ = ["CompiledModel", "compile", "load"]
 
 DEFAULT_CONTEXT = 8192
-LARGE_CHUNK, LARGEST_CHUNKS = 2048, (4096, 8192)  # tokens of a prompt
+MORE_CHUNKS, LARGEST_CHUNKS = (256, 1024, 2048), (4096, 8192)  # tokens of a prompt
 RUN_ON = ("auto", "framework")
 
 
@@ -170,14 +170,14 @@ def _check_run_on(given: str, *allowed: str) -> None:
 
 
 def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int | None, device: str) -> Workload:
-    """The model's own, as asked for; large chunks of prompts only where they run on an accelerator, since each costs a capture."""
+    """The model's own, as asked for; more sizes of chunks only where they run on an accelerator, since each costs a capture."""
     from ..stages.capture.describe import default_workload
 
     workload = default_workload(loaded.module)
     if device != hardware.CPU:  # the largest where two of them fit: else few prompts have one
         context = max_context or workload.max_context
         largest = LARGEST_CHUNKS if 2 * max(LARGEST_CHUNKS) <= context else ()
-        workload = evolve(workload, prefill_chunks=(*workload.prefill_chunks, LARGE_CHUNK, *largest))
+        workload = evolve(workload, prefill_chunks=tuple(sorted((*workload.prefill_chunks, *MORE_CHUNKS, *largest))))
     if dtype is not None:
         workload = evolve(workload, dtype=DType(dtype))
     if max_context is not None:

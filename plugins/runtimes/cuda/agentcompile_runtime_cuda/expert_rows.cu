@@ -203,16 +203,18 @@ expert_rows(const T* x, const __grid_constant__ wg::Tiles weight, const T* bias,
       int before = turn.stage;
       for (int slice = 0; slice < slices; ++slice) {
         ac::mbarrier_wait(full + turn.stage, turn.parity);
-        const T* const place = ring + turn.stage * stage_elements;
-        const unsigned long long left = wg::descriptor(place + row_of_group * wg::span);
-        const unsigned long long right = wg::descriptor(place + x_elements + column_of_group * depth);
-        wg::fence();
+        if (row_of_group < tile.count) {
+          const T* const place = ring + turn.stage * stage_elements;
+          const unsigned long long left = wg::descriptor(place + row_of_group * wg::span);
+          const unsigned long long right = wg::descriptor(place + x_elements + column_of_group * depth);
+          wg::fence();
 #pragma unroll
-        for (int t = 0; t < depth / 16; ++t) {
-          wg::multiply<T, columns_of_group, true, !Plan::transposed>(sums, left + t * wg::next_terms<true>,
-                                                                     right + t * wg::next_terms<!Plan::transposed>);
+          for (int t = 0; t < depth / 16; ++t) {
+            wg::multiply<T, columns_of_group, true, !Plan::transposed>(sums, left + t * wg::next_terms<true>,
+                                                                       right + t * wg::next_terms<!Plan::transposed>);
+          }
+          wg::commit();
         }
-        wg::commit();
         wg::wait<1>();
         if (slice > 0) release(before);
         before = turn.stage;

@@ -105,12 +105,12 @@ def product(entry, mode, options):
     views = [Tiling(extents=(TERMS, rows + 1, 1, 1), steps=(1, TERMS, *[TERMS * (rows + 1)] * 2), tile=(TERMS, rows, 1, 1), swizzle=128)
              for rows in (ROWS, COLUMNS)]
     module("warpgroups.cu", mode).launch(entry, (1,), (128,), [fetched("a", a, views[0]), fetched("b", b, views[1]),
-                                         buffer("out", out, Access.WRITE)], PRODUCT_BYTES, attrs.evolve(options, deadline_s=20.0))
+                                         buffer("line", a[0].copy()), buffer("out", out, Access.WRITE)], PRODUCT_BYTES, attrs.evolve(options, deadline_s=20.0))
     return float(np.nan_to_num(np.abs(out - a[:ROWS].astype(float) @ b[:COLUMNS].astype(float).T), nan=math.inf).max())
 
 
 @pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CHECKED])
-@pytest.mark.parametrize("entry", ["clean_product", "clean_two_groups"])
+@pytest.mark.parametrize("entry", ["clean_product", "clean_two_groups", "clean_stored_and_fenced", "clean_copied_and_fenced"])
 def test_products_are_exact_in_every_order(entry, mode):
     assert [product(entry, mode, options) for options in SCHEDULES] == [0.0] * len(SCHEDULES)
 
@@ -150,9 +150,27 @@ def test_what_threads_store_is_no_factor():
         product("bug_stored", Mode.CHECKED, SCHEDULES[0])
 
 
-def turns(entry, options):
+@pytest.mark.parametrize(("entry", "thread"), [("fenced_first", 0), ("fenced_late", 0), ("fenced_by_another", 7), ("copy_fenced_early", 0)])
+def test_a_fence_counts_behind_the_store_and_before_what_tells_of_it(entry, thread):
+    for options in SCHEDULES:
+        with pytest.raises(EmulationError, match=rf"which thread {thread} stored: what threads store is not fenced"):
+            product(f"bug_{entry}", Mode.CHECKED, options)
+
+
+@pytest.mark.parametrize(("entry", "reason"), [
+    ("bug_more_registers_than_there_are", "ask for 2048 registers a lane together, and it is launched with 2016: they never come free"),
+    ("bug_shrinks_to_more", "a warpgroup that has 168 registers cannot shrink to 176"),
+    ("bug_grows_to_fewer", "a warpgroup that has 168 registers cannot grow to 160")])
+def test_registers_that_never_come_free_are_refused(entry, reason):
+    assert [turns("clean_registers", options, 384) for options in SCHEDULES] == [1] * len(SCHEDULES)
+    for options in SCHEDULES:
+        with pytest.raises(EmulationError, match=reason):
+            turns(entry, options, 384)
+
+
+def turns(entry, options, threads=128):
     out = np.zeros(1, np.int32)
-    module("warpgroups.cu", Mode.CHECKED).launch(entry, (1,), (128,), [buffer("out", out, Access.WRITE)], 0, options)
+    module("warpgroups.cu", Mode.CHECKED).launch(entry, (1,), (threads,), [buffer("out", out, Access.WRITE)], 0, options)
     return int(out[0])
 
 

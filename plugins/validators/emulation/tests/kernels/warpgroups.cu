@@ -7,7 +7,8 @@ constexpr int rows = 64, columns = 128, terms = 64;
 
 enum class Product {
   clean, two_groups, no_wait, read_early, no_fence, no_commit, written_early, refilled, stored, lanes_differ, warps_differ, warp_missing,
-  misaligned, not_swizzled, outside, overlapping
+  misaligned, not_swizzled, outside, overlapping, stored_and_fenced, copied_and_fenced, fenced_first, fenced_late, fenced_by_another,
+  copy_fenced_early
 };
 
 // The barrier, for whom the calling thread expects bytes.
@@ -23,12 +24,12 @@ __device__ __forceinline__ void multiply(float (&sums)[columns / 2], unsigned lo
 }
 
 template <Product KIND>
-__device__ __forceinline__ void product(const wg::Tiles& a, const wg::Tiles& b, float* out, ac::Mbarrier* full) {
+__device__ __forceinline__ void product(const wg::Tiles& a, const wg::Tiles& b, const __half* line, float* out, ac::Mbarrier* full) {
   WG_DYNAMIC_SHARED(shared);
   unsigned char* const second = shared + rows * 128;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) ac::mbarrier_init(full + i, i == 0 ? 2 : 1);
+    for (int i = 0; i < 3; ++i) ac::mbarrier_init(full + i, i == 0 ? 2 : 1);
     ac::mbarrier_init_fence();
     fetch(shared, a, 0, rows * 128, full);
     fetch(second, b, 0, columns * 128, full);
@@ -38,6 +39,29 @@ __device__ __forceinline__ void product(const wg::Tiles& a, const wg::Tiles& b, 
   if (KIND == Product::stored) {
     reinterpret_cast<__half*>(shared)[threadIdx.x] = __float2half(1.0f);
     __syncthreads();
+  }
+  __half* const mine = reinterpret_cast<__half*>(shared) + threadIdx.x;
+  if (KIND == Product::stored_and_fenced || KIND == Product::fenced_first || KIND == Product::fenced_late ||
+      KIND == Product::fenced_by_another) {
+    const __half value = *mine;
+    __syncthreads();
+    if (KIND == Product::fenced_first) wg::proxy_fence();
+    *mine = value;
+    if (KIND == Product::stored_and_fenced) wg::proxy_fence();
+    if (KIND == Product::fenced_by_another && threadIdx.x != 7) wg::proxy_fence();
+    __syncthreads();
+    if (KIND == Product::fenced_late) wg::proxy_fence();
+  }
+  if (KIND == Product::copied_and_fenced || KIND == Product::copy_fenced_early) {
+    __syncthreads();
+    if (threadIdx.x < 8) ac::cp_async16(shared + threadIdx.x * 16, line + threadIdx.x * 8);  // the first line, which is not permuted
+    ac::cp_async_commit();
+    if (KIND == Product::copy_fenced_early) wg::proxy_fence();
+    ac::cp_async_wait<0>();
+    if (KIND == Product::copied_and_fenced) wg::proxy_fence();
+    __syncwarp();
+    if (threadIdx.x == 0) ac::mbarrier_arrive(full + 2);
+    ac::mbarrier_wait(full + 2, 0);
   }
   unsigned long long left = wg::descriptor(shared), right = wg::descriptor(second);
   if (KIND == Product::lanes_differ && lane == 3) left += 1024 / 16;
@@ -78,9 +102,10 @@ __device__ __forceinline__ void product(const wg::Tiles& a, const wg::Tiles& b, 
 }  // namespace
 
 #define PRODUCT_KERNEL(name, kind)                                                                                           \
-  extern "C" __global__ void name(const __grid_constant__ wg::Tiles a, const __grid_constant__ wg::Tiles b, float* out) {    \
-    __shared__ ac::Mbarrier full[2];                                                                                         \
-    product<Product::kind>(a, b, out, full);                                                                                 \
+  extern "C" __global__ void name(const __grid_constant__ wg::Tiles a, const __grid_constant__ wg::Tiles b,                  \
+                                  const __half* line, float* out) {                                                          \
+    __shared__ ac::Mbarrier full[3];                                                                                         \
+    product<Product::kind>(a, b, line, out, full);                                                                           \
   }
 PRODUCT_KERNEL(clean_product, clean)
 PRODUCT_KERNEL(clean_two_groups, two_groups)
@@ -98,6 +123,12 @@ PRODUCT_KERNEL(bug_misaligned, misaligned)
 PRODUCT_KERNEL(bug_not_swizzled, not_swizzled)
 PRODUCT_KERNEL(bug_outside, outside)
 PRODUCT_KERNEL(bug_overlapping, overlapping)
+PRODUCT_KERNEL(clean_stored_and_fenced, stored_and_fenced)
+PRODUCT_KERNEL(clean_copied_and_fenced, copied_and_fenced)
+PRODUCT_KERNEL(bug_fenced_first, fenced_first)
+PRODUCT_KERNEL(bug_fenced_late, fenced_late)
+PRODUCT_KERNEL(bug_fenced_by_another, fenced_by_another)
+PRODUCT_KERNEL(bug_copy_fenced_early, copy_fenced_early)
 
 // One tile as it lies in shared memory, `place` bytes behind its start.
 extern "C" __global__ void one_tile(const __grid_constant__ wg::Tiles tiles, unsigned char* out, int along, int across, int inner,
@@ -140,3 +171,17 @@ extern "C" __global__ void bug_two_turns_at_once(int* out) {
   wg::named_barrier_arrive(1, 96);
   out[0] = 1;
 }
+
+// Warpgroups that ask for registers: of 384 threads each has 168 at first.
+template <int Fewer, int More> __device__ __forceinline__ void registers(int* out) {
+  if (threadIdx.x < 128) {
+    wg::shrink_registers<Fewer>();
+  } else {
+    wg::grow_registers<More>();
+  }
+  if (threadIdx.x == 0) out[0] = 1;
+}
+extern "C" __global__ void clean_registers(int* out) { registers<88, 208>(out); }
+extern "C" __global__ void bug_more_registers_than_there_are(int* out) { registers<96, 208>(out); }
+extern "C" __global__ void bug_shrinks_to_more(int* out) { registers<176, 168>(out); }
+extern "C" __global__ void bug_grows_to_fewer(int* out) { registers<88, 160>(out); }
