@@ -33,14 +33,16 @@ from agentcompile_core.plugin_api import (
 )
 
 from .shape import ALONG_TERMS, Reading, Shape, shape_of
-from .space import Tile, blocks_of, grid_of, registers_of, shared_bytes, space_of, splits_of, terms_of, tile_of, warpgroup_registers
+from .space import blocks_of, grid_of, registers_of, shared_bytes, space_of, splits_of, terms_of, warpgroup_registers
+from .tile import Tile, tile_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 MOST_AUX = 3
 FULL, ROW, REPEATS, SCALAR, ABSENT = range(5)  # as in gemm.cuh
-TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu", "bf16x6": "gemm_bf16x6.cu"}
-FEATURES = {"simt": [], "tensor": [Feature.MMA_SYNC], "bf16x6": [Feature.MMA_SYNC],
+TEXTS = {"simt": "gemm.cu", "tensor": "gemm_tensor.cu", "wgmma": "gemm_wgmma.cu", "bf16x6": "gemm_bf16x6.cu",
+         "row": "gemm_row.cu"}
+FEATURES = {"simt": [], "row": [], "tensor": [Feature.MMA_SYNC], "bf16x6": [Feature.MMA_SYNC],
             "wgmma": [Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER]}
 GROUP = 8  # rows of tiles that are taken together
 FINISH_THREADS = 256
@@ -57,7 +59,7 @@ class GemmFamily(TemplateFamily):
     """
 
     name = "gemm"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for factors of one type of float16, bfloat16 and float32 that some tile of the target can hold."""
@@ -71,7 +73,7 @@ class GemmFamily(TemplateFamily):
         return True
 
     def space(self, match: Match, target: Target) -> ScheduleSpace:
-        """At most 56 points."""
+        """At most 68 points."""
         return space_of(shape_of(match), target)
 
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
@@ -106,6 +108,9 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
         wide = (tile.ahead or tile.by_warpgroups) and out is not DType.F32 and shape.whole > 1 and shape.n % WIDE == 0 and splits == 1
         own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns, "stages": tile.stages, "ahead": tile.ahead,
                "wide_stores": wide and tile.warp_columns % (4 * WIDE) == 0}
+    if tile.of_one_row:
+        early = match.need("b").role in (Role.WEIGHT, Role.CONSTANT)
+        own = {"unroll": tile.unroll, "cluster": tile.cluster, "b_early": early}
     if tile.in_pieces:
         own = {"warp_rows": tile.warp_rows, "warp_columns": tile.warp_columns}
     if tile.by_warpgroups:
@@ -116,7 +121,7 @@ def _plan(match: Match, shape: Shape, tile: Tile, splits: int, pdl: bool) -> dic
         **types, "pdl": pdl, "threads": tile.threads, "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, **own,
         "group": GROUP, "split": splits > 1, "a_along": shape.a.along, "a_size": shape.a.held_by(tile.rows),
         "b_along": shape.b.along, "b_size": shape.b.held_by(tile.columns),
-        "whole_stores": shape.whole % (2 if tile.tensor else min(4, tile.thread_columns)) == 0,
+        "whole_stores": shape.whole % (2 if tile.tensor else min(4, tile.thread_columns or 1)) == 0,
         **{f"aux_kind{i}": _kind(operand, shape) for i, operand in enumerate(aux)},
     }
 

@@ -5,17 +5,18 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 
 from agentcompile_cuda_kit.needs import MOST_REGISTERS, REGISTERS, SHARED, most_registers
-from attrs import evolve, frozen
+from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Feature, Parameter, Schedule, ScheduleSpace, Target
+from agentcompile_core.plugin_api import DType, Feature, Parameter, ScheduleSpace, Target
 
+from .row_space import row_registers, row_shared_bytes, row_terms, row_tiles, row_us
 from .shape import Shape
+from .tile import WARP, Tile
 
-WARP = 32
 CHUNK = 8  # elements of 16 bits that are copied at once
 PAD = 4  # floats behind each term of a slice, as in gemm.cu
 STATIC_SHARED_BYTES = 48 << 10
-MOST_TENSOR, MOST_SIMT, MOST_ALIKE = 40, 16, 4
+MOST_TENSOR, MOST_SIMT, MOST_ALIKE, MOST_ROW = 40, 16, 4, 12
 LARGEST_WARP = 64 * 64  # results of a warp
 # Per SM and us, at 1.7 GHz: of fp16 1,024 per cycle by mma.sync, 2,048 by warpgroups; of fp32 a sixth of the former.
 SM_TENSOR_FMA_PER_US = {"tensor": 1740e3, "wgmma": 3480e3, "bf16x6": 290e3}
@@ -47,70 +48,12 @@ PIECES_DEPTH, PLANES = 32, 3
 SLICES = ((64, 3), (32, 4), (64, 4), (32, 3), (64, 2), (32, 5))  # terms of a slice, and how many of them are in the ring
 
 
-@frozen(kw_only=True)
-class Tile:
-    """How the results of a product are dealt out: ``rows`` x ``columns`` to a block, ``depth`` terms at a time, the terms to ``splits``."""
-
-    path: str
-    rows: int
-    columns: int
-    depth: int
-    thread_rows: int = 0  # path simt: sums of a thread
-    thread_columns: int = 0
-    warp_rows: int = 0  # paths tensor and bf16x6: results of a warp; path wgmma: of a warpgroup
-    warp_columns: int = 0
-    stages: int = 0  # slices in shared memory
-    ahead: bool = False  # path tensor: fragments of the next slice are read at the end of one: more registers
-    cluster: int = 1  # path wgmma: blocks below each other that fetch columns of b for each other
-    resident: bool = False  # path wgmma: as many blocks as there is room for take tile after tile
-    splits: int = 1
-
-    @property
-    def tensor(self) -> bool:
-        """Whether tensor cores multiply, and the slices lie in dynamic shared memory."""
-        return self.path in SM_TENSOR_FMA_PER_US
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether fp32 is split into three numbers of bf16."""
-        return self.path == "bf16x6"
-
-    @property
-    def by_warpgroups(self) -> bool:
-        """Whether four warps multiply together (wgmma)."""
-        return self.path == "wgmma"
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        if self.tensor:
-            warps = self.rows // self.warp_rows * (self.columns // self.warp_columns)
-            return WARP * 4 * (warps + 1) if self.by_warpgroups else WARP * warps  # one more warpgroup copies
-        return self.rows // self.thread_rows * (self.columns // self.thread_columns)
-
-    @property
-    def schedule(self) -> Schedule:
-        """The tile as a point of the space."""
-        own = {"warp_rows": self.warp_rows, "warp_columns": self.warp_columns, "stages": self.stages}
-        if self.by_warpgroups:
-            own |= {"cluster": self.cluster, "resident": self.resident}
-        elif not self.in_pieces:
-            own |= {"ahead": self.ahead}
-        own = own if self.tensor else {"thread_rows": self.thread_rows, "thread_columns": self.thread_columns}
-        return Schedule({"path": self.path, "rows": self.rows, "columns": self.columns, "depth": self.depth, "splits": self.splits, **own})
-
-
-def tile_of(schedule: Schedule) -> Tile:
-    """The tile that a point of the space names."""
-    values = dict(schedule.items)
-    return Tile(path=str(values.pop("path")), **values)
-
-
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
-    """Legal schedules, those first that should take least time; two on tensor cores for each other one where there are both."""
+    """Legal schedules, those first that should take least time: those for one row, then two on tensor cores for each other one."""
     on_tensor_cores = chain(_warpgroups(shape, target), _tensor(shape, target), _pieces(shape, target))
     tensor, simt = iter(_best(on_tensor_cores, shape, target, MOST_TENSOR)), _best(_simt(shape, target), shape, target, MOST_SIMT)
-    mixed = (tile for three in zip_longest(tensor, tensor, simt) for tile in three if tile is not None)
+    mixed = chain(_best(row_tiles(shape, target), shape, target, MOST_ROW),
+                  (tile for three in zip_longest(tensor, tensor, simt) for tile in three if tile is not None))
     points = tuple(tile.schedule for tile in mixed)
     names = sorted({name for point in points for name, _ in point.items})
     values = {name: {value for point in points for key, value in point.items if key == name} for name in names}
@@ -135,6 +78,8 @@ def registers_of(tile: Tile) -> int:
     """Registers per thread: sums, fragments of two slices (values of one step without tensor cores), and what is beside them."""
     if tile.by_warpgroups:  # the compiler gives each thread its share; warpgroups that multiply take some of the one that copies
         return min(MOST_REGISTERS, SM_REGISTERS // tile.threads // 8 * 8)
+    if tile.of_one_row:
+        return row_registers(tile)
     if tile.in_pieces:  # beside the sums those of a slice, both factors' planes, and the next slice on its way
         fragments = tile.warp_columns // 2 + 2 * PLANES * (tile.warp_columns // 4 + 4)
         held = tile.depth * (tile.rows + tile.columns) // tile.threads
@@ -155,6 +100,8 @@ def warpgroup_registers(tile: Tile) -> tuple[int, int]:
 
 def blocks_of(shape: Shape, tile: Tile) -> int:
     """Blocks that make the tiles of all products, for one split."""
+    if tile.of_one_row:
+        return shape.m * -(-shape.n // tile.columns) * shape.batch * tile.cluster
     return -(-shape.m // (tile.rows * tile.cluster)) * tile.cluster * -(-shape.n // tile.columns) * shape.batch
 
 
@@ -165,17 +112,23 @@ def grid_of(shape: Shape, tile: Tile, target: Target) -> int:
 
 
 def terms_of(shape: Shape, tile: Tile) -> int:
-    """Terms of one split: whole slices."""
+    """Terms of one split: whole slices; of one block of a cluster for one row."""
+    if tile.of_one_row:
+        return row_terms(shape, tile)
     return -(-shape.k // (tile.splits * tile.depth)) * tile.depth
 
 
 def splits_of(shape: Shape, tile: Tile) -> int:
     """Splits that have any terms."""
+    if tile.of_one_row:
+        return 1
     return -(-shape.k // terms_of(shape, tile))
 
 
 def shared_bytes(tile: Tile) -> int:
     """Shared memory of a block: static without tensor cores, dynamic with them."""
+    if tile.of_one_row:
+        return row_shared_bytes(tile)
     if tile.in_pieces:
         return tile.stages * PLANES * tile.depth * (tile.rows + tile.columns) * 2
     if tile.tensor:
@@ -288,6 +241,8 @@ def _best(tiles: Iterator[Tile], shape: Shape, target: Target, most: int) -> lis
 
 def predicted_us(shape: Shape, tile: Tile, target: Target) -> float:
     """A guess to sort by: rounds of blocks over the SMs times what a tile takes, and the way of the parts of several splits."""
+    if tile.of_one_row:
+        return row_us(shape, tile, target, blocks_of(shape, tile))
     rounds = blocks_of(shape, tile) * tile.splits / target.sm_count
     rounds = float(-(-rounds // 1)) if rounds < 4 else rounds
     pace = SM_TENSOR_FMA_PER_US[tile.path] * _tensor_efficiency(tile) if tile.tensor else SM_FMA_PER_US * _efficiency(tile)

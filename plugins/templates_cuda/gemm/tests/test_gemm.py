@@ -39,6 +39,11 @@ def pieces(rows: int, columns: int, each: tuple[int, int], splits: int = 1) -> S
                      "stages": 2, "splits": splits})
 
 
+def one_row(columns: int, threads: int, unroll: int, cluster: int) -> Schedule:
+    return Schedule({"path": "row", "rows": 1, "columns": columns, "splits": 1, "row_threads": threads, "unroll": unroll,
+                     "cluster": cluster})
+
+
 CASES = {  # the schedule, the type, and what one build serves: layouts, tails, and extents that allow vectors or do not
     "single elements": (simt(32, 64, 16, (4, 4)), DType.F32, {"extents": RAGGED, "activation": "relu"}),
     "vectors along terms": (simt(64, 64, 16, (4, 4)), DType.F16, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
@@ -49,6 +54,9 @@ CASES = {  # the schedule, the type, and what one build serves: layouts, tails, 
     "tensor, turned, split": (tensor(64, 32, 64, (32, 16), 2, splits=2), DType.BF16, {"extents": EVEN, "turned": "a"}),
     "tensor, single elements": (tensor(32, 64, 32, (16, 32), 4, ahead=True), DType.F16,
                                 {"extents": RAGGED, "turned": "ab", "weight": True}),
+    "one row": (one_row(32, 256, 4, 1), DType.F16, {"extents": EVEN, "rows": 1, "bias": "n", "residual": True}),
+    "one row, by a cluster": (one_row(64, 256, 4, 4), DType.BF16, {"extents": EVEN, "rows": 1, "activation": "relu", "weight": True}),
+    "one row, fp32": (one_row(32, 256, 8, 2), DType.F32, {"extents": EVEN, "rows": 1, "bias": "n"}),
     "pieces": (pieces(64, 64, (32, 32)), DType.F32, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
     "pieces, turned, split": (pieces(32, 64, (16, 32), splits=2), DType.F32, {"extents": EVEN, "turned": "a"}),
     "pieces, single elements": (pieces(32, 32, (16, 16)), DType.F32, {"extents": RAGGED, "turned": "ab", "activation": "relu"}),
@@ -58,6 +66,7 @@ CASES = {  # the schedule, the type, and what one build serves: layouts, tails, 
 def product(data: st.DataObject, dtype: DType, said: dict[str, Any]) -> tuple[Match, Graph]:
     """Two matrices, each as it is or turned, in no, one or two batch axes of which b may have fewer."""
     sizes = {name: data.draw(st.sampled_from(said["extents"]), name) for name in "mnk"}
+    sizes["m"] = said.get("rows", sizes["m"])
     sizes["k"] *= data.draw(st.sampled_from((1, 1, 5)), "longer")
     m, n, k = sizes.values()
     turned, batch = said.get("turned", ""), data.draw(st.sampled_from(((), (3,), (2, 2))), "batch")
@@ -167,6 +176,15 @@ WRONG = {  # what is wrong: file, text, with what it is replaced, case
                                         "for (int p = order / 2; p <= order; ++p) {", "pieces"),
     "pieces are written while they are read": ("gemm_bf16x6.cu", "    half ^= 1;\n", "", "pieces"),
     "sums of a slice replace the others": ("gemm_bf16x6.cu", "sums[j][e] += parts[j][e]", "sums[j][e] = parts[j][e]", "pieces"),
+    "terms are those of the cluster's first block": ("gemm_row.cu", "long long term = rank * terms +", "long long term =",
+                                                      "one row, by a cluster"),
+    "a block is left out": ("gemm_row.cu", "block < cluster; ++block", "block < cluster - 1; ++block", "one row, by a cluster"),
+    "sums leave before all have come": ("gemm_row.cu", "    ac::cluster_arrive_release();\n    ac::cluster_wait();\n", "",
+                                        "one row, by a cluster"),
+    "a warp is left out": ("gemm_row.cu", "warp < warps; ++warp", "warp < warps - 1; ++warp", "one row"),
+    "groups of lanes are not added": ("gemm_row.cu", "offset >= lanes;", "offset > lanes;", "one row"),
+    "the last round is left out": ("gemm_row.cu", "while (term < end)", "while (term + groups * unroll <= end)", "one row"),
+    "x is read before it is there": ("gemm_row.cu", "  ac::grid_dependency_wait();\n", "", "one row, fp32"),
     "terms behind the last are multiplied": ("gemm_tensor.cu", "chunk * 8 + e < length", "true", "tensor, single elements"),
 }
 
@@ -175,7 +193,7 @@ WRONG = {  # what is wrong: file, text, with what it is replaced, case
 def test_a_wrong_kernel_is_seen(what: str) -> None:
     file, text, wrong, name = WRONG[what]
     point, dtype, said = CASES[name]
-    m, n, k = (33, 65, 71) if said["extents"] is RAGGED else (40, 72, 136)
+    m, n, k = (33, 65, 71) if said["extents"] is RAGGED else (said.get("rows", 40), 72, 136)
     a, b = ((k, m) if "a" in said.get("turned", "") else (m, k)), ((n, k) if "b" in said.get("turned", "") else (k, n))
     match, graph = matmul_case(shapes=(a, b), turned=said.get("turned", ""), dtype=dtype, bias=(n,))
     changed = replaced(FAMILY.lower(match, point, H200), file, text, wrong)

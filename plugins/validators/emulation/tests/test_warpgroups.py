@@ -105,7 +105,8 @@ def product(entry, mode, options):
     views = [Tiling(extents=(TERMS, rows + 1, 1, 1), steps=(1, TERMS, *[TERMS * (rows + 1)] * 2), tile=(TERMS, rows, 1, 1), swizzle=128)
              for rows in (ROWS, COLUMNS)]
     module("warpgroups.cu", mode).launch(entry, (1,), (128,), [fetched("a", a, views[0]), fetched("b", b, views[1]),
-                                         buffer("line", a[0].copy()), buffer("out", out, Access.WRITE)], PRODUCT_BYTES, attrs.evolve(options, deadline_s=20.0))
+                                         buffer("line", a[0].copy()), buffer("out", out, Access.WRITE)], PRODUCT_BYTES,
+                                         attrs.evolve(options, deadline_s=20.0))
     return float(np.nan_to_num(np.abs(out - a[:ROWS].astype(float) @ b[:COLUMNS].astype(float).T), nan=math.inf).max())
 
 
