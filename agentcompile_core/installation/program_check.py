@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from ..errors import UsageError
 from ..ir.graph import Graph, GraphKind
 from ..plugin.interfaces import LoadedModel
@@ -14,6 +16,7 @@ from ..runtime.live import HostPosition
 from ..runtime.module_session import ModuleSession
 from ..runtime.program import Program, framework_program
 from ..runtime.session import Session
+from . import step_check
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 BEYOND = 2.0  # in rows of the cache that are not written yet: no score of half precision overflows by it
 UNWRITTEN = -1  # in the history of tokens
 SEED = 7
+BY_ROUNDING = "its rms error"  # how a difference is called that roundings might have made
 
 
 def difference(session: "Session | ModuleSession", programs: Mapping[str, Program], weights: "WeightStore", loaded: LoadedModel,
@@ -35,8 +39,9 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
     A language model runs one prompt token and one decode step, and a step at the first position of each later range of positions; a
     module its example inputs twice, and with random numbers where all elements of one are the same. What the programs write is
     poisoned before: memory that is new to a process may hold the right results already, of a session before this one. The relative
-    rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps. ``notes`` gets a sentence
-    for each program that could not be tried.
+    rms error may be 1e-3 where all floats of the graph are float32 or wider, else 24 epsilon of its widest steps; where a step as a
+    whole is further apart, each of its kernels may (decisions/0042). ``notes`` gets a sentence for each program that could not be tried,
+    or not as a whole.
     """
     if isinstance(session, Session):
         return _steps(session, programs, weights, [] if notes is None else notes)
@@ -54,11 +59,59 @@ def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightSt
                 raise
             notes.append(f"{program.name} was not compared with the framework's operators, for lack of memory: {exc}")
             continue
-        why = _first(_step(session, program, programs["decode"].graph, weights), _bound(program.graph))
+        trial = _step(session, program, programs["decode"].graph, weights)
+        why = "" if trial is None else _judged(session, program, trial, notes)
         give_back(session.kv, before)
         if why:
             return f"{why} ({program.name})" if program.start else why
     return ""
+
+
+@frozen(kw_only=True)
+class _Trial:
+    """One step at ``position`` behind what ``before`` caches, by the program and by the framework's."""
+
+    before: "Callable[[], object]"
+    position: int
+    token: int
+    ours: "Run"
+    theirs: "Run"
+
+
+def _judged(session: Session, program: Program, trial: _Trial, notes: list[str]) -> str:
+    """One clause on how the step of a program is wrong. Where no more than numbers are too far apart, each of its kernels says whether it
+    is: then all that it has replayed must be what they give one by one, bit by bit, and each what its nodes give."""
+    pairs, limit = list(_both(session, trial.before, trial.position, 1, trial.ours, trial.theirs)), _bound(program.graph)
+    apart = [why for found, wanted in pairs if (why := _beyond(found, wanted, limit))]
+    if not apart or any(not why.startswith(BY_ROUNDING) for why in apart) or all(s.step is None for s in program.segments):
+        return apart[0] if apart else ""
+    one_by_one = _one_by_one(session, program, trial, limit, [found for found, _ in pairs[:-2]])
+    if one_by_one:
+        return f"{apart[0]}; {one_by_one}"
+    notes.append(f"{program.name} was compared kernel by kernel: as a whole {apart[0]}, and each of them gives what its operators give "
+                 "(roundings decide what this model computes)")
+    return ""
+
+
+def _one_by_one(session: Session, program: Program, trial: _Trial, limit: float, replayed: "list[torch.Tensor]") -> str:
+    import torch
+
+    with session.exclusive(), torch.inference_mode():
+        hold(session.kv, trial.position + 1)
+        trial.before()
+        _poison_states(session, trial.position)
+        bound = session.bound(program.name)
+        bound.poison()
+        session.ids.fill_(trial.token)
+        session.position.fill_(trial.position)
+        why = step_check.difference(bound, trial.position, lambda found, wanted: _beyond(found, wanted, limit))
+        if not why:
+            again = [bound.output(0)[0, -1], *_left(session, trial.position, 1)]
+            same = all(torch.equal(one, other) for one, other in zip(replayed, again, strict=True))
+            why = "" if same else "what a captured graph of it gives is not what its kernels give one by one"
+        for tensor in (*_written(session), session.history):
+            tensor.zero_()
+    return why
 
 
 def difference_of_prompts(session: Session, programs: Mapping[str, Program], weights: "WeightStore") -> str:
@@ -80,11 +133,11 @@ def _bound(graph: Graph) -> float:
     return program_bound(graph)
 
 
-def _step(session: Session, program: Program, graph: Graph, weights: "WeightStore") -> "Pairs":
+def _step(session: Session, program: Program, graph: Graph, weights: "WeightStore") -> _Trial | None:
     import torch
 
     if session.max_context < 3:
-        return iter(())
+        return None
     position, highest = max(1, program.start), max(1, (session.graphs.model.vocab_size or 2) - 1)
     token, prompt = highest // 2, torch.tensor([[min(1 + highest // 3, highest)]])
 
@@ -100,8 +153,8 @@ def _step(session: Session, program: Program, graph: Graph, weights: "WeightStor
         return bound.output(0)[0, -1]
 
     if program.start:  # a prompt of so many tokens would take its time, and the programs that read it are compared apart
-        return _both(session, lambda: _drawn(session, position), position, 1, ours, theirs)
-    return _both(session, lambda: session.read(prompt), 1, 1, ours, theirs)
+        return _Trial(before=lambda: _drawn(session, position), position=position, token=token, ours=ours, theirs=theirs)
+    return _Trial(before=lambda: session.read(prompt), position=1, token=token, ours=ours, theirs=theirs)
 
 
 def _drawn(session: Session, count: int) -> None:
@@ -244,4 +297,4 @@ def _beyond(found: Any, wanted: Any, bound: float) -> str:
     if not other.numel():
         return ""
     error, rms = float((one - other).square().mean().sqrt()), float(other.square().mean().sqrt())
-    return "" if error <= bound * rms or error == 0.0 else f"its rms error is {error:.3g} where the framework's rms is {rms:.3g}"
+    return "" if error <= bound * rms or error == 0.0 else f"{BY_ROUNDING} is {error:.3g} where the framework's rms is {rms:.3g}"

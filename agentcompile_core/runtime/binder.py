@@ -335,4 +335,4 @@ def bind(program: Program, weights: "WeightStore", states: "Mapping[str, torch.T
     keep = [binder.planned, binder.workspaces]
     if binder.moving is not None and all(segment.step is not None and segment.source for segment in binder.segments):
         binder.moving.launches = tuple(binder.launches)
-    return BoundProgram(program, parts, binder.environment, keep, binder.arena, binder.moving)
+    return BoundProgram(program, parts, binder.environment, keep, binder.arena, binder.moving, binder.segments)

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..ir.graph import Graph
 from .moving import Moving
-from .program import Program
+from .program import Program, Segment
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +30,13 @@ class Piece:
 class BoundProgram:
     """A program with addresses. ``run`` enqueues all of it on the current stream.
 
-    ``moving``: puts inputs and results where a call has them; None where they stay where they were bound.
+    ``moving``: puts inputs and results where a call has them; None where they stay where they were bound. ``segments``: what was bound, in
+    order; of one token each is one of ``parts``.
     """
 
     def __init__(self, program: Program, parts: Sequence[Piece], environment: "dict[str, torch.Tensor]", keep: list[Any],
-                 arena: "torch.Tensor | None" = None, moving: Moving | None = None) -> None:
-        self.program, self.moving = program, moving
+                 arena: "torch.Tensor | None" = None, moving: Moving | None = None, segments: Sequence[Segment] = ()) -> None:
+        self.program, self.moving, self.segments = program, moving, tuple(segments)
         self._arena = arena
         self.environment = environment
         self._parts = tuple(parts)
@@ -45,6 +46,11 @@ class BoundProgram:
     def graph(self) -> Graph:
         """What it computes."""
         return self.program.graph
+
+    @property
+    def parts(self) -> tuple[Piece, ...]:
+        """What ``run`` runs."""
+        return self._parts
 
     def run(self) -> None:
         """Run every segment once."""
