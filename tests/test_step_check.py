@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from attrs import evolve
+from chaotic_check import chaotic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,21 +40,6 @@ def checked() -> Iterator[Checked]:
     assert check() == ("", [])
     yield session, check
     model.context.close()
-
-
-@contextmanager
-def chaotic() -> Iterator[None]:
-    """Says of the first pair that is compared that it is further apart than roundings of a usual model."""
-    right, first = program_check._beyond, [True]
-
-    def beyond(found: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-        said = f"{program_check.BY_ROUNDING} is 0.4 where the framework's rms is 0.9" if first else right(found, wanted, bound)
-        first.clear()
-        return said
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(program_check, "_beyond", beyond)
-        yield
 
 
 @contextmanager

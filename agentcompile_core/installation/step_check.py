@@ -4,13 +4,14 @@ Whole results cannot tell an error from rounding where a model is chaotic: a rou
 sum, a softmax of scores that are large. One kernel's can: what the kernels before it rounded is what both of them read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ..ir.graph import ValueKind
 from ..ops.interpreter import Prepared, compile_nodes
+from ..ops.names import ATTENTION
 
 if TYPE_CHECKING:
     import torch
@@ -81,3 +82,41 @@ def _state(bound: "BoundProgram", name: str, position: int) -> _State:
     is_state = bound.graph.kind_of(name) is ValueKind.STATE
     changed = tensor[:, position : position + 1] if is_state and source.startswith("kv.") else tensor
     return _State(name, changed, not source.startswith(OF_THE_LOOP))
+
+
+def difference_of_pieces(ours: "BoundProgram", theirs: "BoundProgram", rows: slice, differs: "Differs") -> str:
+    """The same of a program that reads prompts, piece by piece beside one of the framework's operators alone, over the same states.
+
+    Behind each piece the other program goes on with what this one gave. ``rows``: those of the caches that the chunk writes.
+    """
+    if len(ours.parts) != len(theirs.parts) or [s.nodes for s in ours.segments] != [s.nodes for s in theirs.segments]:
+        return "its pieces are not those of the framework's operators"
+    mine, others = iter(ours.parts), iter(theirs.parts)
+    for segment in ours.segments:
+        node = ours.graph.node_by_name[segment.nodes[-1]]
+        if node.op == ATTENTION:  # its rows are cached first, then it attends to all of them
+            caches = {name: ours.environment[name][:, rows] for name in node.mutates}
+            before = {name: cache.clone() for name, cache in caches.items()}
+            next(others).run()
+            wanted = {name: cache.clone() for name, cache in caches.items()}
+            for name, cache in caches.items():
+                cache.copy_(before[name])
+            next(mine).run()
+            if why := _first(caches, wanted, differs):
+                return f"{node.name}: {why}"
+        next(others).run()
+        next(mine).run()
+        made = [name for one in segment.nodes for name in ours.graph.node_by_name[one].outputs if name in theirs.environment]
+        results = {name: ours.environment[name] for name in made if name in ours.environment}
+        if why := _first(results, theirs.environment, differs):
+            return f"{', '.join(segment.nodes[:2])}: {why}"
+        for name, tensor in results.items():
+            if node.op == ATTENTION:
+                theirs.environment[name].copy_(tensor)  # where others look for it
+            else:
+                theirs.environment[name] = tensor
+    return ""
+
+
+def _first(found: "Mapping[str, torch.Tensor]", wanted: "Mapping[str, torch.Tensor]", differs: "Differs") -> str:
+    return next((f"{name}: {why}" for name, tensor in found.items() if (why := differs(tensor, wanted[name]))), "")

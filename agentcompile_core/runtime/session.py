@@ -61,16 +61,15 @@ class Session:
         import torch
 
         self.graphs, self.kv, self._each = graphs, kv_state, cost_of_each(graphs)
-        self.device = device = executables.device
-        self._lock = threading.Lock()
+        device = executables.device
+        self.device, self._lock = device, threading.Lock()
         self._programs, self._weights, self._decode, self._executables = dict(programs), weights, decode, executables
         self.ids: torch.Tensor = torch.zeros((1, 1), dtype=torch.int64, device=device)
         self.position: torch.Tensor = torch.zeros((1,), dtype=torch.int64, device=device)
-        history = next((v.spec.shape[0] for g in graphs.graphs for v in g.values if v.source == "session.history"), kv_state.capacity + 1)
-        self.history: torch.Tensor = torch.zeros((history,), dtype=torch.int64, device=device)
+        count = next((v.spec.shape[0] for g in graphs.graphs for v in g.values if v.source == "session.history"), kv_state.capacity + 1)
+        self.history: torch.Tensor = torch.zeros((count,), dtype=torch.int64, device=device)
         self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.states.items()}
-        self._bound: dict[str, BoundProgram] = {}
-        self._steps: dict[str, Callable[[], None]] = {}
+        self._bound, self._steps = dict[str, BoundProgram](), dict[str, Callable[[], None]]()
         self._several = SeveralSteps(decode, self)
         self.rows = Rows(self, self._programs.get("decode"), weights, executables, decode)
         self.steps_per_graph = steps_per_graph
@@ -96,9 +95,8 @@ class Session:
     @property
     def states(self) -> "dict[str, torch.Tensor]":
         """State tensors by source."""
-        found = {"session.ids": self.ids, "session.position": self.position, "session.history": self.history, **self._kept}
-        found |= {f"kv.key.{i}": key for i, key in enumerate(self.kv.keys)}
-        return found | {f"kv.value.{i}": value for i, value in enumerate(self.kv.values)}
+        cached = {f"kv.{part}.{i}": one for part, all_ in (("key", self.kv.keys), ("value", self.kv.values)) for i, one in enumerate(all_)}
+        return {"session.ids": self.ids, "session.position": self.position, "session.history": self.history, **self._kept, **cached}
 
     def bound(self, name: str) -> BoundProgram:
         """The bound program of the graph called ``name``; bound on first use, and ``decode`` before any other: it arranges the weights."""
@@ -238,13 +236,13 @@ class Session:
         return self.bound(name)
 
     def forget(self) -> None:
-        """Stand before position 0: of earlier tokens nothing is read any more."""
+        """Stand before position 0: nothing of earlier tokens is read."""
         self.kv.reset()
         for state in self._kept.values():
             state.zero_()
 
     def _run_chunk(self, chunk: Chunk, rows: "torch.Tensor", more: bool) -> str:
-        """Run one chunk of which ``rows`` say everything, see ``rows_of``, and behind which there are ``more``; its program's name."""
+        """Run a chunk, see ``place``, behind which there are ``more``; its program's name."""
         if chunk.tokens == 1:
             self.ids.copy_(rows[:1].view(1, 1))
             self.position.fill_(chunk.start)
@@ -268,11 +266,15 @@ class Session:
 
     def _run_prefill(self, name: str, chunk: Chunk, rows: "torch.Tensor", more: bool = False) -> str:
         step = self.step(name)
+        self.place(chunk, rows)
+        (getattr(step, "opening", step) if more else step)()
+        return name
+
+    def place(self, chunk: Chunk, rows: "torch.Tensor") -> None:
+        """Say which chunk the prefill programs of its size read: ``rows`` say everything of it, see ``rows_of``."""
         self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
             self._live.start = chunk.start
-        (getattr(step, "opening", step) if more else step)()
-        return name
 
     def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
         """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""
@@ -288,11 +290,9 @@ class Session:
         return self.prefill(prompt, new).output(0)[0, -1].clone()
 
     def read_chunk(self, name: str, prompt: "torch.Tensor", start: int) -> "torch.Tensor":
-        """Read what ``prompt`` [1, n] holds from ``start`` on by the prefill program called ``name``, which takes as many tokens, behind
-        what is cached below ``start``; logits [vocabulary] behind its last token."""
-        count = prompt.shape[1]
-        self.rows.hold(count)
-        whole = Chunk(tokens=count - start, start=start, length=count - start)
+        """Logits [vocabulary] behind what ``prompt`` [1, n] holds from ``start`` on, read by a program of as many tokens."""
+        self.rows.hold(prompt.shape[1])
+        whole = Chunk(tokens=prompt.shape[1] - start, start=start, length=prompt.shape[1] - start)
         return self.bound(self._run_prefill(name, whole, rows_of((whole,), prompt, self.device)[0])).output(0)[0, -1].clone()
 
     def read_next(self, token: int, position: int, program: str = "") -> "torch.Tensor":
