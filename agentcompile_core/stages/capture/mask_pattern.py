@@ -76,11 +76,13 @@ def pattern_of(mask_function: Callable[..., Any], length: int, about: Known | No
     made_of = _made_of(mask_function, about)
     if made_of is None:
         return _asked(mask_function, length, about)
-    if (made_of, length) not in _answers:
+    found = _answers.get((made_of, length))
+    if found is None:
+        found = _asked(mask_function, length, about)
         if len(_answers) >= MOST_ANSWERS:
             _answers.clear()
-        _answers[made_of, length] = _asked(mask_function, length, about)
-    return _answers[made_of, length]
+        _answers[made_of, length] = found
+    return found
 
 
 def _made_of(value: Any, about: Known | None) -> Any:
@@ -92,7 +94,7 @@ def _made_of(value: Any, about: Known | None) -> Any:
         return None if filled is None else (filled, tuple(value.shape), value.dtype)
     if isinstance(value, tuple):
         parts = tuple(_made_of(each, about) for each in value)
-    elif isinstance(value, FunctionType) and value.__globals__ is vars(masking_utils) and not value.__defaults__:
+    elif isinstance(value, FunctionType) and value.__globals__ is vars(masking_utils) and not (value.__defaults__ or value.__kwdefaults__):
         parts = (value.__code__, *(_made_of(cell.cell_contents, about) for cell in value.__closure__ or ()))
     else:
         return None
