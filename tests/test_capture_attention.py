@@ -19,6 +19,7 @@ from transformers.masking_utils import (
 
 from agentcompile_core.ir.graph import LayerHeads
 from agentcompile_core.ops import operators
+from agentcompile_core.stages.capture import mask_pattern
 from agentcompile_core.stages.capture.attention import (
     CausalMask,
     DifferentHeads,
@@ -119,6 +120,29 @@ def test_windows_and_chunks_of_any_size_are_told_apart(size: int, length: int, m
     part = size if size < length else 0
     chunk = part if make is in_chunks and size > 1 else 0  # of one position each, they are windows of one
     assert pattern_of(make(size), length) == Pattern(window=0 if chunk else part, chunk=chunk)
+
+
+def test_what_is_made_of_the_same_numbers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of transformers' own functions; others, and those over tensors whose numbers may change, are asked anew."""
+    asked: list[int] = []
+    real = mask_pattern._asked
+
+    def counting(function: Any, length: int, about: Any) -> Pattern:
+        asked.append(length)
+        return real(function, length, about)
+
+    monkeypatch.setattr(mask_pattern, "_asked", counting)
+    monkeypatch.setattr(mask_pattern, "_answers", {})
+    for size, length in ((7, 50), (7, 50), (8, 50), (7, 51)):
+        assert pattern_of(sliding_window_causal_mask_function(size), length) == Pattern(window=size)
+    assert asked == [50, 50, 51]
+    for size in (7, 8, 7):  # left_padding is a tensor of which nothing is known
+        assert pattern_of(in_chunks(size), 30) == Pattern(chunk=size)
+    assert asked[3:] == [30, 30, 30]
+    bound = 4
+    for bound in (4, 5, 4):
+        assert pattern_of(lambda batch, head, query, key: (key <= query) & (key > query - bound), 20) == Pattern(window=bound)  # noqa: B023
+    assert asked[6:] == [20, 20, 20]
 
 
 @pytest.mark.parametrize(("length", "window", "chunk"), [(8192, 32, 4096), (8192, 16, 2048), (32768, 256, 16384), (2048, 16, 1024)])

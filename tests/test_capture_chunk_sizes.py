@@ -188,3 +188,17 @@ def test_no_operator_carries_its_stack_and_torch_is_as_before(setting: str, monk
     with pytest.raises(ZeroDivisionError), unread.without_what_nobody_reads():
         1 / 0  # noqa: B018
     assert stacks() > 0 and torch.fx.proxy.CapturedTraceback is before
+
+
+def test_layouts_are_noted_once_and_graphs_of_models_write_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``val`` says what ``tensor_meta`` would; a graph that was not called has no code of its own; behind it torch is as before."""
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)
+    with unread.without_what_nobody_reads():
+        program = torch.export.export(module, (x,))
+        assert type(program.graph_module)._needs_recompile()
+    plain = torch.export.export(module, (x,))
+    for found, wanted in zip(program.graph.nodes, plain.graph.nodes, strict=True):
+        assert found.meta.get("tensor_meta") is None and (found.name, found.target) == (wanted.name, wanted.target)
+        if "tensor_meta" in wanted.meta:
+            assert found.meta["val"].stride() == wanted.meta["tensor_meta"].stride
+    assert not hasattr(type(plain.graph_module), "_needs_recompile")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_capture_normalize import forward_graph, kinds, run
 from torch import Tensor, nn
 
-from agentcompile_core.ir.graph import DType, GraphKind, Workload
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, Workload
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.schema import argument
 from agentcompile_core.stages.capture.export import export_decode
@@ -165,6 +165,13 @@ class Attending(nn.Module):
         return torch.ops.agentcompile.attention(q, k, k, cache, cache.clone(), position, 0.5)
 
 
+def given_to_attention(graph: Graph, *inputs: Tensor) -> list[Tensor]:
+    """The queries, keys and values that the one call of attention is given."""
+    names = [each.value for each in next(node for node in graph.nodes if node.kind == "attention").args[:3]]
+    made = compile_nodes(graph, device="cpu", outputs=names).run(dict(zip(graph.inputs, inputs, strict=True)))
+    return [made[name] for name in names]
+
+
 @pytest.mark.parametrize("swap", [_half, _interleaved, _behind])
 @pytest.mark.parametrize("way", [Attending, lambda swap: Rotation(swap, heads=2)], ids=["attention", "alone"])
 @FEW
@@ -178,7 +185,12 @@ def test_rotations_of_tokens_first_keep_their_bits(swap: Any, way: Any, dtype: t
     raw = forward_graph(module, *inputs)
     graph = normalize(raw)
     found, wanted = run(graph, module, *inputs), run(raw, module, *inputs)
-    assert torch.equal(found, wanted) and found.is_contiguous() == wanted.is_contiguous()
+    if way is Attending:  # which sums in an order that depends on where heads lie, on some processors: bits are those that it is given
+        torch.testing.assert_close(found, wanted)
+        assert all(map(torch.equal, given_to_attention(graph, *inputs), given_to_attention(raw, *inputs)))
+    else:
+        assert torch.equal(found, wanted)
+    assert found.is_contiguous() == wanted.is_contiguous()
     if width > 2 and not rest and (way is Attending or 1 in (tokens, heads)):
         assert kinds(graph)["rope"] == (swap in (_half, _interleaved))
     for name in (name for node in graph.nodes if node.kind in ("rope", "view") for name in node.outputs):

@@ -1,6 +1,8 @@
 """A capture belongs to exactly one computation: what a module computes is served, whatever was compiled before with the same store."""
 
+import contextlib
 import functools
+import io
 import os
 import subprocess
 import sys
@@ -263,10 +265,12 @@ def test_identity_is_the_same_in_every_process(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(FILE.format(top="NAMES = {'a', 'b', 'c', 'd'}\nact = lambda x: x * len(NAMES)", result="act(x) * self.scale"))
     code = PROCESS.format(tests=str(Path(__file__).parent), path=str(path))
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": seed})
-               for seed in ("1", "2")]
-    first, second = (process.communicate(timeout=300)[0] for process in running)
-    assert first == second and first.count("''") == 3, first
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another order of sets than here
+    fresh = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300,
+                           env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+    with contextlib.redirect_stdout(io.StringIO()) as here:  # where tests before this one have left what they left
+        exec(code, {"__name__": "here"})
+    assert fresh == here.getvalue() and fresh.count("''") == 3, fresh
 
 
 class Unstable(nn.Module):

@@ -20,6 +20,7 @@ from agentcompile_core.ops.rows import NoRows, rows_graph
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.runtime.row_buffers import rows_of_operands
+from agentcompile_core.store import Store
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", SIZES), "llama": ("llama", SIZES), "gemma2": ("gemma2", {**WINDOWED, "query_pre_attn_scalar": 8}),
@@ -30,11 +31,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", SIZES), "gpt2": ("gpt2", GPT), "phi3": ("phi3", SIZES), "olmo2": ("olmo2", SIZES),
 }
 
+# Batches are a session's matter: no kernels are searched for, and nothing of the user's cache is read.
+ALONE: dict[str, Any] = {"run_on": "framework", "validators": (), "origins": (), "store": Store(None)}
+
 
 @cache
 def compiled(name: str) -> Any:
     """A tiny model on the framework's operators, on the CPU."""
-    return compile(tiny(*MODELS[name]), max_context=CONTEXT, run_on="framework")
+    return compile(tiny(*MODELS[name]), max_context=CONTEXT, **ALONE)
 
 
 def generated(model: Any, prompts: list[list[int]], when: str, **options: Any) -> torch.Tensor:
@@ -100,7 +104,7 @@ def test_left_padding_by_a_mask_is_no_part_of_a_row() -> None:
 
 
 def test_caches_of_rows_leave_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, **ALONE)
     each = sum(tensor.nbytes for tensor in (*model.session.kv.keys, *model.session.kv.values))
     wanted = generated(model, [[3], [4]], "never", max_new_tokens=3, eos_token_id=None)
     for free, made in ((4 * each - 2, 0), (4 * each, 1)):
@@ -113,7 +117,7 @@ def test_caches_of_rows_leave_half_of_the_free_memory(monkeypatch: pytest.Monkey
 
 def test_a_step_is_made_when_batches_have_asked_for_enough_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of their size; not for a single token, where no step runs."""
-    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, **ALONE)
     monkeypatch.setattr(rows_module.Rows, "_may", lambda self: True)
     monkeypatch.setattr(rows_module, "WORTH", 12)
     made = []
@@ -125,7 +129,7 @@ def test_a_step_is_made_when_batches_have_asked_for_enough_tokens(monkeypatch: p
 
 
 def test_on_a_processor_single_rows_are_the_default() -> None:
-    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny(*MODELS["llama"]), max_context=CONTEXT, **ALONE)
     model.generate([[3], [4]], max_new_tokens=3, eos_token_id=None)
     assert model.session.rows._made == {}
 
@@ -151,7 +155,7 @@ def test_a_step_that_is_not_right_is_refused_and_the_tokens_stay(monkeypatch: py
         return evolve(found, graph=evolve(found.graph, nodes=tuple(nodes)))
 
     monkeypatch.setattr(rows_program_module, "rows_graph", broken)
-    model = compile(tiny(*MODELS["qwen3"]), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny(*MODELS["qwen3"]), max_context=CONTEXT, **ALONE)
     prompts = [[5, 6, 7], [9], [40, 41]]
     wanted = generated(model, prompts, "never", max_new_tokens=5, eos_token_id=None)
     assert torch.equal(generated(model, prompts, "always", max_new_tokens=5, eos_token_id=None), wanted)
@@ -162,7 +166,7 @@ def test_a_step_that_is_not_right_is_refused_and_the_tokens_stay(monkeypatch: py
 def test_states_of_fixed_size_keep_the_loop_and_say_so() -> None:
     options = {**{k: v for k, v in SIZES.items() if k != "head_dim"}, "layer_types": ["conv", "full_attention"], "block_dim": 32,
                "block_ff_dim": 48, "conv_L_cache": 3, "block_multiple_of": 8}
-    model = compile(tiny("lfm2", options), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny("lfm2", options), max_context=CONTEXT, **ALONE)
     assert model.graphs.states
     wanted = generated(model, [[5, 6], [7]], "never", max_new_tokens=4, eos_token_id=None)
     assert torch.equal(generated(model, [[5, 6], [7]], "always", max_new_tokens=4, eos_token_id=None), wanted)

@@ -104,7 +104,8 @@ def test_a_backend_without_traced_kernels_is_said(compiled: Any) -> None:
 
 
 def test_a_model_without_a_session_of_kernels_is_said() -> None:
-    framework = ac.compile(str(TINY), dtype="float32", max_context=64, config=Config(device="cpu"), store=Store(None), run_on="framework")
+    framework = ac.compile(str(TINY), dtype="float32", max_context=64, config=Config(device="cpu", validators=(), origins=()),
+                           store=Store(None), run_on="framework")
     with pytest.raises(UsageError, match="nothing to trace"):
         framework.trace(10)
 

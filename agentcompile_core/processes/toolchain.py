@@ -222,14 +222,32 @@ def _leader_ended(pid: int) -> bool:
 
 
 def _wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
-    """Wait until ``end`` for the leader to end."""
-    pause = 0.001
-    while _alive(process):
-        if time.monotonic() >= end:
-            return False
-        time.sleep(pause)
-        pause = min(0.02, pause * 1.5)
-    return True
+    """Wait until ``end`` for the leader to end; a look from time to time finds one that ended before its threads."""
+    try:
+        waiting = os.pidfd_open(process.pid)  # not reaped, so the number is its own
+    except (AttributeError, OSError):  # no Linux, or an old one
+        waiting = -1
+    try:
+        pause = 0.001
+        while _alive(process):
+            if time.monotonic() >= end:
+                return False
+            _ended_within(waiting, pause)
+            pause = min(0.02, pause * 1.5)
+        return True
+    finally:
+        if waiting >= 0:
+            os.close(waiting)
+
+
+def _ended_within(waiting: int, most_s: float) -> None:
+    """Pause, or until the process of a descriptor ends."""
+    if waiting < 0:
+        time.sleep(most_s)
+        return
+    poller = select.poll()
+    poller.register(waiting, select.POLLIN)
+    poller.poll(most_s * 1000)
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:

@@ -5,6 +5,7 @@ tensors that were made in the trace and so hold no numbers: those of which it is
 """
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import masking_utils
 
 from ...ops.operators import seen
 from .known import Known
@@ -20,6 +22,7 @@ from .unsupported import Unsupported
 
 PROBES = 61  # rows that are looked at as a whole wherever they lie, and as many borders of chunks
 DRAWS = 4  # keys that every row is asked for among all, and as many before it, beside those at its edges
+MOST_ANSWERS = 256
 NEITHER = "its attention mask is neither causal nor a sliding window nor in chunks"
 
 
@@ -31,6 +34,9 @@ class Pattern:
     chunk: int = 0
 
 
+_answers: dict[Any, Pattern] = {}  # by what a mask function is made of, and a length
+
+
 class _Numbers(TorchFunctionMode):
     """Calls of torch while it is entered see numbers in the place of traced tensors of which ``about`` knows them."""
 
@@ -39,9 +45,16 @@ class _Numbers(TorchFunctionMode):
         self._about = about
 
     def __torch_function__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(Tensor, self._numbers, (args, kwargs or {}))
+        args = tuple([self._given(each) for each in args])
+        kwargs = {name: self._given(each) for name, each in (kwargs or {}).items()}
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
+
+    def _given(self, value: Any) -> Any:
+        """A mask is asked by thousands of calls, few of which are given anything but tensors and numbers."""
+        if isinstance(value, Tensor):
+            return self._numbers(value)
+        return value if isinstance(value, (int, float, str, torch.dtype)) else pytree.tree_map_only(Tensor, self._numbers, value)
 
     def _numbers(self, tensor: Tensor) -> Tensor:
         found = self._about.filled_with(tensor) if self._about is not None else None
@@ -55,9 +68,40 @@ class _Numbers(TorchFunctionMode):
 def pattern_of(mask_function: Callable[..., Any], length: int, about: Known | None = None) -> Pattern:
     """What ``mask_function`` draws over ``length`` positions; a window or chunk as long as that is none.
 
+    Functions of transformers that are made of the same numbers are asked once: every trace of a model makes them anew.
+
     Raises:
         Unsupported: neither a causal mask, nor one in a sliding window or in chunks; or one of tensors that are not known.
     """
+    made_of = _made_of(mask_function, about)
+    if made_of is None:
+        return _asked(mask_function, length, about)
+    found = _answers.get((made_of, length))
+    if found is None:
+        found = _asked(mask_function, length, about)
+        if len(_answers) >= MOST_ANSWERS:
+            _answers.clear()
+        _answers[made_of, length] = found
+    return found
+
+
+def _made_of(value: Any, about: Known | None) -> Any:
+    """What a mask function of transformers is made of: its code, and what it closes over; None where anything else may have a say."""
+    if isinstance(value, bool | int | None):
+        return type(value), value
+    if isinstance(value, Tensor):
+        filled = about.filled_with(value) if about is not None else None
+        return None if filled is None else (filled, tuple(value.shape), value.dtype)
+    if isinstance(value, tuple):
+        parts = tuple(_made_of(each, about) for each in value)
+    elif isinstance(value, FunctionType) and value.__globals__ is vars(masking_utils) and not (value.__defaults__ or value.__kwdefaults__):
+        parts = (value.__code__, *(_made_of(cell.cell_contents, about) for cell in value.__closure__ or ()))
+    else:
+        return None
+    return None if None in parts else parts
+
+
+def _asked(mask_function: Callable[..., Any], length: int, about: Known | None) -> Pattern:
     with _disable_current_modes(), _Numbers(about):
         columns, zero = torch.arange(length), torch.tensor(0)
 

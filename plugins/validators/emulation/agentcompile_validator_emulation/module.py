@@ -7,6 +7,7 @@ import math
 import mmap
 import re
 import shutil
+import struct
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from attrs import field, frozen
 from agentcompile_core.plugin_api import AgentCompileError, UsageError
 
 CONSTRUCTOR_GUARD = "_ZGV"  # how their names begin
+_ELF_SECTIONS, _ELF_COUNTS, _ELF_HEADER, _ELF_SYMBOL = (struct.Struct(form) for form in ("=Q", "=HH", "=IIQQQQIIQQ", "=IBBHQQ"))
+_ELF_SYMBOLS = 2  # the kind of a section of all names, in contrast to that of those that are exported
 _CODE_ADDRESS = re.compile(r" \[code \+0x([0-9a-f]+)\]")
 
 
@@ -231,14 +234,28 @@ class EmulatedModule:
 
 
 def _name_constructor_guards(loaded: ctypes.CDLL, library: Path) -> None:
-    """Tell the runtime where the compiler's own guards of static variables are; ``nm`` comes with every g++."""
-    done = subprocess.run(["nm", str(library)], capture_output=True, text=True, timeout=20, check=True)
-    places = {words[-1]: int(words[0], 16) for words in map(str.split, done.stdout.splitlines()) if len(words) == 3}
+    """Tell the runtime where the compiler's own guards of static variables are."""
+    places = _symbols(library.read_bytes())
     base = (ctypes.cast(loaded.emu_launch, ctypes.c_void_p).value or 0) - places["emu_launch"]
     loaded.emu_add_constructor_guard.argtypes = [ctypes.c_void_p]
     for name, place in places.items():
         if name.startswith(CONSTRUCTOR_GUARD):
             loaded.emu_add_constructor_guard(base + place)
+
+
+def _symbols(library: bytes) -> dict[str, int]:
+    """Where what a library for this machine (ELF of 64 bits) defines lies in it, by name: what ``nm`` says in fifty times the time."""
+    (sections,), (size, count) = _ELF_SECTIONS.unpack_from(library, 0x28), _ELF_COUNTS.unpack_from(library, 0x3A)
+    headers = [_ELF_HEADER.unpack_from(library, sections + index * size) for index in range(count)]
+    found: dict[str, int] = {}
+    for _, kind, _, _, offset, nbytes, names, _, _, _ in headers:
+        if kind == _ELF_SYMBOLS:
+            texts = headers[names][4]
+            for name, _, _, section, place, _ in _ELF_SYMBOL.iter_unpack(library[offset : offset + nbytes]):
+                if name and section:
+                    start = texts + name
+                    found[library[start : library.index(b"\0", start)].decode()] = place
+    return found
 
 
 def _with_source_lines(message: str, library: Path) -> str:

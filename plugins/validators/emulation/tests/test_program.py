@@ -1,9 +1,13 @@
 """Programs of the core run on the emulation backend."""
 
+import subprocess
+
 import attrs
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_validator_emulation.backend import EmulationBackend
+from agentcompile_validator_emulation.backend import EmulationBackend, build_source
+from agentcompile_validator_emulation.engine import Mode
+from agentcompile_validator_emulation.module import CONSTRUCTOR_GUARD, _symbols
 from agentcompile_validator_emulation.validator import EmulationValidator
 
 from agentcompile_core.plugin_api import (
@@ -67,3 +71,12 @@ def test_two_steps_that_share_a_binary_run_over_their_own_shapes():
     bound.run()
     for i in range(2):
         torch.testing.assert_close(bound.output(i), 2 * inputs[f"in{i}"], rtol=0, atol=0)
+
+
+def test_names_of_a_library_are_those_that_nm_says() -> None:
+    library = build_source(TRIAL.source, Mode.CHECKED)
+    said = subprocess.run(["nm", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
+    wanted = {name: int(place, 16) for place, kind, name in map(str.split, said.splitlines()) if kind != "a"}  # files of which it was made
+    found = _symbols(library.read_bytes())
+    assert {name: found[name] for name in wanted} == wanted
+    assert "emu_launch" in wanted and any(name.startswith(CONSTRUCTOR_GUARD) for name in wanted)
