@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from agentcompile_rules_transformers.expert_cases import router_case
 from attrs import evolve
 from chaotic_check import chaotic
 from hypothesis import given, settings
@@ -13,7 +16,9 @@ from hypothesis import strategies as st
 
 import agentcompile_core as ac
 from agentcompile_core.configuration import Config
-from agentcompile_core.installation import program_check
+from agentcompile_core.installation import program_check, step_check
+from agentcompile_core.ops.dtypes import torch_dtype
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.runtime.bound_program import BoundProgram
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.store import Store
@@ -124,3 +129,31 @@ def test_what_no_rounding_makes_is_refused_at_once(checked: Checked, monkeypatch
     monkeypatch.setattr(type(session), "read_next", lambda self, *given_: right(self, *given_).fill_(float("nan")))
     why, notes = check()
     assert "NaN or infinite" in why and ";" not in why and not notes
+
+
+@SETTINGS
+@given(st.integers(0, 99), st.integers(5, 40), st.integers(1, 4), st.booleans())
+def test_which_of_equal_scores_is_chosen_is_open(seed: int, experts: int, slots: int, right: bool) -> None:
+    """A router may take another one of the scores that are equal, and no other."""
+    _, graph = router_case(experts=experts, slots=slots)
+    generator = torch.Generator().manual_seed(seed)
+    (given_,) = [value for value in graph.values if value.name not in graph.producer]
+    scores = torch.randn(given_.spec.shape, generator=generator).to(torch_dtype(given_.spec.dtype))
+    order = scores.flatten().argsort(descending=True)
+    scores.view(-1)[order[slots - 1:slots + 1]] = float(scores.flatten()[order[slots]])  # two of which one is chosen
+    environment = {given_.name: scores}
+    wanted = compile_nodes(graph, device="cpu").run(environment)
+    chosen = next(name for name, tensor in wanted.items() if not tensor.is_floating_point())
+    place = int((wanted[chosen].flatten() == order[slots - 1]).nonzero()) if order[slots - 1] in wanted[chosen] else int(
+        (wanted[chosen].flatten() == order[slots]).nonzero())
+
+    def run() -> None:
+        environment.update({name: tensor.clone() for name, tensor in wanted.items()})
+        was = environment[chosen].view(-1)[place]
+        other = order[slots] if int(was) == int(order[slots - 1]) else order[slots - 1]
+        environment[chosen].view(-1)[place] = other if right else order[-1]
+
+    segment = SimpleNamespace(step=object(), nodes=tuple(node.name for node in graph.nodes), name="moe/router")
+    bound: Any = SimpleNamespace(graph=graph, environment=environment, segments=(segment,), parts=(SimpleNamespace(run=run),))
+    why = step_check.difference(bound, 0, lambda found, wanted: program_check._beyond(found, wanted, 1e-3))
+    assert (why == "") is right, why
