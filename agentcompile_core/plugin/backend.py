@@ -195,7 +195,8 @@ class Backend(Offer):
         a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under the activation [I, K], the
         other one's, and what else the activation takes, by name. That of ``aten.linear.default`` alone takes ``out`` by name too:
         [T, N], dense, which it writes and returns then. Matrices and biases of products are weights in any case, which nothing writes
-        while a program runs.
+        while a program runs. Of ``aten.mul.Tensor`` and ``aten.sum.dim_IntList``, a sum along axes that alone reads a product of two
+        tensors, it takes both and the axes.
         """
         return None
 
