@@ -308,12 +308,13 @@ def test_soft_caps_of_scores_are_computed_whatever_attention_transformers_prefer
     assert loaded.module.config._attn_implementation == "eager" or cap is None  # against which the graphs were compared
 
 
-def test_large_chunks_of_prompts_are_for_accelerators(folder: Path) -> None:
-    """Each size of chunk is a capture of seconds, and a processor gets nothing back for the largest."""
+def test_more_sizes_of_chunks_are_for_accelerators(folder: Path) -> None:
+    """Each size of chunk is a capture, and a processor gets nothing back for them."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 131072}))
     loaded = load(folder, meta=True)
     chunks = {device: api._default_workload(loaded, None, None, device).prefill_chunks for device in ("cpu", "npu")}
-    assert chunks == {"cpu": (128, 512), "npu": (128, 512, 2048)}
-    for context, wanted in ((16384, (128, 512, 2048, 4096, 8192)), (16383, (128, 512, 2048)), (1000, (128, 512, 1000))):
+    assert chunks == {"cpu": (128, 512), "npu": (128, 256, 512, 1024, 2048)}
+    for context, wanted in ((16384, (128, 256, 512, 1024, 2048, 4096, 8192)), (16383, (128, 256, 512, 1024, 2048)),
+                            (1000, (128, 256, 512, 1000))):
         assert api._default_workload(loaded, None, context, "npu").prefill_chunks == wanted
-    assert api._default_workload(loaded, None, 300, "npu").prefill_chunks == (128, 300)
+    assert api._default_workload(loaded, None, 300, "npu").prefill_chunks == (128, 256, 300)
