@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphSet, Workload
 from agentcompile_core.ops import live_attention, operators
+from agentcompile_core.ops.experts import expert_linear
 from agentcompile_core.ops.names import RMS_NORM as RMS
 from agentcompile_core.ops.operators import AttentionCall
 from agentcompile_core.plugin.discovery import load_catalog
@@ -310,6 +311,23 @@ def test_gated_products_are_the_frameworks(dtype: torch.dtype, activation: str, 
     assert errors[0] <= 1.05 * errors[1]
     torch.testing.assert_close(found, framework, rtol=8 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
     assert body(x[:, :100], gate, up) is None and body(x.float(), gate, up) is None and body(x, gate[:, :-8], up) is None
+
+
+@pytest.mark.parametrize("experts, slots, columns, terms, transposed", [(128, 8, 1536, 2048, False), (8, 2, 4096, 1408, False),
+                                                                         (32, 4, 5760, 2880, True), (5, 1, 264, 72, False)])
+@pytest.mark.parametrize("count", [2, 100, 1500])
+def test_rows_are_multiplied_by_the_experts_that_they_chose(experts: int, slots: int, columns: int, terms: int, transposed: bool, count: int,
+                                                            backend: Backend) -> None:
+    generator = torch.Generator("cuda").manual_seed(count)
+    x, weight = (torch.randn(*size, generator=generator, device="cuda", dtype=torch.bfloat16) * terms**-0.25
+                 for size in ((count, 1, terms), (experts, *((terms, columns) if transposed else (columns, terms)))))
+    bias = torch.randn(experts, columns, generator=generator, device="cuda", dtype=torch.bfloat16) if transposed else None
+    chosen = torch.rand(count, experts, generator=generator, device="cuda").topk(slots).indices
+    body = backend.body("agentcompile.expert_linear.default")
+    found = None if body is None else body(x, weight, chosen, bias, transposed)
+    assert (found is not None) is has_wgmma(backend)
+    wanted = expert_linear(*(None if one is None else one.cpu() for one in (x, weight, chosen, bias)), transposed)
+    torch.testing.assert_close(wanted if found is None else found.cpu(), wanted, rtol=8 * 2.0**-7, atol=2.0**-5)
 
 
 def test_time_does_not_grow_with_capacity(backend: Backend) -> None:
