@@ -316,8 +316,8 @@ def test_gated_products_are_the_frameworks(dtype: torch.dtype, activation: str, 
 @pytest.mark.parametrize("experts, slots, columns, terms, transposed", [(128, 8, 1536, 2048, False), (8, 2, 4096, 1408, False),
                                                                          (32, 4, 5760, 2880, True), (5, 1, 264, 72, False)])
 @pytest.mark.parametrize("count", [2, 100, 1500])
-def test_rows_are_multiplied_by_the_experts_that_they_chose(experts: int, slots: int, columns: int, terms: int, transposed: bool, count: int,
-                                                            backend: Backend) -> None:
+def test_rows_are_multiplied_by_the_experts_they_chose(experts: int, slots: int, columns: int, terms: int, transposed: bool, count: int,
+                                                       backend: Backend) -> None:
     generator = torch.Generator("cuda").manual_seed(count)
     x, weight = (torch.randn(*size, generator=generator, device="cuda", dtype=torch.bfloat16) * terms**-0.25
                  for size in ((count, 1, terms), (experts, *((terms, columns) if transposed else (columns, terms)))))
