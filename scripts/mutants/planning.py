@@ -20,7 +20,7 @@ from .text import Edit, line_at, line_of, statement_before
 NOT_MUTATED = ("agentcompile/ptx.cuh", "agentcompile/ptx_cluster.cuh")
 # Families and templates that joined a sample that was judged: what came together has places of its own, and what was drawn stays.
 JOINED = (("gemm",), ("experts", "router"), ("masked_attention",), ("experts_stream.cu",),
-          ("scan.cu", "scan_strided.cu", "pool.cu", "cross_entropy.cu"), ("gemm_bf16x6.cu", "attention_staged.cu"))
+          ("scan.cu", "scan_strided.cu", "pool.cu", "cross_entropy.cu"), ("gemm_bf16x6.cu", "attention_staged.cu", "gemm_row.cu"))
 PLACE_OF_JOINED = 12  # every twelfth
 LATER = ("other_element", "no_copy")  # operators that joined a sample that was judged: they draw for themselves, and what was drawn stays
 _EARLY = re.compile(r"\bconstexpr\b|\bif \(!?Plan\w*::\w+\)")

@@ -90,7 +90,7 @@ TEMPLATES = {
     **{("norm", path): f"norm_{path}.cu" for path in ("cluster", "kept", "looped", "split")},
     ("reduction", "strided"): "reduction_strided.cu",
     **{("reduction", name): f"{name}.cu" for name in ("scan", "scan_strided", "pool", "cross_entropy")},
-    ("gemm", "tensor"): "gemm_tensor.cu", ("gemm", "bf16x6"): "gemm_bf16x6.cu",
+    ("gemm", "tensor"): "gemm_tensor.cu", ("gemm", "bf16x6"): "gemm_bf16x6.cu", ("gemm", "row"): "gemm_row.cu",
     ("elementwise", "strided"): "strided_copy.cu",
     ("experts", "columns"): "experts_columns.cu", ("experts", "stream"): "experts_stream.cu",
 }

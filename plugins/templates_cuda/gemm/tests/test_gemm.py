@@ -55,8 +55,9 @@ CASES = {  # the schedule, the type, and what one build serves: layouts, tails, 
     "tensor, single elements": (tensor(32, 64, 32, (16, 32), 4, ahead=True), DType.F16,
                                 {"extents": RAGGED, "turned": "ab", "weight": True}),
     "one row": (one_row(32, 256, 4, 1), DType.F16, {"extents": EVEN, "rows": 1, "bias": "n", "residual": True}),
-    "one row, by a cluster": (one_row(64, 256, 4, 4), DType.BF16, {"extents": EVEN, "rows": 1, "activation": "relu", "weight": True}),
-    "one row, fp32": (one_row(32, 256, 8, 2), DType.F32, {"extents": EVEN, "rows": 1, "bias": "n"}),
+    "one row, by a cluster": (one_row(64, 256, 4, 4), DType.BF16,
+                              {"extents": EVEN, "rows": 1, "terms": RAGGED, "activation": "relu", "weight": True}),
+    "one row, fp32": (one_row(32, 256, 8, 2), DType.F32, {"extents": EVEN, "rows": 1, "terms": RAGGED, "bias": "n"}),
     "pieces": (pieces(64, 64, (32, 32)), DType.F32, {"extents": EVEN, "turned": "b", "bias": "n", "residual": True}),
     "pieces, turned, split": (pieces(32, 64, (16, 32), splits=2), DType.F32, {"extents": EVEN, "turned": "a"}),
     "pieces, single elements": (pieces(32, 32, (16, 16)), DType.F32, {"extents": RAGGED, "turned": "ab", "activation": "relu"}),
@@ -65,7 +66,8 @@ CASES = {  # the schedule, the type, and what one build serves: layouts, tails, 
 
 def product(data: st.DataObject, dtype: DType, said: dict[str, Any]) -> tuple[Match, Graph]:
     """Two matrices, each as it is or turned, in no, one or two batch axes of which b may have fewer."""
-    sizes = {name: data.draw(st.sampled_from(said["extents"]), name) for name in "mnk"}
+    extents = {"m": said["extents"], "n": said["extents"], "k": said.get("terms", said["extents"])}
+    sizes = {name: data.draw(st.sampled_from(allowed), name) for name, allowed in extents.items()}
     sizes["m"] = said.get("rows", sizes["m"])
     sizes["k"] *= data.draw(st.sampled_from((1, 1, 5)), "longer")
     m, n, k = sizes.values()
@@ -181,6 +183,7 @@ WRONG = {  # what is wrong: file, text, with what it is replaced, case
     "a block is left out": ("gemm_row.cu", "block < cluster; ++block", "block < cluster - 1; ++block", "one row, by a cluster"),
     "sums leave before all have come": ("gemm_row.cu", "    ac::cluster_arrive_release();\n    ac::cluster_wait();\n", "",
                                         "one row, by a cluster"),
+    "terms behind the last are read": ("gemm_row.cu", "min(k, (rank + 1) * terms)", "(rank + 1) * terms", "one row, by a cluster"),
     "a warp is left out": ("gemm_row.cu", "warp < warps; ++warp", "warp < warps - 1; ++warp", "one row"),
     "groups of lanes are not added": ("gemm_row.cu", "offset >= lanes;", "offset > lanes;", "one row"),
     "the last round is left out": ("gemm_row.cu", "while (term < end)", "while (term + groups * unroll <= end)", "one row"),
@@ -193,7 +196,7 @@ WRONG = {  # what is wrong: file, text, with what it is replaced, case
 def test_a_wrong_kernel_is_seen(what: str) -> None:
     file, text, wrong, name = WRONG[what]
     point, dtype, said = CASES[name]
-    m, n, k = (33, 65, 71) if said["extents"] is RAGGED else (said.get("rows", 40), 72, 136)
+    m, n, k = (33, 65, 71) if said["extents"] is RAGGED else (said.get("rows", 40), 72, 135 if "terms" in said else 136)
     a, b = ((k, m) if "a" in said.get("turned", "") else (m, k)), ((n, k) if "b" in said.get("turned", "") else (k, n))
     match, graph = matmul_case(shapes=(a, b), turned=said.get("turned", ""), dtype=dtype, bias=(n,))
     changed = replaced(FAMILY.lower(match, point, H200), file, text, wrong)
