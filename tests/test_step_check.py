@@ -113,6 +113,14 @@ def test_rows_of_the_cache_are_looked_at_too(checked: Checked) -> None:
     assert node.mutates[0] in why
 
 
+def test_a_token_that_is_not_the_best_is_refused_at_once(checked: Checked) -> None:
+    session, check = checked
+    bound = session.bound("decode")
+    with spoiled(bound, len(bound.parts) - 1, lambda: (session.ids.fill_(3), session.history[2:3].fill_(3))), chaotic():  # type: ignore[arg-type, return-value]
+        why, notes = check()
+    assert why and ";" not in why and not notes
+
+
 def test_what_is_replayed_must_be_what_the_kernels_give(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     """A race between kernels is none where each of them runs alone."""
     session, check = checked

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 BEYOND = 2.0  # in rows of the cache that are not written yet: no score of half precision overflows by it
 UNWRITTEN = -1  # in the history of tokens
 SEED = 7
+FACTS = 2  # of the pairs of a run the last ones: the token that it chose, beside its own logits, and the history
 BY_ROUNDING = "its rms error"  # how a difference is called that roundings might have made
 
 
@@ -83,15 +84,22 @@ def _judged(session: Session, program: Program, trial: _Trial, notes: list[str])
     """One clause on how the step of a program is wrong. Where no more than numbers are too far apart, each of its kernels says whether it
     is: then all that it has replayed must be what they give one by one, bit by bit, and each what its nodes give."""
     pairs, limit = list(_both(session, trial.before, trial.position, 1, trial.ours, trial.theirs)), _bound(program.graph)
-    apart = [why for found, wanted in pairs if (why := _beyond(found, wanted, limit))]
-    if not apart or any(not why.startswith(BY_ROUNDING) for why in apart) or all(s.step is None for s in program.segments):
-        return apart[0] if apart else ""
-    one_by_one = _one_by_one(session, program, trial, limit, [found for found, _ in pairs[:-2]])
+    apart, is_open = _apart(pairs, limit)
+    if not is_open or all(s.step is None for s in program.segments):
+        return apart
+    one_by_one = _one_by_one(session, program, trial, limit, [found for found, _ in pairs[:-FACTS]])
     if one_by_one:
-        return f"{apart[0]}; {one_by_one}"
-    notes.append(f"{program.name} was compared kernel by kernel: as a whole {apart[0]}, and each of them gives what its operators give "
+        return f"{apart}; {one_by_one}"
+    notes.append(f"{program.name} was compared kernel by kernel: as a whole {apart}, and each of them gives what its operators give "
                  "(roundings decide what this model computes)")
     return ""
+
+
+def _apart(pairs: "list[tuple[torch.Tensor, torch.Tensor]]", limit: float) -> tuple[str, bool]:
+    """One clause on the first pair that is too far apart, or nothing; and whether roundings may have made all that are: no facts."""
+    whys = [_beyond(found, wanted, limit) for found, wanted in pairs]
+    first = next((why for why in whys if why), "")
+    return first, bool(first) and not any(whys[-FACTS:]) and all(why.startswith(BY_ROUNDING) for why in whys if why)
 
 
 def _one_by_one(session: Session, program: Program, trial: _Trial, limit: float, replayed: "list[torch.Tensor]") -> str:
@@ -121,18 +129,17 @@ def difference_of_prompts(session: Session, programs: Mapping[str, Program], wei
     for program in _tried(session, programs):
         chunk, limit = _chunk(session, program, weights), _bound(program.graph)
         pairs = list(_both(session, chunk.before, chunk.start, program.graph.tokens, chunk.ours, chunk.theirs))
-        apart = [why for found, wanted in pairs if (why := _beyond(found, wanted, limit))]
-        if not apart:
-            continue
-        if all(why.startswith(BY_ROUNDING) for why in apart):
-            by_pieces = _by_pieces(session, program, chunk, limit, [found for found, _ in pairs[:-2]])
+        apart, is_open = _apart(pairs, limit)
+        if is_open:
+            by_pieces = _by_pieces(session, program, chunk, limit, [found for found, _ in pairs[:-FACTS]])
             if not by_pieces:
-                said = (f"{program.graph.name} was compared piece by piece: as a whole {apart[0]}, and each of them gives what its "
+                said = (f"{program.graph.name} was compared piece by piece: as a whole {apart}, and each of them gives what its "
                         "operators give (roundings decide what this model computes)")
                 (notes if notes is not None else []).append(said)
                 continue
-            apart[0] = f"{apart[0]}; {by_pieces}"
-        return f"{apart[0]} ({program.graph.name})"
+            apart = f"{apart}; {by_pieces}"
+        if apart:
+            return f"{apart} ({program.graph.name})"
     return ""
 
 
