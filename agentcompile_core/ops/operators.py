@@ -287,6 +287,11 @@ _BODIES: dict[str, Callable[..., Any]] = {
 }
 
 
+def body_of(name: str) -> Callable[..., Any]:
+    """The reference body of an operator of the namespace, by its full name (``agentcompile::rope``)."""
+    return _BODIES[name.removeprefix(f"{NAMESPACE}::")]
+
+
 def register() -> None:
     """Register every operator once per process, however often this module is imported.
 

@@ -7,8 +7,9 @@ memory allows, once more on a copy widened to float32. Results that half precisi
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +18,24 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...ir.graph import Graph, GraphKind, GraphSet
-from ...ops.agreement import disagreement
+from ...ops.agreement import disagreement, is_by_rounding
 from ...ops.dtypes import zeros
 from ...ops.interpreter import Prepared, compile_nodes
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
+from . import comparison_exact
+from .comparison_exact import EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
 from .left_behind import ALONE, undisturbed
 
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Made = Callable[[nn.Module, torch.dtype | None], Iterator[Call]]  # of a module, and the type that the graphs compute in
 
 
 def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
@@ -48,55 +54,60 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
-    calls_of = _calls_of_module if graphs.kv is None else _calls_of_model
+    made, inputs = _calls_of(graphs, loaded)
     narrow = _narrow(loaded.module)
-    judged = _judged(calls_of(graphs, loaded, loaded.module, None), narrow)
-    if judged.exact or narrow is None or judged.why_narrow:
-        return judged.why
-    wide = _widened(loaded.module)
-    if wide is None:
-        return judged.why
+    judged = _judged(made(loaded.module, None), narrow)
+    why, is_narrow = judged.why, narrow is not None and not judged.exact
+    if is_narrow and not judged.why_narrow:
+        why = _compared_wide(made, loaded.module, judged.why)
+    if not is_by_rounding(why):
+        return why
+    near = ((RELAXED, WIDE) if judged.why_narrow else (WIDE,)) if is_narrow else ({},)
+    trial = Trial(calls=lambda: made(loaded.module, None), count=judged.count, given=(*_tensors_of(loaded.module).values(), *inputs))
     try:
-        return _judged(calls_of(graphs, loaded, wide, torch.float32)).why
+        exactly = comparison_exact.difference(trial, EXACT if is_narrow else EXACT_OF_SINGLE, near)
+    except Exception:  # operators that know their own types alone, or no memory
+        return why
+    finally:
+        release_cache()
+    return f"{why}; {exactly}" if exactly else ""
+
+
+def _compared_wide(made: Made, module: nn.Module, why: str) -> str:
+    """The same of a copy in float32; ``why`` where there is none."""
+    wide = _widened(module)
+    if wide is None:
+        return why
+    try:
+        return _judged(made(wide, torch.float32)).why
     except Exception:  # a module that names its element type in its code cannot be widened; its own type was compared
-        return judged.why
+        return why
     finally:
         del wide
         release_cache()
 
 
 @frozen
-class _Call:
-    """What the graphs and the module gave for one call; ``wrong``: what is wrong beside that."""
-
-    found: Sequence[Tensor]
-    wanted: Sequence[Tensor]
-    wrong: str = ""
-
-
-@frozen
 class _Judged:
-    """Whether all calls gave the same bits, and how the first one that differs does, as it is and as results of a narrow type."""
+    """How many calls there were, whether all gave the same bits, and how one that differs does, as it is and as results of a narrow type."""
 
+    count: int
     exact: bool
     why: str
     why_narrow: str = ""
 
 
-def _judged(made: Iterator[_Call], narrow: torch.dtype | None = None) -> _Judged:
-    """``narrow``: the type that half precision computes in; without one calls end at the first that differs."""
-    exact, why = True, ""
-    for call in made:
+def _judged(made: Iterator[Call], narrow: torch.dtype | None = None) -> _Judged:
+    """``narrow``: the type that half precision computes in. Calls end at the first that differs by what no rounding makes."""
+    count, exact, why, why_narrow = 0, True, "", ""
+    for count, call in enumerate(made, 1):
         wrong = call.wrong or disagreement(call.found, call.wanted)
-        exact, why = exact and not wrong and _exact(call.found, call.wanted), why or wrong
+        exact = exact and not wrong and _exact(call.found, call.wanted)
+        if wrong and not is_by_rounding(wrong):
+            return _Judged(count, False, wrong, wrong)
         if wrong:
-            also = call.wrong or (wrong if narrow is None else disagreement(call.found, call.wanted, narrow))
-            if also:
-                return _Judged(False, why, also)
-    return _Judged(exact, why)
-
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+            why, why_narrow = why or wrong, why_narrow or (disagreement(call.found, call.wanted, narrow) if narrow else wrong)
+    return _Judged(count, exact, why, why_narrow)
 
 
 def given_to(loaded: LoadedModel) -> Arguments:
@@ -104,20 +115,27 @@ def given_to(loaded: LoadedModel) -> Arguments:
     return tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {})
 
 
-def _calls_of_module(graphs: GraphSet, loaded: LoadedModel, module: nn.Module, wide: torch.dtype | None) -> Iterator[_Call]:
-    graph = next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD)
+def _calls_of(graphs: GraphSet, loaded: LoadedModel) -> tuple[Made, Sequence[Tensor]]:
+    """The calls to compare, and the tensors that a plain module is given in them."""
+    if graphs.kv is not None:
+        return partial(_calls_of_model, graphs), ()
     given = given_to(loaded)
     if not tensors_among(given):
-        given = (_made_inputs(graph, loaded.module), {})
+        given = (_made_inputs(next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), loaded.module), {})
+    drawn = random_inputs(given)
+    return partial(_calls_of_module, graphs, given, drawn), tensors_among((given, drawn))
+
+
+def _calls_of_module(graphs: GraphSet, given: Arguments, random: Arguments, module: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
     yield _one_call(graphs, module, given, wide)
     try:
-        drawn = _one_call(graphs, module, random_inputs(given), wide)
+        drawn = _one_call(graphs, module, random, wide)
     except Exception:  # random numbers need not be what the module takes; its own examples were compared
         return
     yield drawn
 
 
-def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None) -> _Call:
+def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch.dtype | None) -> Call:
     def fresh() -> Arguments:
         def copy_of(a: Tensor) -> Tensor:
             return a.to(wide) if wide and a.dtype in HALVES else a.clone()
@@ -134,7 +152,7 @@ def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch
     environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
     torch.manual_seed(SEED)
     results = compile_nodes(graph, device=device, dtype_override=wide).bind(environment)()
-    return _Call(tensors_among(calls.rebuilt(call.outputs, results)) if call else results, wanted)
+    return Call(tensors_among(calls.rebuilt(call.outputs, results)) if call else results, wanted)
 
 
 def tensors_among(value: Any) -> list[Tensor]:
@@ -142,14 +160,14 @@ def tensors_among(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _calls_of_model(graphs: GraphSet, loaded: LoadedModel, model: nn.Module, wide: torch.dtype | None) -> Iterator[_Call]:
+def _calls_of_model(graphs: GraphSet, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
     prepared = dict[str, Prepared]()
     for trial in plan(graphs, model):
         wanted = torch.stack(reference(model, trial))
         for tokens in trial.chunks:
             run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
             found = torch.stack(run.logits(trial, tokens))
-            yield _Call((found,), (wanted,), run.wrong_state)
+            yield Call((found,), (wanted,), run.wrong_state)
 
 
 def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -72,7 +72,7 @@ class ParametersKept(TorchDispatchMode):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._kept = {_address(p) for p in module.parameters()} - {0}
+        self._kept = {address(p) for p in module.parameters()} - {0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run ``func``.
@@ -81,16 +81,21 @@ class ParametersKept(TorchDispatchMode):
             Unsupported: it would write to a parameter.
         """
         kwargs = kwargs or {}
-        arguments = func._schema.arguments if hasattr(func, "_schema") else ()
-        for index, argument in enumerate(arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[index] if index < len(args) else kwargs.get(argument.name)
-                if any(_address(t) in self._kept for t in pytree.tree_leaves(given) if isinstance(t, Tensor)):
-                    raise Unsupported("it writes to its own parameters")
+        if any(address(t) in self._kept for t in written_by(func, args, kwargs)):
+            raise Unsupported("it writes to its own parameters")
         return func(*args, **kwargs)
 
 
-def _address(tensor: Tensor) -> int:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that a call of an operator writes to."""
+    for index, argument in enumerate(func._schema.arguments if hasattr(func, "_schema") else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (t for t in pytree.tree_leaves(given) if isinstance(t, Tensor))
+
+
+def address(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; 0 where it has none of its own."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse ones and wrappers have no memory of their own
