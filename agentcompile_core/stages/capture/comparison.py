@@ -3,7 +3,8 @@
 Plain modules: one call on the example inputs, one on random ones. Language models: a prompt in two chunks and two decode
 steps, through every chunk size, against the model's own forward and cache. Half precision is compared as it is and, where
 memory allows, once more on a copy widened to float32. Results that half precision computes and a cast makes float32 (logits behind
-``.float()``) err as halves do: they may only where the widened copy agrees.
+``.float()``) err as halves do: they may only where the widened copy agrees. What differs by no more than roundings might is judged in
+float64, see ``comparison_exact``.
 """
 
 import copy
@@ -26,7 +27,7 @@ from ...runtime import calls
 from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
 from . import comparison_exact
-from .comparison_exact import EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
+from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
 from .left_behind import ALONE, undisturbed
@@ -54,7 +55,7 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
-    made, inputs = _calls_of(graphs, loaded)
+    made, _ = _calls_of(graphs, loaded)
     narrow = _narrow(loaded.module)
     judged = _judged(made(loaded.module, None), narrow)
     why, is_narrow = judged.why, narrow is not None and not judged.exact
@@ -63,9 +64,13 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
     if not is_by_rounding(why):
         return why
     near = ((RELAXED, WIDE) if judged.why_narrow else (WIDE,)) if is_narrow else ({},)
-    trial = Trial(calls=lambda: made(loaded.module, None), count=judged.count, given=(*_tensors_of(loaded.module).values(), *inputs))
+
+    def drawn(draw: int) -> Trial:
+        made, inputs = _calls_of(graphs, loaded, draw)
+        return Trial(calls=lambda: made(loaded.module, None), count=judged.count, given=(*_tensors_of(loaded.module).values(), *inputs))
+
     try:
-        exactly = comparison_exact.difference(trial, EXACT if is_narrow else EXACT_OF_SINGLE, near)
+        exactly = comparison_exact.difference(drawn, EXACT if is_narrow else EXACT_OF_SINGLE, near)
     except Exception:  # operators that know their own types alone, or no memory
         return why
     finally:
@@ -89,7 +94,7 @@ def _compared_wide(made: Made, module: nn.Module, why: str) -> str:
 
 @frozen
 class _Judged:
-    """How many calls there were, whether all gave the same bits, and how one that differs does, as it is and as results of a narrow type."""
+    """How many calls there were, whether all gave the same bits, and how one differs: as it is, and as results of a narrow type."""
 
     count: int
     exact: bool
@@ -115,14 +120,15 @@ def given_to(loaded: LoadedModel) -> Arguments:
     return tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {})
 
 
-def _calls_of(graphs: GraphSet, loaded: LoadedModel) -> tuple[Made, Sequence[Tensor]]:
-    """The calls to compare, and the tensors that a plain module is given in them."""
+def _calls_of(graphs: GraphSet, loaded: LoadedModel, draw: int = 0) -> tuple[Made, Sequence[Tensor]]:
+    """The calls to compare, and the tensors that a plain module is given in them; other tokens or numbers for each ``draw``."""
     if graphs.kv is not None:
-        return partial(_calls_of_model, graphs), ()
+        return partial(_calls_of_model, graphs, draw), ()
     given = given_to(loaded)
     if not tensors_among(given):
         given = (_made_inputs(next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), loaded.module), {})
-    drawn = random_inputs(given)
+    drawn = random_inputs(given, draw)
+    given = random_inputs(given, DRAWS + draw) if draw else given
     return partial(_calls_of_module, graphs, given, drawn), tensors_among((given, drawn))
 
 
@@ -160,9 +166,9 @@ def tensors_among(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _calls_of_model(graphs: GraphSet, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
+def _calls_of_model(graphs: GraphSet, draw: int, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
     prepared = dict[str, Prepared]()
-    for trial in plan(graphs, model):
+    for trial in plan(graphs, model, draw):
         wanted = torch.stack(reference(model, trial))
         for tokens in trial.chunks:
             run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
@@ -184,9 +190,9 @@ def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:
     return random_inputs((made, {}))[0]
 
 
-def random_inputs(given: Arguments) -> Arguments:
+def random_inputs(given: Arguments, draw: int = 0) -> Arguments:
     """Normal floats of the same shapes, types and strides; integers and plain values as they are."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(SEED + draw)
     drawn: Arguments = pytree.tree_map_only(Tensor, lambda a: torch.randn_like(a) if a.is_floating_point() else a, given)
     return drawn
 

@@ -21,7 +21,8 @@ WIDE: Types = dict.fromkeys(HALF, SINGLE)
 # Half precision would be magnified to the size of the results: its roundings 2^16 times smaller, beside what float32 kept apart from them.
 RELAXED: Types = {**dict.fromkeys(HALF, SINGLE), SINGLE: DOUBLE}
 EXACT_SHARE = 1e-6  # a hundredth of what float32 may differ by; what is right differs by 1e-12
-AS_NEAR = 4.0  # times the error of the module itself: of 115 model types no graph came to more than 1.6
+DRAWS = 3
+AS_NEAR = 8.0  # times the error of the module itself: of 115 usual models none came to more than 1.6, of 144 chaotic ones one, to 46
 MAGNIFIED = 0.1  # of the rms: an error of the module's own so large says nothing any more
 
 
@@ -43,19 +44,28 @@ class Trial:
     given: Sequence[Tensor]
 
 
-def difference(trial: Trial, exact: Types, near: Sequence[Types]) -> str:
-    """One clause on how the graphs of ``trial`` compute something else than their module, or round more; empty where they do not.
+def difference(drawn: Callable[[int], Trial], exact: Types, near: Sequence[Types]) -> str:
+    """One clause on how graphs compute something else than their module, or round more; empty where they do not.
 
-    ``exact``: what float64 stands for; ``near``: types in which the graphs are to be as near to it as the module.
+    ``drawn``: a trial by its number, each with other inputs; ``exact``: what float64 stands for; ``near``: types in which the graphs are
+    to be as near to it as the module. What is magnified has one direction, in which one of two right results may err little by chance,
+    and a router's choice may fall otherwise: who rounds too much does so in most of three draws.
 
     Raises:
         Exception: whatever a module raises that does not run in these types.
     """
-    truth = _made(trial, exact)
-    for call in truth:
-        if why := call.wrong or disagreement(call.found, call.wanted, share=EXACT_SHARE):
-            return f"in float64 {why}"
-    return next((why for types in near if (why := _further(_made(trial, types), truth, _epsilon(types)))), "")
+    for draw in range(DRAWS):
+        trial = drawn(draw)
+        truth = _made(trial, exact)
+        for call in truth:
+            if why := call.wrong or disagreement(call.found, call.wanted, share=EXACT_SHARE):
+                return f"in float64 {why}"
+        why = next((why for types in near if (why := _further(_made(trial, types), truth, _epsilon(types)))), "")
+        if not why and not draw:
+            return ""
+        if why and draw:
+            return why
+    return ""
 
 
 def _made(trial: Trial, types: Types) -> list[Call]:

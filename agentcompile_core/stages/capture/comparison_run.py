@@ -32,22 +32,24 @@ class Trial:
     at_once: bool = False
 
 
-def plan(graphs: GraphSet, model: nn.Module) -> tuple[Trial, ...]:
-    """Random tokens that fit the context and every chunk size; where chunks take no padding, whole ones of each, and none."""
+def plan(graphs: GraphSet, model: nn.Module, draw: int = 0) -> tuple[Trial, ...]:
+    """Random tokens that fit the context and every chunk size; where chunks take no padding, whole ones of each, and none.
+
+    Each ``draw`` has other tokens."""
     context, chunks = graphs.workload.max_context, tuple(sorted({g.tokens for g in graphs.of_kind(GraphKind.PREFILL)}))
     if graphs.whole_chunks:
         sizes = [(chunk, chunk if 2 * chunk < context else 0, (chunk,)) for chunk in chunks if chunk < context]
-        return tuple(_trial(graphs, model, *one) for one in (*sizes, (1, 0, (0,))))
+        return tuple(_trial(graphs, model, draw, *one) for one in (*sizes, (1, 0, (0,))))
     total = min(context, FIRST + SECOND + STEPS)
     steps = min(STEPS, total - 1)
     second = min((total - steps) * SECOND // (FIRST + SECOND), *chunks) if chunks else 0
     first = min(total - steps - second, FIRST, *chunks) if chunks else 1
-    return (_trial(graphs, model, first, second, chunks),)
+    return (_trial(graphs, model, draw, first, second, chunks),)
 
 
-def _trial(graphs: GraphSet, model: nn.Module, first: int, second: int, chunks: tuple[int, ...]) -> Trial:
+def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: int, chunks: tuple[int, ...]) -> Trial:
     steps, device = min(STEPS, graphs.workload.max_context - first - second), next(model.parameters()).device
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED + draw)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
     return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states))
 
