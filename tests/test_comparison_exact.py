@@ -19,7 +19,7 @@ from agentcompile_core.stages.capture import comparison, comparison_exact
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 
-SETTINGS = settings(max_examples=10, deadline=None, derandomize=True, database=None)
+SETTINGS = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 DEEP: dict[str, Any] = {**SIZES, "num_hidden_layers": 8}
 EXPERTS: dict[str, Any] = {**DEEP, "num_hidden_layers": 5, "num_local_experts": 8, "num_experts_per_tok": 2}
 NEO = {**{k: v for k, v in SIZES.items() if k != "num_hidden_layers"}, "attention_types": [[["global", "local"], 1]], "num_layers": 2,

@@ -4,10 +4,12 @@ Parameters are converted where an operator reads them, so that no more than one 
 code (``.float()`` in a norm, float32 in a softmax) are exchanged too; a copy of its parameters in float64 would go on in float32 there.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -59,33 +61,39 @@ class Retyped(TorchDispatchMode):
         Raises:
             NotImplementedError: it would write to a float of ``given``.
         """
-        kwargs, name = kwargs or {}, func.name()
+        kwargs, known = kwargs or {}, _known(func)
         with torch._C.DisableTorchFunction():
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            if not tensors or name == _FRESH or (self._is_given(tensors[0]) and (name in _LOOKUPS or _is_view(func, args, kwargs))):
+            first = next(_tensors((*args, *kwargs.values())), None)
+            if first is None or known.is_fresh or (known.leaves_types and self._is_given(first) and not _dtypes(args, kwargs)):
                 return pytree.tree_map_only(Tensor, self._made, func(*args, **kwargs))
-            if any(t.is_floating_point() and self._is_given(t) for t in written_by(func, args, kwargs)):
-                raise NotImplementedError(f"{name} writes to a tensor of the model")
-            args, kwargs = pytree.tree_map_only(Tensor, self._stand_in, (args, kwargs))
-            if not name.startswith(NAMESPACE):
-                if name != _MOVED:
-                    args, kwargs = pytree.tree_map_only(torch.dtype, lambda one: self._types.get(one, one), (args, kwargs))
-                return _grouped(*args, **kwargs) if name == _GROUPED else func(*args, **kwargs)
+            if known.writes and any(t.is_floating_point() and self._is_given(t) for t in written_by(func, args, kwargs)):
+                raise NotImplementedError(f"{func} writes to a tensor of the model")
+            types = {} if known.is_ours or known.moves else self._types
+            args = tuple(self._stand_in(argument, types) for argument in args)
+            kwargs = {name: self._stand_in(argument, types) for name, argument in kwargs.items()}
+            if not known.is_ours:
+                return _grouped(*args, **kwargs) if known.is_grouped else func(*args, **kwargs)
         with self:  # an operator of ours is what its body computes, which names types itself
-            return body_of(name)(*args, **kwargs)
+            return body_of(func.name())(*args, **kwargs)
 
     def _is_given(self, tensor: Tensor) -> bool:
         return address(tensor) in self._given
 
-    def _stand_in(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype in self._stand_ins and not self._is_given(tensor) else self._converted(tensor)
+    def _stand_in(self, argument: Any, types: Types) -> Any:
+        """What stands for an argument; for types by themselves ``types`` says it."""
+        if isinstance(argument, Tensor):
+            dtype = argument.dtype
+            if dtype not in self._types or (dtype in self._stand_ins and not self._is_given(argument)):
+                return argument
+            return argument.to(self._types[dtype])
+        if isinstance(argument, (list, tuple)):
+            return [self._stand_in(one, types) for one in argument]
+        return types.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
     def _made(self, tensor: Tensor) -> Tensor:
         """What an operator made without looking at types; views of what is given stay what they are, so that writing to them is seen."""
-        return tensor if self._is_given(tensor) else self._converted(tensor)
+        return tensor if self._is_given(tensor) else tensor.to(self._types.get(tensor.dtype, tensor.dtype))
 
-    def _converted(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._types.get(tensor.dtype, tensor.dtype))
 
 
 class _Saying(TorchFunctionMode):
@@ -104,11 +112,37 @@ class _Saying(TorchFunctionMode):
             return found if address(args[0]) in self._given else self._own.get(found, found)
 
 
-def _is_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call gives a view and leaves types alone."""
-    returns = func._schema.returns
-    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write and not any(
-        isinstance(argument, torch.dtype) for argument in (*args, *kwargs.values()))
+@frozen
+class _Known:
+    """What an operator does. ``leaves_types``: it gives a view, or a few of many rows; ``moves``: to a device."""
+
+    is_fresh: bool
+    is_ours: bool
+    is_grouped: bool
+    moves: bool
+    writes: bool
+    leaves_types: bool
+
+
+@cache
+def _known(func: Any) -> _Known:
+    name, returns, arguments = func.name(), func._schema.returns, func._schema.arguments
+    is_view = bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
+    return _Known(is_fresh=name == _FRESH, is_ours=name.startswith(NAMESPACE), is_grouped=name == _GROUPED, moves=name == _MOVED,
+                  writes=writes, leaves_types=is_view or name in _LOOKUPS)
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+
+
+def _dtypes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(argument, torch.dtype) for argument in (*args, *kwargs.values()))
 
 
 def _grouped(rows: Tensor, matrices: Tensor, offs: Tensor, bias: None = None, out_dtype: torch.dtype | None = None) -> Tensor:
