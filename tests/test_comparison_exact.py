@@ -85,13 +85,14 @@ def test_what_was_refused_still_is(model_type: str, number: int) -> None:
 @SETTINGS
 @given(st.sampled_from(CHAOTIC), st.integers(0, 10_000))
 def test_mistakes_in_graphs_of_models_that_magnify_roundings_are_refused(model: tuple[str, torch.dtype, bool, float], number: int) -> None:
-    """Whether one is a mistake says a model of the same type in float32 that magnifies nothing; one more rounding is none here."""
+    """Whether one is a mistake says a model of the same type in float32 that magnifies nothing; one more rounding is none here, nor is
+    what passed before, since it changes nothing where softmaxes are saturated."""
     model_type, dtype, deep, sharp = model
     calm, chaotic = captured(model_type, torch.float32, deep), captured(model_type, dtype, deep, sharp)
     calm_ones, chaotic_ones = mistakes(model_type, torch.float32, deep), mistakes(model_type, dtype, deep, sharp)
     names = [what for what in calm_ones if what in chaotic_ones and ": rounded" not in what and ": narrow type" not in what]
     what = names[number % len(names)]
-    if judged_before(calm_ones[what], calm[1]):
+    if judged_before(calm_ones[what], calm[1]) and judged_before(chaotic_ones[what], chaotic[1]):
         assert difference(chaotic_ones[what], chaotic[1]), what
 
 

@@ -95,6 +95,16 @@ def test_what_is_given_is_not_written_to(write: object) -> None:
     assert all(map(torch.equal, before, (*module.parameters(), *module.buffers())))
 
 
+def test_parameters_that_are_read_scaled() -> None:
+    table, matrix, bias = torch.randn(7, 4).bfloat16(), torch.randn(3, 4).bfloat16(), torch.randn(3).bfloat16()
+    with torch.inference_mode(), Retyped(EXACT, [table, matrix, bias], [table, matrix], 0.25):
+        rows = F.embedding(torch.tensor([2, 5]), table)
+        found, also = F.linear(rows, matrix, bias), rows @ matrix.t()[:, :2]
+    wanted = table[[2, 5]].double() * 0.25
+    assert torch.equal(rows, wanted) and torch.equal(also, wanted @ (matrix.t()[:, :2].double() * 0.25))
+    torch.testing.assert_close(found, F.linear(wanted, matrix.double() * 0.25, bias.double()), rtol=1e-14, atol=1e-15)
+
+
 def test_views_and_lookups_of_parameters_and_grouped_products() -> None:
     table, matrices = torch.randn(7, 4).bfloat16(), torch.randn(3, 4, 8).bfloat16()
     ids, ends = torch.tensor([2, 0, 5, 6]), torch.tensor([1, 1, 3], dtype=torch.int32)

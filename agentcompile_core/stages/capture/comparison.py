@@ -67,7 +67,8 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
 
     def drawn(draw: int) -> Trial:
         made, inputs = _calls_of(graphs, loaded, draw)
-        return Trial(calls=lambda: made(loaded.module, None), count=judged.count, given=(*_tensors_of(loaded.module).values(), *inputs))
+        return Trial(calls=lambda: made(loaded.module, None), count=judged.count, given=(*_tensors_of(loaded.module).values(), *inputs),
+                     matrices=[p for p in loaded.module.parameters() if p.dim() > 1])
 
     try:
         exactly = comparison_exact.difference(drawn, EXACT if is_narrow else EXACT_OF_SINGLE, near)

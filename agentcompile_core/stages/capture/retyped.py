@@ -36,8 +36,10 @@ class Retyped(TorchDispatchMode):
     stand-ins where their type is one.
     """
 
-    def __init__(self, types: Types, given: Iterable[Tensor]) -> None:
+    def __init__(self, types: Types, given: Iterable[Tensor], scaled: Iterable[Tensor] = (), factor: float = 1.0) -> None:
+        """What is read of the floats of ``scaled``, some of ``given``, is ``factor`` times what they hold."""
         super().__init__()
+        self._scaled, self._factor = {address(t) for t in scaled} - {0}, factor
         self._types, self._stand_ins = types, set(types.values())
         self._given = {address(t) for t in given} - {0}
         self._saying = _Saying({stand_in: own for own, stand_in in types.items()}, self._given) if self._stand_ins & types.keys() else None
@@ -65,7 +67,8 @@ class Retyped(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             first = next(_tensors((*args, *kwargs.values())), None)
             if first is None or known.is_fresh or (known.leaves_types and self._is_given(first) and not _dtypes(args, kwargs)):
-                return pytree.tree_map_only(Tensor, self._made, func(*args, **kwargs))
+                is_scaled = first is not None and address(first) in self._scaled
+                return pytree.tree_map_only(Tensor, lambda made: self._made(made, is_scaled), func(*args, **kwargs))
             if known.writes and any(t.is_floating_point() and self._is_given(t) for t in written_by(func, args, kwargs)):
                 raise NotImplementedError(f"{func} writes to a tensor of the model")
             types = {} if known.is_ours or known.moves else self._types
@@ -85,15 +88,20 @@ class Retyped(TorchDispatchMode):
             dtype = argument.dtype
             if dtype not in self._types or (dtype in self._stand_ins and not self._is_given(argument)):
                 return argument
-            return argument.to(self._types[dtype])
+            return self._converted(argument, address(argument) in self._scaled)
         if isinstance(argument, (list, tuple)):
             return [self._stand_in(one, types) for one in argument]
         return types.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
-    def _made(self, tensor: Tensor) -> Tensor:
+    def _made(self, tensor: Tensor, is_scaled: bool) -> Tensor:
         """What an operator made without looking at types; views of what is given stay what they are, so that writing to them is seen."""
-        return tensor if self._is_given(tensor) else tensor.to(self._types.get(tensor.dtype, tensor.dtype))
+        return tensor if self._is_given(tensor) else self._converted(tensor, is_scaled)
 
+    def _converted(self, tensor: Tensor, is_scaled: bool) -> Tensor:
+        if tensor.dtype not in self._types:
+            return tensor
+        made = tensor.to(self._types[tensor.dtype])
+        return made * self._factor if is_scaled else made
 
 
 class _Saying(TorchFunctionMode):
