@@ -26,6 +26,7 @@ from .ir.search_log import Seen, Tried, Untried, tried
 from .ir.selection import Basis, Selection, fallback
 from .plugin.events import StageFinished, StageStarted
 from .plugin.interfaces import Frontend, LoadedModel
+from .runtime.graph_capture import uncollected
 from .runtime.make_program import make_program
 from .runtime.program import Program, framework_program
 from .stages import advise, analyze, emit, lower, plan, select, validate
@@ -75,11 +76,11 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     clock = _Clock(ctx, began or {})
     if graphs.eager_reason or not graphs.graphs:
         return _eager(graphs, ctx, clock)
-    with clock("analyze") as facts:
+    with clock("analyze") as facts, uncollected():
         analyses = analyze.run(graphs, ctx)
         facts |= {"regions": sum(a.instances for a in analyses), "merged_regions": sum(len(a.regions) for a in analyses)}
     regions = tuple(r for a in analyses for r in a.regions)
-    with clock("plan") as facts:
+    with clock("plan") as facts, uncollected():
         plans = plan.run(analyses, ctx)
         facts |= {"covers": sum(len(p.space.covers) for p in plans), "candidates": sum(p.space.candidates for p in plans)}
     step = next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None)
@@ -138,7 +139,7 @@ def _rounds(plans: tuple[RegionPlan, ...], again: frozenset[tuple[str, str]], ct
             new = [(o.signature, s) for o in ordered for s in o.steps if (o.signature, s) not in seen.ordered]
             seen = evolve(seen, untried=tuple(Untried(signature=signature, step=s, reason=over) for signature, s in new))
             break
-        with clock("lower") as facts:
+        with clock("lower") as facts, uncollected():
             candidates = lower.run(ordered, ctx)
             facts |= {"candidates": len(candidates)}
         seen = _noted(seen, ordered, candidates)

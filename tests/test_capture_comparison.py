@@ -16,6 +16,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.capture import comparison, comparison_exact
+from agentcompile_core.stages.capture.chunk_sizes import telling
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
@@ -85,6 +86,29 @@ def test_a_change_in_any_graph_of_a_model_is_found(model: nn.Module, graphs: Gra
     loaded = LoadedModel(module=model, name="llama")
     assert difference(graphs, loaded) == ""
     assert difference(changed(graphs, name, old, new), loaded)
+
+
+@pytest.fixture(scope="module")
+def sizes(model: nn.Module) -> GraphSet:
+    return capture_language_model(model, "llama", evolve(WORKLOAD, prefill_chunks=(4, 6, 8, 12)))
+
+
+@pytest.mark.parametrize("name", [f"prefill_{size}{suffix}" for size in (4, 6, 8, 12) for suffix in ("", "_fresh")])
+def test_a_change_of_one_size_is_found_and_sizes_that_follow_from_others_are_not_run(name: str, model: nn.Module, sizes: GraphSet) -> None:
+    loaded, size = LoadedModel(module=model, name="llama"), int(name.split("_")[1])
+    assert telling(sizes) == (4, 12) and difference(sizes, loaded) == ""
+    other = changed(sizes, name, "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj")
+    assert size in telling(other) and difference(other, loaded)
+
+
+@pytest.mark.parametrize("missing", ["prefill_4", "prefill_12", "prefill_6_fresh"])
+def test_sizes_follow_from_whole_graphs_alone(missing: str, sizes: GraphSet) -> None:
+    found = telling(evolve(sizes, graphs=tuple(graph for graph in sizes.graphs if graph.name != missing)))
+    assert found == ((4, 6, 12) if missing == "prefill_6_fresh" else (4, 6, 8, 12))
+
+
+def test_whole_chunks_are_all_run(sizes: GraphSet) -> None:
+    assert telling(evolve(sizes, whole_chunks=True)) == (4, 6, 8, 12)
 
 
 def test_a_graph_that_cannot_run_is_different(model: nn.Module, graphs: GraphSet) -> None:

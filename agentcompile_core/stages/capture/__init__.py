@@ -8,6 +8,7 @@ from ...ir import serial
 from ...ir.graph import GraphSet, ModelInfo, Workload
 from ...plugin.events import NotStored, StoreMiss
 from ...plugin.interfaces import Frontend, LoadedModel
+from ...runtime.graph_capture import uncollected
 from ...store import keys
 
 
@@ -57,7 +58,9 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     elif graphs.graphs and (why := dependence(loaded)):
         graphs = evolve(graphs, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
     elif key is not None:
-        ctx.store.put_text("capture", key, serial.dumps(graphs))
+        with uncollected():
+            text = serial.dumps(graphs)
+        ctx.store.put_text("capture", key, text)
     return evolve(graphs, notes=(*graphs.notes, *notes))
 
 
@@ -69,7 +72,8 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
     if text is None:
         return None, ()
     try:
-        graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
+        with uncollected():
+            graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
         why = _difference(graphs, loaded)
     except (UsageError, VerificationError):
         ctx.emit(StoreMiss(key=key))
@@ -95,7 +99,8 @@ def _unreadable(graphs: GraphSet) -> str:
     from ...ops.graph_check import check_graphs
 
     try:
-        check_graphs(graphs)
+        with uncollected():
+            check_graphs(graphs)
     except (UsageError, VerificationError) as exc:
         return f"what was captured cannot be read again ({exc})"
     return ""

@@ -1,17 +1,52 @@
 """Graphs of prompt chunks between two sizes, from the graphs of these: they say the same of other numbers of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import define, evolve, field
 
-from ...ir.graph import Graph
-from .between import Line, between
+from ...ir.graph import Graph, GraphKind, GraphSet
+from ...ops.names import ATTENTION
+from ...ops.schema import with_argument
+from .between import Line, Unlike, between
 from .reached import Call
 
 
 def chunk_name(tokens: int) -> str:
     """What the graph of a chunk of so many tokens is called."""
     return f"prefill_{tokens}"
+
+
+def fresh_variant(graph: Graph) -> Graph:
+    """The same chunk under the promise that it starts at position 0: attention looks at the new K and V only."""
+    nodes = tuple(with_argument(node, "fresh", True) if node.op == ATTENTION else node for node in graph.nodes)
+    return evolve(graph, name=f"{graph.name}_fresh", nodes=nodes)
+
+
+def telling(graphs: GraphSet) -> tuple[int, ...]:
+    """The sizes of prompt chunks, in order, that say something of their own.
+
+    The graphs of the others are, to the last number, what follows from those of the smallest and the largest size.
+    """
+    chunks = {graph.name: graph for graph in graphs.of_kind(GraphKind.PREFILL)}
+    sizes = sorted({graph.tokens for graph in chunks.values()})
+    first, last = (chunks.get(chunk_name(size)) for size in (sizes[0], sizes[-1])) if sizes else (None, None)
+    if first is None or last is None or graphs.whole_chunks:  # whole chunks are as long as their size
+        return tuple(sizes)
+    return tuple(size for size in sizes if size in (first.tokens, last.tokens) or not _follows(chunks, first, last, size))
+
+
+def _follows(chunks: Mapping[str, Graph], first: Graph, last: Graph, tokens: int) -> bool:
+    try:
+        made = _between(first, last, tokens)
+    except Unlike:
+        return False
+    fresh = fresh_variant(made)
+    return all(chunks.get(graph.name) == graph for graph in (made, fresh))
+
+
+def _between(first: Graph, last: Graph, tokens: int) -> Graph:
+    line = Line(low=first.tokens, high=last.tokens, wanted=tokens)
+    return evolve(between(evolve(first, name=""), evolve(last, name=""), line), name=chunk_name(tokens))
 
 
 @define
@@ -38,14 +73,14 @@ class ChunkSizes:
             return self.exported(tokens)
         first, last, line = self.exported(low), self.exported(high), Line(low=low, high=high, wanted=tokens)
         try:
-            graph = between(evolve(first, name=""), evolve(last, name=""), line)
+            graph = _between(first, last, tokens)
             expected = between(self._calls(low), self._calls(high), line)
             alike = repr(self._calls(tokens)) == repr(expected)
         except Exception:  # the model itself was run; a size that is not understood is traced, which says what is wrong with it
             alike = False
         if not alike or graph.tokens != tokens:
             return self.exported(tokens)
-        return evolve(graph, name=chunk_name(tokens)).verify()
+        return graph.verify()
 
     def _calls(self, tokens: int) -> tuple[Call, ...]:
         if tokens not in self._called:

@@ -1,8 +1,8 @@
 """Every graph against its module: interpreted on the framework's operators before it may serve anything.
 
 Plain modules: one call on the example inputs, one on random ones. Language models: a prompt in two chunks and two decode
-steps, through every chunk size, against the model's own forward and cache. Half precision is compared as it is and, where
-memory allows, once more on a copy widened to float32. Results that half precision computes and a cast makes float32 (logits behind
+steps, through every chunk size that does not follow from others, against the model's own forward and cache. Half precision is compared as
+it is and, where memory allows, once more on a copy widened to float32. Results that half precision computes and a cast makes float32 (logits behind
 ``.float()``) err as halves do: they may only where the widened copy agrees. What differs by no more than roundings might is judged in
 float64, see ``comparison_exact``.
 """
@@ -26,7 +26,9 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
+from ...runtime.graph_capture import uncollected
 from . import comparison_exact
+from .chunk_sizes import telling
 from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
 from .comparison_run import HALVES, GraphRun, plan, reference
 from .export import evaluating
@@ -55,12 +57,13 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
-    made, _ = _calls_of(graphs, loaded)
     narrow = _narrow(loaded.module)
-    judged = _judged(made(loaded.module, None), narrow)
-    why, is_narrow = judged.why, narrow is not None and not judged.exact
-    if is_narrow and not judged.why_narrow:
-        why = _compared_wide(made, loaded.module, judged.why)
+    with uncollected():  # of a deep model's many small objects that takes a sixth of the time
+        made, _ = _calls_of(graphs, loaded)
+        judged = _judged(made(loaded.module, None), narrow)
+        why, is_narrow = judged.why, narrow is not None and not judged.exact
+        if is_narrow and not judged.why_narrow:
+            why = _compared_wide(made, loaded.module, judged.why)
     if not is_by_rounding(why):
         return why
     near = ((RELAXED, WIDE) if judged.why_narrow else (WIDE,)) if is_narrow else ({},)
@@ -124,7 +127,7 @@ def given_to(loaded: LoadedModel) -> Arguments:
 def _calls_of(graphs: GraphSet, loaded: LoadedModel, draw: int = 0) -> tuple[Made, Sequence[Tensor]]:
     """The calls to compare, and the tensors that a plain module is given in them; other tokens or numbers for each ``draw``."""
     if graphs.kv is not None:
-        return partial(_calls_of_model, graphs, draw), ()
+        return partial(_calls_of_model, graphs, telling(graphs), draw), ()
     given = given_to(loaded)
     if not tensors_among(given):
         given = (_made_inputs(next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), loaded.module), {})
@@ -167,9 +170,9 @@ def tensors_among(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def _calls_of_model(graphs: GraphSet, draw: int, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
+def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
     prepared = dict[str, Prepared]()
-    for trial in plan(graphs, model, draw):
+    for trial in plan(graphs, model, chunks, draw):
         wanted = torch.stack(reference(model, trial))
         for tokens in trial.chunks:
             run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)

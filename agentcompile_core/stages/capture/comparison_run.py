@@ -32,11 +32,12 @@ class Trial:
     at_once: bool = False
 
 
-def plan(graphs: GraphSet, model: nn.Module, draw: int = 0) -> tuple[Trial, ...]:
-    """Random tokens that fit the context and every chunk size; where chunks take no padding, whole ones of each, and none.
+def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int = 0) -> tuple[Trial, ...]:
+    """Random tokens that fit the context and every size of ``chunks``; where those take no padding, whole ones of each, and none.
 
-    Each ``draw`` has other tokens."""
-    context, chunks = graphs.workload.max_context, tuple(sorted({g.tokens for g in graphs.of_kind(GraphKind.PREFILL)}))
+    Each ``draw`` has other tokens.
+    """
+    context = graphs.workload.max_context
     if graphs.whole_chunks:
         sizes = [(chunk, chunk if 2 * chunk < context else 0, (chunk,)) for chunk in chunks if chunk < context]
         return tuple(_trial(graphs, model, draw, *one) for one in (*sizes, (1, 0, (0,))))

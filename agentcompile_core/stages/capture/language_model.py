@@ -9,15 +9,15 @@ from attrs import evolve
 from torch import nn
 
 from ...errors import one_line
-from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, LayerHeads, Node, Workload
+from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, LayerHeads, Workload
 from ...ops.names import ATTENTION
-from ...ops.schema import named, with_argument
+from ...ops.schema import named
 from ...plugin.interfaces import LoadedModel
 from ...runtime.as_captured import as_captured
 from ...runtime.graph_capture import uncollected
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
-from .chunk_sizes import ChunkSizes, chunk_name
+from .chunk_sizes import ChunkSizes, chunk_name, fresh_variant
 from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
@@ -173,14 +173,6 @@ def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: 
     elif tracing is Tracing.DERIVED:
         graph = cache_what_is_read(graph)
     return check_states(check_writes(normalize(graph)), held)
-
-
-def fresh_variant(graph: Graph) -> Graph:
-    """The same chunk under the promise that it starts at position 0: attention looks at the new K and V only."""
-    def promised(node: Node) -> Node:
-        return with_argument(node, "fresh", True) if node.op == ATTENTION else node
-
-    return evolve(graph, name=f"{graph.name}_fresh", nodes=tuple(promised(node) for node in graph.nodes))
 
 
 def kv_spec(model: nn.Module, workload: Workload, held: Held = NOTHING) -> KVSpec:

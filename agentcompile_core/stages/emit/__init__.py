@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from attrs import evolve
+
 from ...context import Context
 from ...errors import Cause, ContractError, StageName, UsageError
 from ...ir import serial
@@ -68,7 +70,7 @@ def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Sel
 
 
 def _without_graph(program: Program) -> dict:  # type: ignore[type-arg]
-    data = serial.unstructure(program)
+    data = serial.unstructure(evolve(program, graph=evolve(program.graph, values=(), nodes=(), inputs=(), outputs=())))
     data["graph"] = program.graph.name
     return data
 
