@@ -63,7 +63,7 @@ def stepped(pieces: Sequence[RunnablePiece], parts: Sequence[Callable[[], None]]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected, which would end a capture (a graph in a circle would be destroyed within it) and slows what makes many objects."""
+    """No garbage is collected: that ends a capture, where a graph in a circle is destroyed within it, and slows what makes many objects."""
     collecting = gc.isenabled()
     gc.disable()
     try:

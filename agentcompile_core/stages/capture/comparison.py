@@ -1,10 +1,10 @@
 """Every graph against its module: interpreted on the framework's operators before it may serve anything.
 
 Plain modules: one call on the example inputs, one on random ones. Language models: a prompt in two chunks and two decode
-steps, through every chunk size that does not follow from others, against the model's own forward and cache. Half precision is compared as
-it is and, where memory allows, once more on a copy widened to float32. Results that half precision computes and a cast makes float32 (logits behind
-``.float()``) err as halves do: they may only where the widened copy agrees. What differs by no more than roundings might is judged in
-float64, see ``comparison_exact``.
+steps, through every chunk size that does not follow from others, against the model's own forward and cache. Half precision is
+compared as it is and, where memory allows, once more on a copy widened to float32. Results that half precision computes and a
+cast makes float32 (logits behind ``.float()``) err as halves do: they may only where the widened copy agrees. What differs by no
+more than roundings might is judged in float64, see ``comparison_exact``.
 """
 
 import copy
