@@ -18,7 +18,7 @@ from agentcompile_core.cli import main
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
-from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, Node, Workload
+from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, Node, Symbol, Value, Workload, map_refs
 from agentcompile_core.ops.aliasing import is_alias
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
@@ -29,6 +29,7 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session, plan_chunks
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages import analyze, plan
+from agentcompile_core.stages.capture import language_model
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.left_behind import as_it_was
@@ -85,16 +86,66 @@ def test_short_convolutions_give_hugging_faces_tokens(attends: list[bool], width
     check_requests(model, graphs, [*lengths, CONTEXT - NEW])
 
 
-@pytest.mark.parametrize(("model_type", "options", "chunks"), [("mamba2", MAMBA2, True), ("mamba", MAMBA, False)])
-def test_recurrences_take_whole_chunks_or_single_tokens(model_type: str, options: dict[str, Any], chunks: bool) -> None:
-    """Padding would change a recurrence. A loop over tokens is no chunk; and a model without attention has a cache of no layers."""
+@pytest.mark.parametrize(("model_type", "options"), [("mamba2", MAMBA2), ("mamba", MAMBA)])
+def test_recurrences_take_whole_chunks_or_single_tokens(model_type: str, options: dict[str, Any]) -> None:
+    """Padding would change a recurrence. Mamba's forward forgets where a prompt goes on; a model without attention has no layers of K."""
     model = tiny(model_type, options)
     graphs = captured(model)
-    assert graphs.whole_chunks and {g.name for g in graphs.graphs} == {
-        "decode", *(("prefill_4", "prefill_4_fresh") if chunks else ())}
-    assert bool(graphs.notes) is not chunks and graphs.kv is not None and graphs.kv.layers == 0
+    assert graphs.whole_chunks and {g.name for g in graphs.graphs} == {"decode", "prefill_4", "prefill_4_fresh"}
+    assert not graphs.notes and graphs.kv is not None and graphs.kv.layers == 0
     assert difference(graphs, LoadedModel(module=model, name=model_type)) == ""
     check_requests(model, graphs, [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3, CONTEXT - NEW])
+
+
+@pytest.mark.parametrize(("model_type", "options", "sizes"), [("mamba2", MAMBA2, {16, 40}), ("mamba", MAMBA, {16})])
+def test_small_chunks_of_recurrences_leave_few_tokens_to_the_steps(model_type: str, options: dict[str, Any], sizes: set[int]) -> None:
+    """A loop over tokens stands in a graph once for each: those chunks are short, and a note says so."""
+    model = tiny(model_type, options)
+    graphs = capture_language_model(model, "m", Workload(dtype=DType.F32, max_context=64, prefill_chunks=(40, 1024)))
+    assert {graph.tokens for graph in graphs.of_kind(GraphKind.PREFILL)} == sizes
+    assert graphs.notes == (("prompts of mamba run 16 tokens at a time: a chunk of its graph grows with every token",)
+                            if model_type == "mamba" else ())
+    check_requests(model, graphs, [5, 33, 57])
+
+
+def slow(model: nn.Module) -> nn.Module:
+    """What it remembers decays by a few per cent with each token: all of a short prompt matters."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data.fill_(-5.0)
+    return model
+
+
+@pytest.mark.parametrize("part", ["conv", "recurrent"])
+def test_a_chunk_that_forgets_a_state_is_found(part: str) -> None:
+    model = slow(tiny("mamba2", MAMBA2))
+    graphs, forgot = captured(model), f"state.{part}.0.0"
+    assert difference(graphs, LoadedModel(module=model, name="m")) == ""
+    zeros = next(g for g in graphs.graphs if g.name == "prefill_4").spec(forgot)
+    made = Node(name="forgotten", op="aten.zeros.default", kind="zeros", outputs=("forgotten",), kwargs=(
+        ("dtype", Symbol("dtype", zeros.dtype.value)), ("device", Symbol("device", "model"))), args=(zeros.shape,))
+
+    def forgetful(graph: Graph) -> Graph:
+        if graph.name != "prefill_4":
+            return graph
+        nodes = [node if forgot in node.mutates else evolve(node, args=tuple(map_refs(a, {forgot: "forgotten"}) for a in node.args))
+                 for node in graph.nodes]
+        return evolve(graph, nodes=(made, *nodes), values=(*graph.values, Value(name="forgotten", spec=zeros))).verify()
+
+    wrong = evolve(graphs, graphs=tuple(forgetful(graph) for graph in graphs.graphs))
+    assert "off by" in difference(wrong, LoadedModel(module=model, name="m"))
+
+
+def test_chunks_of_a_recurrence_that_go_on_otherwise_leave_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model does with a state when a prompt goes on is tried, and not believed."""
+    monkeypatch.setattr(language_model, "continue_states", lambda graph, held: graph)
+    model = slow(tiny("mamba", MAMBA))
+    mine = ac.compile(model, device="cpu", run_on="framework", store=Store(None), validators=(), origins=[], max_context=2 * CONTEXT)
+    assert {graph.name for graph in mine.graphs.graphs} == {"decode"}
+    assert any("one token at a time: chunks of them compute something else" in note for note in mine.notes)
+    prompt = torch.tensor([[5, 17, 9, 3, 42, 8, 8] * 5])
+    wanted = model.generate(prompt, max_new_tokens=2, eos_token_id=None)
+    assert torch.equal(mine.generate(prompt, 2, eos_token_id=None), wanted)
 
 
 @pytest.fixture(scope="module")

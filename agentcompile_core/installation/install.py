@@ -125,7 +125,9 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
     if executables.prefill != "live":
         notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
                      f"{executables.prefill!r} asks")
-    session.prepare(ctx.emit)
+    left_out = session.prepare(ctx.emit)
+    if left_out:
+        notes.append(f"prompts: chunks of {', '.join(map(str, left_out))} tokens need more memory than there is; smaller ones do that")
     return session
 
 

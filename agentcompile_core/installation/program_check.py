@@ -210,7 +210,8 @@ def _drawn(session: Session, count: int) -> None:
 
 
 def _tried(session: Session, programs: Mapping[str, Program]) -> list[Program]:
-    prefill = [p for p in programs.values() if p.graph.kind is GraphKind.PREFILL and _start(session, p) >= 0]
+    prefill = [p for p in programs.values() if p.graph.kind is GraphKind.PREFILL and p.graph.tokens in session.chunk_sizes]
+    prefill = [p for p in prefill if _start(session, p) >= 0]
     sizes = [p.graph.tokens for p in prefill]
     return [p for p in prefill if p.graph.tokens in (min(sizes), max(sizes))]
 

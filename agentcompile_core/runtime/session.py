@@ -1,7 +1,6 @@
 """The owner of everything that changes: KV cache, position, tokens, captured graphs, the lock. One request at a time."""
 
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from .device import release_cache
 from .device_choice import DeviceChoices
 from .executables import Executables
 from .live import HostPosition
+from .preparing import DecodePrograms, capture_each, chunk_sizes
 from .program import Program
 from .prompts import check_length, prompt_of
 from .rows import Rows
@@ -77,8 +77,7 @@ class Session:
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
         self._choices = DeviceChoices(self, executables.backend.draw if executables.backend is not None else None)
-        decode_programs = sorted((p.start, name) for name, p in self._programs.items() if p.graph.name == "decode")
-        self._starts, self._decoding = [start for start, _ in decode_programs], [name for _, name in decode_programs]
+        self._decoding = DecodePrograms(self._programs, kv_state.capacity)
         self._at = 0  # the position of the token that the next step reads, as the host knows it
         self._trailing = Trailing(self.position.device)
 
@@ -142,23 +141,29 @@ class Session:
 
     def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
         """Record ``run`` with the backend that owns the device; all recordings of a session share one stream and its memory."""
-        backend = self._executables.backend
-        if backend is None:
+        if self.backend is None:
             return Reject(f"no installed backend captures on the device {self.device}")
-        return backend.capture(run, warm_ups=warm_ups, runs=runs, owner=self)
+        return self.backend.capture(run, warm_ups=warm_ups, runs=runs, owner=self)
 
-    def prepare(self, observer: Observer = silent) -> None:
-        """Bind and capture every program now, so that no request pays for it."""
+    def prepare(self, observer: Observer = silent) -> tuple[int, ...]:
+        """Bind and capture every program now, so that no request pays for it; sizes of chunks that find no memory, see ``preparing``."""
+        def capture(name: str) -> None:
+            observer(Preparing(graph=name))
+            self.step(name)
+            start = self._programs[name].start
+            if name in self._decoding.names and 1 < self.steps_per_graph <= self._decoding.end(start) - start:
+                self._steps_at_once(name, self.steps_per_graph)
+
         with self._lock, self._trailing.behind(), as_captured():
-            # The largest first: what their captures have left is large enough for those that follow.
-            for name in sorted(self._programs, key=lambda name: (-self._programs[name].graph.tokens, name)):
-                observer(Preparing(graph=name))
-                self.step(name)
-                start = self._programs[name].start
-                if name in self._decoding and 1 < self.steps_per_graph <= self._end(start) - start:
-                    self._steps_at_once(name, self.steps_per_graph)
+            left_out = capture_each(capture, self._programs, self._bound, self._steps)
             release_cache()  # what warm-ups used and no request needs
             self._weights.settle()
+        return left_out
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Of the chunks that prompts are read in, in tokens, smallest first."""
+        return chunk_sizes(self._programs)
 
     def generate(self, input_ids: "torch.Tensor", max_new_tokens: int, *, eos_token_id: int | Sequence[int] | None = None,
                  streamer: Any = None) -> "torch.Tensor":
@@ -219,9 +224,8 @@ class Session:
 
         Every request passes here before anything of it runs. Raises UsageError: there is not enough; nothing has changed then.
         """
-        sizes = tuple(g.tokens for g in self.graphs.of_kind(GraphKind.PREFILL) if not g.name.endswith("_fresh"))
-        chunks = plan_chunks(length, sizes, self.kv.capacity, padded=not self.graphs.whole_chunks, again=not self._kept,
-                             each=self._each)
+        whole = self.graphs.whole_chunks
+        chunks = plan_chunks(length, self.chunk_sizes, self.kv.capacity, padded=not whole, again=not self._kept, each=self._each)
         self.rows.hold(max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
         return chunks
 
@@ -252,12 +256,7 @@ class Session:
 
     def decode_program(self, position: int) -> str:
         """Name of the program whose step reads the token at ``position``."""
-        return self._decoding[bisect_right(self._starts, position) - 1]
-
-    def _end(self, position: int) -> int:
-        """The first position behind ``position`` that another decode program serves, or none."""
-        index = bisect_right(self._starts, position)
-        return self._starts[index] if index < len(self._starts) else self.kv.capacity
+        return self._decoding.at(position)
 
     def _run_decode(self, position: int, program: str = "") -> str:
         name = program or self.decode_program(position)
@@ -335,7 +334,7 @@ class Session:
     def _advance_by(self, left: int) -> int:
         """Make steps whose tokens the device chooses, at most ``left``; how many. All of them in one program, for a graph holds one."""
         steps = self.steps_per_graph
-        if 1 < steps <= min(left, self._end(self._at) - self._at):
+        if 1 < steps <= min(left, self._decoding.end(self._at) - self._at):
             several = self._steps_at_once(self.decode_program(self._at), steps)
             if several is not None:
                 several()

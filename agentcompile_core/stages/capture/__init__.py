@@ -5,7 +5,7 @@ from attrs import evolve
 from ...context import Context
 from ...errors import Cause, Failure, StageName, UsageError, VerificationError
 from ...ir import serial
-from ...ir.graph import GraphSet, ModelInfo, Workload
+from ...ir.graph import GraphKind, GraphSet, ModelInfo, Workload
 from ...plugin.events import NotStored, StoreMiss
 from ...plugin.interfaces import Frontend, LoadedModel
 from ...runtime.graph_capture import uncollected
@@ -52,8 +52,9 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     graphs = evolve(_captured(loaded, workload, ctx, frontend), model=info)
     why = _unreadable(graphs)
     if why:
-        graphs = evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}")
-    elif why := _difference(graphs, loaded):
+        return evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}", notes=(*graphs.notes, *notes))
+    graphs, why = _compared(graphs, loaded)
+    if why:
         graphs = _without_graphs(graphs, why, ctx)
     elif graphs.graphs and (why := dependence(loaded)):
         graphs = evolve(graphs, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
@@ -104,6 +105,16 @@ def _unreadable(graphs: GraphSet) -> str:
     except (UsageError, VerificationError) as exc:
         return f"what was captured cannot be read again ({exc})"
     return ""
+
+
+def _compared(graphs: GraphSet, loaded: LoadedModel) -> tuple[GraphSet, str]:
+    """The graphs that compute what the module computes, or one clause on how they do not. Of a recurrence the steps alone will do."""
+    why = _difference(graphs, loaded)
+    steps = tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL)
+    if not why or not graphs.whole_chunks or len(steps) == len(graphs.graphs) or _difference(evolve(graphs, graphs=steps), loaded):
+        return graphs, why
+    note = f"prompts of {graphs.model.name} run one token at a time: chunks of them compute something else than its own forward ({why})"
+    return evolve(graphs, graphs=steps, notes=(note,)), ""
 
 
 def _difference(graphs: GraphSet, loaded: LoadedModel) -> str:

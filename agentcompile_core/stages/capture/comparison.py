@@ -36,6 +36,7 @@ from .left_behind import ALONE, undisturbed
 
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
+HANDED_ON = 32  # tokens of a chunk of a recurrence that is also compared with as many steps, from other states than prompts leave
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Made = Callable[[nn.Module, torch.dtype | None], Iterator[Call]]  # of a module, and the type that the graphs compute in
@@ -178,6 +179,8 @@ def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model:
             run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
             found = torch.stack(run.logits(trial, tokens))
             yield Call((found,), (wanted,), run.wrong_state)
+            if graphs.whole_chunks and tokens and tokens == min(chunks) <= HANDED_ON:
+                yield Call(*GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared).handed_on(trial, tokens))
 
 
 def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import Prepared, compile_nodes
+from .chunk_sizes import chunk_name
 from .states import cache_keyword
 
 HALVES = (torch.float16, torch.bfloat16)
 FIRST, SECOND, STEPS = 5, 4, 2  # tokens of the prompt's two chunks, and decode steps
-SEED = 7
+SEED, LARGE = 7, 64.0
 
 
 @frozen(kw_only=True)
@@ -102,6 +103,28 @@ class GraphRun:
             at += 1
             self._check(rows[-1], at)
         return rows
+
+    def handed_on(self, trial: Trial, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Logits [vocabulary] and all states behind a chunk of ``tokens``, and behind as many steps, from the same large states.
+
+        A chunk that forgets what it is handed, or decays it by too much, shows little of that in its last row; so much of it does.
+        """
+        self._allocate(trial)
+        part, generator = trial.tokens[:, :tokens], torch.Generator().manual_seed(SEED)
+        drawn = {name: LARGE * torch.randn(self.environment[name].shape, generator=generator) for name in self.graphs.states}
+        self._set(drawn)
+        graph = self._called(chunk_name(tokens))
+        found = [self._run(graph, self._chunk(graph, part, 0)), *(self.environment[name].clone() for name in drawn)]
+        self._set(drawn)
+        for at, token in enumerate(part[0]):
+            self.environment["session.ids"].fill_(token)
+            self.environment["session.position"].fill_(at)
+            row = self._run(self.graphs.of_kind(GraphKind.DECODE)[0], {})
+        return found, [row, *(self.environment[name].clone() for name in drawn)]
+
+    def _set(self, states: dict[str, Tensor]) -> None:
+        for name, drawn in states.items():
+            self.environment[name].copy_(drawn)
 
     def _called(self, name: str) -> Graph:
         return next(g for g in self.graphs.graphs if g.name == name)

@@ -44,9 +44,12 @@ def limit_of(config: Any) -> int:
 
 
 def dtype_of(model: nn.Module) -> DType:
-    """Element type of the model's floating point parameters (the first one's)."""
-    found = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return DType(str(found).removeprefix("torch."))
+    """Element type of most of the model's floating point numbers; a few (a router, a decay) may be kept in a wider one beside it."""
+    counts = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16, torch.float64), 0)
+    for parameter in model.parameters():
+        if parameter.dtype in counts:
+            counts[parameter.dtype] += parameter.numel()
+    return DType(str(max(counts, key=lambda dtype: counts[dtype])).removeprefix("torch."))
 
 
 def text_config(model: nn.Module) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -18,6 +18,7 @@ from ...runtime.graph_capture import uncollected
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .chunk_sizes import ChunkSizes, chunk_name, fresh_variant
+from .continued import continue_states
 from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
@@ -35,6 +36,9 @@ from .states import Held, check_states, held_by
 MOST_WITH_EXPERTS, EXPERT_LINEAR = 4096, "agentcompile.expert_linear.default"
 # Where no library computes attention all scores of a chunk may lie in memory, as where graphs are compared with their module.
 MOST_WITH_SCORES = 2048
+# Chunks of recurrences: the model's own forward, with which they are compared, takes gigabytes that grow with them.
+MOST_WITH_STATES, SMALL = 512, (16, 64)
+UNROLLED = 16  # tokens of a chunk that holds its recurrence once for each
 
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:
@@ -51,13 +55,20 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
             with quiet(), evaluating(model):
                 held = held_by(model)
             kv, graphs = _captured(model, workload, held)
-        if held.states and len(graphs) == 1:
-            notes = (f"prompts of {info.model_type} run one token at a time: a chunk of its graph would grow with every token",)
+        if held.whole_chunks:
+            notes = _notes_on_prompts(info.model_type, graphs, workload)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
         keeps = f"; its modules keep tensors of their own between calls ({left[0]})" if left else ""
         reason = f"{info.model_type} runs on the framework: {why_not(exc)}{keeps}"
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=reason)
     return GraphSet(model=info, workload=workload, graphs=tuple(graphs), kv=kv, whole_chunks=held.whole_chunks, notes=notes)
+
+
+def _notes_on_prompts(model_type: str, graphs: list[Graph], workload: Workload) -> tuple[str, ...]:
+    size, asked = max((graph.tokens for graph in graphs[1:]), default=1), min(MOST_WITH_STATES, *workload.prefill_chunks)
+    if size >= asked:
+        return ()
+    return (f"prompts of {model_type} run {size} token{'s' * (size > 1)} at a time: a chunk of its graph grows with every token",)
 
 
 def why_not(exc: Exception) -> str:
@@ -92,9 +103,24 @@ def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec,
 def _capture(model: nn.Module, workload: Workload, tracing: Tracing, held: Held) -> tuple[KVSpec, list[Graph]]:
     deep = Deep(model, tracing, held)
     kv, decode = _capture_decode(deep, workload)
-    if held.whole_chunks and _grows(model, kv, tracing, held):
+    if not held.whole_chunks:
+        return kv, [decode, *_capture_prefill(deep, kv, workload.prefill_chunks)]
+    try:
+        return kv, [decode, *_capture_prefill(deep, kv, _whole_chunks(deep, kv, workload.prefill_chunks))]
+    except (OwnAttention, DerivedStates):
+        raise
+    except Unsupported:  # the steps alone serve prompts too
         return kv, [decode]
-    return kv, [decode, *_capture_prefill(deep, workload, kv)]
+
+
+def _whole_chunks(deep: Deep, kv: KVSpec, asked: Sequence[int]) -> Sequence[int]:
+    """Sizes of chunks that take no padding: small ones too, since what no chunk holds goes through the decode step token by token."""
+    largest = max(asked, default=0)
+    if _grows(deep.model, kv, deep.tracing, deep.held):
+        sizes = [min(UNROLLED, largest)]
+    else:
+        sizes = [size for size in asked if size <= MOST_WITH_STATES] + [size for size in SMALL if size < largest]
+    return [size for size in sizes if 1 < size < kv.capacity]
 
 
 def _capture_decode(deep: Deep, workload: Workload) -> tuple[KVSpec, Graph]:
@@ -134,22 +160,22 @@ def _grows(model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held) -> bool:
     return len(sizes) > 1
 
 
-def _capture_prefill(deep: Deep, workload: Workload, kv: KVSpec) -> list[Graph]:
+def _capture_prefill(deep: Deep, kv: KVSpec, chunks: Sequence[int]) -> list[Graph]:
     model, tracing, held = deep.model, deep.tracing, deep.held
 
     def exported(tokens: int) -> Graph:
         program = export_prefill(model, kv, tokens, tracing, held)
         return import_program(program, chunk_name(tokens), GraphKind.PREFILL, tokens)
 
-    sizes = sorted({min(chunk, kv.capacity) for chunk in workload.prefill_chunks})
-    chunks = ChunkSizes(lambda tokens: deep.graph(kv, tokens) or exported(tokens), lambda tokens: deep.calls(kv, tokens))
+    sizes = sorted({min(chunk, kv.capacity) for chunk in chunks})
+    found = ChunkSizes(lambda tokens: deep.graph(kv, tokens) or exported(tokens), lambda tokens: deep.calls(kv, tokens))
     graphs: list[Graph] = []
     for tokens in sizes:
         most = _most_rows(graphs[-1], held) if graphs else sizes[0]
         if tokens > most:
             break
-        graph = chunks.derived(tokens, sizes[0], max(size for size in sizes if size <= most))
-        graph = _normal(within_tables(look_up_positions(graph)), model, kv, tracing, held)
+        graph = found.derived(tokens, sizes[0], max(size for size in sizes if size <= most))
+        graph = continue_states(_normal(within_tables(look_up_positions(graph)), model, kv, tracing, held), held)
         graphs += [graph, fresh_variant(graph)]
     return graphs
 

@@ -20,7 +20,7 @@ from ...ir.graph import GraphKind, GraphSet, Workload
 from ...plugin.interfaces import LoadedModel
 from ...runtime.calls import Call, Shapeless, by_name, canonical, names_of, tree_of, written
 from .attention import Unsupported
-from .describe import describe
+from .describe import describe, dtype_of
 from .export import Exported, evaluating, export_forward
 from .functional import check_writes
 from .importer import import_program, returned
@@ -64,11 +64,11 @@ def check_dtype(module: nn.Module, dtype: str | None) -> None:
     """Refuse to convert a live module behind its owner's back.
 
     Raises:
-        UsageError: its parameters are of another type than ``dtype``.
+        UsageError: most of its parameters are of another type than ``dtype``.
     """
-    found = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
-    if dtype is not None and found and found != {dtype}:
-        raise UsageError(f"the live model is {', '.join(sorted(found))} and {dtype} was asked for; call model.to(torch.{dtype}) first")
+    found = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()})
+    if dtype is not None and found and dtype_of(module).value != dtype:
+        raise UsageError(f"the live model is {', '.join(found)} and {dtype} was asked for; call model.to(torch.{dtype}) first")
 
 
 def load_file(path: Path, *, dtype: str | None, device: str, meta: bool) -> LoadedModule:

@@ -1,6 +1,7 @@
 """Graph -> Graph passes of capture: what every HuggingFace model writes out in full becomes one node per concept.
 
-Every pass keeps the results bitwise: the operators of namespace agentcompile round where the originals do.
+Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
+``collapse_products``: a contraction adds the same products in another order.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from ...ops.schema import canonical, with_argument
 from .collapse_linear import collapse_linear
 from .collapse_norms import collapse_norms
 from .collapse_pairs import rotate_pairs
+from .collapse_products import collapse_products
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
 from .full_masks import drop_full_masks
@@ -34,7 +36,7 @@ def drop_noise(graph: Graph) -> Graph:
     """Remove calls that return their operand unchanged.
 
     Before: ``a = to(x, float32)`` of a float32 x; ``b = dropout(a, 0.1, False)``; ``c = slice(b, 1, 0, FULL)``;
-    ``d = cat([c, e])`` with an empty e; ``f = mul(d, 1.0)``.
+    ``d = cat([c, e])`` with an empty e; ``f = mul(d, 1.0)``; ``g = pad(f, [0, 0])``.
     After: x.
     """
     in_place = writes_in_place(graph)
@@ -83,6 +85,7 @@ _SHAPED = frozenset({
     "aten.flatten.using_ints", "aten.squeeze.default", "aten.squeeze.dim", "aten.view_as.default",
 })
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
+_PADDING = ("aten.pad.default", "aten.constant_pad_nd.default")
 _SCALINGS = ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar")
 _BY_ONE = ((1,), (1.0,))
 _DROPOUT = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.native_dropout.default"})
@@ -104,6 +107,9 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
         return argument_of(node, "train") is False
     if node.op in _SCALINGS and node.args[1:] in _BY_ONE and not node.kwargs:
         return not in_place and graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
+    if node.op in _PADDING and not in_place:
+        pads = argument_of(node, "pad")
+        return isinstance(pads, tuple) and not any(pads) and graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
     if node.op not in _SHAPED or graph.spec(node.outputs[0]) != graph.spec(node.args[0].value):
         return False
     # A copy of something that is written in place later is no identity.
@@ -112,6 +118,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, repeat_no_masks,
+    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, collapse_products, repeat_no_masks,
     drop_expansions, write_out, pack_operands, eliminate_dead_code,
 )

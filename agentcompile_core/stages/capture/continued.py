@@ -1,0 +1,74 @@
+"""Chunks of a recurrence that begin with zeros: where a model forgets its state when a prompt goes on, its chunk begins with the state.
+
+Such a model is only right for whole prompts. What it computes for one is what chunks that hand on the state compute one after the other;
+``comparison.py`` finds out whether they do.
+"""
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from ...ir.graph import Graph, Node, Ref, ValueKind, map_refs
+from ...ops.aliasing import memory_roots
+from ...ops.schema import argument as argument_of
+from .rewrite import eliminate_dead_code, rebuild
+from .states import Held, StateSpec
+from .unsupported import Unsupported
+
+_STEPS = ("aten.add.Tensor", "aten.mul.Tensor", "aten.addcmul.default")
+_ZEROS = ("aten.zeros.default", "aten.new_zeros.default", "aten.zeros_like.default")
+
+
+def continue_states(graph: Graph, held: Held) -> Graph:
+    """The chunk ``graph`` with every state read.
+
+    Before: ``s1 = add(mul(a0, zeros), b0)``; ``s2 = add(mul(a1, s1), b1)``; ``copy_(state, s2)``. After: ``s1 = add(mul(a0, state), b0)``.
+
+    Raises:
+        Unsupported: a state is written and not read, and what is written does not begin with zeros.
+    """
+    roots = memory_roots(graph)
+    for state in held.states:
+        if not _is_read(graph, state, roots):
+            graph = _continued(graph, state)
+    return graph
+
+
+def _is_read(graph: Graph, state: StateSpec, roots: Mapping[str, str]) -> bool:
+    own = {name for name, root in roots.items() if root == roots.get(state.source)}
+    return any(own & (set(node.inputs) - set(node.mutates)) for node in graph.nodes if node.kind != "view")
+
+
+def _continued(graph: Graph, state: StateSpec) -> Graph:
+    writer = next((node for node in graph.nodes if state.source in node.mutates), None)
+    begins = _beginnings(graph, writer.args[1], state) if writer is not None and len(writer.args) > 1 else []
+    if len(begins) != 1:
+        raise Unsupported(f"a chunk forgets the {state.part} state of layer {state.layer}")
+    first, zeros = begins[0]
+    place = {zeros: state.source}
+    node = evolve(first, args=tuple(map_refs(argument, place) for argument in first.args))
+    return eliminate_dead_code(rebuild(graph, [node if one.name == first.name else one for one in graph.nodes]))
+
+
+def _beginnings(graph: Graph, written: object, state: StateSpec) -> list[tuple[Node, str]]:
+    """The nodes of the recurrence that read zeros of the shape of the state, and these; from what is written back to the first step."""
+    found, waiting, seen = [], [written], set[str]()
+    while waiting:
+        argument = waiting.pop()
+        node = graph.producer.get(argument.value) if isinstance(argument, Ref) else None
+        if node is None or node.name in seen or node.op not in _STEPS or graph.spec(node.outputs[0]).shape != state.spec.shape:
+            continue
+        seen.add(node.name)
+        for one in node.args:
+            if isinstance(one, Ref) and _is_zero(graph, one, state):
+                found.append((node, one.value))
+            else:
+                waiting.append(one)
+    return found
+
+
+def _is_zero(graph: Graph, argument: Ref, state: StateSpec) -> bool:
+    node, spec = graph.producer.get(argument.value), graph.spec(argument.value)
+    if node is None or graph.kind_of(argument.value) is not ValueKind.INTERMEDIATE or spec.shape != state.spec.shape:
+        return False
+    return node.op in _ZEROS or (node.op == "aten.full.default" and argument_of(node, "fill_value") == 0)
