@@ -133,7 +133,7 @@ def test_a_chunk_that_forgets_a_state_is_found(part: str) -> None:
         return evolve(graph, nodes=(made, *nodes), values=(*graph.values, Value(name="forgotten", spec=zeros))).verify()
 
     wrong = evolve(graphs, graphs=tuple(forgetful(graph) for graph in graphs.graphs))
-    assert "off by" in difference(wrong, LoadedModel(module=model, name="m"))
+    assert "hand on" in difference(wrong, LoadedModel(module=model, name="m"))
 
 
 def test_chunks_of_a_recurrence_that_go_on_otherwise_leave_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

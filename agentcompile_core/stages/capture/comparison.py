@@ -180,7 +180,7 @@ def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model:
             found = torch.stack(run.logits(trial, tokens))
             yield Call((found,), (wanted,), run.wrong_state)
             if graphs.whole_chunks and tokens and tokens == min(chunks) <= HANDED_ON:
-                yield Call(*GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared).handed_on(trial, tokens))
+                yield Call((), (), GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared).handed_on(trial, tokens))
 
 
 def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

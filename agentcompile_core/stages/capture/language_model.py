@@ -66,7 +66,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
 
 def _notes_on_prompts(model_type: str, graphs: list[Graph], workload: Workload) -> tuple[str, ...]:
     size, asked = max((graph.tokens for graph in graphs[1:]), default=1), min(MOST_WITH_STATES, *workload.prefill_chunks)
-    if size >= asked:
+    if size >= asked or asked >= workload.max_context:
         return ()
     return (f"prompts of {model_type} run {size} token{'s' * (size > 1)} at a time: a chunk of its graph grows with every token",)
 
