@@ -1,6 +1,7 @@
 """A few tokens through a language model, twice: by its own forward and cache, and by its graphs, for comparison."""
 
 import inspect
+
 import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
