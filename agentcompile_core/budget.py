@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+# Of a budget of FIRST_S nothing is kept, from 21 s on all of it: with less a kernel for every step is worth more than the best of some.
+FIRST_S, RAMP = 8.0, 1.6
 CHAIN_SHARE = 0.27
 RANGES_SHARE = 0.13  # for steps at later positions, where a model has some
 WINNERS_SHARE = 0.1
@@ -35,8 +37,8 @@ class Budget:
         self._end += seconds
 
     def reserve(self, purpose: str, share: float) -> None:
-        """Keep ``share`` of the total for ``purpose``, which comes later."""
-        self._reserved[purpose] = share * self.total_s
+        """Keep ``share`` of the total, of a small one less, for ``purpose``, which comes later."""
+        self._reserved[purpose] = share * min(self.total_s, max(0.0, RAMP * (self.total_s - FIRST_S)))
 
     def now(self) -> float:
         """The time on its clock."""

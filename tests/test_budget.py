@@ -46,6 +46,13 @@ def test_the_chain_takes_no_more_than_its_share_of_an_early_end() -> None:
     assert budget.left_s("chain") == pytest.approx(30.0)
 
 
+@pytest.mark.parametrize(("total", "kept"), [(2.0, 0.0), (8.0, 0.0), (12.0, 1.92), (40.0, 12.0)])
+def test_little_time_goes_to_a_kernel_for_every_step_first(total: float, kept: float) -> None:
+    budget = Budget(total, Clock())
+    budget.reserve("chain", 0.3)
+    assert budget.left_s("search") == pytest.approx(total - kept)
+
+
 def test_the_clock_is_started_once() -> None:
     clock = Clock()
     budget = Budget(10.0, clock)
@@ -113,6 +120,7 @@ def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_case
     monkeypatch.setattr(pipeline.lower, "run", lambda ordered, ctx: (SimpleNamespace(signature="s", step=None),))
     monkeypatch.setattr(pipeline.validate, "run", slow)
     monkeypatch.setattr(pipeline.chain, "possible", lambda ctx: True)
+    monkeypatch.setattr("agentcompile_core.budget.FIRST_S", 0.0)  # as with a budget that is not small
     ctx = evolve(ctx, config=evolve(ctx.config, validators=()), budget=Budget(3.0))
     pipeline.begin_budget(ctx)
     began = time.monotonic()
