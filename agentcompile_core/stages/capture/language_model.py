@@ -38,7 +38,7 @@ MOST_WITH_EXPERTS, EXPERT_LINEAR = 4096, "agentcompile.expert_linear.default"
 MOST_WITH_SCORES = 2048
 # Chunks of recurrences: the model's own forward, with which they are compared, takes gigabytes that grow with them.
 MOST_WITH_STATES, SMALL = 512, (16, 64)
-UNROLLED = 16  # tokens of a chunk that holds its recurrence once for each
+UNROLLED = (8, 32)  # tokens of chunks that hold their recurrence once for each: their graphs grow, and all weights are read for each chunk
 
 
 def capture_language_model(model: nn.Module, name: str, workload: Workload) -> GraphSet:
@@ -117,7 +117,7 @@ def _whole_chunks(deep: Deep, kv: KVSpec, asked: Sequence[int]) -> Sequence[int]
     """Sizes of chunks that take no padding: small ones too, since what no chunk holds goes through the decode step token by token."""
     largest = max(asked, default=0)
     if _grows(deep.model, kv, deep.tracing, deep.held):
-        sizes = [min(UNROLLED, largest)]
+        sizes = [min(size, largest) for size in UNROLLED]
     else:
         sizes = [size for size in asked if size <= MOST_WITH_STATES] + [size for size in SMALL if size < largest]
     return [size for size in sizes if 1 < size < kv.capacity]
