@@ -25,6 +25,7 @@ from .left_behind import undisturbed
 from .reached import Call, calls_of
 from .rotary import semantic_rotary
 from .states import Held, cache_keyword
+from .triangles import triangles_solved
 from .unread import without_what_nobody_reads
 
 NOTHING = Held()
@@ -225,7 +226,7 @@ def _as_traced(step: _Step) -> Iterator[None]:
     model = step.model
     with (
         quiet(), evaluating(step), torch.no_grad(),
-        _attention_implementation(model), semantic_experts(model), semantic_rotary(model),
+        _attention_implementation(model), semantic_experts(model), semantic_rotary(model), triangles_solved(model),
     ):
         yield
 
