@@ -16,7 +16,8 @@ from agentcompile_core.stages.capture.triangles import ASKED, triangles_solved
 
 SHARED: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64,
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, **TOKENS,
 }
 MODELS = {

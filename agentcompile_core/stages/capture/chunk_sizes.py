@@ -1,6 +1,6 @@
 """Graphs of prompt chunks between two sizes, from the graphs of these: they say the same of other numbers of tokens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, evolve, field
 
@@ -67,20 +67,26 @@ class ChunkSizes:
             self._exported[tokens] = self.export(tokens)
         return self._exported[tokens]
 
-    def derived(self, tokens: int, low: int, high: int) -> Graph:
-        """The graph of a chunk of ``tokens``, from those of ``low`` and ``high`` tokens, or traced where they do not give it."""
-        if not low < tokens < high:
-            return self.exported(tokens)
+    def derived(self, tokens: int, low: int, highs: Sequence[int]) -> Graph:
+        """The graph of a chunk of ``tokens``, from those of ``low`` and one of ``highs`` tokens, or traced where none of them gives it.
+
+        The largest of ``highs`` is tried first; a line may end below it, as that of a model does which pads chunks up to a size.
+        """
+        for high in sorted((size for size in highs if low < tokens < size), reverse=True):
+            graph = self._on_line(tokens, low, high)
+            if graph is not None:
+                return graph.verify()
+        return self.exported(tokens)
+
+    def _on_line(self, tokens: int, low: int, high: int) -> Graph | None:
         first, last, line = self.exported(low), self.exported(high), Line(low=low, high=high, wanted=tokens)
         try:
             graph = _between(first, last, tokens)
             expected = between(self._calls(low), self._calls(high), line)
             alike = repr(self._calls(tokens)) == repr(expected)
         except Exception:  # the model itself was run; a size that is not understood is traced, which says what is wrong with it
-            alike = False
-        if not alike or graph.tokens != tokens:
-            return self.exported(tokens)
-        return graph.verify()
+            return None
+        return graph if alike and graph.tokens == tokens else None
 
     def _calls(self, tokens: int) -> tuple[Call, ...]:
         if tokens not in self._called:

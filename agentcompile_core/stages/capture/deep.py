@@ -45,6 +45,15 @@ class Deep:
                 self._called[kv, tokens] = calls_of_decode(self.model, kv, self.tracing, self.held)
         return self._called[kv, tokens]
 
+    def first(self, kv: KVSpec) -> tuple[nn.Module, KVSpec, Held]:
+        """A model of the first layers, of every kind at least one, with what its cache holds; the whole model where that cannot be."""
+        try:
+            depth = self._depth(kv)
+            return (self.model, kv, self.held) if depth is None else (
+                first_layers(self.model, depth), *of_first_layers(kv, self.held, depth.shallow))
+        except Exception:  # what the model raises is said where it is traced
+            return self.model, kv, self.held
+
     def graph(self, kv: KVSpec, tokens: int) -> Graph | None:
         """The imported graph of a chunk of ``tokens``, or of the decode step; None where the whole model must be traced for it."""
         if self._hopeless:

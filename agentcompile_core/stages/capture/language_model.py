@@ -116,7 +116,8 @@ def _capture(model: nn.Module, workload: Workload, tracing: Tracing, held: Held)
 def _whole_chunks(deep: Deep, kv: KVSpec, asked: Sequence[int]) -> Sequence[int]:
     """Sizes of chunks that take no padding: small ones too, since what no chunk holds goes through the decode step token by token."""
     largest = max(asked, default=0)
-    if _grows(deep.model, kv, deep.tracing, deep.held):
+    model, few, held = deep.first(kv)
+    if _grows(model, few, deep.tracing, held):
         sizes = [min(size, largest) for size in UNROLLED]
     else:
         sizes = [size for size in asked if size <= MOST_WITH_STATES] + [size for size in SMALL if size < largest]
@@ -174,7 +175,7 @@ def _capture_prefill(deep: Deep, kv: KVSpec, chunks: Sequence[int]) -> list[Grap
         most = _most_rows(graphs[-1], held) if graphs else sizes[0]
         if tokens > most:
             break
-        graph = found.derived(tokens, sizes[0], max(size for size in sizes if size <= most))
+        graph = found.derived(tokens, sizes[0], [size for size in sizes if size <= most])
         graph = continue_states(_normal(within_tables(look_up_positions(graph)), model, kv, tracing, held), held)
         graphs += [graph, fresh_variant(graph)]
     return graphs
