@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from attrs import evolve
 from capture_models import SIZES, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
 from agentcompile_core.ops.schema import argument
+from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.runtime.generation.cache_name import CACHE_NAME
+from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.own_scores import _slopes, _window
 
@@ -139,3 +142,31 @@ def test_a_kept_mask_of_a_model_without_weights_is_what_its_initialization_makes
     graphs = capture_language_model(model, "gpt_neo", WORKLOAD)
     calls = [node for node in graphs.of_kind(GraphKind.DECODE)[0].nodes if node.kind == "attention"]
     assert [argument(node, "window") for node in calls] == [0, 5]
+
+
+class Rotated(Written):
+    """Queries that are turned in float32, as by tables of float32, beside keys that are cached in the type of the model."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **others: Any) -> tuple[Tensor, None]:
+        shape, table = (*hidden_states.shape[:-1], -1, 8), self.slopes.repeat(2).float() + 0.7
+        q, k, v = (getattr(self.original, f"{name}_proj")(hidden_states).view(shape).transpose(1, 2) for name in "qkv")
+        q, k = q * table, (k * table).to(k.dtype)
+        cache = others.get(CACHE_NAME)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        scores = self.change(self, q @ k.float().transpose(2, 3) / math.sqrt(8), k.shape[2] - q.shape[2], k.shape[2])
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        out = F.softmax(scores, dim=-1).to(v.dtype) @ v
+        return self.original.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_queries_that_are_wider_than_what_is_cached_are_rounded_to_it(dtype: torch.dtype) -> None:
+    model: Any = tiny("llama", {**SIZES, "num_key_value_heads": 4}, dtype)
+    for layer in model.model.layers:
+        layer.self_attn = Rotated(layer.self_attn, UNDERSTOOD["kept mask"][0])
+    graphs = capture_language_model(model, "m", evolve(WORKLOAD, dtype=DType(str(dtype).removeprefix("torch."))))
+    assert not graphs.eager_reason
+    assert all(any(node.kind == "attention" for node in graph.nodes) for graph in graphs.graphs)
+    assert difference(graphs, LoadedModel(module=model, name="m")) == ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...ir.graph import Argument, Graph, KVSpec, Node, Ref, Symbol, TensorSpec, Value, ValueKind
+from ...ir.graph import Argument, DType, Graph, KVSpec, Node, Ref, Symbol, TensorSpec, Value, ValueKind
 from ...ops.names import ATTENTION, CACHED
 from ...ops.schema import argument as argument_of
 from .attention import Unsupported
@@ -123,11 +123,12 @@ def _attention(view: View, node: Node, own: _Own, position: str) -> tuple[list[N
     spec, result = graph.spec(own.q.value), graph.spec(node.outputs[0])
     _, heads, count, _ = spec.shape
     caches = (Ref(f"kv.key.{own.layer}"), Ref(f"kv.value.{own.layer}"))
-    width = view.shape(marks[True])[-1]
-    if math.prod(result.shape) != heads * count * width or spec.dtype is not graph.spec(caches[0].value).dtype:
+    width, cached = view.shape(marks[True])[-1], graph.spec(caches[0].value).dtype
+    is_wider = spec.dtype is DType.F32 and cached in (DType.F16, DType.BF16)  # rotated in float32, beside keys that are rounded
+    if math.prod(result.shape) != heads * count * width or not (spec.dtype is cached or is_wider):
         raise Unsupported("it computes attention itself, in a way that is not understood")
-    arguments = (own.q, marks[False], marks[True], *caches, Ref(position), own.scale, own.window, 0.0, None, False,
-                 own.slopes or None)
+    q, spec = Ref(f"{name}.q") if is_wider else own.q, evolve(spec, dtype=cached)
+    arguments = (q, marks[False], marks[True], *caches, Ref(position), own.scale, own.window, 0.0, None, False, own.slopes or None)
     attended = TensorSpec(shape=(1, count, heads, width), dtype=spec.dtype)
     turned = TensorSpec(shape=(1, heads, count, width), dtype=spec.dtype)
     if count > 1:
@@ -141,6 +142,9 @@ def _attention(view: View, node: Node, own: _Own, position: str) -> tuple[list[N
                node.outputs if shaped == node.name else ()),
     ]
     values = [Value(name=name, spec=attended), Value(name=f"{name}.turned", spec=turned)]
+    if is_wider:
+        nodes.insert(0, beside(node, q.value, "aten.to.dtype", "cast", (own.q, Symbol("dtype", cached.value))))
+        values.append(Value(name=q.value, spec=spec))
     if shaped != node.name:
         values.append(Value(name=shaped, spec=evolve(result, dtype=spec.dtype)))
         cast = (Ref(shaped), Symbol("dtype", result.dtype.value))
