@@ -11,6 +11,7 @@ from attrs import evolve
 from capture_models import TOKENS, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_capture_comparison import changed
 from torch import nn
 
 import agentcompile_core as ac
@@ -134,6 +135,22 @@ def test_a_chunk_that_forgets_a_state_is_found(part: str) -> None:
 
     wrong = evolve(graphs, graphs=tuple(forgetful(graph) for graph in graphs.graphs))
     assert "hand on" in difference(wrong, LoadedModel(module=model, name="m"))
+
+
+@pytest.fixture(scope="module")
+def sizes() -> tuple[nn.Module, GraphSet]:
+    model = tiny("mamba2", MAMBA2)
+    graphs = capture_language_model(model, "m", Workload(dtype=DType.F32, max_context=64, prefill_chunks=(4, 12, 40)))
+    assert difference(graphs, LoadedModel(module=model, name="m")) == ""
+    return model, graphs
+
+
+@pytest.mark.parametrize("name", ["decode", *(f"prefill_{size}{kind}" for size in (4, 12, 16, 40) for kind in ("", "_fresh"))])
+def test_a_change_of_one_whole_chunk_is_found(name: str, sizes: tuple[nn.Module, GraphSet]) -> None:
+    model, graphs = sizes
+    assert name in {graph.name for graph in graphs.graphs}
+    other = changed(graphs, name, "aten.silu.default", "aten.tanh.default")
+    assert difference(other, LoadedModel(module=model, name="m"))
 
 
 def test_chunks_of_a_recurrence_that_go_on_otherwise_leave_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from ...runtime.graph_capture import uncollected
 from . import comparison_exact
 from .chunk_sizes import telling
 from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
-from .comparison_run import HALVES, GraphRun, plan, reference
+from .comparison_run import HALVES, GraphRun, plan, prompt_rows, reference
 from .export import evaluating
 from .left_behind import ALONE, undisturbed
 
@@ -172,15 +172,16 @@ def tensors_among(value: Any) -> list[Tensor]:
 
 
 def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
-    prepared = dict[str, Prepared]()
-    for trial in plan(graphs, model, chunks, draw):
-        wanted = torch.stack(reference(model, trial))
-        for tokens in trial.chunks:
-            run = GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared)
-            found = torch.stack(run.logits(trial, tokens))
+    prepared, tensors, trials = dict[str, Prepared](), _tensors_of(model), plan(graphs, model, chunks, draw)
+    rows = prompt_rows(model, [trial for trial in trials if not trial.steps])
+    for trial in trials:
+        wanted = torch.stack(reference(model, trial)) if trial.steps else rows[trial.first]
+        for tokens, fresh in ((tokens, fresh) for tokens in trial.chunks for fresh in (("_fresh",) if trial.steps else ("_fresh", ""))):
+            run = GraphRun(graphs, tensors, trial.device, wide, prepared)
+            found = torch.stack(run.logits(trial, tokens, fresh))
             yield Call((found,), (wanted,), run.wrong_state)
-            if graphs.whole_chunks and tokens and tokens == min(chunks) <= HANDED_ON:
-                yield Call((), (), GraphRun(graphs, _tensors_of(model), trial.device, wide, prepared).handed_on(trial, tokens))
+            if graphs.whole_chunks and trial.steps and tokens and tokens <= HANDED_ON:
+                yield Call((), (), GraphRun(graphs, tensors, trial.device, wide, prepared).handed_on(trial, tokens))
 
 
 def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

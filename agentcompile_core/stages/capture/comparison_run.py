@@ -1,6 +1,7 @@
 """A few tokens through a language model, twice: by its own forward and cache, and by its graphs, for comparison."""
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from attrs import evolve, frozen
@@ -36,14 +37,18 @@ class Trial:
 
 
 def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int = 0) -> tuple[Trial, ...]:
-    """Random tokens that fit the context and every size of ``chunks``; where those take no padding, whole ones of each, and none.
+    """Random tokens that fit the context and every size of ``chunks``. Each ``draw`` has other tokens.
 
-    Each ``draw`` has other tokens.
+    Where chunks take no padding: two whole ones of the smallest size and steps, steps alone, and one of each other size, without steps:
+    these are beginnings of one prompt, for the model's own forward of which a scan may take gigabytes and seconds.
     """
     context = graphs.workload.max_context
     if graphs.whole_chunks:
-        sizes = [(chunk, chunk if 2 * chunk < context else 0, (chunk,)) for chunk in chunks if chunk < context]
-        return tuple(_trial(graphs, model, draw, *one) for one in (*sizes, (1, 0, (0,))))
+        smallest, *others = [chunk for chunk in chunks if chunk < context] or [0]
+        handed = [(smallest, smallest if 2 * smallest < context else 0, (smallest,))] if smallest else []
+        longest = _trial(graphs, model, draw, max(others, default=1), 0, (), steps=0)
+        single = [evolve(longest, tokens=longest.tokens[:, :size], first=size, chunks=(size,)) for size in others]
+        return (*(_trial(graphs, model, draw, *one) for one in (*handed, (1, 0, (0,)))), *single)
     total = min(context, FIRST + SECOND + STEPS)
     steps = min(STEPS, total - 1)
     second = min((total - steps) * SECOND // (FIRST + SECOND), *chunks) if chunks else 0
@@ -51,11 +56,22 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
     return (_trial(graphs, model, draw, first, second, chunks),)
 
 
-def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: int, chunks: tuple[int, ...]) -> Trial:
-    steps, device = min(STEPS, graphs.workload.max_context - first - second), next(model.parameters()).device
+def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: int, chunks: tuple[int, ...], *, steps: int = STEPS) -> Trial:
+    steps, device = min(steps, graphs.workload.max_context - first - second), next(model.parameters()).device
     generator = torch.Generator().manual_seed(SEED + draw)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
     return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states))
+
+
+def prompt_rows(model: nn.Module, trials: Sequence[Trial]) -> dict[int, Tensor]:
+    """Logits [1, vocabulary] behind the prompt of each trial, by its tokens: all are beginnings of the longest, which the model reads."""
+    if not trials:
+        return {}
+    longest = max(trials, key=lambda trial: trial.first)
+    counts = "position_ids" in inspect.signature(model.forward).parameters
+    positions = {"position_ids": torch.arange(longest.first, device=longest.device)[None]} if counts else {}
+    logits = model(input_ids=longest.tokens, use_cache=True, **positions).logits[0]
+    return {trial.first: logits[trial.first - 1][None].clone() for trial in trials}
 
 
 def reference(model: nn.Module, trial: Trial) -> list[Tensor]:
@@ -89,11 +105,11 @@ class GraphRun:
         self.wrong_state = ""
         self.environment = {**tensors}
 
-    def logits(self, trial: Trial, tokens: int) -> list[Tensor]:
-        """Logits [vocabulary] after each part of the trial, the prompt in chunks of ``tokens``."""
+    def logits(self, trial: Trial, tokens: int, fresh: str = "_fresh") -> list[Tensor]:
+        """Logits [vocabulary] after each part of the trial, the prompt in chunks of ``tokens``; ``fresh``: which graph begins."""
         self._allocate(trial)
         parts, at, rows = _parts(trial), 0, []
-        names = [f"prefill_{tokens}_fresh", *([f"prefill_{tokens}"] if trial.second else [])] if tokens else []
+        names = [f"prefill_{tokens}{fresh}", *([f"prefill_{tokens}"] if trial.second else [])] if tokens else []
         for name, part in zip(names, parts, strict=False):
             graph = next((g for g in self.graphs.graphs if g.name == name), None) or self._called(f"prefill_{tokens}")
             rows.append(self._run(graph, self._chunk(graph, part, at)))
