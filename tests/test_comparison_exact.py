@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import agentcompile_core as ac
 from agentcompile_core.ir.graph import DType, GraphSet
 from agentcompile_core.ops.agreement import is_by_rounding
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.stages.capture import comparison, comparison_exact
-from agentcompile_core.stages.capture.comparison import difference
+from agentcompile_core.stages.capture.comparison import Excused, difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
+from agentcompile_core.store import Store
 
 SETTINGS = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 DEEP: dict[str, Any] = {**SIZES, "num_hidden_layers": 8}
@@ -67,6 +69,37 @@ def test_right_graphs_of_models_that_magnify_roundings_are_served(model_type: st
     before = [parameter.clone() for parameter in loaded.module.parameters()]
     assert difference(graphs, loaded) == ""
     assert all(map(torch.equal, before, loaded.module.parameters()))
+
+
+@pytest.mark.parametrize(("model_type", "dtype", "deep", "sharp"), CHAOTIC)
+def test_the_same_bits_are_not_judged_twice_and_other_ones_are(model_type: str, dtype: torch.dtype, deep: bool, sharp: float,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, loaded = captured(model_type, dtype, deep, sharp)
+    judge, seen = comparison_exact.difference, list[object]()
+    monkeypatch.setattr(comparison_exact, "difference", lambda *given: seen.append(given) or judge(*given))
+    first, again = Excused(), Excused()
+    assert difference(graphs, loaded, first) == "" and len(seen) == 1 and first.now
+    again.before = first.now
+    assert difference(graphs, loaded, again) == "" and len(seen) == 1 and again.now == first.now
+    parameter = [parameter for parameter in loaded.module.parameters() if parameter.dim() > 1][-1]
+    other, kept = Excused(before=first.now), parameter.detach().clone()
+    try:
+        parameter.data.mul_(1.25)
+        assert difference(graphs, loaded, other) == "" and len(seen) == 2 and other.now not in ("", first.now)
+    finally:
+        parameter.data.copy_(kept)
+    wrong = next(iter(mistakes(model_type, dtype, deep, sharp).values()))
+    assert difference(wrong, loaded, Excused(before=first.now))
+
+
+def test_what_was_excused_is_kept_beside_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm compile of a model that magnifies roundings runs nothing in float64."""
+    _, loaded = captured(*CHAOTIC[0])
+    judge, seen, store = comparison_exact.difference, list[object](), Store(None)
+    monkeypatch.setattr(comparison_exact, "difference", lambda *given: seen.append(given) or judge(*given))
+    for _ in range(2):
+        made = ac.compile(loaded.module, device="cpu", run_on="framework", store=store, validators=(), origins=[], max_context=24)
+        assert not made.graphs.eager_reason and len(seen) == 1
 
 
 @SETTINGS

@@ -53,7 +53,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     why = _unreadable(graphs)
     if why:
         return evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}", notes=(*graphs.notes, *notes))
-    graphs, why = _compared(graphs, loaded)
+    graphs, why, excused = _compared(graphs, loaded)
     if why:
         graphs = _without_graphs(graphs, why, ctx)
     elif graphs.graphs and (why := dependence(loaded)):
@@ -62,6 +62,8 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
         with uncollected():
             text = serial.dumps(graphs)
         ctx.store.put_text("capture", key, text)
+        if excused:
+            ctx.store.put_text("excused", key, excused)
     return evolve(graphs, notes=(*graphs.notes, *notes))
 
 
@@ -75,11 +77,14 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
     try:
         with uncollected():
             graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
-        why = _difference(graphs, loaded)
+        before = ctx.store.text("excused", key) or ""
+        why, excused = _difference(graphs, loaded, before)
     except (UsageError, VerificationError):
         ctx.emit(StoreMiss(key=key))
         return None, ()
     if not why:
+        if excused and excused != before:
+            ctx.store.put_text("excused", key, excused)
         return graphs, ()
     _record(info.name, f"the stored capture computes something else and is made anew: {why}", ctx)
     return None, (f"the stored capture of {info.name} computed something else and was made anew: {why}",)
@@ -107,20 +112,28 @@ def _unreadable(graphs: GraphSet) -> str:
     return ""
 
 
-def _compared(graphs: GraphSet, loaded: LoadedModel) -> tuple[GraphSet, str]:
-    """The graphs that compute what the module computes, or one clause on how they do not. Of a recurrence the steps alone will do."""
-    why = _difference(graphs, loaded)
-    steps = tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL)
-    if not why or not graphs.whole_chunks or len(steps) == len(graphs.graphs) or _difference(evolve(graphs, graphs=steps), loaded):
-        return graphs, why
+def _compared(graphs: GraphSet, loaded: LoadedModel) -> tuple[GraphSet, str, str]:
+    """The graphs that compute what the module computes, or one clause on how they do not; what was excused as roundings.
+
+    Of a recurrence the steps alone will do.
+    """
+    why, excused = _difference(graphs, loaded)
+    steps = evolve(graphs, graphs=tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL))
+    if not why or not graphs.whole_chunks or len(steps.graphs) == len(graphs.graphs):
+        return graphs, why, excused
+    other, excused = _difference(steps, loaded)
+    if other:
+        return graphs, why, ""
     note = f"prompts of {graphs.model.name} run one token at a time: chunks of them compute something else than its own forward ({why})"
-    return evolve(graphs, graphs=steps, notes=(note,)), ""
+    return evolve(steps, notes=(note,)), "", excused
 
 
-def _difference(graphs: GraphSet, loaded: LoadedModel) -> str:
-    from .comparison import difference
+def _difference(graphs: GraphSet, loaded: LoadedModel, before: str = "") -> tuple[str, str]:
+    """See ``comparison.difference``, and what was excused; ``before``: what was, of the same graphs."""
+    from .comparison import Excused, difference
 
-    return difference(graphs, loaded)
+    excused = Excused(before=before)
+    return difference(graphs, loaded, excused), excused.now
 
 
 def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:

@@ -8,13 +8,14 @@ more than roundings might is judged in float64, see ``comparison_exact``.
 """
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -42,7 +43,19 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Made = Callable[[nn.Module, torch.dtype | None], Iterator[Call]]  # of a module, and the type that the graphs compute in
 
 
-def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
+@define
+class Excused:
+    """What was judged in float64 and found to be roundings, as a digest of what graphs and module gave where they differ.
+
+    ``before``: in an earlier comparison of the same graphs; ``now``: in this one. Where the same bits come out again on both sides,
+    nothing is run in float64 again, which takes a deep model a minute.
+    """
+
+    before: str = ""
+    now: str = ""
+
+
+def difference(graphs: GraphSet, loaded: LoadedModel, excused: Excused | None = None) -> str:
     """One clause on how the graphs compute something else than ``loaded.module``; empty where they agree.
 
     Nothing is compared, and nothing claimed, where there are no graphs or no weights. The module is left as it was.
@@ -52,21 +65,25 @@ def difference(graphs: GraphSet, loaded: LoadedModel) -> str:
     apart = as_captured() if graphs.kv is not None else nullcontext()
     with ALONE, apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
-            return _compared(graphs, loaded)
+            return _compared(graphs, loaded, excused or Excused())
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
             return f"they could not be compared ({type(exc).__name__}: {' '.join(str(exc).split())[:200]})"
 
 
-def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
+def _compared(graphs: GraphSet, loaded: LoadedModel, excused: Excused) -> str:
     narrow = _narrow(loaded.module)
     with uncollected():  # of a deep model's many small objects that takes a sixth of the time
         made, _ = _calls_of(graphs, loaded)
         judged = _judged(made(loaded.module, None), narrow)
-        why, is_narrow = judged.why, narrow is not None and not judged.exact
-        if is_narrow and not judged.why_narrow:
-            why = _compared_wide(made, loaded.module, judged.why)
+        why, bits, is_narrow = judged.why, judged.bits, narrow is not None and not judged.exact
+        wide = _compared_wide(made, loaded.module) if is_narrow and not judged.why_narrow else None
+        if wide is not None:
+            why, bits = wide.why, bits + wide.bits
     if not is_by_rounding(why):
         return why
+    if bits == excused.before:
+        excused.now = bits
+        return ""
     near = ((RELAXED, WIDE) if judged.why_narrow else (WIDE,)) if is_narrow else ({},)
 
     def drawn(draw: int) -> Trial:
@@ -80,18 +97,21 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> str:
         return why
     finally:
         release_cache()
-    return f"{why}; {exactly}" if exactly else ""
+    if exactly:
+        return f"{why}; {exactly}"
+    excused.now = bits
+    return ""
 
 
-def _compared_wide(made: Made, module: nn.Module, why: str) -> str:
-    """The same of a copy in float32; ``why`` where there is none."""
+def _compared_wide(made: Made, module: nn.Module) -> "_Judged | None":
+    """The same of a copy in float32; None where there is none."""
     wide = _widened(module)
     if wide is None:
-        return why
+        return None
     try:
-        return _judged(made(wide, torch.float32)).why
+        return _judged(made(wide, torch.float32))
     except Exception:  # a module that names its element type in its code cannot be widened; its own type was compared
-        return why
+        return None
     finally:
         del wide
         release_cache()
@@ -99,17 +119,21 @@ def _compared_wide(made: Made, module: nn.Module, why: str) -> str:
 
 @frozen
 class _Judged:
-    """How many calls there were, whether all gave the same bits, and how one differs: as it is, and as results of a narrow type."""
+    """How many calls there were, whether all gave the same bits, and how one differs: as it is, and as results of a narrow type.
+
+    ``bits``: a digest of what was given and wanted where they differ; empty where they do nowhere.
+    """
 
     count: int
     exact: bool
     why: str
     why_narrow: str = ""
+    bits: str = ""
 
 
 def _judged(made: Iterator[Call], narrow: torch.dtype | None = None) -> _Judged:
     """``narrow``: the type that half precision computes in. Calls end at the first that differs by what no rounding makes."""
-    count, exact, why, why_narrow = 0, True, "", ""
+    count, exact, why, why_narrow, bits = 0, True, "", "", hashlib.sha256()
     for count, call in enumerate(made, 1):
         wrong = call.wrong or disagreement(call.found, call.wanted)
         exact = exact and not wrong and _exact(call.found, call.wanted)
@@ -117,7 +141,14 @@ def _judged(made: Iterator[Call], narrow: torch.dtype | None = None) -> _Judged:
             return _Judged(count, False, wrong, wrong)
         if wrong:
             why, why_narrow = why or wrong, why_narrow or (disagreement(call.found, call.wanted, narrow) if narrow else wrong)
-    return _Judged(count, exact, why, why_narrow)
+            for tensor in (*call.found, *call.wanted):
+                bits.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + _bytes(tensor))
+    return _Judged(count, exact, why, why_narrow, bits.hexdigest() if why else "")
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return (torch.view_as_real(flat).flatten() if flat.is_complex() else flat).view(torch.uint8).numpy().tobytes()
 
 
 def given_to(loaded: LoadedModel) -> Arguments:
