@@ -98,7 +98,7 @@ def test_what_was_excused_is_kept_beside_the_capture(monkeypatch: pytest.MonkeyP
     judge, seen, store = comparison_exact.difference, list[object](), Store(None)
     monkeypatch.setattr(comparison_exact, "difference", lambda *given: seen.append(given) or judge(*given))
     for _ in range(2):
-        made = ac.compile(loaded.module, device="cpu", run_on="framework", store=store, validators=(), origins=[], max_context=24)
+        made = ac.compile(loaded.module, WORKLOAD, device="cpu", run_on="framework", store=store, validators=(), origins=[])
         assert not made.graphs.eager_reason and len(seen) == 1
 
 
