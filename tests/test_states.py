@@ -21,6 +21,8 @@ from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, Node, Symbol, Value, Workload, map_refs
 from agentcompile_core.ops.aliasing import is_alias
+from agentcompile_core.ops.names import RECURRENCE
+from agentcompile_core.ops.schema import with_argument
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.report.accounting import step_bytes
@@ -30,7 +32,7 @@ from agentcompile_core.runtime.program import framework_program
 from agentcompile_core.runtime.session import Session, plan_chunks
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages import analyze, plan
-from agentcompile_core.stages.capture import language_model
+from agentcompile_core.stages.capture import language_model, recurrences
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.left_behind import as_it_was
@@ -87,9 +89,42 @@ def test_short_convolutions_give_hugging_faces_tokens(attends: list[bool], width
     check_requests(model, graphs, [*lengths, CONTEXT - NEW])
 
 
-@pytest.mark.parametrize(("model_type", "options"), [("mamba2", MAMBA2), ("mamba", MAMBA)])
+@pytest.fixture
+def written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrences as models write them out, of which no operator is known."""
+    monkeypatch.setattr(recurrences, "_OURS", {})
+
+
+RECURRENT = pytest.mark.parametrize(("model_type", "options"), [("mamba2", MAMBA2), ("mamba", MAMBA)])
+
+
+@RECURRENT
+def test_recurrences_that_are_operators_take_padding(model_type: str, options: dict[str, Any]) -> None:
+    """They are told how many rows are tokens. Mamba's forward forgets where a prompt goes on; without attention no layer has K."""
+    model = tiny(model_type, options)
+    graphs = captured(model)
+    assert not graphs.whole_chunks and {g.name for g in graphs.graphs} == {"decode", "prefill_4", "prefill_4_fresh"}
+    assert all(sum(node.op == RECURRENCE for node in g.nodes) == 1 for g in graphs.of_kind(GraphKind.PREFILL))
+    assert not graphs.notes and graphs.kv is not None and graphs.kv.layers == 0
+    assert difference(graphs, LoadedModel(module=model, name=model_type)) == ""
+    check_requests(model, graphs, [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3, CONTEXT - NEW])
+
+
+@pytest.mark.parametrize("argument", ["valid", "state"])
+@RECURRENT
+def test_a_recurrence_that_is_not_told_of_padding_or_of_its_state_is_found(model_type: str, options: dict[str, Any], argument: str) -> None:
+    model = slow(tiny(model_type, options))
+    loaded, graphs = LoadedModel(module=model, name="m"), captured(model)
+    for name in ("prefill_4", "prefill_4_fresh") if argument == "valid" else ("prefill_4",):
+        other = tuple(evolve(g, nodes=tuple(with_argument(n, argument, None) if n.op == RECURRENCE else n for n in g.nodes))
+                      if g.name == name else g for g in graphs.graphs)
+        assert difference(evolve(graphs, graphs=other), loaded), name
+
+
+@pytest.mark.usefixtures("written_out")
+@RECURRENT
 def test_recurrences_take_whole_chunks_or_single_tokens(model_type: str, options: dict[str, Any]) -> None:
-    """Padding would change a recurrence. Mamba's forward forgets where a prompt goes on; a model without attention has no layers of K."""
+    """Padding would change what is no operator."""
     model = tiny(model_type, options)
     graphs = captured(model)
     assert graphs.whole_chunks and {g.name for g in graphs.graphs} == {"decode", "prefill_4", "prefill_4_fresh"}
@@ -98,6 +133,7 @@ def test_recurrences_take_whole_chunks_or_single_tokens(model_type: str, options
     check_requests(model, graphs, [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3, CONTEXT - NEW])
 
 
+@pytest.mark.usefixtures("written_out")
 @pytest.mark.parametrize(("model_type", "options", "sizes"), [("mamba2", MAMBA2, {16, 40}), ("mamba", MAMBA, {8, 32})])
 def test_small_chunks_of_recurrences_leave_few_tokens_to_the_steps(model_type: str, options: dict[str, Any], sizes: set[int]) -> None:
     """A loop over tokens stands in a graph once for each: those chunks are short, and a note says so."""
@@ -118,6 +154,7 @@ def slow(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("part", ["conv", "recurrent"])
+@pytest.mark.usefixtures("written_out")
 def test_a_chunk_that_forgets_a_state_is_found(part: str) -> None:
     model = slow(tiny("mamba2", MAMBA2))
     graphs, forgot = captured(model), f"state.{part}.0.0"
@@ -140,7 +177,9 @@ def test_a_chunk_that_forgets_a_state_is_found(part: str) -> None:
 @pytest.fixture(scope="module")
 def sizes() -> tuple[nn.Module, GraphSet]:
     model = tiny("mamba2", MAMBA2)
-    graphs = capture_language_model(model, "m", Workload(dtype=DType.F32, max_context=64, prefill_chunks=(4, 12, 40)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrences, "_OURS", {})
+        graphs = capture_language_model(model, "m", Workload(dtype=DType.F32, max_context=64, prefill_chunks=(4, 12, 40)))
     assert difference(graphs, LoadedModel(module=model, name="m")) == ""
     return model, graphs
 

@@ -10,6 +10,7 @@ from test_states import check_requests, slow
 
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
 from agentcompile_core.plugin.interfaces import LoadedModel
+from agentcompile_core.stages.capture import recurrences
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.triangles import ASKED, triangles_solved
@@ -29,7 +30,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_a_chunk_holds_one_system_a_layer(model_type: str) -> None:
+def test_a_chunk_holds_one_system_a_layer(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the whole rule is no operator of ours."""
+    monkeypatch.setattr(recurrences, "_OURS", {})
     model = slow(tiny(model_type, MODELS[model_type]))
     graphs = capture_language_model(model, model_type, Workload(dtype=DType.F32, max_context=40, prefill_chunks=(4, 20)))
     assert not graphs.eager_reason and {g.tokens for g in graphs.of_kind(GraphKind.PREFILL)} == {4, 16, 20}

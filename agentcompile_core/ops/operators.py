@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from . import experts
+from . import experts, recurrence
 
 NAMESPACE = "agentcompile"
 
@@ -26,6 +26,7 @@ SCHEMAS: dict[str, str] = {
     "layer_norm": "(Tensor x, Tensor? weight, float eps) -> Tensor",
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "expert_linear": experts.SCHEMA,
+    "recurrence": recurrence.SCHEMA,
     "argmax": "(Tensor logits) -> Tensor",
     "cached": "(Tensor x, int layer, bool is_value, int length) -> Tensor",
     "masked": "(Tensor scores, int window) -> Tensor",
@@ -278,12 +279,12 @@ def _fake_nothing(*_: Tensor) -> None:
 _FAKES: dict[str, Callable[..., Any]] = {
     "attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing,
     "advance_rows": _fake_nothing,
-    "expert_linear": experts.shape_only,
+    "expert_linear": experts.shape_only, "recurrence": recurrence.shape_only,
 }
 _BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope,
-    "expert_linear": experts.expert_linear, "argmax": argmax, "cached": cached, "masked": masked, "advance": advance,
-    "advance_rows": advance_rows, "start_decode": start_decode,
+    "expert_linear": experts.expert_linear, "recurrence": recurrence.recurrence, "argmax": argmax, "cached": cached, "masked": masked,
+    "advance": advance, "advance_rows": advance_rows, "start_decode": start_decode,
 }
 
 

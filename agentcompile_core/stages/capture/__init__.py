@@ -117,9 +117,11 @@ def _compared(graphs: GraphSet, loaded: LoadedModel) -> tuple[GraphSet, str, str
 
     Of a recurrence the steps alone will do.
     """
+    from .comparison import recurs
+
     why, excused = _difference(graphs, loaded)
     steps = evolve(graphs, graphs=tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL))
-    if not why or not graphs.whole_chunks or len(steps.graphs) == len(graphs.graphs):
+    if not why or not recurs(graphs) or len(steps.graphs) == len(graphs.graphs):
         return graphs, why, excused
     other, excused = _difference(steps, loaded)
     if other:

@@ -172,6 +172,11 @@ class Recorder:
 _active: list[Recorder] = []
 
 
+def active_recorder() -> Recorder | None:
+    """The one that calls report to now; None: nothing is traced."""
+    return _active[-1] if _active else None
+
+
 class recording:
     """Make ``recorder`` the one that attention calls and cache updates report to."""
 

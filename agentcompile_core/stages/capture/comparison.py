@@ -19,7 +19,7 @@ from attrs import define, frozen
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...ir.graph import Graph, GraphKind, GraphSet
+from ...ir.graph import STATE_PREFIX, Graph, GraphKind, GraphSet
 from ...ops.agreement import disagreement, is_by_rounding
 from ...ops.dtypes import zeros
 from ...ops.interpreter import Prepared, compile_nodes
@@ -37,7 +37,6 @@ from .left_behind import ALONE, undisturbed
 
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
-HANDED_ON = 32  # tokens of a chunk of a recurrence that is also compared with as many steps, from other states than prompts leave
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Made = Callable[[nn.Module, torch.dtype | None], Iterator[Call]]  # of a module, and the type that the graphs compute in
@@ -211,8 +210,13 @@ def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model:
             run = GraphRun(graphs, tensors, trial.device, wide, prepared)
             found = torch.stack(run.logits(trial, tokens, fresh))
             yield Call((found,), (wanted,), run.wrong_state)
-            if graphs.whole_chunks and trial.steps and tokens and tokens <= HANDED_ON:
+            if trial.steps and tokens == min(trial.chunks) and tokens and recurs(graphs):
                 yield Call((), (), GraphRun(graphs, tensors, trial.device, wide, prepared).handed_on(trial, tokens))
+
+
+def recurs(graphs: GraphSet) -> bool:
+    """Whether the graphs hold a state of a recurrence."""
+    return any(name.startswith(f"{STATE_PREFIX}recurrent.") for name in graphs.states)
 
 
 def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -52,7 +52,7 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
     total = min(context, FIRST + SECOND + STEPS)
     steps = min(STEPS, total - 1)
     second = min((total - steps) * SECOND // (FIRST + SECOND), *chunks) if chunks else 0
-    first = min(total - steps - second, FIRST, *chunks) if chunks else 1
+    first = min(total - steps - second, FIRST, *(size - 1 for size in chunks)) if chunks else 1  # less than a chunk: padding is seen
     return (_trial(graphs, model, draw, first, second, chunks),)
 
 

@@ -1,4 +1,4 @@
-"""Chunks of a recurrence that begin with zeros: where a model forgets its state when a prompt goes on, its chunk begins with the state.
+"""Chunks of a recurrence and its state: which take padding, and which begin with zeros where a prompt goes on, and get the state instead.
 
 Such a model is only right for whole prompts. What it computes for one is what chunks that hand on the state compute one after the other;
 ``comparison.py`` finds out whether they do.
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from ...ir.graph import Graph, Node, Ref, ValueKind, map_refs
+from ...ir.graph import Graph, Node, Ref, Symbol, Value, ValueKind, map_refs
 from ...ops.aliasing import memory_roots
+from ...ops.names import RECURRENCE
 from ...ops.schema import argument as argument_of
+from ...ops.schema import with_argument
 from .rewrite import eliminate_dead_code, rebuild
 from .states import Held, StateSpec
 from .unsupported import Unsupported
@@ -34,12 +36,50 @@ def continue_states(graph: Graph, held: Held) -> Graph:
     return graph
 
 
+def takes_padding(graph: Graph, held: Held) -> bool:
+    """Whether the chunk ``graph`` leaves its recurrent states alone behind its tokens: each is made by an operator that is told of them."""
+    made = [_recurrence_of(graph, state) for state in held.states if state.part == "recurrent"]
+    return all(node is not None and argument_of(node, "valid") is not None for node in made)
+
+
+def _recurrence_of(graph: Graph, state: StateSpec) -> Node | None:
+    """The operator whose last state is written to ``state``, through views and casts."""
+    writer = next((node for node in graph.nodes if state.source in node.mutates), None)
+    written = writer.args[1] if writer is not None and len(writer.args) > 1 else None
+    while isinstance(written, Ref) and (node := graph.producer.get(written.value)) is not None:
+        if node.op == RECURRENCE:
+            return node if written.value == node.outputs[1] else None
+        if node.kind not in ("view", "copy", "cast"):
+            return None
+        written = node.args[0]
+    return None
+
+
+def _begun(graph: Graph, node: Node, state: StateSpec) -> Graph:
+    """``graph`` in which the recurrence ``node``, which begins with zeros, begins with ``state``: the same numbers as [1, H, P, N] in f32."""
+    wanted, name = graph.spec(node.outputs[1]), f"{node.name}.begins"
+    if wanted.numel != state.spec.numel:
+        raise Unsupported(f"a chunk makes a state of {wanted.shape} for the {state.part} state {state.spec.shape} of layer {state.layer}")
+    shaped = Node(name=f"{name}.shaped", op="aten.reshape.default", kind="view", args=(Ref(state.source), wanted.shape),
+                  outputs=(f"{name}.shaped",), module=node.module, layer=node.layer)
+    cast = Node(name=name, op="aten.to.dtype", kind="cast", args=(Ref(shaped.name), Symbol("dtype", wanted.dtype.value)), outputs=(name,),
+                module=node.module, layer=node.layer)
+    made = [shaped] if state.spec.dtype is wanted.dtype else [shaped, cast]
+    values = [Value(name=one.name, spec=evolve(wanted, dtype=wanted.dtype if one is cast else state.spec.dtype)) for one in made]
+    begun, at = with_argument(node, "state", Ref(made[-1].name)), graph.nodes.index(node)
+    nodes = [*graph.nodes[:at], *made, begun, *graph.nodes[at + 1:]]
+    return eliminate_dead_code(rebuild(evolve(graph, values=(*graph.values, *values)), nodes))
+
+
 def _is_read(graph: Graph, state: StateSpec, roots: Mapping[str, str]) -> bool:
     own = {name for name, root in roots.items() if root == roots.get(state.source)}
     return any(own & (set(node.inputs) - set(node.mutates)) for node in graph.nodes if node.kind != "view")
 
 
 def _continued(graph: Graph, state: StateSpec) -> Graph:
+    recurrence = _recurrence_of(graph, state)
+    if recurrence is not None and argument_of(recurrence, "state") is None:
+        return _begun(graph, recurrence, state)
     writer = next((node for node in graph.nodes if state.source in node.mutates), None)
     begins = _beginnings(graph, writer.args[1], state) if writer is not None and len(writer.args) > 1 else []
     if len(begins) != 1:

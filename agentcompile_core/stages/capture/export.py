@@ -23,6 +23,7 @@ from .experts import semantic_experts
 from .known import knowing
 from .left_behind import undisturbed
 from .reached import Call, calls_of
+from .recurrences import semantic_recurrences
 from .rotary import semantic_rotary
 from .states import Held, cache_keyword
 from .triangles import triangles_solved
@@ -227,6 +228,7 @@ def _as_traced(step: _Step) -> Iterator[None]:
     with (
         quiet(), evaluating(step), torch.no_grad(),
         _attention_implementation(model), semantic_experts(model), semantic_rotary(model), triangles_solved(model),
+        semantic_recurrences(model),
     ):
         yield
 

@@ -18,7 +18,7 @@ from ...runtime.graph_capture import uncollected
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .chunk_sizes import ChunkSizes, chunk_name, fresh_variant
-from .continued import continue_states
+from .continued import continue_states, takes_padding
 from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
@@ -36,7 +36,8 @@ from .states import Held, check_states, held_by
 MOST_WITH_EXPERTS, EXPERT_LINEAR = 4096, "agentcompile.expert_linear.default"
 # Where no library computes attention all scores of a chunk may lie in memory, as where graphs are compared with their module.
 MOST_WITH_SCORES = 2048
-# Chunks of recurrences: the model's own forward, with which they are compared, takes gigabytes that grow with them.
+MOST_WITH_RECURRENCES = 1024  # one token follows another there: more rows at a time gain little
+# Chunks that take no padding: the model's own forward, with which they are compared, takes gigabytes that grow with them.
 MOST_WITH_STATES, SMALL = 512, (16, 64)
 UNROLLED = (8, 32)  # tokens of chunks that hold their recurrence once for each: their graphs grow, and all weights are read for each chunk
 
@@ -54,7 +55,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
         with as_captured(), uncollected(), as_it_was(model) as left:
             with quiet(), evaluating(model):
                 held = held_by(model)
-            kv, graphs = _captured(model, workload, held)
+            kv, graphs, held = _captured(model, workload, held)
         if held.whole_chunks:
             notes = _notes_on_prompts(info.model_type, graphs, workload)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
@@ -80,7 +81,7 @@ def why_not(exc: Exception) -> str:
     return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
 
 
-def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec, list[Graph]]:
+def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec, list[Graph], Held]:
     """Traced as it is; where it computes attention itself, or K and V from what it caches, with marks.
 
     A trace may also fail because its cache says less than the model wants: shapes of a bias for keys that are not there.
@@ -100,17 +101,31 @@ def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec,
             raise first from None
 
 
-def _capture(model: nn.Module, workload: Workload, tracing: Tracing, held: Held) -> tuple[KVSpec, list[Graph]]:
+def _capture(model: nn.Module, workload: Workload, tracing: Tracing, held: Held) -> tuple[KVSpec, list[Graph], Held]:
     deep = Deep(model, tracing, held)
     kv, decode = _capture_decode(deep, workload)
+    if held.whole_chunks and _takes_padding(deep, kv):
+        held = evolve(held, padded=True)
+        deep = Deep(model, tracing, held)
     if not held.whole_chunks:
-        return kv, [decode, *_capture_prefill(deep, kv, workload.prefill_chunks)]
+        return kv, [decode, *_capture_prefill(deep, kv, workload.prefill_chunks)], held
     try:
-        return kv, [decode, *_capture_prefill(deep, kv, _whole_chunks(deep, kv, workload.prefill_chunks))]
+        return kv, [decode, *_capture_prefill(deep, kv, _whole_chunks(deep, kv, workload.prefill_chunks))], held
     except (OwnAttention, DerivedStates):
         raise
     except Unsupported:  # the steps alone serve prompts too
-        return kv, [decode]
+        return kv, [decode], held
+
+
+def _takes_padding(deep: Deep, kv: KVSpec) -> bool:
+    """Whether the first layers of a chunk, whose recurrences are told which rows are tokens, leave all states alone behind these."""
+    model, few, held = deep.first(kv)
+    padded = evolve(held, padded=True)
+    try:
+        chunk = import_program(export_prefill(model, few, 3, deep.tracing, padded), "chunk", GraphKind.PREFILL, 3)
+    except Exception:  # what is wrong with chunks is said where they are captured
+        return False
+    return takes_padding(_normal(chunk, model, few, deep.tracing, padded), padded)
 
 
 def _whole_chunks(deep: Deep, kv: KVSpec, asked: Sequence[int]) -> Sequence[int]:
@@ -189,7 +204,8 @@ def _most_rows(graph: Graph, held: Held) -> int:
     halves = all(graph.spec(node.inputs[0]).dtype in (DType.F16, DType.BF16) for node, _ in calls)
     alike = all(graph.spec(node.inputs[0]).shape[-1] == graph.spec(node.outputs[0]).shape[-1] for node, _ in calls)
     by_library = calls and plain and halves and alike and not held.states
-    return min(MOST_WITH_EXPERTS if experts else sys.maxsize, sys.maxsize if by_library else MOST_WITH_SCORES)
+    recurrences = MOST_WITH_RECURRENCES if held.is_recurrent else sys.maxsize
+    return min(MOST_WITH_EXPERTS if experts else sys.maxsize, sys.maxsize if by_library else MOST_WITH_SCORES, recurrences)
 
 
 def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: Held = NOTHING) -> Graph:

@@ -93,7 +93,7 @@ def of_first_layers(kv: KVSpec, held: Held, count: int) -> tuple[KVSpec, Held]:
     if held.attending is None:
         return first_of(kv, count), held
     attending = tuple(layer for layer in held.attending if layer < count)
-    return first_of(kv, len(attending)), Held(attending=attending, states=tuple(s for s in held.states if s.layer < count))
+    return first_of(kv, len(attending)), evolve(held, attending=attending, states=tuple(s for s in held.states if s.layer < count))
 
 
 def first_of(kv: KVSpec, count: int) -> KVSpec:

@@ -40,14 +40,23 @@ class StateSpec:
 
 @frozen(kw_only=True)
 class Held:
-    """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others."""
+    """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others.
+
+    ``padded``: a chunk's recurrences are told how many of its rows are tokens.
+    """
 
     attending: tuple[int, ...] | None = None
     states: tuple[StateSpec, ...] = ()
+    padded: bool = False
 
     @property
     def whole_chunks(self) -> bool:
         """Whether every row of a prompt chunk must be a token: a recurrence would take padding for more of the prompt."""
+        return not self.padded and self.is_recurrent
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether one of the states is a recurrence's."""
         return any(state.part == "recurrent" for state in self.states)
 
     def slot(self, layer: int, caches: int) -> int:

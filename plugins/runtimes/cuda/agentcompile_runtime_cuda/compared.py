@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("agentcompile.runtime.cuda")
 
 CLOSE, CLOSE_PRODUCTS = 2.0, 4.0  # units in the last place of the largest element beside which a kernel may differ from the framework
+CLOSE_RECURRENCES = 512.0  # the same of float32, where each of many tokens rounds what the one before left
 
 
 class Compared:

@@ -29,12 +29,13 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .compared import CLOSE_PRODUCTS, Compared
+from .compared import CLOSE_PRODUCTS, CLOSE_RECURRENCES, Compared
 from .expert_product import ExpertProduct, one_by_one
 from .gated_product import GatedProduct
 from .gates import ACTIVATIONS, LIKELY, gate_of
 from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
 from .own_kernels import OwnKernels
+from .recurrent_rows import RecurrentRows
 from .skinny_product import SkinnyProduct
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
 NORM, ROPE, MULTIPLY = "agentcompile.rms_norm.default", "agentcompile.rope.default", "aten.mul.Tensor"
-PRODUCT, EXPERTS = "aten.linear.default", "agentcompile.expert_linear.default"
+PRODUCT, EXPERTS, RECURRENCE = "aten.linear.default", "agentcompile.expert_linear.default", "agentcompile.recurrence.default"
 WEIGHED = (MULTIPLY, "aten.sum.dim_IntList")
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
@@ -94,12 +95,12 @@ class RowKernels:
         """``others``: what else of this package's own serves prompts, and begins to be built when the first kernel is."""
         self._kernels = OwnKernels(backend, target, source)
         self._product, self._skinny = GatedProduct(backend, target), SkinnyProduct(backend, target)
-        self._experts = ExpertProduct(backend, target)
+        self._experts, self._recurrent = ExpertProduct(backend, target), RecurrentRows(backend, target)
         self._compared = Compared(backend, capturing, (*others, self._product.start, self._experts.start))
         self._served = self._compared.served
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
             (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows,
-            (EXPERTS,): self._chosen, WEIGHED: self._weighed}
+            (EXPERTS,): self._chosen, (RECURRENCE,): self._recurrence, WEIGHED: self._weighed}
         for activation in ACTIVATIONS:
             self._bodies[activation, MULTIPLY] = partial(self._gated, activation)
             self._bodies[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
@@ -240,6 +241,20 @@ class RowKernels:
         key = ("expert_rows", x.dtype, is_tall, transposed, bias is None, x.shape[1] == 1, *weight.shape)
         return out if self._compared.agreed(key, launch, lambda: (out,), lambda: (one_by_one(x, weight, experts, bias, transposed),),
                                    CLOSE_PRODUCTS) else None
+
+    def _recurrence(self, *operands: "torch.Tensor | None") -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """As ``agentcompile.recurrence`` says."""
+        import torch
+
+        laid = self._recurrent.laid(*operands)
+        if laid is None:
+            return None
+        call, kind = laid
+        made = torch.empty_like(call.x, memory_format=torch.contiguous_format), call.x.new_empty(call.state_shape)
+        key = ("recurrence", kind, call.state is None, call.valid is None)
+        agreed = self._compared.agreed(key, lambda: self._recurrent(call, made), lambda: made,
+                                       lambda: torch.ops.agentcompile.recurrence.default(*operands), CLOSE_RECURRENCES)
+        return made if agreed else None
 
     def _weighed(self, x: "torch.Tensor", weights: "torch.Tensor", dims: Sequence[int]) -> "torch.Tensor | None":
         """Rows [T, S, columns] times weights [T, S, 1], added for each token."""

@@ -1,0 +1,237 @@
+// Linear recurrences over the tokens of a chunk, selective scans and gated delta rules, in fp32, the state in registers:
+//
+//   S = f S;  S += w keys[t]^T;  y[t] = S queries[t]      with w = x[t], or strength[t] (x[t] - S keys[t]) for delta rules
+//
+// S [H, P, terms] in `state` (rows and terms by strides, null: zeros) and behind the last token in `last` (dense); x [T, H P] by strides, of
+// tokens and rows of S; keys and queries [T, G, terms], by strides of tokens and groups, terms side by side; strength [T, H] and decay
+// [T, H] by strides; y [T, H P], dense. f is exp(decay rate): Plan::rates_each says what `rates` holds, 0: none (1), 1: [H], terms:
+// [H, terms]; or, Plan::decay_of_terms, exp(decay) with a decay [T, H, terms]. `valid`: i64 [1], how many of the tokens count (null: all);
+// y of the others is zero.
+//
+// A block has Plan::rows rows of S, all of one group, and stays with them for all tokens. `lanes` threads share a row, each holds `each` of
+// its terms, in quads that lie `lanes` quads apart, of Plan::held rows that read the same keys and queries. Those of a tile of tokens come by
+// cp.async into one of two stages while the tile before is computed, what a row has of its own through registers, factors made on the way.
+// Sums of y over the lanes are made for a batch of tokens together: each lane ends with those of one token, 7 shuffles for 8 tokens.
+// Wins over scans in chunks by products of the framework by the size of what those write between their launches (docs/performance.md).
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
+
+#include "plan.cuh"
+
+namespace {
+
+constexpr int terms = Plan::terms, lanes = Plan::lanes, rows = Plan::rows, held = Plan::held, tile = Plan::tile;
+constexpr int each = terms / lanes, quads = each / 4;
+constexpr int apart = rows / held;  // rows between those of a thread
+constexpr int threads = apart * lanes;
+constexpr int values = (tile * rows + threads - 1) / threads;  // of each kind that a thread carries for a tile
+constexpr int quads_of_line = terms / 4;
+constexpr bool has_terms = Plan::rates_each == terms || Plan::decay_of_terms;  // factors differ from term to term
+static_assert(terms % (4 * lanes) == 0 && rows % held == 0 && threads == Plan::threads && threads % ac::warp_size == 0, "whole warps");
+constexpr int batch = lanes < 8 ? lanes : 8;  // tokens whose sums are made together
+constexpr int sharing = lanes / batch;        // lanes that end with the same token's
+static_assert(tile % batch == 0, "whole batches");
+
+struct Stage {
+  float4 keys[tile][quads_of_line];
+  float4 queries[tile][quads_of_line];
+  float4 decays[Plan::decay_of_terms ? tile : 1][quads_of_line];
+  float x[tile][rows];
+  float factors[tile][rows];  // the decay itself where each term has its own rate
+  float strengths[Plan::is_delta ? tile : 1][rows];
+};
+
+struct Strides {
+  int token, row;
+};
+
+// What one thread brings of a tile from memory to a stage, but for keys and queries.
+struct Carried {
+  float x[values], decay[values], strength[values];
+};
+
+struct Line {
+  int token, row;
+};
+
+// Which value of a tile a thread brings: neighbours in memory are those of neighbouring threads.
+__device__ __forceinline__ Line line_of(int i, bool by_token) {
+  const int value = i * threads + static_cast<int>(threadIdx.x);
+  return by_token ? Line{value % tile, value / tile} : Line{value / rows, value % rows};
+}
+
+__device__ __forceinline__ void carry(float (&to)[values], const float* from, Strides strides, int rows_each, int first_row, int first,
+                                      int live) {
+#pragma unroll
+  for (int i = 0; i < values; ++i) {
+    const Line at = line_of(i, strides.token == 1);
+    const bool here = at.token < tile && at.row < rows && first + at.token < live;
+    to[i] = here ? from[static_cast<long long>(first + at.token) * strides.token + (first_row + at.row) / rows_each * strides.row] : 0.0f;
+  }
+}
+
+__device__ __forceinline__ void put(float (*to)[rows], const float (&from)[values], bool by_token) {
+#pragma unroll
+  for (int i = 0; i < values; ++i) {
+    const Line at = line_of(i, by_token);
+    if (at.token < tile && at.row < rows) to[at.token][at.row] = from[i];
+  }
+}
+
+__device__ __forceinline__ void fetch(float4 (*to)[quads_of_line], const float* from, int stride, int first, int live) {
+  for (int i = threadIdx.x; i < tile * quads_of_line; i += threads) {
+    const int token = i / quads_of_line, quad = i % quads_of_line;
+    if (first + token < live) ac::cp_async16(&to[token][quad], from + static_cast<long long>(first + token) * stride + quad * 4);
+  }
+}
+
+__device__ __forceinline__ void unpack(float* to, float4 from) {
+  to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
+}
+
+__device__ __forceinline__ float sum_of_lanes(float value) { return ac::warp_sum<lanes>(value); }
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
+recurrence(const float* state, const float* decay, const float* x, const float* keys, const float* queries, const float* rates,
+           const float* strength, const long long* valid, float* y, float* last, int tokens, int all_rows, int state_row, int state_term,
+           int x_token, int x_row, int decay_token, int decay_head, int strength_token, int strength_head, int key_token, int key_group,
+           int query_token, int query_group) {
+  ac::launch_dependents();
+  ac::grid_dependency_wait();
+  AC_DYNAMIC_SHARED(Stage, stages);
+  constexpr int rows_of_head = Plan::rows_of_head;
+  const int lane = threadIdx.x % lanes, first_row = blockIdx.x * rows;
+  const int row_of_block = threadIdx.x / lanes;  // the first of the thread's
+  const int group = first_row / Plan::rows_of_group;
+  const int live = valid == nullptr ? tokens : static_cast<int>(min(static_cast<long long>(tokens), valid[0]));
+  keys += group * key_group;
+  queries += group * query_group;
+  decay += Plan::decay_of_terms ? first_row / rows_of_head * decay_head : 0;
+
+  float s[held][each], rate[Plan::rates_each == terms ? held : 1][each];
+#pragma unroll
+  for (int r = 0; r < held; ++r) {
+    const int row = first_row + row_of_block + r * apart, head = row / rows_of_head;
+    const long long begin = static_cast<long long>(head) * rows_of_head * terms + row % rows_of_head * state_row;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const int term = (j / 4 * lanes + lane) * 4 + j % 4;
+      s[r][j] = state == nullptr ? 0.0f : state[begin + term * state_term];
+      if constexpr (Plan::rates_each == terms) rate[r][j] = rates[head * terms + term];
+    }
+  }
+
+  Carried carried;
+  const Strides of_x{x_token, x_row}, of_decay{decay_token, decay_head}, of_strength{strength_token, strength_head};
+  auto bring = [&](int first) {
+    Stage& stage = stages[first / tile % 2];
+    fetch(stage.keys, keys, key_token, first, live);
+    fetch(stage.queries, queries, query_token, first, live);
+    if constexpr (Plan::decay_of_terms) fetch(stage.decays, decay, decay_token, first, live);
+    ac::cp_async_commit();
+    carry(carried.x, x, of_x, 1, first_row, first, live);
+    if constexpr (!Plan::decay_of_terms) carry(carried.decay, decay, of_decay, rows_of_head, first_row, first, live);
+    if constexpr (Plan::is_delta) carry(carried.strength, strength, of_strength, rows_of_head, first_row, first, live);
+  };
+  auto settle = [&](Stage& stage) {
+    put(stage.x, carried.x, x_token == 1);
+    if constexpr (!has_terms) {
+#pragma unroll
+      for (int i = 0; i < values; ++i) {
+        const Line at = line_of(i, decay_token == 1);
+        const float by = Plan::rates_each == 1 && at.row < rows ? rates[(first_row + at.row) / rows_of_head] : 1.0f;
+        carried.decay[i] = expf(carried.decay[i] * by);
+      }
+    }
+    if constexpr (!Plan::decay_of_terms) put(stage.factors, carried.decay, decay_token == 1);
+    if constexpr (Plan::is_delta) put(stage.strengths, carried.strength, strength_token == 1);
+    ac::cp_async_wait<0>();
+  };
+
+  bring(0);
+  for (int first = 0; first < live; first += tile) {
+    const Stage& stage = stages[first / tile % 2];
+    settle(stages[first / tile % 2]);
+    __syncthreads();  // the tile is there, and nobody reads the one before any more
+    if (first + tile < live) bring(first + tile);
+
+    for (int begin = 0; begin < tile && first + begin < live; begin += batch) {
+      float sums[held][batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        const int token = begin + i;
+#pragma unroll
+        for (int r = 0; r < held; ++r) sums[r][i] = 0.0f;
+        if (first + token >= live) continue;
+        float key[each], query[each], factor[has_terms ? each : 1];
+#pragma unroll
+        for (int q = 0; q < quads; ++q) {
+          unpack(key + 4 * q, stage.keys[token][q * lanes + lane]);
+          unpack(query + 4 * q, stage.queries[token][q * lanes + lane]);
+          if constexpr (Plan::decay_of_terms) {
+            unpack(factor + 4 * q, stage.decays[token][q * lanes + lane]);
+#pragma unroll
+            for (int j = 4 * q; j < 4 * q + 4; ++j) factor[j] = expf(factor[j]);
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < held; ++r) {
+          const int row = row_of_block + r * apart;
+          float added = stage.x[token][row];
+          if constexpr (!Plan::decay_of_terms) factor[0] = stage.factors[token][row];
+          if constexpr (Plan::rates_each == terms) {
+            const float step = factor[0];
+#pragma unroll
+            for (int j = each - 1; j >= 0; --j) factor[j] = expf(step * rate[r][j]);
+          }
+#pragma unroll
+          for (int j = 0; j < each; ++j) s[r][j] *= factor[has_terms ? j : 0];
+          if constexpr (Plan::is_delta) {
+            float known[4] = {};
+#pragma unroll
+            for (int j = 0; j < each; ++j) known[j % 4] = fmaf(s[r][j], key[j], known[j % 4]);
+            added = stage.strengths[token][row] * (added - sum_of_lanes((known[0] + known[1]) + (known[2] + known[3])));
+          }
+#pragma unroll
+          for (int j = 0; j < each; ++j) {
+            s[r][j] = fmaf(added, key[j], s[r][j]);
+            sums[r][i] = fmaf(s[r][j], query[j], sums[r][i]);
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < held; ++r) {
+#pragma unroll
+        for (int count = batch / 2; count > 0; count /= 2) {
+          const int offset = count * sharing;
+          const bool upper = (lane & offset) != 0;
+#pragma unroll
+          for (int i = 0; i < count; ++i) {
+            const float kept = upper ? sums[r][i + count] : sums[r][i], given = upper ? sums[r][i] : sums[r][i + count];
+            sums[r][i] = kept + __shfl_xor_sync(ac::full_warp, given, offset);
+          }
+        }
+        const float sum = ac::warp_sum<sharing>(sums[r][0]);
+        const int token = first + begin + lane / sharing;
+        if (token < live && lane % sharing == 0) {
+          y[static_cast<long long>(token) * all_rows + first_row + row_of_block + r * apart] = sum;
+        }
+      }
+    }
+  }
+
+  for (int i = threadIdx.x; i < (tokens - live) * rows; i += threads) {
+    y[static_cast<long long>(live + i / rows) * all_rows + first_row + i % rows] = 0.0f;
+  }
+#pragma unroll
+  for (int r = 0; r < held; ++r) {
+    const long long row = first_row + row_of_block + r * apart;
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+      reinterpret_cast<float4*>(last)[row * quads_of_line + q * lanes + lane] =
+          make_float4(s[r][4 * q], s[r][4 * q + 1], s[r][4 * q + 2], s[r][4 * q + 3]);
+    }
+  }
+}

@@ -1,0 +1,192 @@
+"""Recurrences over the tokens of a prompt, ``agentcompile.recurrence``, by the kernel of ``recurrence.cu``: the state stays in registers."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentcompile_cuda_kit import make_source
+from attrs import evolve, frozen
+
+from agentcompile_core.plugin_api import Access, Backend, DType, Launch, Role, StepSource, Target, i32, pointer
+
+from .own_kernels import OwnKernels
+
+if TYPE_CHECKING:
+    import torch
+
+TEMPLATE = Path(__file__).with_name("recurrence.cu")
+WARP, QUAD, FLOAT_BYTES = 32, 4, 4
+MOST_THREADS, MOST_EACH, MOST_LANES = 512, 64, 32
+STAGES = 2
+# Of one kind of state up to MANY terms, a thread holds so many terms of a row and rows; and tiles are of so many tokens.
+MANY, FEW_EACH, MANY_EACH, FEW_HELD, MANY_HELD, FEW_TILE, MANY_TILE = 32, 4, 16, 1, 2, 32, 16
+SCALARS = ("tokens", "all_rows", "state_row", "state_term", "x_token", "x_row", "decay_token", "decay_head", "strength_token",
+           "strength_head", "key_token", "key_group", "query_token", "query_group")
+ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid")
+
+
+@frozen
+class Call:
+    """The operands of ``agentcompile.recurrence``, in its order."""
+
+    state: "torch.Tensor | None"
+    decay: "torch.Tensor"
+    x: "torch.Tensor"
+    keys: "torch.Tensor"
+    queries: "torch.Tensor"
+    rates: "torch.Tensor | None" = None
+    strength: "torch.Tensor | None" = None
+    valid: "torch.Tensor | None" = None
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[1, H, P, N]."""
+        return 1, self.x.shape[2], self.x.shape[3], self.keys.shape[3]
+
+    @property
+    def rows(self) -> int:
+        """Of the states of all heads."""
+        return self.x.shape[2] * self.x.shape[3]
+
+    @property
+    def tensors(self) -> "tuple[torch.Tensor | None, ...]":
+        """All, in order."""
+        return self.state, self.decay, self.x, self.keys, self.queries, self.rates, self.strength, self.valid
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """What the kernel is told beside its pointers."""
+        of_state = (0, 0) if self.state is None else self.state.stride()[2:]
+        of_strength = (0, 0) if self.strength is None else self.strength.stride()[1:3]
+        row = self.x.stride(3) if self.x.shape[3] > 1 else self.x.stride(2)
+        return (self.x.shape[1], self.rows, *of_state, self.x.stride(1), row, *self.decay.stride()[1:3], *of_strength,
+                *self.keys.stride()[1:3], *self.queries.stride()[1:3])
+
+
+@frozen(kw_only=True)
+class Kind:
+    """What a kernel is made for: terms of a row of the state, rows of a head and of a group of heads that share keys, and whose decay."""
+
+    terms: int
+    rows_of_head: int
+    rows_of_group: int
+    rates_each: int = 0  # rates of a head: none, one or as many as it has terms
+    decay_of_terms: bool = False
+    is_delta: bool = False
+
+    @classmethod
+    def of(cls, call: Call) -> "Kind":
+        """That of a call."""
+        heads, width = call.x.shape[2:]
+        return cls(terms=call.keys.shape[3], rows_of_head=width, rows_of_group=heads // call.keys.shape[2] * width,
+                   rates_each=0 if call.rates is None else call.rates.shape[1], decay_of_terms=call.decay.dim() == 4,
+                   is_delta=call.strength is not None)
+
+
+@frozen(kw_only=True)
+class Schedule:
+    """Threads of a row of the state, rows of a block and of a thread, and tokens of a tile."""
+
+    lanes: int
+    rows: int
+    held: int
+    tile: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.rows // self.held * self.lanes
+
+    def shared_bytes(self, kind: Kind) -> int:
+        """Both stages."""
+        lines = (2 + kind.decay_of_terms) * self.tile + (0 if kind.decay_of_terms else 1)
+        values = 2 * self.tile + (self.tile if kind.is_delta else 1)
+        stage = FLOAT_BYTES * (lines * kind.terms + values * self.rows)
+        return STAGES * -(-stage // 16) * 16
+
+
+def schedule_for(kind: Kind, all_rows: int, target: Target) -> Schedule | None:
+    """Rows of a block so that the busiest multiprocessor has as few as may be, and then as few blocks; None: no block will do."""
+    each, held, tile = (FEW_EACH, FEW_HELD, FEW_TILE) if kind.terms <= MANY else (MANY_EACH, MANY_HELD, MANY_TILE)
+    fits = [n for n in (1, 2, 4, 8, 16, 32) if kind.terms % (QUAD * n) == 0 and kind.terms <= MOST_EACH * n]
+    if not fits:
+        return None
+    lanes = next((n for n in fits if kind.terms <= each * n), fits[-1])
+    whole = kind.rows_of_head if kind.decay_of_terms else kind.rows_of_group
+    found = []
+    for per_thread in (held, 1):
+        for rows in range(per_thread, MOST_THREADS // lanes * per_thread + 1, per_thread):
+            one = Schedule(lanes=lanes, rows=rows, held=per_thread, tile=max(tile, lanes))
+            if whole % rows == 0 and one.threads % WARP == 0 and one.threads <= MOST_THREADS:
+                if one.shared_bytes(kind) <= target.shared_bytes_per_block:
+                    found.append(one)
+        if found:
+            break
+    return min(found, key=lambda one: (-(-(all_rows // one.rows) // target.sm_count) * one.rows, -one.rows), default=None)
+
+
+def source(_: DType, kind: Kind, schedule: Schedule) -> StepSource:
+    """The kernel of one kind and schedule; grid and scalars are those of a call."""
+    given = (pointer(name, Role.INPUT, DType.I64 if name == "valid" else DType.F32) for name in ORDER)
+    made = (pointer(name, Role.OUTPUT, DType.F32, Access.WRITE) for name in ("y", "last"))
+    launch = Launch(entry="recurrence", grid=(1, 1, 1), block=(schedule.threads, 1, 1), shared_bytes=schedule.shared_bytes(kind), pdl=True,
+                    arguments=(*given, *made, *(i32(name, 0) for name in SCALARS)))
+    plan = {"threads": schedule.threads, "terms": kind.terms, "lanes": schedule.lanes, "rows": schedule.rows, "held": schedule.held,
+            "tile": schedule.tile, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group, "rates_each": kind.rates_each,
+            "decay_of_terms": kind.decay_of_terms, "is_delta": kind.is_delta}
+    return make_source(TEMPLATE, plan=plan, launches=(launch,))
+
+
+class RecurrentRows:
+    """The kernels by kind, which ``backend`` builds for the target that is live on first use."""
+
+    def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
+        self._backend, self._target = backend, target
+        self._kernels: dict[tuple[Kind, Schedule], OwnKernels] = {}
+        self._lock = threading.Lock()
+
+    def laid(self, *operands: "torch.Tensor | None") -> "tuple[Call, Kind] | None":
+        """A call of the kernel with what is where it can be read, copies where need be; None: no kernel serves such a call."""
+        import torch
+
+        call = Call(*operands)  # type: ignore[arg-type]
+        floats = [one for one in call.tensors[:-1] if one is not None]
+        if call.x.dim() != 4 or call.x.shape[0] != 1 or not call.x.numel() or any(one.dtype is not torch.float32 for one in floats):
+            return None
+        kind = Kind.of(call)
+        if self._schedule(kind, call.rows) is None:
+            return None
+        width, state = kind.rows_of_head, call.state
+        is_plain = width == 1 or call.x.stride(2) == width * call.x.stride(3)
+        return evolve(
+            call, x=call.x if is_plain else call.x.contiguous(), keys=_in_quads(call.keys), queries=_in_quads(call.queries),
+            decay=_in_quads(call.decay) if kind.decay_of_terms else call.decay,
+            rates=None if call.rates is None else call.rates.contiguous(),
+            state=state if state is None or state.stride(1) == width * kind.terms else state.contiguous(),
+        ), kind
+
+    def __call__(self, call: Call, out: "tuple[torch.Tensor, torch.Tensor]") -> None:
+        """Write to ``out``, y [1, T, H, P] and the last state [1, H, P, N], both dense, what ``agentcompile.recurrence`` makes of ``call``.
+
+        Raises:
+            BuildError: the device has no preset, or nothing builds the kernel.
+        """
+        kind = Kind.of(call)
+        schedule = self._schedule(kind, call.rows)
+        assert schedule is not None
+        with self._lock:
+            made = OwnKernels(self._backend, self._target, partial(source, kind=kind, schedule=schedule))
+            kernels = self._kernels.setdefault((kind, schedule), made)
+        kernels.run(call.x, kernels.launches(call.x)[0], call.rows // schedule.rows, (*call.tensors, *out), call.scalars)
+
+    def _schedule(self, kind: Kind, rows: int) -> Schedule | None:
+        target = self._target()
+        return None if target is None else schedule_for(kind, rows, target)
+
+
+def _in_quads(lines: "torch.Tensor") -> "torch.Tensor":
+    """``lines`` [1, T, G, N], or a copy, whose lines are whole quads side by side."""
+    whole = lines.stride(3) == 1 and not any(stride % QUAD for stride in lines.stride()[1:3]) and lines.data_ptr() % 16 == 0
+    return lines if whole else lines.contiguous()
