@@ -51,8 +51,9 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
         return (*(_trial(graphs, model, draw, *one) for one in (*handed, (1, 0, (0,)))), *single)
     total = min(context, FIRST + SECOND + STEPS)
     steps = min(STEPS, total - 1)
-    second = min((total - steps) * SECOND // (FIRST + SECOND), *chunks) if chunks else 0
-    first = min(total - steps - second, FIRST, *(size - 1 for size in chunks)) if chunks else 1  # less than a chunk: padding is seen
+    padded = [size - 1 for size in chunks]  # what is made of padding is seen
+    second = min((total - steps) * SECOND // (FIRST + SECOND), *padded) if chunks else 0
+    first = min(total - steps - second, FIRST, *padded) if chunks else 1
     return (_trial(graphs, model, draw, first, second, chunks),)
 
 
