@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .ops.names import operator as operator
     from .ops.odds import Odds as Odds, scores_of as scores_of
     from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
+    from .ops.recurrence import RecurrenceCall as RecurrenceCall
     from .ops.region_view import (
         KERNEL_TYPES as KERNEL_TYPES, RegionView as RegionView, is_contiguous as is_contiguous, packed as packed, ref as ref,
     )
@@ -137,6 +138,7 @@ _NAMES = {
     "ops.names": "operator",
     "ops.odds": "Odds scores_of",
     "ops.bits": "same_bits",
+    "ops.recurrence": "RecurrenceCall",
     "ops.reference": "Bounded Comparison compare oracle",
     "ops.region_view": "KERNEL_TYPES RegionView is_contiguous packed ref",
     "ops.schema": "argument canonical",

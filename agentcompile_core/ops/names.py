@@ -11,7 +11,7 @@ DATA_DEPENDENT = frozenset({
 
 ATTENTION, CACHED = "agentcompile.attention.default", "agentcompile.cached.default"
 RMS_NORM, ROPE = "agentcompile.rms_norm.default", "agentcompile.rope.default"
-RECURRENCE = "agentcompile.recurrence.default"
+RECURRENCE, CONVOLUTION = "agentcompile.recurrence.default", "agentcompile.causal_convolution.default"
 
 
 def operator(node: Node) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from . import experts, recurrence
+from . import convolution, experts, recurrence
 
 NAMESPACE = "agentcompile"
 
@@ -27,6 +27,7 @@ SCHEMAS: dict[str, str] = {
     "rope": "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     "expert_linear": experts.SCHEMA,
     "recurrence": recurrence.SCHEMA,
+    "causal_convolution": convolution.SCHEMA,
     "argmax": "(Tensor logits) -> Tensor",
     "cached": "(Tensor x, int layer, bool is_value, int length) -> Tensor",
     "masked": "(Tensor scores, int window) -> Tensor",
@@ -280,10 +281,12 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "attention": _fake_attention, "argmax": _fake_argmax, "advance": _fake_nothing, "start_decode": _fake_nothing,
     "advance_rows": _fake_nothing,
     "expert_linear": experts.shape_only, "recurrence": recurrence.shape_only,
+    "causal_convolution": convolution.shape_only,
 }
 _BODIES: dict[str, Callable[..., Any]] = {
     "attention": attention, "rotary_embedding": rotary_embedding, "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope,
     "expert_linear": experts.expert_linear, "recurrence": recurrence.recurrence, "argmax": argmax, "cached": cached, "masked": masked,
+    "causal_convolution": convolution.causal_convolution,
     "advance": advance, "advance_rows": advance_rows, "start_decode": start_decode,
 }
 

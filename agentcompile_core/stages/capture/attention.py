@@ -19,7 +19,7 @@ from ...ir.graph import LayerHeads
 from ...ops import operators as operators
 from .known import known
 from .mask_pattern import Pattern, pattern_of
-from .states import Held, cache_layers
+from .states import Held, Window, cache_layers
 from .unsupported import Unsupported as Unsupported
 
 IMPLEMENTATION = "agentcompile"
@@ -145,6 +145,7 @@ class Recorder:
     tracing: Tracing = Tracing.PLAIN
     pending: dict[int, tuple[Tensor, Tensor]] = field(factory=dict)
     attended: list[int] = field(factory=list)
+    windows: list[Window] = field(factory=list)  # of convolutions whose state is not written yet
     different: dict[int, LayerHeads] = field(factory=dict)
 
     def cached(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -159,6 +160,8 @@ class Recorder:
         Raises:
             Unsupported: a layer keeps attention to itself, so the cache would never be read; or caches other heads than were assumed.
         """
+        for window in self.windows:
+            window.write()
         if self.tracing is Tracing.DERIVED and len(self.attended) != len(self.keys):
             raise DifferentCalls(len(self.attended))
         if self.different:
@@ -197,7 +200,7 @@ class PassThroughCache(Cache):
     is_compileable = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__(layers=cache_layers(self, recorder.held, recorder.states, recorder.valid))
+        super().__init__(layers=cache_layers(self, recorder.held, recorder.states, recorder.valid, recorder.windows))
         self.recorder = recorder
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Recurrences over the tokens of a prompt, seen during capture: ``agentcompile.recurrence`` in place of what a model writes out.
+"""Recurrences over the tokens of a prompt, seen during capture: operators of ours in place of what a model writes out.
 
-transformers calls scans and delta rules by the names under which packages and hubs publish kernels of them, each with its own body for
+transformers calls scans, delta rules and their short convolutions by the names under which packages and hubs publish kernels of them, each with its own body for
 who has none. A trace of ours puts the operator there, with what is computed token by token around it as it is.
 """
 
@@ -51,7 +51,10 @@ def _either(ours: "Callable[[Arguments], Any]", theirs: FunctionType) -> Callabl
     def run(*args: Any, **keywords: Any) -> Any:
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
-        found = ours(bound.arguments)
+        try:
+            found = ours(bound.arguments)
+        except KeyError:  # it has other parameters than those that are known
+            found = None
         return theirs(*args, **keywords) if found is None else found
 
     return run
@@ -65,9 +68,9 @@ def _selective_scan(given: Arguments) -> Any:
     dt = dt if given["delta_bias"] is None else dt + given["delta_bias"].to(dt.dtype)[..., None]
     dt = (F.softplus(dt) if given["delta_softplus"] else dt).float().transpose(1, 2)
     keys, queries = (one.float().transpose(1, 2).unsqueeze(2) for one in (b, c))
-    rows, state = _recurrence(None, dt, (dt * x.float().transpose(1, 2)).unsqueeze(-1), keys, queries, given["A"].float())
-    out = rows.squeeze(-1).transpose(1, 2).to(x.dtype)
-    out = out if given["D"] is None else out + x * given["D"][None, :, None]
+    rows, state = _recurrence(None, dt, x.transpose(1, 2).unsqueeze(-1), keys, queries, given["A"].float(), skip=given["D"], scaled=True)
+    out = rows.squeeze(-1).transpose(1, 2)
+    out = out.to(x.dtype) if given["D"] is None else out
     out = out if given["z"] is None else out * F.silu(given["z"])
     return (out, state.squeeze(2)) if given["return_last_state"] else out
 
@@ -75,20 +78,18 @@ def _selective_scan(given: Arguments) -> Any:
 def _chunk_scan(given: Arguments) -> Any:
     """``mamba_chunk_scan_combined`` (Mamba-2): hidden_states [1, T, H, P], dt [1, T, H], A and D [H], B and C [1, T, G, N]."""
     x, dt, state = given["hidden_states"], given["dt"], given["initial_states"]
-    if x.dim() != 4 or x.shape[1] == 1 or x.shape[0] != 1 or given["A"].dim() != 1:
+    if x.dim() != 4 or x.shape[1] == 1 or x.shape[0] != 1 or given["A"].dim() != 1 or (given["D"] is not None and given["D"].dim() != 1):
         return None
     dt = dt if given["dt_bias"] is None else dt + given["dt_bias"].to(dt.dtype)
     dt = torch.clamp(F.softplus(dt) if given["dt_softplus"] else dt, min=given["dt_limit"][0], max=given["dt_limit"][1]).float()
-    wide = x.float()
-    rows, last = _recurrence(state, dt, wide * dt[..., None], given["B"].float(), given["C"].float(), given["A"].float()[:, None])
-    rows = rows if given["D"] is None else rows + given["D"][..., None] * wide
-    return (rows, last) if given["return_final_states"] else rows
+    found = _recurrence(state, dt, x, given["B"].float(), given["C"].float(), given["A"].float()[:, None], skip=given["D"], scaled=True)
+    return found if given["return_final_states"] else found[0]
 
 
 def _delta_rule(given: Arguments) -> Any:
     """``chunk_gated_delta_rule`` and ``chunk_kda``: query and key [1, T, G, K], value [1, T, H, V], g [1, T, H] or of every term
     [1, T, H, K], beta [1, T, H]; the state is [1, H, K, V]."""
-    query, key, value, state = given["query"], given["key"], given["value"], given["initial_state"]
+    query, key, state = given["query"], given["key"], given["initial_state"]
     if query.dim() != 4 or query.shape[1] == 1 or query.shape[0] != 1:
         return None
     queries, keys = (one.float() for one in (query, key))
@@ -96,20 +97,35 @@ def _delta_rule(given: Arguments) -> Any:
         queries, keys = (one * torch.rsqrt((one * one).sum(-1, keepdim=True) + _TINY) for one in (queries, keys))
     queries = queries * query.shape[-1] ** -0.5
     state = None if state is None else state.transpose(-1, -2)
-    rows, last = _recurrence(state, given["g"].float(), value.float(), keys, queries, strength=given["beta"].float())
+    rows, last = _recurrence(state, given["g"].float(), given["value"], keys, queries, strength=given["beta"].float())
     return rows.to(query.dtype), last.transpose(-1, -2) if given["output_final_state"] else None
 
 
-def _recurrence(state: Tensor | None, *rest: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
+def _recurrence(state: Tensor | None, *rest: Any, skip: Tensor | None = None, **keywords: Any) -> tuple[Tensor, Tensor]:
     recorder = active_recorder()
-    state = None if state is None else state.float()
+    state, skip = (None if one is None else one.float() for one in (state, skip))
     valid = None if recorder is None else recorder.valid
-    found: tuple[Tensor, Tensor] = torch.ops.agentcompile.recurrence.default(state, *rest, **keywords, valid=valid)
+    found: tuple[Tensor, Tensor] = torch.ops.agentcompile.recurrence.default(state, *rest, **keywords, valid=valid, skip=skip)
     return found
+
+
+def _convolution(given: Arguments) -> Any:
+    """``causal_conv1d_fn``: hidden_states [1, C, K + T], of which the first are the state, weight [C, K], bias [C]."""
+    recorder, weight = active_recorder(), given["weight"]
+    window = next((one for one in recorder.windows if one.joined is given["hidden_states"]), None) if recorder is not None else None
+    if recorder is None or window is None or given["activation"] not in (None, "silu", "swish"):
+        return None
+    if weight.dim() != 2 or weight.shape[1] != window.state.shape[2] or window.x.shape[0] != 1:
+        return None
+    recorder.windows.remove(window)
+    out, last = torch.ops.agentcompile.causal_convolution.default(
+        window.state, window.x, weight, given["bias"], window.valid, given["activation"] is not None)
+    window.state.copy_(last)
+    return out
 
 
 _TINY = 1e-6  # what transformers adds to the squares of queries and keys
 _OURS: dict[str, Callable[[Arguments], Any]] = {
     "selective_scan_fn": _selective_scan, "mamba_chunk_scan_combined": _chunk_scan, "chunk_gated_delta_rule": _delta_rule,
-    "chunk_kda": _delta_rule,
+    "chunk_kda": _delta_rule, "causal_conv1d_fn": _convolution,
 }

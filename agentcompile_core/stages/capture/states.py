@@ -129,15 +129,34 @@ class Stateless:
         self.get_seq_length, self.get_mask_sizes = partial(type(cache).get_seq_length, cache), partial(type(cache).get_mask_sizes, cache)
 
 
+@frozen(eq=False)
+class Window:
+    """What a convolution reads of a chunk: its ``state`` [1, C, K] and the new columns ``x`` [1, C, T], both in ``joined``.
+
+    ``valid`` i64 [1]: how many of the new ones are no padding; None: all.
+    """
+
+    state: Tensor
+    x: Tensor
+    joined: Tensor
+    valid: Tensor | None
+
+    def write(self) -> None:
+        """Keep the last K columns that are no padding."""
+        kept = self.state.shape[-1]
+        self.state.copy_(self.joined[..., -kept:] if self.valid is None else self.joined.index_select(-1, _columns(self.valid, kept)))
+
+
 class StateLayer(LinearAttentionLayer):
     """A layer of the cache in a trace: its states are the declared tensors, and there always are earlier ones, zero at the start.
 
-    ``valid`` i64 [1]: how many columns of what is appended are no padding; None: all.
+    ``valid`` i64 [1]: how many columns of what is appended are no padding; None: all. ``windows`` collects what convolutions of chunks
+    read; whoever takes one out writes its state.
     """
 
-    def __init__(self, states: dict[StateSpec, Tensor], valid: Tensor | None) -> None:
+    def __init__(self, states: dict[StateSpec, Tensor], valid: Tensor | None, windows: list[Window]) -> None:
         super().__init__(number_of_states=1 + max(state.index for state in states))
-        self.valid = valid
+        self.valid, self.windows = valid, windows
         for part in PARTS:
             tensors = {state.index: tensor for state, tensor in states.items() if state.part == part}
             getattr(self, f"{part}_states").update(tensors)
@@ -147,14 +166,16 @@ class StateLayer(LinearAttentionLayer):
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> Tensor:
-        """The state [1, C, K] and behind it the new columns [1, C, T]; kept are the last K columns that are no padding."""
+        """The state [1, C, K] and behind it the new columns [1, C, T]; kept are the last K columns that are no padding: see ``Window``."""
         state = self.conv_states[state_idx]
         if state is None or conv_kernel_size not in (None, state.shape[-1]):
             raise Unsupported(f"a convolution reads {conv_kernel_size} columns and keeps another number")
-        joined, kept = torch.cat([state, conv_states], dim=-1), state.shape[-1]
-        last = joined[..., -kept:] if self.valid is None else joined.index_select(-1, _columns(self.valid, kept))
-        state.copy_(last)
-        return joined
+        window = Window(state, conv_states, torch.cat([state, conv_states], dim=-1), self.valid)
+        if conv_states.shape[-1] == 1:
+            window.write()
+        else:
+            self.windows.append(window)
+        return window.joined
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
         """Write the state."""
@@ -182,12 +203,12 @@ class Layers(list[Any]):
         return Stateless(self._cache) if isinstance(index, int) and index >= len(self) else super().__getitem__(index)
 
 
-def cache_layers(cache: Any, held: Held, tensors: tuple[Tensor, ...], valid: Tensor | None) -> Layers:
-    """The layers of ``cache``, whose states are ``tensors`` in the order of ``held.states``."""
+def cache_layers(cache: Any, held: Held, tensors: tuple[Tensor, ...], valid: Tensor | None, windows: list[Window]) -> Layers:
+    """The layers of ``cache``, whose states are ``tensors`` in the order of ``held.states``; ``windows``: see ``StateLayer``."""
     of_layer: dict[int, dict[StateSpec, Tensor]] = {}
     for state, tensor in zip(held.states, tensors, strict=True):
         of_layer.setdefault(state.layer, {})[state] = tensor
-    return Layers(cache, {layer: StateLayer(states, valid) for layer, states in of_layer.items()})
+    return Layers(cache, {layer: StateLayer(states, valid, windows) for layer, states in of_layer.items()})
 
 
 def check_states(graph: Graph, held: Held) -> Graph:

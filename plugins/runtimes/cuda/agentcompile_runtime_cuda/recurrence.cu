@@ -1,10 +1,10 @@
 // Linear recurrences over the tokens of a chunk, selective scans and gated delta rules, in fp32, the state in registers:
 //
-//   S = f S;  S += w keys[t]^T;  y[t] = S queries[t]      with w = x[t], or strength[t] (x[t] - S keys[t]) for delta rules
+//   S = f S;  S += w keys[t]^T;  y[t] = S queries[t] + skip x[t]    with w = x[t], or strength[t] (x[t] - S keys[t]) for delta rules
 //
 // S [H, P, terms] in `state` (rows and terms by strides, null: zeros) and behind the last token in `last` (dense); x [T, H P] by strides, of
-// tokens and rows of S; keys and queries [T, G, terms], by strides of tokens and groups, terms side by side; strength [T, H] and decay
-// [T, H] by strides; y [T, H P], dense. f is exp(decay rate): Plan::rates_each says what `rates` holds, 0: none (1), 1: [H], terms:
+// tokens and rows of S, of any type; keys and queries [T, G, terms], by strides of tokens and groups, terms side by side; strength [T, H]
+// and decay [T, H] by strides; skip [H] or null; y [T, H P], dense. Where it is scaled, x times the decay stands for x in w. f is exp(decay rate): Plan::rates_each says what `rates` holds, 0: none (1), 1: [H], terms:
 // [H, terms]; or, Plan::decay_of_terms, exp(decay) with a decay [T, H, terms]. `valid`: i64 [1], how many of the tokens count (null: all);
 // y of the others is zero.
 //
@@ -13,6 +13,7 @@
 // cp.async into one of two stages while the tile before is computed, what a row has of its own through registers, factors made on the way.
 // Sums of y over the lanes are made for a batch of tokens together: each lane ends with those of one token, 7 shuffles for 8 tokens.
 // Wins over scans in chunks by products of the framework by the size of what those write between their launches (docs/performance.md).
+#include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
 
@@ -36,8 +37,9 @@ struct Stage {
   float4 keys[tile][quads_of_line];
   float4 queries[tile][quads_of_line];
   float4 decays[Plan::decay_of_terms ? tile : 1][quads_of_line];
-  float x[tile][rows];
+  float added[tile][rows];    // x, scaled where it is
   float factors[tile][rows];  // the decay itself where each term has its own rate
+  float skipped[tile][rows];
   float strengths[Plan::is_delta ? tile : 1][rows];
 };
 
@@ -47,7 +49,8 @@ struct Strides {
 
 // What one thread brings of a tile from memory to a stage, but for keys and queries.
 struct Carried {
-  float x[values], decay[values], strength[values];
+  Plan::X x[values];
+  float decay[values], strength[values];
 };
 
 struct Line {
@@ -60,21 +63,15 @@ __device__ __forceinline__ Line line_of(int i, bool by_token) {
   return by_token ? Line{value % tile, value / tile} : Line{value / rows, value % rows};
 }
 
-__device__ __forceinline__ void carry(float (&to)[values], const float* from, Strides strides, int rows_each, int first_row, int first,
-                                      int live) {
-#pragma unroll
-  for (int i = 0; i < values; ++i) {
-    const Line at = line_of(i, strides.token == 1);
-    const bool here = at.token < tile && at.row < rows && first + at.token < live;
-    to[i] = here ? from[static_cast<long long>(first + at.token) * strides.token + (first_row + at.row) / rows_each * strides.row] : 0.0f;
-  }
-}
-
-__device__ __forceinline__ void put(float (*to)[rows], const float (&from)[values], bool by_token) {
+template <class T>
+__device__ __forceinline__ void carry(T (&to)[values], const T* from, Strides strides, int rows_each, int first_row, int first, int live,
+                                      bool by_token) {
 #pragma unroll
   for (int i = 0; i < values; ++i) {
     const Line at = line_of(i, by_token);
-    if (at.token < tile && at.row < rows) to[at.token][at.row] = from[i];
+    const bool here = at.token < tile && at.row < rows && first + at.token < live;
+    to[i] = ac::from_float<T>(0.0f);
+    if (here) to[i] = from[static_cast<long long>(first + at.token) * strides.token + (first_row + at.row) / rows_each * strides.row];
   }
 }
 
@@ -89,13 +86,15 @@ __device__ __forceinline__ void unpack(float* to, float4 from) {
   to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
 }
 
-__device__ __forceinline__ float sum_of_lanes(float value) { return ac::warp_sum<lanes>(value); }
+// Sums that do not wait for each other.
+constexpr int chains = 4;
+__device__ __forceinline__ float sum_of(const float (&parts)[chains]) { return (parts[0] + parts[1]) + (parts[2] + parts[3]); }
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
-recurrence(const float* state, const float* decay, const float* x, const float* keys, const float* queries, const float* rates,
-           const float* strength, const long long* valid, float* y, float* last, int tokens, int all_rows, int state_row, int state_term,
+recurrence(const float* state, const float* decay, const Plan::X* x, const float* keys, const float* queries, const float* rates,
+           const float* strength, const long long* valid, const float* skip, float* y, float* last, int tokens, int all_rows, int state_row, int state_term,
            int x_token, int x_row, int decay_token, int decay_head, int strength_token, int strength_head, int key_token, int key_group,
            int query_token, int query_group) {
   ac::launch_dependents();
@@ -124,6 +123,7 @@ recurrence(const float* state, const float* decay, const float* x, const float* 
   }
 
   Carried carried;
+  const bool by_token = x_token == 1;
   const Strides of_x{x_token, x_row}, of_decay{decay_token, decay_head}, of_strength{strength_token, strength_head};
   auto bring = [&](int first) {
     Stage& stage = stages[first / tile % 2];
@@ -131,22 +131,24 @@ recurrence(const float* state, const float* decay, const float* x, const float* 
     fetch(stage.queries, queries, query_token, first, live);
     if constexpr (Plan::decay_of_terms) fetch(stage.decays, decay, decay_token, first, live);
     ac::cp_async_commit();
-    carry(carried.x, x, of_x, 1, first_row, first, live);
-    if constexpr (!Plan::decay_of_terms) carry(carried.decay, decay, of_decay, rows_of_head, first_row, first, live);
-    if constexpr (Plan::is_delta) carry(carried.strength, strength, of_strength, rows_of_head, first_row, first, live);
+    carry(carried.x, x, of_x, 1, first_row, first, live, by_token);
+    if constexpr (!Plan::decay_of_terms) carry(carried.decay, decay, of_decay, rows_of_head, first_row, first, live, by_token);
+    if constexpr (Plan::is_delta) carry(carried.strength, strength, of_strength, rows_of_head, first_row, first, live, by_token);
   };
   auto settle = [&](Stage& stage) {
-    put(stage.x, carried.x, x_token == 1);
-    if constexpr (!has_terms) {
 #pragma unroll
-      for (int i = 0; i < values; ++i) {
-        const Line at = line_of(i, decay_token == 1);
-        const float by = Plan::rates_each == 1 && at.row < rows ? rates[(first_row + at.row) / rows_of_head] : 1.0f;
-        carried.decay[i] = expf(carried.decay[i] * by);
+    for (int i = 0; i < values; ++i) {
+      const Line at = line_of(i, by_token);
+      if (at.token >= tile || at.row >= rows) continue;
+      const int head = (first_row + at.row) / rows_of_head;
+      const float of_row = ac::to_float(carried.x[i]), step = carried.decay[i];
+      stage.added[at.token][at.row] = Plan::is_scaled ? of_row * step : of_row;
+      if (skip != nullptr) stage.skipped[at.token][at.row] = of_row * skip[head];
+      if constexpr (!Plan::decay_of_terms) {
+        stage.factors[at.token][at.row] = has_terms ? step : expf(Plan::rates_each == 1 ? step * rates[head] : step);
       }
+      if constexpr (Plan::is_delta) stage.strengths[at.token][at.row] = carried.strength[i];
     }
-    if constexpr (!Plan::decay_of_terms) put(stage.factors, carried.decay, decay_token == 1);
-    if constexpr (Plan::is_delta) put(stage.strengths, carried.strength, strength_token == 1);
     ac::cp_async_wait<0>();
   };
 
@@ -179,26 +181,28 @@ recurrence(const float* state, const float* decay, const float* x, const float* 
 #pragma unroll
         for (int r = 0; r < held; ++r) {
           const int row = row_of_block + r * apart;
-          float added = stage.x[token][row];
+          float added = stage.added[token][row];
           if constexpr (!Plan::decay_of_terms) factor[0] = stage.factors[token][row];
           if constexpr (Plan::rates_each == terms) {
             const float step = factor[0];
 #pragma unroll
             for (int j = each - 1; j >= 0; --j) factor[j] = expf(step * rate[r][j]);
           }
-#pragma unroll
-          for (int j = 0; j < each; ++j) s[r][j] *= factor[has_terms ? j : 0];
+          float known[chains] = {}, sum[chains] = {};
           if constexpr (Plan::is_delta) {
-            float known[4] = {};
 #pragma unroll
-            for (int j = 0; j < each; ++j) known[j % 4] = fmaf(s[r][j], key[j], known[j % 4]);
-            added = stage.strengths[token][row] * (added - sum_of_lanes((known[0] + known[1]) + (known[2] + known[3])));
+            for (int j = 0; j < each; ++j) {
+              known[j % chains] = fmaf(has_terms ? s[r][j] * factor[j] : s[r][j], key[j], known[j % chains]);
+            }
+            const float all = ac::warp_sum<lanes>(sum_of(known));
+            added = stage.strengths[token][row] * (added - (has_terms ? all : factor[0] * all));
           }
 #pragma unroll
           for (int j = 0; j < each; ++j) {
-            s[r][j] = fmaf(added, key[j], s[r][j]);
-            sums[r][i] = fmaf(s[r][j], query[j], sums[r][i]);
+            s[r][j] = fmaf(factor[has_terms ? j : 0], s[r][j], added * key[j]);
+            sum[j % chains] = fmaf(s[r][j], query[j], sum[j % chains]);
           }
+          sums[r][i] = sum_of(sum);
         }
       }
 #pragma unroll
@@ -214,9 +218,10 @@ recurrence(const float* state, const float* decay, const float* x, const float* 
           }
         }
         const float sum = ac::warp_sum<sharing>(sums[r][0]);
-        const int token = first + begin + lane / sharing;
-        if (token < live && lane % sharing == 0) {
-          y[static_cast<long long>(token) * all_rows + first_row + row_of_block + r * apart] = sum;
+        const int token = begin + lane / sharing, row = row_of_block + r * apart;
+        if (first + token < live && lane % sharing == 0) {
+          const float skipped = skip != nullptr ? stage.skipped[token][row] : 0.0f;
+          y[static_cast<long long>(first + token) * all_rows + first_row + row] = sum + skipped;
         }
       }
     }

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentcompile_cuda_kit import make_source
+from agentcompile_cuda_kit import c_type, make_source
 from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import Access, Backend, DType, Launch, Role, StepSource, Target, i32, pointer
+from agentcompile_core.plugin_api import Access, Backend, DType, Launch, RecurrenceCall, Role, StepSource, Target, i32, pointer
 
 from .own_kernels import OwnKernels
 
@@ -20,49 +20,30 @@ TEMPLATE = Path(__file__).with_name("recurrence.cu")
 WARP, QUAD, FLOAT_BYTES = 32, 4, 4
 MOST_THREADS, MOST_EACH, MOST_LANES = 512, 64, 32
 STAGES = 2
-# Of one kind of state up to MANY terms, a thread holds so many terms of a row and rows; and tiles are of so many tokens.
-MANY, FEW_EACH, MANY_EACH, FEW_HELD, MANY_HELD, FEW_TILE, MANY_TILE = 32, 4, 16, 1, 2, 32, 16
+# Of states of up to MANY terms, and of others, a thread holds so many terms of a row, and rows; tiles are of TILE tokens (measured).
+MANY, FEW_EACH, MANY_EACH, FEW_HELD, MANY_HELD, TILE = 32, 4, 8, 1, 2, 16
 SCALARS = ("tokens", "all_rows", "state_row", "state_term", "x_token", "x_row", "decay_token", "decay_head", "strength_token",
            "strength_head", "key_token", "key_group", "query_token", "query_group")
-ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid")
+ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid", "skip")
 
 
-@frozen
-class Call:
-    """The operands of ``agentcompile.recurrence``, in its order."""
+def scalars_of(call: RecurrenceCall) -> tuple[int, ...]:
+    """What the kernel is told beside its pointers."""
+    of_state = (0, 0) if call.state is None else call.state.stride()[2:]
+    of_strength = (0, 0) if call.strength is None else call.strength.stride()[1:3]
+    row = call.x.stride(3) if call.x.shape[3] > 1 else call.x.stride(2)
+    return (call.x.shape[1], rows_of(call), *of_state, call.x.stride(1), row, *call.decay.stride()[1:3], *of_strength,
+            *call.keys.stride()[1:3], *call.queries.stride()[1:3])
 
-    state: "torch.Tensor | None"
-    decay: "torch.Tensor"
-    x: "torch.Tensor"
-    keys: "torch.Tensor"
-    queries: "torch.Tensor"
-    rates: "torch.Tensor | None" = None
-    strength: "torch.Tensor | None" = None
-    valid: "torch.Tensor | None" = None
 
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """[1, H, P, N]."""
-        return 1, self.x.shape[2], self.x.shape[3], self.keys.shape[3]
+def rows_of(call: RecurrenceCall) -> int:
+    """Of the states of all heads."""
+    return call.x.shape[2] * call.x.shape[3]
 
-    @property
-    def rows(self) -> int:
-        """Of the states of all heads."""
-        return self.x.shape[2] * self.x.shape[3]
 
-    @property
-    def tensors(self) -> "tuple[torch.Tensor | None, ...]":
-        """All, in order."""
-        return self.state, self.decay, self.x, self.keys, self.queries, self.rates, self.strength, self.valid
-
-    @property
-    def scalars(self) -> tuple[int, ...]:
-        """What the kernel is told beside its pointers."""
-        of_state = (0, 0) if self.state is None else self.state.stride()[2:]
-        of_strength = (0, 0) if self.strength is None else self.strength.stride()[1:3]
-        row = self.x.stride(3) if self.x.shape[3] > 1 else self.x.stride(2)
-        return (self.x.shape[1], self.rows, *of_state, self.x.stride(1), row, *self.decay.stride()[1:3], *of_strength,
-                *self.keys.stride()[1:3], *self.queries.stride()[1:3])
+def tensors_of(call: RecurrenceCall) -> "tuple[torch.Tensor | None, ...]":
+    """In the order of the kernel."""
+    return call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.strength, call.valid, call.skip
 
 
 @frozen(kw_only=True)
@@ -75,14 +56,15 @@ class Kind:
     rates_each: int = 0  # rates of a head: none, one or as many as it has terms
     decay_of_terms: bool = False
     is_delta: bool = False
+    is_scaled: bool = False
 
     @classmethod
-    def of(cls, call: Call) -> "Kind":
+    def of(cls, call: RecurrenceCall) -> "Kind":
         """That of a call."""
         heads, width = call.x.shape[2:]
         return cls(terms=call.keys.shape[3], rows_of_head=width, rows_of_group=heads // call.keys.shape[2] * width,
                    rates_each=0 if call.rates is None else call.rates.shape[1], decay_of_terms=call.decay.dim() == 4,
-                   is_delta=call.strength is not None)
+                   is_delta=call.strength is not None, is_scaled=call.scaled)
 
 
 @frozen(kw_only=True)
@@ -102,14 +84,14 @@ class Schedule:
     def shared_bytes(self, kind: Kind) -> int:
         """Both stages."""
         lines = (2 + kind.decay_of_terms) * self.tile + (0 if kind.decay_of_terms else 1)
-        values = 2 * self.tile + (self.tile if kind.is_delta else 1)
+        values = 3 * self.tile + (self.tile if kind.is_delta else 1)
         stage = FLOAT_BYTES * (lines * kind.terms + values * self.rows)
         return STAGES * -(-stage // 16) * 16
 
 
 def schedule_for(kind: Kind, all_rows: int, target: Target) -> Schedule | None:
     """Rows of a block so that the busiest multiprocessor has as few as may be, and then as few blocks; None: no block will do."""
-    each, held, tile = (FEW_EACH, FEW_HELD, FEW_TILE) if kind.terms <= MANY else (MANY_EACH, MANY_HELD, MANY_TILE)
+    each, held = (FEW_EACH, FEW_HELD) if kind.terms <= MANY else (MANY_EACH, MANY_HELD)
     fits = [n for n in (1, 2, 4, 8, 16, 32) if kind.terms % (QUAD * n) == 0 and kind.terms <= MOST_EACH * n]
     if not fits:
         return None
@@ -118,7 +100,7 @@ def schedule_for(kind: Kind, all_rows: int, target: Target) -> Schedule | None:
     found = []
     for per_thread in (held, 1):
         for rows in range(per_thread, MOST_THREADS // lanes * per_thread + 1, per_thread):
-            one = Schedule(lanes=lanes, rows=rows, held=per_thread, tile=max(tile, lanes))
+            one = Schedule(lanes=lanes, rows=rows, held=per_thread, tile=TILE)
             if whole % rows == 0 and one.threads % WARP == 0 and one.threads <= MOST_THREADS:
                 if one.shared_bytes(kind) <= target.shared_bytes_per_block:
                     found.append(one)
@@ -127,15 +109,17 @@ def schedule_for(kind: Kind, all_rows: int, target: Target) -> Schedule | None:
     return min(found, key=lambda one: (-(-(all_rows // one.rows) // target.sm_count) * one.rows, -one.rows), default=None)
 
 
-def source(_: DType, kind: Kind, schedule: Schedule) -> StepSource:
-    """The kernel of one kind and schedule; grid and scalars are those of a call."""
-    given = (pointer(name, Role.INPUT, DType.I64 if name == "valid" else DType.F32) for name in ORDER)
+def source(dtype: DType, kind: Kind, schedule: Schedule) -> StepSource:
+    """The kernel of one kind and schedule for x of ``dtype``; grid and scalars are those of a call."""
+    types = {"valid": DType.I64, "x": dtype}
+    given = (pointer(name, Role.INPUT, types.get(name, DType.F32)) for name in ORDER)
     made = (pointer(name, Role.OUTPUT, DType.F32, Access.WRITE) for name in ("y", "last"))
     launch = Launch(entry="recurrence", grid=(1, 1, 1), block=(schedule.threads, 1, 1), shared_bytes=schedule.shared_bytes(kind), pdl=True,
                     arguments=(*given, *made, *(i32(name, 0) for name in SCALARS)))
-    plan = {"threads": schedule.threads, "terms": kind.terms, "lanes": schedule.lanes, "rows": schedule.rows, "held": schedule.held,
+    plan = {"X": c_type(dtype), "threads": schedule.threads, "terms": kind.terms, "lanes": schedule.lanes, "rows": schedule.rows, "held": schedule.held,
             "tile": schedule.tile, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group, "rates_each": kind.rates_each,
-            "decay_of_terms": kind.decay_of_terms, "is_delta": kind.is_delta}
+            "decay_of_terms": kind.decay_of_terms, "is_delta": kind.is_delta,
+            "is_scaled": kind.is_scaled}
     return make_source(TEMPLATE, plan=plan, launches=(launch,))
 
 
@@ -147,39 +131,37 @@ class RecurrentRows:
         self._kernels: dict[tuple[Kind, Schedule], OwnKernels] = {}
         self._lock = threading.Lock()
 
-    def laid(self, *operands: "torch.Tensor | None") -> "tuple[Call, Kind] | None":
-        """A call of the kernel with what is where it can be read, copies where need be; None: no kernel serves such a call."""
+    def laid(self, call: RecurrenceCall) -> "tuple[RecurrenceCall, Kind] | None":
+        """``call`` with what is where the kernel reads it, copies where need be; None: no kernel serves such a call."""
         import torch
 
-        call = Call(*operands)  # type: ignore[arg-type]
-        floats = [one for one in call.tensors[:-1] if one is not None]
-        if call.x.dim() != 4 or call.x.shape[0] != 1 or not call.x.numel() or any(one.dtype is not torch.float32 for one in floats):
+        if call.x.dim() != 4 or call.x.shape[0] != 1 or not call.x.numel() or any(one.dtype is not torch.float32 for one in call.wide):
             return None
         kind = Kind.of(call)
-        if self._schedule(kind, call.rows) is None:
+        if call.x.dtype is torch.float64 or self._schedule(kind, rows_of(call)) is None:
             return None
         width, state = kind.rows_of_head, call.state
         is_plain = width == 1 or call.x.stride(2) == width * call.x.stride(3)
         return evolve(
             call, x=call.x if is_plain else call.x.contiguous(), keys=_in_quads(call.keys), queries=_in_quads(call.queries),
             decay=_in_quads(call.decay) if kind.decay_of_terms else call.decay,
-            rates=None if call.rates is None else call.rates.contiguous(),
+            rates=None if call.rates is None else call.rates.contiguous(), skip=None if call.skip is None else call.skip.contiguous(),
             state=state if state is None or state.stride(1) == width * kind.terms else state.contiguous(),
         ), kind
 
-    def __call__(self, call: Call, out: "tuple[torch.Tensor, torch.Tensor]") -> None:
+    def __call__(self, call: RecurrenceCall, out: "tuple[torch.Tensor, torch.Tensor]") -> None:
         """Write to ``out``, y [1, T, H, P] and the last state [1, H, P, N], both dense, what ``agentcompile.recurrence`` makes of ``call``.
 
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
-        kind = Kind.of(call)
-        schedule = self._schedule(kind, call.rows)
+        kind, rows = Kind.of(call), rows_of(call)
+        schedule = self._schedule(kind, rows)
         assert schedule is not None
         with self._lock:
             made = OwnKernels(self._backend, self._target, partial(source, kind=kind, schedule=schedule))
             kernels = self._kernels.setdefault((kind, schedule), made)
-        kernels.run(call.x, kernels.launches(call.x)[0], call.rows // schedule.rows, (*call.tensors, *out), call.scalars)
+        kernels.run(call.x, kernels.launches(call.x)[0], rows // schedule.rows, (*tensors_of(call), *out), scalars_of(call))
 
     def _schedule(self, kind: Kind, rows: int) -> Schedule | None:
         target = self._target()

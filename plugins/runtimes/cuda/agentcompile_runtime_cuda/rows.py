@@ -29,13 +29,15 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .compared import CLOSE_PRODUCTS, CLOSE_RECURRENCES, Compared
+from .compared import CLOSE_PRODUCTS, Compared
 from .expert_product import ExpertProduct, one_by_one
 from .gated_product import GatedProduct
 from .gates import ACTIVATIONS, LIKELY, gate_of
 from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
 from .own_kernels import OwnKernels
+from .recurrent_bodies import CONVOLUTION, RECURRENCE, RecurrentBodies
 from .recurrent_rows import RecurrentRows
+from .short_convolution import ShortConvolution
 from .skinny_product import SkinnyProduct
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ WIDE = 1024  # columns from which on a row is a block's
 VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
 NORM, ROPE, MULTIPLY = "agentcompile.rms_norm.default", "agentcompile.rope.default", "aten.mul.Tensor"
-PRODUCT, EXPERTS, RECURRENCE = "aten.linear.default", "agentcompile.expert_linear.default", "agentcompile.recurrence.default"
+PRODUCT, EXPERTS = "aten.linear.default", "agentcompile.expert_linear.default"
 WEIGHED = (MULTIPLY, "aten.sum.dim_IntList")
 SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
@@ -95,12 +97,14 @@ class RowKernels:
         """``others``: what else of this package's own serves prompts, and begins to be built when the first kernel is."""
         self._kernels = OwnKernels(backend, target, source)
         self._product, self._skinny = GatedProduct(backend, target), SkinnyProduct(backend, target)
-        self._experts, self._recurrent = ExpertProduct(backend, target), RecurrentRows(backend, target)
+        self._experts = ExpertProduct(backend, target)
         self._compared = Compared(backend, capturing, (*others, self._product.start, self._experts.start))
         self._served = self._compared.served
+        recurrent = RecurrentBodies(RecurrentRows(backend, target), ShortConvolution(backend, target), self._compared)
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
             (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows,
-            (EXPERTS,): self._chosen, (RECURRENCE,): self._recurrence, WEIGHED: self._weighed}
+            (EXPERTS,): self._chosen, WEIGHED: self._weighed,
+            (RECURRENCE,): recurrent.recurrence, (CONVOLUTION,): recurrent.convolution}
         for activation in ACTIVATIONS:
             self._bodies[activation, MULTIPLY] = partial(self._gated, activation)
             self._bodies[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
@@ -118,7 +122,7 @@ class RowKernels:
         import torch
 
         columns = x.shape[-1]
-        if not _even(columns, x) or not x.is_contiguous() or not is_weight(weight, x, one_plus or once):
+        if not _whole(columns, x) or not x.is_contiguous() or not is_weight(weight, x, one_plus or once):
             return None
         rows = x.numel() // columns
         entry, blocks = ("rms_rows_block", rows) if columns >= WIDE else ("rms_rows_warp", -(-rows // (THREADS // 32)))
@@ -189,7 +193,7 @@ class RowKernels:
             return None
         columns, strides = gate.shape[-1], (_row_stride(gate), _row_stride(up))
         apart = zip(strides, (gate, up), strict=True)
-        if not _even(columns, gate) or not all(stride is not None and _even(stride, one) for stride, one in apart):
+        if not _whole(columns, gate) or not all(stride is not None and _whole(stride, one) for stride, one in apart):
             return None
         rows, vectors = gate.numel() // columns, gate.numel() * gate.element_size() // VECTOR_BYTES
         if vectors > MOST - THREADS:
@@ -241,20 +245,6 @@ class RowKernels:
         key = ("expert_rows", x.dtype, is_tall, transposed, bias is None, x.shape[1] == 1, *weight.shape)
         return out if self._compared.agreed(key, launch, lambda: (out,), lambda: (one_by_one(x, weight, experts, bias, transposed),),
                                    CLOSE_PRODUCTS) else None
-
-    def _recurrence(self, *operands: "torch.Tensor | None") -> "tuple[torch.Tensor, torch.Tensor] | None":
-        """As ``agentcompile.recurrence`` says."""
-        import torch
-
-        laid = self._recurrent.laid(*operands)
-        if laid is None:
-            return None
-        call, kind = laid
-        made = torch.empty_like(call.x, memory_format=torch.contiguous_format), call.x.new_empty(call.state_shape)
-        key = ("recurrence", kind, call.state is None, call.valid is None)
-        agreed = self._compared.agreed(key, lambda: self._recurrent(call, made), lambda: made,
-                                       lambda: torch.ops.agentcompile.recurrence.default(*operands), CLOSE_RECURRENCES)
-        return made if agreed else None
 
     def _weighed(self, x: "torch.Tensor", weights: "torch.Tensor", dims: Sequence[int]) -> "torch.Tensor | None":
         """Rows [T, S, columns] times weights [T, S, 1], added for each token."""
@@ -330,3 +320,9 @@ def _row_stride(tensor: "torch.Tensor") -> int | None:
 def _even(count: int, tensor: "torch.Tensor") -> bool:
     """Whether ``count`` elements of a 16-bit tensor at an aligned address are whole vectors."""
     return tensor.element_size() == 2 and tensor.is_floating_point() and count * 2 % VECTOR_BYTES == 0 and is_aligned(tensor)
+
+
+def _whole(count: int, tensor: "torch.Tensor") -> bool:
+    """The same of a 16-bit or 32-bit one."""
+    return tensor.element_size() in (2, 4) and tensor.is_floating_point() and count * tensor.element_size() % VECTOR_BYTES == 0 and (
+        is_aligned(tensor))

@@ -7,21 +7,21 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.backend import CudaBackend
-from agentcompile_runtime_cuda.recurrent_rows import ORDER, Call, Kind, RecurrentRows, schedule_for, source
+from agentcompile_runtime_cuda.recurrent_rows import ORDER, Kind, RecurrentRows, rows_of, scalars_of, schedule_for, source, tensors_of
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.ops.recurrence import recurrence
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType, StepSource
+from agentcompile_core.plugin_api import DType, RecurrenceCall
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
 from agentcompile_validator_emulation.testing import run_called, some
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=24, suppress_health_check=list(HealthCheck))
-Tensors = list[torch.Tensor | None]
+TYPES = {torch.float32: DType.F32, torch.bfloat16: DType.BF16, torch.float16: DType.F16}
 
 
 @frozen(kw_only=True)
@@ -39,11 +39,14 @@ class Drawn:
     begins: str = "state"  # or "turned", "nothing"
     by_token: bool = False
     valid: int | None = None
+    skips: bool = False
+    scaled: bool = False
+    dtype: torch.dtype = torch.float32
     sms: int = 3
     seed: int = 0
 
-    def operands(self) -> Tensors:
-        """In the operator's order: state, decay, x, keys, queries, rates, strength, valid."""
+    def call(self) -> RecurrenceCall:
+        """With normal numbers."""
         generator = torch.Generator().manual_seed(self.seed)
         heads = self.groups * self.heads
 
@@ -61,20 +64,22 @@ class Drawn:
         rates = -drawn(heads, self.terms if self.rates_each < 0 else 1).abs() if self.rates_each else None
         strength = rows(1, self.tokens, heads).sigmoid() if self.is_delta else None
         valid = None if self.valid is None else torch.tensor([self.valid])
-        return [None if self.begins == "nothing" else state, decay, rows(1, self.tokens, heads, self.width), keys, queries, rates, strength,
-                valid]
+        return RecurrenceCall(None if self.begins == "nothing" else state, decay, rows(1, self.tokens, heads, self.width).to(self.dtype),
+                              keys, queries, rates, strength, valid, drawn(heads) if self.skips else None, self.scaled)
 
 
 @st.composite
 def recurrences(draw: st.DrawFn) -> Drawn:
     """Few and many tokens beside tiles, rows of heads that straddle blocks, all ways of decay; only sizes that have a schedule."""
     how = draw(st.sampled_from([(0, False), (1, False), (-1, False), (0, True)]))
+    scaled = not how[1] and draw(st.booleans())
     tokens = draw(st.integers(1, 70))
     return Drawn(tokens=tokens, groups=draw(st.integers(1, 2)), heads=draw(st.sampled_from([1, 2, 4, 6])),
                  width=draw(st.sampled_from([8, 16, 24, 40])), terms=draw(st.sampled_from([4, 8, 16, 24, 64, 96, 128])),
                  rates_each=how[0], decay_of_terms=how[1], is_delta=draw(st.booleans()),
                  begins=draw(st.sampled_from(["state", "turned", "nothing"])), by_token=draw(st.booleans()),
-                 valid=draw(st.one_of(st.none(), st.integers(1, tokens + 3))), sms=draw(st.integers(1, 8)), seed=draw(st.integers(0, 99)))
+                 valid=draw(st.one_of(st.none(), st.integers(1, tokens + 3))), skips=draw(st.booleans()), scaled=scaled,
+                 dtype=draw(st.sampled_from(list(TYPES))), sms=draw(st.integers(1, 8)), seed=draw(st.integers(0, 99)))
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,24 +89,23 @@ def stored(tensor: torch.Tensor) -> torch.Tensor:
 
 def error(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") -> float:
     """How far the worst element is off, beside what sums leave open. Raises EmulationError."""
-    operands = one.operands()
-    call = Call(*operands)  # type: ignore[arg-type]
-    kind = Kind.of(call)
-    all_rows = call.rows
+    call = one.call()
+    kind, all_rows = Kind.of(call), rows_of(call)
     schedule = schedule_for(kind, all_rows, evolve(preset("h200"), sm_count=one.sms))
     if schedule is None:
         return 0.0
-    made = source(DType.F32, kind, schedule)
+    made = source(TYPES[one.dtype], kind, schedule)
     if right:
         assert made.code.count(right) == 1, right
         made = evolve(made, code=made.code.replace(right, wrong))
     out = torch.full((one.tokens * all_rows,), math.nan), torch.full((all_rows * one.terms,), math.nan)
-    memory = {name: stored(tensor) for name, tensor in zip(ORDER, operands, strict=True) if tensor is not None}
+    memory = {name: stored(tensor) for name, tensor in zip(ORDER, tensors_of(call), strict=True) if tensor is not None}
     launch = made.launches[0]
     launch = evolve(launch, arguments=tuple(evolve(argument, operand="") if argument.operand in ORDER and argument.operand not in memory
                                             else argument for argument in launch.arguments))
-    run_called(made, (launch, call.scalars), all_rows // schedule.rows, {**memory, "y": out[0], "last": out[1]}, options)
-    wanted = recurrence(*(tensor.double() if tensor is not None and tensor.is_floating_point() else tensor for tensor in operands))
+    run_called(made, (launch, scalars_of(call)), all_rows // schedule.rows, {**memory, "y": out[0], "last": out[1]}, options)
+    wanted = recurrence(*(tensor.double() if tensor is not None and tensor.is_floating_point() else tensor for tensor in tensors_of(call)),
+                        one.scaled)
     scale = max(1.0, *(float(tensor.abs().max()) for tensor in wanted))
     return max(float((mine.view_as(theirs).double() - theirs).abs().nan_to_num(math.inf).max()) for mine, theirs in
                zip(out, wanted, strict=True)) / (1e-5 * scale)
@@ -124,20 +128,22 @@ WRONG = {
     "decays of the first head": ("first_row / rows_of_head * decay_head : 0;", "0 * decay_head : 0;"),
     "a state whose rows lie otherwise": ("row % rows_of_head * state_row", "row % rows_of_head * terms"),
     "rates of the head before": ("rates[head * terms + term]", "rates[max(head - 1, 0) * terms + term]"),
-    "a rate of the head before": ("rates[(first_row + at.row) / rows_of_head]", "rates[first_row / rows_of_head]"),
+    "a rate of the head before": ("step * rates[head]", "step * rates[first_row / rows_of_head]"),
     "decays of the first row's head": ("(first_row + at.row) / rows_each * strides.row", "first_row / rows_each * strides.row + at.row / rows_each"),
-    "a delta rule that reads the state before it decays": ("sum_of_lanes((known[0] + known[1]) + (known[2] + known[3]))",
-                                                      "sum_of_lanes((known[0] + known[1]) + (known[2] + known[3])) / (factor[0] + 1e-3f)"),
-    "a part of what the state knows": ("(known[0] + known[1]) + (known[2] + known[3])", "(known[0] + known[1]) + known[2]"),
-    "queries before the token is added": ("sums[r][i] = fmaf(s[r][j], query[j], sums[r][i]);",
-                                        "sums[r][i] = fmaf(s[r][j] - added * key[j], query[j], sums[r][i]);"),
+    "a delta rule that reads the state before it decays": ("(has_terms ? all : factor[0] * all)", "all"),
+    "and of terms": ("has_terms ? s[r][j] * factor[j] : s[r][j]", "s[r][j]"),
+    "a part of a sum": ("(parts[0] + parts[1]) + (parts[2] + parts[3])", "(parts[0] + parts[1]) + parts[2]"),
+    "queries before the token is added": ("fmaf(s[r][j], query[j], sum[j % chains])",
+                                        "fmaf(s[r][j] - added * key[j], query[j], sum[j % chains])"),
     "sums of the neighbour's token": ("const bool upper = (lane & offset) != 0;", "const bool upper = (lane & offset) == 0;"),
-    "rows of the next block": ("first_row + row_of_block + r * apart] = sum;", "first_row + row_of_block + r * apart + 1] = sum;"),
+    "rows of the next block": ("+ first_row + row] = sum + skipped;", "+ first_row + row + 1] = sum + skipped;"),
     "the last state of the row before": ("const long long row = first_row + row_of_block + r * apart;",
                                        "const long long row = first_row + max(row_of_block + r * apart - 1, 0);"),
-    "values that threads bring otherwise than they put them": ("strides.token == 1);", "strides.token != 1);"),
+    "what is not scaled": ("of_row * step : of_row", "of_row : of_row"),
+    "what is skipped is of the first head": ("of_row * skip[head]", "of_row * skip[0]"),
+    "what is skipped is forgotten": ("sum + skipped;", "sum;"),
 }
-CASES = [Drawn(tokens=70, groups=2, heads=2, width=24, terms=64, rates_each=1, begins="turned", valid=45, sms=4),
+CASES = [Drawn(tokens=70, groups=2, heads=2, width=24, terms=64, rates_each=1, begins="turned", valid=45, skips=True, scaled=True, sms=1),
          Drawn(tokens=50, groups=1, heads=64, width=1, terms=16, rates_each=-1, by_token=True, sms=2),
          Drawn(tokens=40, groups=2, heads=1, width=16, terms=128, decay_of_terms=True, is_delta=True, sms=2),
          Drawn(tokens=70, groups=2, heads=2, width=24, terms=96, is_delta=True, by_token=True, begins="turned", valid=66)]
@@ -158,8 +164,7 @@ def test_a_wrong_kernel_is_seen(name: str) -> None:
 def test_what_is_drawn_has_kernels() -> None:
     for one in CASES:
         assert error(one, SCHEDULES[0]) <= 1.0
-        kind = Kind.of(Call(*one.operands()))  # type: ignore[arg-type]
-        assert schedule_for(kind, one.groups * one.heads * one.width, preset("h200")) is not None
+        assert schedule_for(Kind.of(one.call()), one.groups * one.heads * one.width, preset("h200")) is not None
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
@@ -168,18 +173,18 @@ def test_calls_through_a_backend(case: int) -> None:
     one = CASES[case]
     emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
     kernels = RecurrentRows(emulation, lambda: evolve(preset("h200"), sm_count=one.sms))
-    operands = one.operands()
-    apart = [tensor if tensor is None or not tensor.is_floating_point() else torch.stack([tensor, tensor], -1)[..., 0] for tensor in operands]
-    for given_operands in (operands, apart):
-        found = kernels.laid(*given_operands)
+    call = one.call()
+    apart = RecurrenceCall(*(tensor if tensor is None or not tensor.is_floating_point() else torch.stack([tensor, tensor], -1)[..., 0]
+                             for tensor in tensors_of(call)), one.scaled)
+    for given_call in (call, apart):
+        found = kernels.laid(given_call)
         assert found is not None
-        call, _ = found
-        out = torch.full(call.x.shape, math.nan), torch.full(call.state_shape, math.nan)
-        kernels(call, out)
-        for mine, theirs in zip(out, recurrence(*operands), strict=True):  # type: ignore[arg-type]
+        laid, _ = found
+        out = torch.full(laid.x.shape, math.nan), torch.full(laid.state_shape, math.nan)
+        kernels(laid, out)
+        for mine, theirs in zip(out, recurrence(*tensors_of(call), one.scaled), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
-    halves = [None if tensor is None else tensor.half() if tensor.is_floating_point() else tensor for tensor in operands]
-    assert kernels.laid(*halves) is None and RecurrentRows(emulation, lambda: None).laid(*operands) is None
+    assert kernels.laid(evolve(call, keys=call.keys.half())) is None and RecurrentRows(emulation, lambda: None).laid(call) is None
 
 
 @pytest.mark.compile

@@ -9,11 +9,12 @@ from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda import gated_product, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import SILU
+from agentcompile_runtime_cuda.recurrent_bodies import CONVOLUTION
 from agentcompile_runtime_cuda.rows import EXPERTS, MULTIPLY, NORM, PRODUCT, ROPE, SUM_AND_NORM, WEIGHED, RowKernels, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcompile_core.ops import experts, operators
+from agentcompile_core.ops import convolution, experts, operators
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import BuildError, DType, Heads
 
@@ -67,7 +68,8 @@ def test_rows_of_chosen_experts_are_the_operators(rows: RowKernels) -> None:
             assert body(x.float(), weight.float(), chosen, None, transposed) is None
 
 
-@pytest.mark.parametrize("name, operator", [(NORM, operators.rms_norm), (ROPE, operators.rope), (EXPERTS, experts.expert_linear)])
+@pytest.mark.parametrize("name, operator", [
+    (NORM, operators.rms_norm), (ROPE, operators.rope), (EXPERTS, experts.expert_linear), (CONVOLUTION, convolution.causal_convolution)])
 def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, operator: Any) -> None:
     taken, given_ = (inspect.signature(one).parameters for one in (rows.body(name), operator))  # type: ignore[arg-type]
     assert [(p.name, p.default) for p in taken.values()] == [(p.name, p.default) for p in given_.values()]
@@ -76,7 +78,7 @@ def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, op
 @SETTINGS
 @given(st.data())
 def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
-    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
+    draw, dtype = data.draw, data.draw(st.sampled_from((*HALVES, torch.float32)))
     columns, count = 8 * draw(st.sampled_from([1, 3, 16, 31, 33, 128, 130, 256])), draw(st.integers(1, 21))
     x = normal(columns, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-3, 1.0, 50.0]))
     weight = draw(st.sampled_from([None, normal(1, columns, dtype=dtype)]))
@@ -218,8 +220,8 @@ def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
     norm, rope, gated = (rows.body(*ops) for ops in ((NORM,), (ROPE,), GATED))
     assert norm is not None and rope is not None and gated is not None and rows.body("aten.add.Tensor") is None
     refused: list[Any] = [
-        norm(x.float(), weight.float(), 1e-6), norm(x[..., :60].contiguous(), weight[:60], 1e-6), norm(x.transpose(1, 2), weight[:4], 1e-6),
-        norm(x, weight.float(), 1e-6), norm(x, None, 1e-6, True), gated(x, x[:, :, ::2]), gated(x.float(), x.float()),
+        norm(x.double(), weight.double(), 1e-6), norm(x[..., :60].contiguous(), weight[:60], 1e-6), norm(x.transpose(1, 2), weight[:4], 1e-6),
+        norm(x, weight.float(), 1e-6), norm(x, None, 1e-6, True), gated(x, x[:, :, ::2]), gated(x.double(), x.double()),
         gated(normal(0, 65, dtype=torch.float16)[1:], normal(0, 64, dtype=torch.float16))]
     heads, table = normal(0, 1, 2, 4, 32, dtype=torch.float16), normal(0, 1, 4, 32, dtype=torch.float16)
     refused += [rope(heads, table, table, True), rope(heads, table.float(), table.float()), rope(heads, table[..., :24], table[..., :24]),

@@ -1,0 +1,49 @@
+"""Bodies of the operators that recurrences of a prompt are made of, each compared with the framework on first use; None: not served."""
+
+from typing import TYPE_CHECKING, Any
+
+from agentcompile_core.plugin_api import RecurrenceCall
+
+from .compared import CLOSE_RECURRENCES, Compared
+from .recurrent_rows import RecurrentRows
+from .short_convolution import ShortConvolution
+
+if TYPE_CHECKING:
+    import torch
+
+RECURRENCE, CONVOLUTION = "agentcompile.recurrence.default", "agentcompile.causal_convolution.default"
+
+
+class RecurrentBodies:
+    """``recurrence`` and ``convolution`` as ``agentcompile.recurrence`` and ``agentcompile.causal_convolution`` say."""
+
+    def __init__(self, recurrent: RecurrentRows, convolution: ShortConvolution, compared: Compared) -> None:
+        self._recurrent, self._convolution, self._compared = recurrent, convolution, compared
+
+    def recurrence(self, *operands: Any, **how: Any) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """y and the last state."""
+        import torch
+
+        laid = self._recurrent.laid(RecurrenceCall(*operands, **how))
+        if laid is None:
+            return None
+        call, kind = laid
+        made = call.decay.new_empty(call.x.shape), call.decay.new_empty(call.state_shape)
+        key = ("recurrence", kind, call.x.dtype, call.state is None, call.valid is None, call.skip is None)
+        agreed = self._compared.agreed(key, lambda: self._recurrent(call, made), lambda: made,
+                                       lambda: torch.ops.agentcompile.recurrence.default(*operands, **how), CLOSE_RECURRENCES)
+        return made if agreed else None
+
+    def convolution(self, state: "torch.Tensor", x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None" = None,
+                    valid: "torch.Tensor | None" = None, silu: bool = False) -> "tuple[torch.Tensor, torch.Tensor] | None":
+        """The columns and the last of them."""
+        import torch
+
+        if not self._convolution.takes(state, x, weight, bias):
+            return None
+        made = torch.empty((1, x.shape[2], x.shape[1]), dtype=x.dtype, device=x.device), torch.empty_like(state)
+        results = made[0].transpose(1, 2), made[1]
+        key = ("causal_convolution", x.dtype, weight.shape[1], bias is None, valid is None, silu)
+        agreed = self._compared.agreed(key, lambda: self._convolution(state, x, weight, bias, valid, silu, made), lambda: results,
+                                       lambda: torch.ops.agentcompile.causal_convolution.default(state, x, weight, bias, valid, silu))
+        return results if agreed else None
