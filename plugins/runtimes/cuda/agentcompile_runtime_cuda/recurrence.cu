@@ -37,8 +37,7 @@ struct Stage {
   float4 keys[tile][quads_of_line];
   float4 queries[tile][quads_of_line];
   float4 decays[Plan::decay_of_terms ? tile : 1][quads_of_line];
-  float added[tile][rows];    // x, scaled where it is
-  float factors[tile][rows];  // the decay itself where each term has its own rate
+  float2 pairs[tile][rows];  // x, scaled where it is; and the factor, or the decay itself where each term has its own rate
   float skipped[tile][rows];
   float strengths[Plan::is_delta ? tile : 1][rows];
 };
@@ -78,7 +77,8 @@ __device__ __forceinline__ void carry(T (&to)[values], const T* from, Strides st
 __device__ __forceinline__ void fetch(float4 (*to)[quads_of_line], const float* from, int stride, int first, int live) {
   for (int i = threadIdx.x; i < tile * quads_of_line; i += threads) {
     const int token = i / quads_of_line, quad = i % quads_of_line;
-    if (first + token < live) ac::cp_async16(&to[token][quad], from + static_cast<long long>(first + token) * stride + quad * 4);
+    const int here = min(first + token, live - 1);  // behind the last token: zeros, which change nothing
+    ac::cp_async16_zero_fill(&to[token][quad], from + static_cast<long long>(here) * stride + quad * 4, first + token < live);
   }
 }
 
@@ -87,8 +87,12 @@ __device__ __forceinline__ void unpack(float* to, float4 from) {
 }
 
 // Sums that do not wait for each other.
-constexpr int chains = 4;
-__device__ __forceinline__ float sum_of(const float (&parts)[chains]) { return (parts[0] + parts[1]) + (parts[2] + parts[3]); }
+constexpr int chains = each < 16 ? 2 : 4;
+__device__ __forceinline__ float sum_of(const float (&parts)[chains]) {
+  float sum = parts[0] + parts[1];
+  if constexpr (chains > 2) sum += parts[2] + parts[3];
+  return sum;
+}
 
 }  // namespace
 
@@ -141,12 +145,11 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
       const Line at = line_of(i, by_token);
       if (at.token >= tile || at.row >= rows) continue;
       const int head = (first_row + at.row) / rows_of_head;
-      const float of_row = ac::to_float(carried.x[i]), step = carried.decay[i];
-      stage.added[at.token][at.row] = Plan::is_scaled ? of_row * step : of_row;
+      const float of_row = ac::to_float(carried.x[i]), step = Plan::decay_of_terms ? 0.0f : carried.decay[i];
+      float factor = step;
+      if constexpr (!has_terms) factor = expf(Plan::rates_each == 1 ? step * rates[head] : step);
+      stage.pairs[at.token][at.row] = make_float2(Plan::is_scaled ? of_row * step : of_row, factor);
       if (skip != nullptr) stage.skipped[at.token][at.row] = of_row * skip[head];
-      if constexpr (!Plan::decay_of_terms) {
-        stage.factors[at.token][at.row] = has_terms ? step : expf(Plan::rates_each == 1 ? step * rates[head] : step);
-      }
       if constexpr (Plan::is_delta) stage.strengths[at.token][at.row] = carried.strength[i];
     }
     ac::cp_async_wait<0>();
@@ -164,9 +167,6 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
 #pragma unroll
       for (int i = 0; i < batch; ++i) {
         const int token = begin + i;
-#pragma unroll
-        for (int r = 0; r < held; ++r) sums[r][i] = 0.0f;
-        if (first + token >= live) continue;
         float key[each], query[each], factor[has_terms ? each : 1];
 #pragma unroll
         for (int q = 0; q < quads; ++q) {
@@ -181,8 +181,9 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
 #pragma unroll
         for (int r = 0; r < held; ++r) {
           const int row = row_of_block + r * apart;
-          float added = stage.added[token][row];
-          if constexpr (!Plan::decay_of_terms) factor[0] = stage.factors[token][row];
+          const float2 pair = stage.pairs[token][row];
+          float added = pair.x;
+          if constexpr (!Plan::decay_of_terms) factor[0] = pair.y;
           if constexpr (Plan::rates_each == terms) {
             const float step = factor[0];
 #pragma unroll

@@ -132,7 +132,9 @@ WRONG = {
     "decays of the first row's head": ("(first_row + at.row) / rows_each * strides.row", "first_row / rows_each * strides.row + at.row / rows_each"),
     "a delta rule that reads the state before it decays": ("(has_terms ? all : factor[0] * all)", "all"),
     "and of terms": ("has_terms ? s[r][j] * factor[j] : s[r][j]", "s[r][j]"),
-    "a part of a sum": ("(parts[0] + parts[1]) + (parts[2] + parts[3])", "(parts[0] + parts[1]) + parts[2]"),
+    "a part of a sum": ("float sum = parts[0] + parts[1];", "float sum = parts[0];"),
+    "another part of a sum": ("sum += parts[2] + parts[3];", "sum += parts[2];"),
+    "what lies behind the last token": ("first + token < live);", "true);"),
     "queries before the token is added": ("fmaf(s[r][j], query[j], sum[j % chains])",
                                         "fmaf(s[r][j] - added * key[j], query[j], sum[j % chains])"),
     "sums of the neighbour's token": ("const bool upper = (lane & offset) != 0;", "const bool upper = (lane & offset) == 0;"),
@@ -145,8 +147,9 @@ WRONG = {
 }
 CASES = [Drawn(tokens=70, groups=2, heads=2, width=24, terms=64, rates_each=1, begins="turned", valid=45, skips=True, scaled=True, sms=1),
          Drawn(tokens=50, groups=1, heads=64, width=1, terms=16, rates_each=-1, by_token=True, sms=2),
-         Drawn(tokens=40, groups=2, heads=1, width=16, terms=128, decay_of_terms=True, is_delta=True, sms=2),
-         Drawn(tokens=70, groups=2, heads=2, width=24, terms=96, is_delta=True, by_token=True, begins="turned", valid=66)]
+         Drawn(tokens=43, groups=2, heads=1, width=16, terms=128, decay_of_terms=True, is_delta=True, sms=2),
+         Drawn(tokens=70, groups=2, heads=2, width=24, terms=96, is_delta=True, by_token=True, begins="turned", valid=66),
+         Drawn(tokens=20, groups=1, heads=1, width=32, terms=512, dtype=torch.float16, rates_each=1, scaled=True)]
 
 
 @pytest.mark.parametrize("name", some(WRONG))
