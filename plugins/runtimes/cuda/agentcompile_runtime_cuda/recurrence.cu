@@ -25,7 +25,6 @@ constexpr int terms = Plan::terms, lanes = Plan::lanes, rows = Plan::rows, held 
 constexpr int each = terms / lanes, quads = each / 4;
 constexpr int apart = rows / held;  // rows between those of a thread
 constexpr int threads = apart * lanes;
-constexpr int values = (tile * rows + threads - 1) / threads;  // of each kind that a thread carries for a tile
 constexpr int quads_of_line = terms / 4;
 constexpr bool has_terms = Plan::rates_each == terms || Plan::decay_of_terms;  // factors differ from term to term
 static_assert(terms % (4 * lanes) == 0 && rows % held == 0 && threads == Plan::threads && threads % ac::warp_size == 0, "whole warps");
@@ -42,44 +41,25 @@ struct Stage {
   float strengths[Plan::is_delta ? tile : 1][rows];
 };
 
-struct Strides {
-  int token, row;
+constexpr int values = (tile * rows + threads - 1) / threads;           // of each kind that a thread brings of a tile
+constexpr int fetches = (tile * quads_of_line + threads - 1) / threads;  // quads that it brings of keys and of queries
+
+// One value of every tile that a thread brings for a row, and what it is multiplied by. Where it lies is counted from the tile's first token.
+struct Value {
+  int token, row, x, decay, strength;
+  float rate, skip;
+  Plan::X of_x;
+  float of_decay, of_strength;
 };
 
-// What one thread brings of a tile from memory to a stage, but for keys and queries.
-struct Carried {
-  Plan::X x[values];
-  float decay[values], strength[values];
+// One quad of keys, queries and decays of every tile.
+struct Quad {
+  int token, quad, key, query, decay;
 };
 
-struct Line {
-  int token, row;
-};
-
-// Which value of a tile a thread brings: neighbours in memory are those of neighbouring threads.
-__device__ __forceinline__ Line line_of(int i, bool by_token) {
-  const int value = i * threads + static_cast<int>(threadIdx.x);
-  return by_token ? Line{value % tile, value / tile} : Line{value / rows, value % rows};
-}
-
-template <class T>
-__device__ __forceinline__ void carry(T (&to)[values], const T* from, Strides strides, int rows_each, int first_row, int first, int live,
-                                      bool by_token) {
-#pragma unroll
-  for (int i = 0; i < values; ++i) {
-    const Line at = line_of(i, by_token);
-    const bool here = at.token < tile && at.row < rows && first + at.token < live;
-    to[i] = ac::from_float<T>(0.0f);
-    if (here) to[i] = from[static_cast<long long>(first + at.token) * strides.token + (first_row + at.row) / rows_each * strides.row];
-  }
-}
-
-__device__ __forceinline__ void fetch(float4 (*to)[quads_of_line], const float* from, int stride, int first, int live) {
-  for (int i = threadIdx.x; i < tile * quads_of_line; i += threads) {
-    const int token = i / quads_of_line, quad = i % quads_of_line;
-    const int here = min(first + token, live - 1);  // behind the last token: zeros, which change nothing
-    ac::cp_async16_zero_fill(&to[token][quad], from + static_cast<long long>(here) * stride + quad * 4, first + token < live);
-  }
+// Reads nothing behind the last token, where zeros change nothing.
+__device__ __forceinline__ void fetch(float4 (*to)[quads_of_line], const float* from, const Quad& quad, int offset, bool here) {
+  ac::cp_async16_zero_fill(&to[quad.token][quad.quad], from + (here ? offset : 0), here);
 }
 
 __device__ __forceinline__ void unpack(float* to, float4 from) {
@@ -126,31 +106,69 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
     }
   }
 
-  Carried carried;
-  const bool by_token = x_token == 1;
-  const Strides of_x{x_token, x_row}, of_decay{decay_token, decay_head}, of_strength{strength_token, strength_head};
+  Value brought[values];
+  const bool by_token = x_token == 1;  // neighbours in memory are those of neighbouring threads
+#pragma unroll
+  for (int i = 0; i < values; ++i) {
+    Value& value = brought[i];
+    const int at = i * threads + static_cast<int>(threadIdx.x);
+    value.token = by_token ? at % tile : at / rows;
+    value.row = by_token ? at / tile : at % rows;
+    const bool is_one = value.token < tile && value.row < rows;
+    if (!is_one) value.token = tokens;
+    const int row = is_one ? first_row + value.row : first_row, head = row / rows_of_head;
+    value.x = value.token * x_token + row * x_row;
+    value.decay = value.token * decay_token + head * decay_head;
+    value.strength = value.token * strength_token + head * strength_head;
+    value.rate = Plan::rates_each == 1 ? rates[head] : 1.0f;
+    value.skip = skip != nullptr ? skip[head] : 0.0f;
+  }
+  Quad quads_brought[fetches];
+#pragma unroll
+  for (int i = 0; i < fetches; ++i) {
+    const int at = i * threads + static_cast<int>(threadIdx.x);
+    Quad& quad = quads_brought[i];
+    quad.token = at / quads_of_line, quad.quad = at % quads_of_line;
+    quad.key = quad.token * key_token + quad.quad * 4;
+    quad.query = quad.token * query_token + quad.quad * 4;
+    quad.decay = quad.token * decay_token + quad.quad * 4;
+  }
   auto bring = [&](int first) {
     Stage& stage = stages[first / tile % 2];
-    fetch(stage.keys, keys, key_token, first, live);
-    fetch(stage.queries, queries, query_token, first, live);
-    if constexpr (Plan::decay_of_terms) fetch(stage.decays, decay, decay_token, first, live);
+#pragma unroll
+    for (int i = 0; i < fetches; ++i) {
+      const Quad& quad = quads_brought[i];
+      if (quad.token >= tile) continue;
+      const bool here = first + quad.token < live;
+      fetch(stage.keys, keys, quad, quad.key, here);
+      fetch(stage.queries, queries, quad, quad.query, here);
+      if constexpr (Plan::decay_of_terms) fetch(stage.decays, decay, quad, quad.decay, here);
+    }
     ac::cp_async_commit();
-    carry(carried.x, x, of_x, 1, first_row, first, live, by_token);
-    if constexpr (!Plan::decay_of_terms) carry(carried.decay, decay, of_decay, rows_of_head, first_row, first, live, by_token);
-    if constexpr (Plan::is_delta) carry(carried.strength, strength, of_strength, rows_of_head, first_row, first, live, by_token);
+    keys += tile * key_token;
+    queries += tile * query_token;
+#pragma unroll
+    for (int i = 0; i < values; ++i) {
+      Value& value = brought[i];
+      const bool here = first + value.token < live;
+      value.of_x = here ? x[value.x] : ac::from_float<Plan::X>(0.0f);
+      if constexpr (!Plan::decay_of_terms) value.of_decay = here ? decay[value.decay] : 0.0f;
+      if constexpr (Plan::is_delta) value.of_strength = here ? strength[value.strength] : 0.0f;
+    }
+    x += tile * x_token;
+    decay += tile * decay_token;
+    if constexpr (Plan::is_delta) strength += tile * strength_token;
   };
   auto settle = [&](Stage& stage) {
 #pragma unroll
     for (int i = 0; i < values; ++i) {
-      const Line at = line_of(i, by_token);
-      if (at.token >= tile || at.row >= rows) continue;
-      const int head = (first_row + at.row) / rows_of_head;
-      const float of_row = ac::to_float(carried.x[i]), step = Plan::decay_of_terms ? 0.0f : carried.decay[i];
-      float factor = step;
-      if constexpr (!has_terms) factor = expf(Plan::rates_each == 1 ? step * rates[head] : step);
-      stage.pairs[at.token][at.row] = make_float2(Plan::is_scaled ? of_row * step : of_row, factor);
-      if (skip != nullptr) stage.skipped[at.token][at.row] = of_row * skip[head];
-      if constexpr (Plan::is_delta) stage.strengths[at.token][at.row] = carried.strength[i];
+      const Value& value = brought[i];
+      if (value.token >= tile) continue;
+      const float of_row = ac::to_float(value.of_x), step = Plan::decay_of_terms ? 0.0f : value.of_decay;
+      const float factor = has_terms ? step : expf(step * value.rate);
+      stage.pairs[value.token][value.row] = make_float2(Plan::is_scaled ? of_row * step : of_row, factor);
+      if (skip != nullptr) stage.skipped[value.token][value.row] = of_row * value.skip;
+      if constexpr (Plan::is_delta) stage.strengths[value.token][value.row] = value.of_strength;
     }
     ac::cp_async_wait<0>();
   };
