@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("recurrence.cu")
 WARP, QUAD, FLOAT_BYTES = 32, 4, 4
-MOST_THREADS, MOST_EACH, MOST_LANES = 512, 64, 32
+MOST_THREADS, MOST_EACH = 512, 32
 STAGES = 2
-# Of states of up to MANY terms, and of others, a thread holds so many terms of a row, and rows; tiles are of TILE tokens (measured).
-MANY, FEW_EACH, MANY_EACH, FEW_HELD, MANY_HELD, TILE = 32, 4, 8, 1, 2, 16
+# Threads of a block and tokens of a tile; terms of a row that a thread holds at most where it has up to MANY, and more (measured on an H100).
+FEWEST_THREADS, THREADS, TILE = 128, 320, 16
+MANY, FEW_EACH, FEWEST_OF_MANY, MANY_EACH = 32, 4, 8, 16
 SCALARS = ("tokens", "all_rows", "state_row", "state_term", "x_token", "x_row", "decay_token", "decay_head", "strength_token",
            "strength_head", "key_token", "key_group", "query_token", "query_group")
 ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid", "skip")
@@ -90,23 +92,24 @@ class Schedule:
 
 
 def schedule_for(kind: Kind, all_rows: int, target: Target) -> Schedule | None:
-    """Rows of a block so that the busiest multiprocessor has as few as may be, and then as few blocks; None: no block will do."""
-    each, held = (FEW_EACH, FEW_HELD) if kind.terms <= MANY else (MANY_EACH, MANY_HELD)
-    fits = [n for n in (1, 2, 4, 8, 16, 32) if kind.terms % (QUAD * n) == 0 and kind.terms <= MOST_EACH * n]
-    if not fits:
-        return None
-    lanes = next((n for n in fits if kind.terms <= each * n), fits[-1])
+    """Rows of a block so that the busiest multiprocessor has as few as may be, by blocks of about as many threads as was fastest.
+
+    None: no block will do.
+    """
+    least, most = (QUAD, FEW_EACH) if kind.terms <= MANY else (FEWEST_OF_MANY, MANY_EACH)
     whole = kind.rows_of_head if kind.decay_of_terms else kind.rows_of_group
     found = []
-    for per_thread in (held, 1):
-        for rows in range(per_thread, MOST_THREADS // lanes * per_thread + 1, per_thread):
-            one = Schedule(lanes=lanes, rows=rows, held=per_thread, tile=TILE)
-            if whole % rows == 0 and one.threads % WARP == 0 and one.threads <= MOST_THREADS:
-                if one.shared_bytes(kind) <= target.shared_bytes_per_block:
-                    found.append(one)
-        if found:
-            break
-    return min(found, key=lambda one: (-(-(all_rows // one.rows) // target.sm_count) * one.rows, -one.rows), default=None)
+    for lanes, held in product((1, 2, 4, 8, 16, 32), (1, 2, 4)):
+        each = kind.terms // lanes
+        halves = lanes < WARP and kind.terms % (2 * QUAD * lanes) == 0 and each // 2 >= least  # more lanes will do
+        if kind.terms % (QUAD * lanes) or not least <= each <= MOST_EACH or (each > most and halves):
+            continue
+        for rows in range(held, MOST_THREADS // lanes * held + 1, held):
+            one = Schedule(lanes=lanes, rows=rows, held=held, tile=TILE)
+            if whole % rows == 0 and one.threads % WARP == 0 and one.shared_bytes(kind) <= target.shared_bytes_per_block:
+                busiest = -(-(all_rows // rows) // target.sm_count) * rows
+                found.append(((one.threads < FEWEST_THREADS, busiest, abs(one.threads - THREADS), each, -rows), one))
+    return min(found, key=lambda one: one[0])[1] if found else None
 
 
 def source(dtype: DType, kind: Kind, schedule: Schedule) -> StepSource:
