@@ -102,6 +102,37 @@ def test_delta_rules(one: Sizes, returned: bool, of_terms: bool) -> None:
           use_qk_l2norm_in_kernel=True)
 
 
+@SETTINGS
+@given(one=SIZES, gated=st.booleans(), width=st.integers(2, 4))
+def test_single_tokens(one: Sizes, gated: bool, width: int) -> None:
+    """Of both scans, of a delta rule and of a convolution, the states that are written in place among them."""
+    skips, silu, biased, soft = one.optional
+
+    def check_in_place(function: Any, state: torch.Tensor, *args: Any, at: int = 0, **keywords: Any) -> None:
+        ours = recurrences._either(recurrences._OURS[recurrences.kernel_name(function)], function)
+        mine, theirs = state.clone(), state.clone()
+        found, wanted = (run(*args[:at], kept, *args[at:], **keywords) for run, kept in ((ours, mine), (function, theirs)))
+        torch.testing.assert_close((found, mine), (wanted, theirs), atol=2e-5, rtol=2e-5)
+
+    rows, width_of_one = one.drawn(1, one.heads), one.heads
+    numbers = (one.drawn(width_of_one).abs(), one.drawn(width_of_one).abs())
+    check_in_place(published("mamba", "selective_state_update"), one.drawn(1, width_of_one, one.terms), rows, rows.abs(),
+                   -one.drawn(width_of_one, one.terms).abs(), one.drawn(1, one.terms), one.drawn(1, one.terms).flip(1),
+                   numbers[0] if skips else None, z=rows.flip(1) if gated else None, dt_bias=numbers[1] if biased else None, dt_softplus=soft)
+    heads, lines = (one.heads, one.rows), one.drawn(1, one.groups, one.terms)
+    spread = [number[:, None].expand(*heads) for number in numbers]
+    check_in_place(published("mamba2", "selective_state_update"), one.drawn(1, *heads, one.terms), one.drawn(1, *heads),
+                   rows.abs()[..., None].expand(1, *heads), -numbers[0][:, None, None].expand(*heads, one.terms), lines, lines.flip(2),
+                   spread[0] if skips else None, dt_bias=spread[1] if biased else None, dt_softplus=soft)
+    keys = one.drawn(1, 1, one.groups, one.terms)
+    check(published("qwen3_next", "fused_recurrent_gated_delta_rule"), keys, keys.flip(3), one.drawn(1, 1, *heads), g=-rows[None].abs(),
+          beta=rows[None].sigmoid(), initial_state=one.drawn(1, one.heads, one.terms, one.rows), output_final_state=True,
+          use_qk_l2norm_in_kernel=True)
+    channels = one.heads
+    check_in_place(published("mamba2", "causal_conv1d_update"), one.drawn(1, channels, width), one.drawn(1, channels, 1),
+                   one.drawn(channels, width), one.drawn(channels) if biased else None, "silu" if silu else None, at=1)
+
+
 def test_what_is_not_understood_is_left_to_the_model() -> None:
     scan = published("mamba2", "mamba_chunk_scan_combined")
     two = torch.randn(2, 5, 2, 3), torch.rand(2, 5, 2), -torch.rand(2), torch.randn(2, 5, 1, 4), torch.randn(2, 5, 1, 4)
@@ -116,7 +147,7 @@ def test_what_is_not_understood_is_left_to_the_model() -> None:
 @given(one=SIZES, at=st.integers(0, 20), delta=st.booleans(), cut=st.integers(1, 18))
 def test_padding_and_parts_leave_the_state_of_the_tokens(one: Sizes, at: int, delta: bool, cut: int) -> None:
     """Tokens behind ``valid`` change nothing and read zeros; two parts, the second from the first one's state, are the whole."""
-    state, x = one.drawn(1, one.heads, one.rows, one.terms), one.drawn(1, one.tokens, one.heads, one.rows)
+    state, x = one.drawn(1, one.heads, one.terms, one.rows).mT, one.drawn(1, one.tokens, one.heads, one.rows)
     lines = one.drawn(1, one.tokens, one.groups, one.terms)
     rows = [-one.drawn(1, one.tokens, one.heads).abs(), x, lines, lines.flip(1)]
     strength = one.drawn(1, one.tokens, one.heads).sigmoid() if delta else None
@@ -129,7 +160,7 @@ def test_padding_and_parts_leave_the_state_of_the_tokens(one: Sizes, at: int, de
     y, last = run(state, 0, one.tokens, at)
     wanted, kept = run(state, 0, live)
     torch.testing.assert_close((y[:, :live], last), (wanted, kept))
-    assert not y[:, live:].any() and y.is_contiguous() and last.is_contiguous()
+    assert not y[:, live:].any() and y.is_contiguous() and last.stride() == state.stride()
     cut = min(cut, one.tokens - 1)
     (first, middle), (second, end) = run(state, 0, cut), run(run(state, 0, cut)[1], cut, one.tokens)
     whole, final = run(state, 0, one.tokens)

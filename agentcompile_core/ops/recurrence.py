@@ -36,6 +36,11 @@ class RecurrenceCall:
         """[1, H, P, N]."""
         return self.x.shape[0], self.x.shape[2], self.x.shape[3], self.keys.shape[3]
 
+    def new_state(self) -> Tensor:
+        """Room for the last state, which lies as the first one does, or contiguous."""
+        made = self.decay.new_empty(self.state_shape)
+        return made if self.state is None else torch.empty_like(self.state, dtype=self.decay.dtype)
+
     @property
     def wide(self) -> tuple[Tensor, ...]:
         """All operands of the type that it computes in."""
@@ -52,7 +57,7 @@ def recurrence(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
     Shapes: ``state`` [1, H, P, N], any strides, None: zeros; ``decay`` [1, T, H], or [1, T, H, N] of every term; ``x`` [1, T, H, P], of
     any float type; ``keys`` and ``queries`` [1, T, G, N], of which H / G neighbouring heads share one; ``rates`` [H, N] or [H, 1];
     ``strength`` [1, T, H]; ``valid`` i64 [1], tokens that are no padding: those behind leave the state alone and read zeros; ``skip`` [H].
-    The results are y [1, T, H, P] and the state behind the last token [1, H, P, N], both contiguous.
+    The results are y [1, T, H, P], contiguous, and the state behind the last token [1, H, P, N], which lies as the first one does.
     """
     call = RecurrenceCall(*arguments, **keywords)
     decay, strength, valid = call.decay, call.strength, call.valid
@@ -76,7 +81,7 @@ def recurrence(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
             new, row = torch.where(t < valid, new, kept), torch.where(t < valid, row, 0.0)
         kept = new
         out[:, t] = row
-    return out, kept.clone(memory_format=torch.contiguous_format)
+    return out, call.new_state().copy_(kept)
 
 
 def _live(valid: Tensor | None, tokens: int) -> int | None:
@@ -102,4 +107,4 @@ def shape_only(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
     torch._check(fits, lambda: f"a recurrence of {tuple(x.shape)} with keys {tuple(keys.shape)}: the others do not fit")
     alike = x.is_floating_point() and decay.dtype in (torch.float32, torch.float64) and all(one.dtype is decay.dtype for one in call.wide)
     torch._check(alike, lambda: "a recurrence is computed in float32 or float64, all but x are of that type")
-    return x.new_empty(x.shape, dtype=decay.dtype), x.new_empty(call.state_shape, dtype=decay.dtype)
+    return x.new_empty(x.shape, dtype=decay.dtype), call.new_state()

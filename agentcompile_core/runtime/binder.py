@@ -16,6 +16,7 @@ from ..ops.dtypes import torch_dtype, zeros
 from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
 from ..ops.joint_products import ProductMemory
+from ..ops.names import CONVOLUTION, RECURRENCE
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
@@ -32,6 +33,7 @@ from .workspaces import Workspaces
 if TYPE_CHECKING:
     import torch
 
+    from ..plugin.backend import Backend
     from .weights import WeightStore
 
 
@@ -210,8 +212,8 @@ class _Binder:
         copies = tuple(name for name in made if name in self.planned and name not in self.taken)
         wanted = tuple(n for n in made if self.read_until.get(n, -1) > index or n in self.graph.outputs or n in copies)
         backend = self.executables.backend
-        several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed
-        bodies = backend.body if several and backend is not None else None
+        several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed, but for what no kernel of a search does
+        bodies = None if backend is None else backend.body if several else partial(_of_one_token, backend)
         into = {} if self.apart else {name: self.planned[name] for name in copies}
         products = ProductMemory(weights=self.environment, results=into) if self.shares_products else None
         prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, products=products)
@@ -305,6 +307,10 @@ class _Binder:
         if tensor is None:
             raise ContractError(f"program {self.graph.name}: operand {name} has no tensor")
         return tensor.view(self.graph.spec(values[0]).shape)
+
+
+def _of_one_token(backend: "Backend", *ops: str) -> "Callable[..., Any] | None":
+    return backend.body(*ops) if ops in ((RECURRENCE,), (CONVOLUTION,)) else None
 
 
 def _enqueue(launches: Sequence[Callable[[int], None]], stream: Callable[[], int]) -> None:

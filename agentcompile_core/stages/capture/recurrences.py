@@ -1,4 +1,4 @@
-"""Recurrences over the tokens of a prompt, seen during capture: operators of ours in place of what a model writes out.
+"""Recurrences over tokens, seen during capture: operators of ours in place of what a model writes out.
 
 transformers calls scans, delta rules and their short convolutions by the names under which packages and hubs publish kernels of them, each with its own body for
 who has none. A trace of ours puts the operator there, with what is computed token by token around it as it is.
@@ -45,7 +45,7 @@ def kernel_name(value: Any) -> str:
 
 
 def _either(ours: "Callable[[Arguments], Any]", theirs: FunctionType) -> Callable[..., Any]:
-    """``ours`` for more than one token of one request, where it understands what it is given; else ``theirs``."""
+    """``ours`` where it understands what it is given; else ``theirs``."""
     signature = inspect.signature(theirs)
 
     def run(*args: Any, **keywords: Any) -> Any:
@@ -78,7 +78,7 @@ def _selective_scan(given: Arguments) -> Any:
 def _chunk_scan(given: Arguments) -> Any:
     """``mamba_chunk_scan_combined`` (Mamba-2): hidden_states [1, T, H, P], dt [1, T, H], A and D [H], B and C [1, T, G, N]."""
     x, dt, state = given["hidden_states"], given["dt"], given["initial_states"]
-    if x.dim() != 4 or x.shape[1] == 1 or x.shape[0] != 1 or given["A"].dim() != 1 or (given["D"] is not None and given["D"].dim() != 1):
+    if x.dim() != 4 or x.shape[0] != 1 or given["A"].dim() != 1 or (given["D"] is not None and given["D"].dim() != 1):
         return None
     dt = dt if given["dt_bias"] is None else dt + given["dt_bias"].to(dt.dtype)
     dt = torch.clamp(F.softplus(dt) if given["dt_softplus"] else dt, min=given["dt_limit"][0], max=given["dt_limit"][1]).float()
@@ -86,11 +86,38 @@ def _chunk_scan(given: Arguments) -> Any:
     return found if given["return_final_states"] else found[0]
 
 
+def _state_update(given: Arguments) -> Any:
+    """``selective_state_update``, one token of a scan, whose state it writes in place.
+
+    Mamba: state [1, D, N], hidden_states and dt [1, D], A [D, N], B and C [1, N], D and dt_bias [D]. Mamba-2: state [1, H, P, N],
+    hidden_states [1, H, P], B and C [1, G, N], and the others expanded from one number of a head.
+    """
+    state, x, dt, rates, bias, skip = (given[name] for name in ("state", "hidden_states", "dt", "A", "dt_bias", "D"))
+    if x.shape[0] != 1 or x.dim() not in (2, 3):
+        return None
+    if x.dim() == 3:
+        spread = [(dt, 2), (rates, 1), *((one, 1) for one in (bias, skip) if one is not None)]
+        if any(stride for one, first in spread for stride in one.stride()[first:]):
+            return None
+        dt, rates = dt[..., 0], rates[:, 0, :1]
+        bias, skip = (None if one is None else one[:, 0] for one in (bias, skip))
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    dt = (F.softplus(dt) if given["dt_softplus"] else dt).float()
+    keys, queries = (given[name].float().reshape(1, 1, -1, state.shape[-1]) for name in ("B", "C"))
+    rows = x.reshape(1, 1, *(x.shape[1:] if x.dim() == 3 else (x.shape[1], 1)))
+    kept = state if x.dim() == 3 else state.unsqueeze(2)
+    y, last = _recurrence(kept, dt.unsqueeze(1), rows, keys, queries, rates.float(), skip=skip, scaled=True)
+    state.copy_(last.reshape(state.shape))
+    out = y.reshape(x.shape)
+    out = out if given["z"] is None else out * F.silu(given["z"])
+    return out.to(x.dtype)
+
+
 def _delta_rule(given: Arguments) -> Any:
-    """``chunk_gated_delta_rule`` and ``chunk_kda``: query and key [1, T, G, K], value [1, T, H, V], g [1, T, H] or of every term
+    """``chunk_gated_delta_rule``, ``chunk_kda`` and what is called of both for one token: query and key [1, T, G, K], value [1, T, H, V], g [1, T, H] or of every term
     [1, T, H, K], beta [1, T, H]; the state is [1, H, K, V]."""
     query, key, state = given["query"], given["key"], given["initial_state"]
-    if query.dim() != 4 or query.shape[1] == 1 or query.shape[0] != 1:
+    if query.dim() != 4 or query.shape[0] != 1:
         return None
     queries, keys = (one.float() for one in (query, key))
     if given["use_qk_l2norm_in_kernel"]:
@@ -124,8 +151,21 @@ def _convolution(given: Arguments) -> Any:
     return out
 
 
+def _convolution_update(given: Arguments) -> Any:
+    """``causal_conv1d_update``, one token of a convolution: hidden_states [1, C, 1], conv_state [1, C, K], which it writes in place."""
+    x, state, weight = given["hidden_states"], given["conv_state"], given["weight"]
+    if x.shape[0] != 1 or x.dim() != 3 or x.shape[2] != 1 or given["activation"] not in (None, "silu", "swish"):
+        return None
+    if weight.dim() != 2 or weight.shape[1] != state.shape[2]:
+        return None
+    out, last = torch.ops.agentcompile.causal_convolution.default(state, x, weight, given["bias"], None, given["activation"] is not None)
+    state.copy_(last)
+    return out
+
+
 _TINY = 1e-6  # what transformers adds to the squares of queries and keys
 _OURS: dict[str, Callable[[Arguments], Any]] = {
     "selective_scan_fn": _selective_scan, "mamba_chunk_scan_combined": _chunk_scan, "chunk_gated_delta_rule": _delta_rule,
-    "chunk_kda": _delta_rule, "causal_conv1d_fn": _convolution,
+    "chunk_kda": _delta_rule, "causal_conv1d_fn": _convolution, "causal_conv1d_update": _convolution_update,
+    "selective_state_update": _state_update, "fused_recurrent_gated_delta_rule": _delta_rule, "fused_recurrent_kda": _delta_rule,
 }

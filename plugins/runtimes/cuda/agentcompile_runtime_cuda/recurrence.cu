@@ -2,7 +2,7 @@
 //
 //   S = f S;  S += w keys[t]^T;  y[t] = S queries[t] + skip x[t]    with w = x[t], or strength[t] (x[t] - S keys[t]) for delta rules
 //
-// S [H, P, terms] in `state` (rows and terms by strides, null: zeros) and behind the last token in `last` (dense); x [T, H P] by strides, of
+// S [H, P, terms] in `state` (null: zeros) and behind the last token in `last`, rows and terms of both by the same strides; x [T, H P] by strides, of
 // tokens and rows of S, of any type; keys and queries [T, G, terms], by strides of tokens and groups, terms side by side; strength [T, H]
 // and decay [T, H] by strides; skip [H] or null; y [T, H P], dense. Where it is scaled, x times the decay stands for x in w. f is exp(decay rate): Plan::rates_each says what `rates` holds, 0: none (1), 1: [H], terms:
 // [H, terms]; or, Plan::decay_of_terms, exp(decay) with a decay [T, H, terms]. `valid`: i64 [1], how many of the tokens count (null: all);
@@ -251,11 +251,17 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
   }
 #pragma unroll
   for (int r = 0; r < held; ++r) {
-    const long long row = first_row + row_of_block + r * apart;
+    const int row = first_row + row_of_block + r * apart;
+    const long long begin = static_cast<long long>(row / rows_of_head) * rows_of_head * terms + row % rows_of_head * state_row;
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
-      reinterpret_cast<float4*>(last)[row * quads_of_line + q * lanes + lane] =
-          make_float4(s[r][4 * q], s[r][4 * q + 1], s[r][4 * q + 2], s[r][4 * q + 3]);
+      const int term = (q * lanes + lane) * 4;
+      if (state_term == 1) {
+        *reinterpret_cast<float4*>(last + begin + term) = make_float4(s[r][4 * q], s[r][4 * q + 1], s[r][4 * q + 2], s[r][4 * q + 3]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) last[begin + (term + j) * state_term] = s[r][4 * q + j];
+      }
     }
   }
 }

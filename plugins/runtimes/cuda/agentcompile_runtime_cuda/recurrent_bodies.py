@@ -28,7 +28,7 @@ class RecurrentBodies:
         if laid is None:
             return None
         call, kind = laid
-        made = call.decay.new_empty(call.x.shape), call.decay.new_empty(call.state_shape)
+        made = call.decay.new_empty(call.x.shape), call.new_state()
         key = ("recurrence", kind, call.x.dtype, call.state is None, call.valid is None, call.skip is None)
         agreed = self._compared.agreed(key, lambda: self._recurrent(call, made), lambda: made,
                                        lambda: torch.ops.agentcompile.recurrence.default(*operands, **how), CLOSE_RECURRENCES)

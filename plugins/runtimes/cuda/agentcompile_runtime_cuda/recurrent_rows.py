@@ -31,7 +31,7 @@ ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid",
 
 def scalars_of(call: RecurrenceCall) -> tuple[int, ...]:
     """What the kernel is told beside its pointers."""
-    of_state = (0, 0) if call.state is None else call.state.stride()[2:]
+    of_state = (call.keys.shape[3], 1) if call.state is None else call.state.stride()[2:]
     of_strength = (0, 0) if call.strength is None else call.strength.stride()[1:3]
     row = call.x.stride(3) if call.x.shape[3] > 1 else call.x.stride(2)
     return (call.x.shape[1], rows_of(call), *of_state, call.x.stride(1), row, *call.decay.stride()[1:3], *of_strength,
@@ -144,16 +144,17 @@ class RecurrentRows:
         if call.x.dtype is torch.float64 or self._schedule(kind, rows_of(call)) is None:
             return None
         width, state = kind.rows_of_head, call.state
+        if state is not None and (state.stride(1) != width * kind.terms or set(state.stride()[2:]) not in ({1, kind.terms}, {1, width})):
+            return None
         is_plain = width == 1 or call.x.stride(2) == width * call.x.stride(3)
         return evolve(
             call, x=call.x if is_plain else call.x.contiguous(), keys=_in_quads(call.keys), queries=_in_quads(call.queries),
             decay=_in_quads(call.decay) if kind.decay_of_terms else call.decay,
             rates=None if call.rates is None else call.rates.contiguous(), skip=None if call.skip is None else call.skip.contiguous(),
-            state=state if state is None or state.stride(1) == width * kind.terms else state.contiguous(),
         ), kind
 
     def __call__(self, call: RecurrenceCall, out: "tuple[torch.Tensor, torch.Tensor]") -> None:
-        """Write to ``out``, y [1, T, H, P] and the last state [1, H, P, N], both dense, what ``agentcompile.recurrence`` makes of ``call``.
+        """Write to ``out``, y [1, T, H, P], dense, and the last state [1, H, P, N], which lies as the first one, what ``agentcompile.recurrence`` makes of ``call``.
 
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.

@@ -49,7 +49,8 @@ class ShortConvolution:
             return False
         if bias is not None and (bias.dtype is not x.dtype or not bias.is_contiguous() or bias.data_ptr() % VECTOR_BYTES):
             return False
-        whole = not any(count * x.element_size() % VECTOR_BYTES for count in (x.shape[1], x.stride(2)))
+        apart = x.stride(2) if x.shape[2] > 1 else 0
+        whole = not any(count * x.element_size() % VECTOR_BYTES for count in (x.shape[1], apart))
         return whole and x.data_ptr() % VECTOR_BYTES == 0 and state.is_contiguous() and weight.is_contiguous()
 
     def __call__(self, state: "torch.Tensor", x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None",

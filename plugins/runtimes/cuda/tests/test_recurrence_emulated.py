@@ -98,12 +98,12 @@ def error(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") 
     if right:
         assert made.code.count(right) == 1, right
         made = evolve(made, code=made.code.replace(right, wrong))
-    out = torch.full((one.tokens * all_rows,), math.nan), torch.full((all_rows * one.terms,), math.nan)
+    out = torch.full((one.tokens * all_rows,), math.nan), call.new_state().fill_(math.nan)
     memory = {name: stored(tensor) for name, tensor in zip(ORDER, tensors_of(call), strict=True) if tensor is not None}
     launch = made.launches[0]
     launch = evolve(launch, arguments=tuple(evolve(argument, operand="") if argument.operand in ORDER and argument.operand not in memory
                                             else argument for argument in launch.arguments))
-    run_called(made, (launch, scalars_of(call)), all_rows // schedule.rows, {**memory, "y": out[0], "last": out[1]}, options)
+    run_called(made, (launch, scalars_of(call)), all_rows // schedule.rows, {**memory, "y": out[0], "last": stored(out[1])}, options)
     wanted = recurrence(*(tensor.double() if tensor is not None and tensor.is_floating_point() else tensor for tensor in tensors_of(call)),
                         one.scaled)
     scale = max(1.0, *(float(tensor.abs().max()) for tensor in wanted))
@@ -126,7 +126,7 @@ WRONG = {
     "keys of the first group": ("keys += group * key_group;", ""),
     "queries of the first group": ("queries += group * query_group;", ""),
     "decays of the first head": ("first_row / rows_of_head * decay_head : 0;", "0 * decay_head : 0;"),
-    "a state whose rows lie otherwise": ("row % rows_of_head * state_row", "row % rows_of_head * terms"),
+    "a state whose rows lie otherwise": ("(head) * rows_of_head * terms + row % rows_of_head * state_row", "(head) * rows_of_head * terms + row % rows_of_head * terms"),
     "rates of the head before": ("rates[head * terms + term]", "rates[max(head - 1, 0) * terms + term]"),
     "a rate of the head before": ("rates_each == 1 ? rates[head]", "rates_each == 1 ? rates[first_row / rows_of_head]"),
     "decays of the first row's head": ("head * decay_head;", "first_row / rows_of_head * decay_head;"),
@@ -139,12 +139,13 @@ WRONG = {
                                         "fmaf(s[r][j] - added * key[j], query[j], sum[j % chains])"),
     "sums of the neighbour's token": ("const bool upper = (lane & offset) != 0;", "const bool upper = (lane & offset) == 0;"),
     "rows of the next block": ("+ first_row + row] = sum + skipped;", "+ first_row + row + 1] = sum + skipped;"),
-    "the last state of the row before": ("const long long row = first_row + row_of_block + r * apart;",
-                                       "const long long row = first_row + max(row_of_block + r * apart - 1, 0);"),
+    "the last state of the row before": ("    const int row = first_row + row_of_block + r * apart;\n",
+                                       "    const int row = first_row + max(row_of_block + r * apart - 1, 0);\n"),
     "strengths of the first head": ("head * strength_head;", "first_row / rows_of_head * strength_head;"),
     "a tile of tokens again": ("    queries += tile * query_token;\n", ""),
     "values of a tile again": ("    x += tile * x_token;\n", ""),
     "rows behind the last token": ("const bool here = first + value.token < live;", "const bool here = first + value.token < tokens;"),
+    "a last state whose terms lie otherwise": ("last[begin + (term + j) * state_term]", "last[begin + term + j]"),
     "what is not scaled": ("of_row * step : of_row", "of_row : of_row"),
     "what is skipped is of the first head": ("? skip[head] :", "? skip[0] :"),
     "what is skipped is forgotten": ("sum + skipped;", "sum;"),
@@ -181,16 +182,17 @@ def test_calls_through_a_backend(case: int) -> None:
     emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
     kernels = RecurrentRows(emulation, lambda: evolve(preset("h200"), sm_count=one.sms))
     call = one.call()
-    apart = RecurrenceCall(*(tensor if tensor is None or not tensor.is_floating_point() else torch.stack([tensor, tensor], -1)[..., 0]
-                             for tensor in tensors_of(call)), one.scaled)
+    apart = RecurrenceCall(*(tensor if tensor is None or not tensor.is_floating_point() or tensor is call.state
+                             else torch.stack([tensor, tensor], -1)[..., 0] for tensor in tensors_of(call)), one.scaled)
     for given_call in (call, apart):
         found = kernels.laid(given_call)
         assert found is not None
         laid, _ = found
-        out = torch.full(laid.x.shape, math.nan), torch.full(laid.state_shape, math.nan)
+        out = torch.full(laid.x.shape, math.nan), laid.new_state().fill_(math.nan)
         kernels(laid, out)
         for mine, theirs in zip(out, recurrence(*tensors_of(call), one.scaled), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    assert call.state is None or kernels.laid(evolve(call, state=torch.stack([call.state, call.state], -1)[..., 0])) is None
     assert kernels.laid(evolve(call, keys=call.keys.half())) is None and RecurrentRows(emulation, lambda: None).laid(call) is None
 
 
