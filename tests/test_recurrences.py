@@ -54,6 +54,11 @@ def published(module: str, kernel: str) -> Any:
     return next(value for value in vars(found).values() if recurrences.kernel_name(value) == kernel)
 
 
+def grouped(one: Sizes, function: Any) -> Sizes:
+    """``one``, or with keys for each head, where this version of transformers repeats them before it calls ``function``."""
+    return one if "num_k_heads" in function.__wrapped__.__code__.co_varnames else evolve(one, shared=1)
+
+
 def check(function: Any, *args: Any, **keywords: Any) -> None:
     """What a trace of ours puts in the place of ``function`` computes the same."""
     ours = recurrences._either(recurrences._OURS[recurrences.kernel_name(function)], function)
@@ -93,8 +98,8 @@ def test_chunk_scans(one: Sizes, bounded: bool, returned: bool) -> None:
 def test_delta_rules(one: Sizes, returned: bool, of_terms: bool) -> None:
     if of_terms:
         pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
-        one = evolve(one, shared=1)
     function = published("kimi_linear", "chunk_kda") if of_terms else published("qwen3_next", "chunk_gated_delta_rule")
+    one = grouped(one, function)
     keys, terms = (1, one.tokens, one.groups, one.terms), (one.terms,) if of_terms else ()
     check(function, one.drawn(*keys), one.drawn(*keys).flip(1), one.drawn(1, one.tokens, one.heads, one.rows),
           g=-one.drawn(1, one.tokens, one.heads, *terms).abs(), beta=one.drawn(1, one.tokens, one.heads).sigmoid(), chunk_size=4,
@@ -118,16 +123,18 @@ def test_single_tokens(one: Sizes, gated: bool, width: int) -> None:
     numbers = (one.drawn(width_of_one).abs(), one.drawn(width_of_one).abs())
     check_in_place(published("mamba", "selective_state_update"), one.drawn(1, width_of_one, one.terms), rows, rows.abs(),
                    -one.drawn(width_of_one, one.terms).abs(), one.drawn(1, one.terms), one.drawn(1, one.terms).flip(1),
-                   numbers[0] if skips else None, z=rows.flip(1) if gated else None, dt_bias=numbers[1] if biased else None, dt_softplus=soft)
+                   numbers[0] if skips else None, z=rows.flip(1) if gated else None, dt_bias=numbers[1] if biased else None,
+                   dt_softplus=soft)
     heads, lines = (one.heads, one.rows), one.drawn(1, one.groups, one.terms)
     spread = [number[:, None].expand(*heads) for number in numbers]
     check_in_place(published("mamba2", "selective_state_update"), one.drawn(1, *heads, one.terms), one.drawn(1, *heads),
                    rows.abs()[..., None].expand(1, *heads), -numbers[0][:, None, None].expand(*heads, one.terms), lines, lines.flip(2),
                    spread[0] if skips else None, dt_bias=spread[1] if biased else None, dt_softplus=soft)
-    keys = one.drawn(1, 1, one.groups, one.terms)
-    check(published("qwen3_next", "fused_recurrent_gated_delta_rule"), keys, keys.flip(3), one.drawn(1, 1, *heads), g=-rows[None].abs(),
-          beta=rows[None].sigmoid(), initial_state=one.drawn(1, one.heads, one.terms, one.rows), output_final_state=True,
-          use_qk_l2norm_in_kernel=True)
+    rule = published("qwen3_next", "fused_recurrent_gated_delta_rule")
+    one = grouped(one, rule)
+    keys, beta = one.drawn(1, 1, one.groups, one.terms), one.drawn(1, 1, one.heads)
+    check(rule, keys, keys.flip(3), one.drawn(1, 1, one.heads, one.rows), g=-beta.abs(), beta=beta.sigmoid(),
+          initial_state=one.drawn(1, one.heads, one.terms, one.rows), output_final_state=True, use_qk_l2norm_in_kernel=True)
     channels = one.heads
     check_in_place(published("mamba2", "causal_conv1d_update"), one.drawn(1, channels, width), one.drawn(1, channels, 1),
                    one.drawn(channels, width), one.drawn(channels) if biased else None, "silu" if silu else None, at=1)
@@ -184,9 +191,9 @@ def test_operands_that_do_not_fit_are_refused(wrong: str) -> None:
 
 
 DELTA: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 8, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"], "max_position_embeddings": 64, **TOKENS}
+    "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "max_position_embeddings": 64, **TOKENS}
 
 
 def test_a_delta_rule_is_one_operator_of_a_chunk_that_takes_padding() -> None:

@@ -51,8 +51,8 @@ class RecurrenceCall:
 def recurrence(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
     """For each token t and head h: ``S = exp(decay_t rates) S``; ``S += w_t keys_t^T``; ``y_t = S queries_t + skip x_t``.
 
-    ``w_t`` is ``x_t``, or with ``strength`` (delta rule) ``strength_t (x_t - S keys_t)`` of the decayed S; where it is ``scaled``, x_t times
-    decay_t in its place (the step of a scan). All in float32, or float64. Arguments: RecurrenceCall.
+    ``w_t`` is ``x_t``, or with ``strength`` (delta rule) ``strength_t (x_t - S keys_t)`` of the decayed S; where it is ``scaled``, x_t
+    times decay_t stands for x_t there (the step of a scan). All in float32, or float64. Arguments: RecurrenceCall.
 
     Shapes: ``state`` [1, H, P, N], any strides, None: zeros; ``decay`` [1, T, H], or [1, T, H, N] of every term; ``x`` [1, T, H, P], of
     any float type; ``keys`` and ``queries`` [1, T, G, N], of which H / G neighbouring heads share one; ``rates`` [H, N] or [H, 1];

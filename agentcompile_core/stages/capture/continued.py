@@ -56,7 +56,7 @@ def _recurrence_of(graph: Graph, state: StateSpec) -> Node | None:
 
 
 def _begun(graph: Graph, node: Node, state: StateSpec) -> Graph:
-    """``graph`` in which the recurrence ``node``, which begins with zeros, begins with ``state``: the same numbers as [1, H, P, N] in f32."""
+    """``graph`` in which the recurrence ``node``, which begins with zeros, begins with ``state``: its numbers as [1, H, P, N] in f32."""
     wanted, name = graph.spec(node.outputs[1]), f"{node.name}.begins"
     if wanted.numel != state.spec.numel:
         raise Unsupported(f"a chunk makes a state of {wanted.shape} for the {state.part} state {state.spec.shape} of layer {state.layer}")

@@ -1,7 +1,7 @@
 """Recurrences over tokens, seen during capture: operators of ours in place of what a model writes out.
 
-transformers calls scans, delta rules and their short convolutions by the names under which packages and hubs publish kernels of them, each with its own body for
-who has none. A trace of ours puts the operator there, with what is computed token by token around it as it is.
+transformers calls scans, delta rules and their short convolutions by the names under which packages and hubs publish kernels of them,
+each with its own body for who has none. A trace of ours puts an operator there, with what is computed token by token around it as it is.
 """
 
 import inspect
@@ -61,7 +61,10 @@ def _either(ours: "Callable[[Arguments], Any]", theirs: FunctionType) -> Callabl
 
 
 def _selective_scan(given: Arguments) -> Any:
-    """``selective_scan_fn`` (Mamba): hidden_states and dt [1, D, T], A [D, N], B and C [1, N, T]. It begins with zeros: ``continued.py``."""
+    """``selective_scan_fn`` (Mamba): hidden_states and dt [1, D, T], A [D, N], B and C [1, N, T].
+
+    It begins with zeros: ``continued.py``.
+    """
     x, dt, b, c = (given[name] for name in ("hidden_states", "dt", "B", "C"))
     if x.dim() != 3 or x.shape[2] == 1 or x.shape[0] != 1 or b.dim() != 3 or given.get("use_mambapy"):
         return None
@@ -114,8 +117,10 @@ def _state_update(given: Arguments) -> Any:
 
 
 def _delta_rule(given: Arguments) -> Any:
-    """``chunk_gated_delta_rule``, ``chunk_kda`` and what is called of both for one token: query and key [1, T, G, K], value [1, T, H, V], g [1, T, H] or of every term
-    [1, T, H, K], beta [1, T, H]; the state is [1, H, K, V]."""
+    """``chunk_gated_delta_rule``, ``chunk_kda`` and what both are called for one token.
+
+    query and key [1, T, G, K], value [1, T, H, V], g [1, T, H] or of every term [1, T, H, K], beta [1, T, H]; the state is [1, H, K, V].
+    """
     query, key, state = given["query"], given["key"], given["initial_state"]
     if query.dim() != 4 or query.shape[0] != 1:
         return None

@@ -1,4 +1,4 @@
-"""Recurrences over the tokens of a prompt, ``agentcompile.recurrence``, by the kernel of ``recurrence.cu``: the state stays in registers."""
+"""Recurrences over tokens, ``agentcompile.recurrence``, by the kernel of ``recurrence.cu``: the state stays in registers."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ TEMPLATE = Path(__file__).with_name("recurrence.cu")
 WARP, QUAD, FLOAT_BYTES = 32, 4, 4
 MOST_THREADS, MOST_EACH = 512, 32
 STAGES = 2
-# Threads of a block and tokens of a tile; terms of a row that a thread holds at most where it has up to MANY, and more (measured on an H100).
+# Threads of a block and tokens of a tile; terms that a thread holds of a row of up to MANY, and of a longer one (measured on an H100).
 FEWEST_THREADS, THREADS, TILE = 128, 320, 16
 MANY, FEW_EACH, FEWEST_OF_MANY, MANY_EACH = 32, 4, 8, 16
 SCALARS = ("tokens", "all_rows", "state_row", "state_term", "x_token", "x_row", "decay_token", "decay_head", "strength_token",
@@ -119,10 +119,9 @@ def source(dtype: DType, kind: Kind, schedule: Schedule) -> StepSource:
     made = (pointer(name, Role.OUTPUT, DType.F32, Access.WRITE) for name in ("y", "last"))
     launch = Launch(entry="recurrence", grid=(1, 1, 1), block=(schedule.threads, 1, 1), shared_bytes=schedule.shared_bytes(kind), pdl=True,
                     arguments=(*given, *made, *(i32(name, 0) for name in SCALARS)))
-    plan = {"X": c_type(dtype), "threads": schedule.threads, "terms": kind.terms, "lanes": schedule.lanes, "rows": schedule.rows, "held": schedule.held,
-            "tile": schedule.tile, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group, "rates_each": kind.rates_each,
-            "decay_of_terms": kind.decay_of_terms, "is_delta": kind.is_delta,
-            "is_scaled": kind.is_scaled}
+    plan = {"X": c_type(dtype), "threads": schedule.threads, "lanes": schedule.lanes, "rows": schedule.rows, "held": schedule.held,
+            "tile": schedule.tile, "terms": kind.terms, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group,
+            "rates_each": kind.rates_each, "decay_of_terms": kind.decay_of_terms, "is_delta": kind.is_delta, "is_scaled": kind.is_scaled}
     return make_source(TEMPLATE, plan=plan, launches=(launch,))
 
 
@@ -154,7 +153,9 @@ class RecurrentRows:
         ), kind
 
     def __call__(self, call: RecurrenceCall, out: "tuple[torch.Tensor, torch.Tensor]") -> None:
-        """Write to ``out``, y [1, T, H, P], dense, and the last state [1, H, P, N], which lies as the first one, what ``agentcompile.recurrence`` makes of ``call``.
+        """Write to ``out`` what ``agentcompile.recurrence`` makes of ``call``.
+
+        That is y [1, T, H, P], dense, and the last state [1, H, P, N], which lies as the first one.
 
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.

@@ -1,4 +1,4 @@
-"""Short causal convolutions over the tokens of a prompt, ``agentcompile.causal_convolution``, by the kernel of ``short_convolution.cu``."""
+"""Short causal convolutions over tokens, ``agentcompile.causal_convolution``, by the kernel of ``short_convolution.cu``."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,8 @@ def source(dtype: DType, width: int, silu: bool) -> StepSource:
     made = (pointer(name, Role.OUTPUT, dtype, Access.WRITE) for name in ("out", "last"))
     launch = Launch(entry="causal_convolution", grid=(1, 1, 1), block=(THREADS, 1, 1), pdl=True,
                     arguments=(*given, *made, *(i32(name, 0) for name in ("tokens", "channels", "x_token"))))
-    return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": THREADS, "run": RUN, "width": width, "silu": silu}, launches=(launch,))
+    plan = {"T": c_type(dtype), "threads": THREADS, "run": RUN, "width": width, "silu": silu}
+    return make_source(TEMPLATE, plan=plan, launches=(launch,))
 
 
 def blocks(tokens: int, channels: int, itemsize: int) -> int:

@@ -220,7 +220,8 @@ def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
     norm, rope, gated = (rows.body(*ops) for ops in ((NORM,), (ROPE,), GATED))
     assert norm is not None and rope is not None and gated is not None and rows.body("aten.add.Tensor") is None
     refused: list[Any] = [
-        norm(x.double(), weight.double(), 1e-6), norm(x[..., :60].contiguous(), weight[:60], 1e-6), norm(x.transpose(1, 2), weight[:4], 1e-6),
+        norm(x.double(), weight.double(), 1e-6), norm(x[..., :60].contiguous(), weight[:60], 1e-6),
+        norm(x.transpose(1, 2), weight[:4], 1e-6),
         norm(x, weight.float(), 1e-6), norm(x, None, 1e-6, True), gated(x, x[:, :, ::2]), gated(x.double(), x.double()),
         gated(normal(0, 65, dtype=torch.float16)[1:], normal(0, 64, dtype=torch.float16))]
     heads, table = normal(0, 1, 2, 4, 32, dtype=torch.float16), normal(0, 1, 4, 32, dtype=torch.float16)
