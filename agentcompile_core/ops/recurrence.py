@@ -89,7 +89,7 @@ def _live(valid: Tensor | None, tokens: int) -> int | None:
     if valid is None:
         return tokens
     is_asked = valid.device.type == "cpu" or (valid.device.type == "cuda" and not torch.cuda.is_current_stream_capturing())
-    return min(int(valid), tokens) if is_asked else None
+    return max(0, min(int(valid), tokens)) if is_asked else None
 
 
 def shape_only(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:

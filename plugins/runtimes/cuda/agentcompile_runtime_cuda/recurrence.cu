@@ -88,7 +88,7 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
   const int lane = threadIdx.x % lanes, first_row = blockIdx.x * rows;
   const int row_of_block = threadIdx.x / lanes;  // the first of the thread's
   const int group = first_row / Plan::rows_of_group;
-  const int live = valid == nullptr ? tokens : static_cast<int>(min(static_cast<long long>(tokens), valid[0]));
+  const int live = valid == nullptr ? tokens : static_cast<int>(max(0ll, min(static_cast<long long>(tokens), valid[0])));
   keys += group * key_group;
   queries += group * query_group;
   decay += Plan::decay_of_terms ? first_row / rows_of_head * decay_head : 0;

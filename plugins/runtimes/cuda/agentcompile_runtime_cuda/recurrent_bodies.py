@@ -29,7 +29,7 @@ class RecurrentBodies:
             return None
         call, kind = laid
         made = call.decay.new_empty(call.x.shape), call.new_state()
-        key = ("recurrence", kind, call.x.dtype, call.state is None, call.valid is None, call.skip is None)
+        key = ("recurrence", kind, call.x.shape[2], call.x.dtype, call.state is None, call.valid is None, call.skip is None)
         agreed = self._compared.agreed(key, lambda: self._recurrent(call, made), lambda: made,
                                        lambda: torch.ops.agentcompile.recurrence.default(*operands, **how), CLOSE_RECURRENCES)
         return made if agreed else None

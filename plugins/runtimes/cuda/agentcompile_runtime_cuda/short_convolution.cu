@@ -56,7 +56,7 @@ causal_convolution(const Plan::T* state, const Plan::T* x, const Plan::T* weight
   };
 
   if (first == 0) {
-    const int live = valid == nullptr ? tokens : static_cast<int>(min(static_cast<long long>(tokens), valid[0]));
+    const int live = valid == nullptr ? tokens : static_cast<int>(max(0ll, min(static_cast<long long>(tokens), valid[0])));
     for (int k = 0; k < width; ++k) {
       float kept[size];
       column(live + k - width, kept);

@@ -78,7 +78,7 @@ def recurrences(draw: st.DrawFn) -> Drawn:
                  width=draw(st.sampled_from([8, 16, 24, 40])), terms=draw(st.sampled_from([4, 8, 16, 24, 64, 96, 128])),
                  rates_each=how[0], decay_of_terms=how[1], is_delta=draw(st.booleans()),
                  begins=draw(st.sampled_from(["state", "turned", "nothing"])), by_token=draw(st.booleans()),
-                 valid=draw(st.one_of(st.none(), st.integers(1, tokens + 3))), skips=draw(st.booleans()), scaled=scaled,
+                 valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), scaled=scaled,
                  dtype=draw(st.sampled_from(list(TYPES))), sms=draw(st.integers(1, 8)), seed=draw(st.integers(0, 99)))
 
 
@@ -122,6 +122,7 @@ WRONG = {
     "a tile is read before all of it is there": ("    __syncthreads();", "    __syncwarp();"),
     "one stage for two tiles": ("    Stage& stage = stages[first / tile % 2];", "    Stage& stage = stages[0];"),
     "padding counts": ("min(static_cast<long long>(tokens), valid[0])", "min(static_cast<long long>(tokens), valid[0] + 1)"),
+    "fewer tokens than none": ("max(0ll, min(static_cast<long long>(tokens), valid[0]))", "min(static_cast<long long>(tokens), valid[0])"),
     "padding is not zero": ("i % rows] = 0.0f;", "i % rows] = 1.0f;"),
     "keys of the first group": ("keys += group * key_group;", ""),
     "queries of the first group": ("queries += group * query_group;", ""),
@@ -155,6 +156,7 @@ CASES = [Drawn(tokens=70, groups=2, heads=2, width=24, terms=64, rates_each=1, b
          Drawn(tokens=50, groups=1, heads=64, width=1, terms=16, rates_each=-1, by_token=True, sms=2),
          Drawn(tokens=43, groups=2, heads=1, width=16, terms=128, decay_of_terms=True, is_delta=True, sms=2),
          Drawn(tokens=70, groups=2, heads=2, width=24, terms=96, is_delta=True, by_token=True, begins="turned", valid=66),
+         Drawn(tokens=3, groups=1, heads=1, width=32, terms=64, valid=-2),
          Drawn(tokens=20, groups=1, heads=1, width=32, terms=512, dtype=torch.float16, rates_each=1, scaled=True)]
 
 

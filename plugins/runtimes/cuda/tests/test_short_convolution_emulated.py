@@ -58,7 +58,7 @@ def convolutions(draw: st.DrawFn) -> Drawn:
     tokens = draw(st.integers(1, 40))
     return Drawn(tokens=tokens, vectors=draw(st.integers(1, 40)), width=draw(st.integers(1, 8)), dtype=draw(st.sampled_from(list(TYPES))),
                  beside=draw(st.integers(0, 2)), biased=draw(st.booleans()), silu=draw(st.booleans()),
-                 valid=draw(st.one_of(st.none(), st.integers(1, tokens + 2))), seed=draw(st.integers(0, 99)))
+                 valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 2))), seed=draw(st.integers(0, 99)))
 
 
 def error(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") -> float:
@@ -77,7 +77,7 @@ def error(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") 
     launch = evolve(launch, arguments=tuple(evolve(a, operand="") if a.operand in ("bias", "valid") and a.operand not in memory else a
                                             for a in launch.arguments))
     run_called(made, (launch, (one.tokens, channels, x.stride(2))), blocks(one.tokens, channels, x.element_size()), memory, options)
-    clipped = None if valid is None else valid.clamp(max=one.tokens)
+    clipped = None if valid is None else valid.clamp(0, one.tokens)
     wanted, last = causal_convolution(state.double(), x.double(), weight.double(), None if bias is None else bias.double(), clipped)
     wanted = torch.nn.functional.silu(wanted.to(one.dtype)).double() if silu else wanted
     found = memory["out"].view(1, one.tokens, channels).transpose(1, 2)
