@@ -140,7 +140,7 @@ def test_operators_survive_a_second_import() -> None:
     again = importlib.reload(ops)
     gc.collect()
     assert set(again.SCHEMAS) == {"attention", "rotary_embedding", "rms_norm", "layer_norm", "rope", "argmax", "cached", "masked",
-                                  "expert_linear", "advance", "advance_rows", "start_decode"}
+                                  "expert_linear", "recurrence", "causal_convolution", "advance", "advance_rows", "start_decode"}
     assert KERNELS.argmax(torch.tensor([[[0.0, 1.0]]])).tolist() == [1]
     x = torch.randn(1, 2, 1, 4)
     assert torch.equal(held(x, torch.ones(1, 1, 4), torch.zeros(1, 1, 4)), x)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
+from agentcompile_core.ops import recurrence as operator
 from agentcompile_core.ops.names import RECURRENCE
 from agentcompile_core.ops.recurrence import recurrence, shape_only
 from agentcompile_core.plugin.interfaces import LoadedModel
@@ -166,6 +167,9 @@ def test_padding_and_parts_leave_the_state_of_the_tokens(one: Sizes, at: int, de
     live = min(at, one.tokens)
     y, last = run(state, 0, one.tokens, at)
     wanted, kept = run(state, 0, live)
+    with pytest.MonkeyPatch.context() as patch:  # as where nobody may ask the device
+        patch.setattr(operator, "_live", lambda valid, tokens: None if valid is not None else tokens)
+        torch.testing.assert_close(run(state, 0, one.tokens, at), (y, last))
     torch.testing.assert_close((y[:, :live], last), (wanted, kept))
     assert not y[:, live:].any() and y.is_contiguous() and last.stride() == state.stride()
     cut = min(cut, one.tokens - 1)

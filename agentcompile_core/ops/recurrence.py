@@ -4,6 +4,9 @@ Every token decays a state, adds an outer product to it and reads it. Sources: G
 (2405.21060) for scans; Yang, Kautz and Hatamizadeh 2024 (2412.06464) for the gated delta rule.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +17,19 @@ SCHEMA = (
     "(Tensor? state, Tensor decay, Tensor x, Tensor keys, Tensor queries, Tensor? rates=None, Tensor? strength=None,"
     " Tensor? valid=None, Tensor? skip=None, bool scaled=False) -> (Tensor, Tensor)"
 )
+
+
+_is_asked = ContextVar("_is_asked", default=False)
+
+
+@contextmanager
+def padding_skipped() -> Iterator[None]:
+    """A block in which a recurrence asks the device how many rows are no padding, and leaves out the others: nothing is captured there."""
+    token = _is_asked.set(True)
+    try:
+        yield
+    finally:
+        _is_asked.reset(token)
 
 
 @frozen
@@ -85,11 +101,10 @@ def recurrence(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
 
 
 def _live(valid: Tensor | None, tokens: int) -> int | None:
-    """How many tokens are no padding; None where nobody may ask, since a graph of the device is being captured."""
+    """How many tokens are no padding; None where nobody may ask, since a graph of the device may be captured."""
     if valid is None:
         return tokens
-    is_asked = valid.device.type == "cpu" or (valid.device.type == "cuda" and not torch.cuda.is_current_stream_capturing())
-    return max(0, min(int(valid), tokens)) if is_asked else None
+    return max(0, min(int(valid), tokens)) if valid.device.type == "cpu" or _is_asked.get() else None
 
 
 def shape_only(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:

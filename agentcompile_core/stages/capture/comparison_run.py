@@ -11,6 +11,7 @@ from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
 from ...ops.aliasing import memory_roots
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import Prepared, compile_nodes
+from ...ops.recurrence import padding_skipped
 from .chunk_sizes import chunk_name
 from .states import cache_keyword
 
@@ -142,7 +143,8 @@ class GraphRun:
             if large:
                 self.environment[large].copy_(LARGE * torch.randn(self.environment[large].shape, generator=generator))
             if by_chunk:
-                chunk.bind({**self.environment, **self._chunk(graph, part, 0)})()
+                with padding_skipped():
+                    chunk.bind({**self.environment, **self._chunk(graph, part, 0)})()
             for at, token in enumerate([] if by_chunk else part[0]):
                 self.environment["session.ids"].fill_(token)
                 self.environment["session.position"].fill_(at)
@@ -171,7 +173,8 @@ class GraphRun:
     def _run(self, graph: Graph, inputs: dict[str, Tensor]) -> Tensor:
         if graph.name not in self._prepared:
             self._prepared[graph.name] = compile_nodes(graph, device=self.device, dtype_override=self.wide)
-        return self._prepared[graph.name].bind({**self.environment, **inputs})()[0][0, -1].clone()
+        with padding_skipped():
+            return self._prepared[graph.name].bind({**self.environment, **inputs})()[0][0, -1].clone()
 
     def _chunk(self, graph: Graph, part: Tensor, start: int) -> dict[str, Tensor]:
         prompt = torch.zeros(1, graph.tokens, dtype=torch.int64, device=self.device)

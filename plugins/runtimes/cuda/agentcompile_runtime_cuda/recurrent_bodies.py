@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from agentcompile_core.plugin_api import RecurrenceCall
-
 from .compared import CLOSE_RECURRENCES, Compared
 from .recurrent_rows import RecurrentRows
 from .short_convolution import ShortConvolution
@@ -23,6 +21,8 @@ class RecurrentBodies:
     def recurrence(self, *operands: Any, **how: Any) -> "tuple[torch.Tensor, torch.Tensor] | None":
         """y and the last state."""
         import torch
+
+        from agentcompile_core.plugin_api import RecurrenceCall
 
         laid = self._recurrent.laid(RecurrenceCall(*operands, **how))
         if laid is None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from agentcompile_cuda_kit import c_type, make_source
 from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import Access, Backend, DType, Launch, RecurrenceCall, Role, StepSource, Target, i32, pointer
+from agentcompile_core.plugin_api import Access, Backend, DType, Launch, Role, StepSource, Target, i32, pointer
 
 from .own_kernels import OwnKernels
 
 if TYPE_CHECKING:
     import torch
+
+    from agentcompile_core.plugin_api import RecurrenceCall
 
 TEMPLATE = Path(__file__).with_name("recurrence.cu")
 WARP, QUAD, FLOAT_BYTES = 32, 4, 4
@@ -29,7 +31,7 @@ SCALARS = ("tokens", "all_rows", "state_row", "state_term", "x_token", "x_row", 
 ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid", "skip")
 
 
-def scalars_of(call: RecurrenceCall) -> tuple[int, ...]:
+def scalars_of(call: "RecurrenceCall") -> tuple[int, ...]:
     """What the kernel is told beside its pointers."""
     of_state = (call.keys.shape[3], 1) if call.state is None else call.state.stride()[2:]
     of_strength = (0, 0) if call.strength is None else call.strength.stride()[1:3]
@@ -38,12 +40,12 @@ def scalars_of(call: RecurrenceCall) -> tuple[int, ...]:
             *call.keys.stride()[1:3], *call.queries.stride()[1:3])
 
 
-def rows_of(call: RecurrenceCall) -> int:
+def rows_of(call: "RecurrenceCall") -> int:
     """Of the states of all heads."""
     return call.x.shape[2] * call.x.shape[3]
 
 
-def tensors_of(call: RecurrenceCall) -> "tuple[torch.Tensor | None, ...]":
+def tensors_of(call: "RecurrenceCall") -> "tuple[torch.Tensor | None, ...]":
     """In the order of the kernel."""
     return call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.strength, call.valid, call.skip
 
@@ -61,7 +63,7 @@ class Kind:
     is_scaled: bool = False
 
     @classmethod
-    def of(cls, call: RecurrenceCall) -> "Kind":
+    def of(cls, call: "RecurrenceCall") -> "Kind":
         """That of a call."""
         heads, width = call.x.shape[2:]
         return cls(terms=call.keys.shape[3], rows_of_head=width, rows_of_group=heads // call.keys.shape[2] * width,
@@ -133,7 +135,7 @@ class RecurrentRows:
         self._kernels: dict[tuple[Kind, Schedule], OwnKernels] = {}
         self._lock = threading.Lock()
 
-    def laid(self, call: RecurrenceCall) -> "tuple[RecurrenceCall, Kind] | None":
+    def laid(self, call: "RecurrenceCall") -> "tuple[RecurrenceCall, Kind] | None":
         """``call`` with what is where the kernel reads it, copies where need be; None: no kernel serves such a call."""
         import torch
 
@@ -152,7 +154,7 @@ class RecurrentRows:
             rates=None if call.rates is None else call.rates.contiguous(), skip=None if call.skip is None else call.skip.contiguous(),
         ), kind
 
-    def __call__(self, call: RecurrenceCall, out: "tuple[torch.Tensor, torch.Tensor]") -> None:
+    def __call__(self, call: "RecurrenceCall", out: "tuple[torch.Tensor, torch.Tensor]") -> None:
         """Write to ``out`` what ``agentcompile.recurrence`` makes of ``call``.
 
         That is y [1, T, H, P], dense, and the last state [1, H, P, N], which lies as the first one.
