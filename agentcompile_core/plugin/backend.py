@@ -196,7 +196,8 @@ class Backend(Offer):
         other one's, and what else the activation takes, by name. That of ``aten.linear.default`` alone takes ``out`` by name too:
         [T, N], dense, which it writes and returns then. Matrices and biases of products are weights in any case, which nothing writes
         while a program runs. Of ``aten.mul.Tensor`` and ``aten.sum.dim_IntList``, a sum along axes that alone reads a product of two
-        tensors, it takes both and the axes.
+        tensors, it takes both and the axes. Bodies of ``agentcompile.recurrence.default`` and ``agentcompile.causal_convolution.default``,
+        which no kernel of a search computes, run in steps of one row too; they return both results, which lie as the operators' do.
         """
         return None
 
