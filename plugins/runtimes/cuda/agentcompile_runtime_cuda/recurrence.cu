@@ -2,11 +2,11 @@
 //
 //   S = f S;  S += w keys[t]^T;  y[t] = S queries[t] + skip x[t]    with w = x[t], or strength[t] (x[t] - S keys[t]) for delta rules
 //
-// S [H, P, terms] in `state` (null: zeros) and behind the last token in `last`, rows and terms of both by the same strides; x [T, H P] by strides, of
-// tokens and rows of S, of any type; keys and queries [T, G, terms], by strides of tokens and groups, terms side by side; strength [T, H]
-// and decay [T, H] by strides; skip [H] or null; y [T, H P], dense. Where it is scaled, x times the decay stands for x in w. f is exp(decay rate): Plan::rates_each says what `rates` holds, 0: none (1), 1: [H], terms:
-// [H, terms]; or, Plan::decay_of_terms, exp(decay) with a decay [T, H, terms]. `valid`: i64 [1], how many of the tokens count (null: all);
-// y of the others is zero.
+// S [H, P, terms] in `state` (null: zeros) and behind the last token in `last`, rows and terms of both by the same strides; x [T, H P] by
+// strides of tokens and rows of S, of any type; keys and queries [T, G, terms], by strides of tokens and groups, terms side by side;
+// strength [T, H] and decay [T, H] by strides; skip [H] or null; y [T, H P], dense. Where it is scaled, x times the decay stands for x in w.
+// f is exp(decay rate): Plan::rates_each says what `rates` holds, 0: none (1), 1: [H], terms: [H, terms]; or, Plan::decay_of_terms,
+// exp(decay) with a decay [T, H, terms]. `valid`: i64 [1], how many of the tokens count (null: all); y of the others is zero.
 //
 // A block has Plan::rows rows of S, all of one group, and stays with them for all tokens. `lanes` threads share a row, each holds `each` of
 // its terms, in quads that lie `lanes` quads apart, of Plan::held rows that read the same keys and queries. Those of a tile of tokens come by
@@ -78,9 +78,9 @@ __device__ __forceinline__ float sum_of(const float (&parts)[chains]) {
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, 1)
 recurrence(const float* state, const float* decay, const Plan::X* x, const float* keys, const float* queries, const float* rates,
-           const float* strength, const long long* valid, const float* skip, float* y, float* last, int tokens, int all_rows, int state_row, int state_term,
-           int x_token, int x_row, int decay_token, int decay_head, int strength_token, int strength_head, int key_token, int key_group,
-           int query_token, int query_group) {
+           const float* strength, const long long* valid, const float* skip, float* y, float* last, int tokens, int all_rows,
+           int state_row, int state_term, int x_token, int x_row, int decay_token, int decay_head, int strength_token, int strength_head,
+           int key_token, int key_group, int query_token, int query_group) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
   AC_DYNAMIC_SHARED(Stage, stages);
@@ -115,7 +115,7 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
     value.token = by_token ? at % tile : at / rows;
     value.row = by_token ? at / tile : at % rows;
     const bool is_one = value.token < tile && value.row < rows;
-    if (!is_one) value.token = tokens;
+    if (!is_one) value.token = max(tokens, tile);  // of no tile
     const int row = is_one ? first_row + value.row : first_row, head = row / rows_of_head;
     value.x = value.token * x_token + row * x_row;
     value.decay = value.token * decay_token + head * decay_head;

@@ -20,7 +20,7 @@ pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
 from agentcompile_validator_emulation.testing import run_called, some
 
-SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=24, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 TYPES = {torch.float32: DType.F32, torch.bfloat16: DType.BF16, torch.float16: DType.F16}
 
 
@@ -73,9 +73,10 @@ def recurrences(draw: st.DrawFn) -> Drawn:
     """Few and many tokens beside tiles, rows of heads that straddle blocks, all ways of decay; only sizes that have a schedule."""
     how = draw(st.sampled_from([(0, False), (1, False), (-1, False), (0, True)]))
     scaled = not how[1] and draw(st.booleans())
-    tokens = draw(st.integers(1, 70))
+    tokens = draw(st.one_of(st.integers(1, 17), st.integers(1, 70)))
     return Drawn(tokens=tokens, groups=draw(st.integers(1, 2)), heads=draw(st.sampled_from([1, 2, 4, 6])),
-                 width=draw(st.sampled_from([8, 16, 24, 40])), terms=draw(st.sampled_from([4, 8, 16, 24, 64, 96, 128])),
+                 width=draw(st.sampled_from([1, 4, 8, 12, 16, 24, 40])),
+                 terms=draw(st.sampled_from([4, 8, 16, 24, 64, 96, 128, 256])),
                  rates_each=how[0], decay_of_terms=how[1], is_delta=draw(st.booleans()),
                  begins=draw(st.sampled_from(["state", "turned", "nothing"])), by_token=draw(st.booleans()),
                  valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), scaled=scaled,
@@ -122,6 +123,7 @@ WRONG = {
     "a tile is read before all of it is there": ("    __syncthreads();", "    __syncwarp();"),
     "one stage for two tiles": ("    Stage& stage = stages[first / tile % 2];", "    Stage& stage = stages[0];"),
     "padding counts": ("min(static_cast<long long>(tokens), valid[0])", "min(static_cast<long long>(tokens), valid[0] + 1)"),
+    "more values than a tile has": ("value.token = max(tokens, tile);", "value.token = tokens;"),
     "fewer tokens than none": ("max(0ll, min(static_cast<long long>(tokens), valid[0]))", "min(static_cast<long long>(tokens), valid[0])"),
     "padding is not zero": ("i % rows] = 0.0f;", "i % rows] = 1.0f;"),
     "keys of the first group": ("keys += group * key_group;", ""),
@@ -157,6 +159,7 @@ CASES = [Drawn(tokens=70, groups=2, heads=2, width=24, terms=64, rates_each=1, b
          Drawn(tokens=43, groups=2, heads=1, width=16, terms=128, decay_of_terms=True, is_delta=True, sms=2),
          Drawn(tokens=70, groups=2, heads=2, width=24, terms=96, is_delta=True, by_token=True, begins="turned", valid=66),
          Drawn(tokens=3, groups=1, heads=1, width=32, terms=64, valid=-2),
+         Drawn(tokens=15, groups=1, heads=1, width=12, terms=256, rates_each=1, scaled=True, skips=True, by_token=True),
          Drawn(tokens=20, groups=1, heads=1, width=32, terms=512, dtype=torch.float16, rates_each=1, scaled=True)]
 
 
