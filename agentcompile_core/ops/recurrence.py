@@ -18,7 +18,6 @@ SCHEMA = (
     " Tensor? valid=None, Tensor? skip=None, bool scaled=False) -> (Tensor, Tensor)"
 )
 
-
 _is_asked = ContextVar("_is_asked", default=False)
 
 
@@ -54,8 +53,9 @@ class RecurrenceCall:
 
     def new_state(self) -> Tensor:
         """Room for the last state, which lies as the first one does, or contiguous."""
-        made = self.decay.new_empty(self.state_shape)
-        return made if self.state is None else torch.empty_like(self.state, dtype=self.decay.dtype)
+        if self.state is None:
+            return self.decay.new_empty(self.state_shape)
+        return torch.empty_like(self.state, dtype=self.decay.dtype)
 
     @property
     def wide(self) -> tuple[Tensor, ...]:

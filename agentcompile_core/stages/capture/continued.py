@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from ...ir.graph import Graph, Node, Ref, Symbol, Value, ValueKind, map_refs
+from ...ir.graph import Argument, Graph, Node, Ref, Symbol, Value, ValueKind, map_refs
 from ...ops.aliasing import memory_roots
 from ...ops.names import RECURRENCE
 from ...ops.schema import argument as argument_of
@@ -42,10 +42,15 @@ def takes_padding(graph: Graph, held: Held) -> bool:
     return all(node is not None and argument_of(node, "valid") is not None for node in made)
 
 
+def _written(graph: Graph, state: StateSpec) -> Argument:
+    """What is written to ``state``; None: nothing is."""
+    writer = next((node for node in graph.nodes if state.source in node.mutates), None)
+    return writer.args[1] if writer is not None and len(writer.args) > 1 else None
+
+
 def _recurrence_of(graph: Graph, state: StateSpec) -> Node | None:
     """The operator whose last state is written to ``state``, through views and casts."""
-    writer = next((node for node in graph.nodes if state.source in node.mutates), None)
-    written = writer.args[1] if writer is not None and len(writer.args) > 1 else None
+    written = _written(graph, state)
     while isinstance(written, Ref) and (node := graph.producer.get(written.value)) is not None:
         if node.op == RECURRENCE:
             return node if written.value == node.outputs[1] else None
@@ -80,8 +85,7 @@ def _continued(graph: Graph, state: StateSpec) -> Graph:
     recurrence = _recurrence_of(graph, state)
     if recurrence is not None and argument_of(recurrence, "state") is None:
         return _begun(graph, recurrence, state)
-    writer = next((node for node in graph.nodes if state.source in node.mutates), None)
-    begins = _beginnings(graph, writer.args[1], state) if writer is not None and len(writer.args) > 1 else []
+    begins = _beginnings(graph, _written(graph, state), state)
     if len(begins) != 1:
         raise Unsupported(f"a chunk forgets the {state.part} state of layer {state.layer}")
     first, zeros = begins[0]

@@ -5,7 +5,6 @@ each with its own body for who has none. A trace of ours puts an operator there,
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from ...ops import operators as operators  # registers the operators of namespace agentcompile
 from .attention import active_recorder
 from .libraries import is_library_function
+from .replaced import modules_of, replaced
 
 Arguments = Mapping[str, Any]
 
@@ -25,15 +25,9 @@ Arguments = Mapping[str, Any]
 @contextmanager
 def semantic_recurrences(model: nn.Module) -> Iterator[None]:
     """During the block, functions with a kernel's name that the code of ``model`` calls are ours, where one of ours is known by it."""
-    modules = [sys.modules[name] for name in dict.fromkeys(type(part).__module__ for part in model.modules()) if name in sys.modules]
-    found = [(module, name, value) for module in modules for name, value in vars(module).items() if kernel_name(value) in _OURS]
-    try:
-        for module, name, value in found:
-            setattr(module, name, _either(_OURS[kernel_name(value)], value))
+    found = [(module, name, value, kernel_name(value)) for module in modules_of(model) for name, value in vars(module).items()]
+    with replaced([(module, name, _either(_OURS[kernel], value)) for module, name, value, kernel in found if kernel in _OURS]):
         yield
-    finally:
-        for module, name, value in found:
-            setattr(module, name, value)
 
 
 def kernel_name(value: Any) -> str:

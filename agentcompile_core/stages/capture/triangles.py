@@ -1,13 +1,14 @@
 """Triangular systems, which some models write out row by row for whoever exports them: a graph of ours holds one operator."""
 
 import inspect
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 
 from torch import nn
+
+from .replaced import modules_of, replaced
 
 ASKED, SOLVER = "is_torchdynamo_exporting", "solve_triangular"
 
@@ -18,24 +19,12 @@ def triangles_solved(model: nn.Module) -> Iterator[None]:
 
     Gated delta rules (Qwen3-Next, Qwen3.5, OLMo-Hybrid) write out some 700 operators a layer else, in place of one.
     """
-    found = [module for module in _modules_of(model) if _asks(module)]
-    before = [getattr(module, ASKED) for module in found]
-    try:
-        for module in found:
-            setattr(module, ASKED, _nobody_exports)
+    with replaced([(module, ASKED, _nobody_exports) for module in modules_of(model) if _asks(module)]):
         yield
-    finally:
-        for module, asked in zip(found, before, strict=True):
-            setattr(module, ASKED, asked)
 
 
 def _nobody_exports() -> bool:
     return False
-
-
-def _modules_of(model: nn.Module) -> list[ModuleType]:
-    names = dict.fromkeys(type(part).__module__ for part in model.modules())
-    return [sys.modules[name] for name in names if name in sys.modules]
 
 
 @cache

@@ -205,7 +205,7 @@ recurrence(const float* state, const float* decay, const Plan::X* x, const float
           if constexpr (Plan::rates_each == terms) {
             const float step = factor[0];
 #pragma unroll
-            for (int j = each - 1; j >= 0; --j) factor[j] = expf(step * rate[r][j]);
+            for (int j = 0; j < each; ++j) factor[j] = expf(step * rate[r][j]);
           }
           float known[chains] = {}, sum[chains] = {};
           if constexpr (Plan::is_delta) {

@@ -128,11 +128,11 @@ def source(dtype: DType, kind: Kind, schedule: Schedule) -> StepSource:
 
 
 class RecurrentRows:
-    """The kernels by kind, which ``backend`` builds for the target that is live on first use."""
+    """The kernels, which ``backend`` builds for the target that is live on first use."""
 
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
         self._backend, self._target = backend, target
-        self._kernels: dict[tuple[Kind, Schedule], OwnKernels] = {}
+        self._made: dict[tuple[Kind, int, torch.device], tuple[OwnKernels, Schedule] | None] = {}  # by kind, rows and device
         self._lock = threading.Lock()
 
     def laid(self, call: "RecurrenceCall") -> "tuple[RecurrenceCall, Kind] | None":
@@ -142,7 +142,7 @@ class RecurrentRows:
         if call.x.dim() != 4 or call.x.shape[0] != 1 or not call.x.numel() or any(one.dtype is not torch.float32 for one in call.wide):
             return None
         kind = Kind.of(call)
-        if call.x.dtype is torch.float64 or self._schedule(kind, rows_of(call)) is None:
+        if call.x.dtype is torch.float64 or self._of(call, kind) is None:
             return None
         width, state = kind.rows_of_head, call.state
         if state is not None and (state.stride(1) != width * kind.terms or set(state.stride()[2:]) not in ({1, kind.terms}, {1, width})):
@@ -162,17 +162,23 @@ class RecurrentRows:
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
-        kind, rows = Kind.of(call), rows_of(call)
-        schedule = self._schedule(kind, rows)
-        assert schedule is not None
-        with self._lock:
-            made = OwnKernels(self._backend, self._target, partial(source, kind=kind, schedule=schedule))
-            kernels = self._kernels.setdefault((kind, schedule), made)
-        kernels.run(call.x, kernels.launches(call.x)[0], rows // schedule.rows, (*tensors_of(call), *out), scalars_of(call))
+        made = self._of(call, Kind.of(call))
+        assert made is not None
+        kernels, schedule = made
+        kernels.run(call.x, kernels.launches(call.x)[0], rows_of(call) // schedule.rows, (*tensors_of(call), *out), scalars_of(call))
 
-    def _schedule(self, kind: Kind, rows: int) -> Schedule | None:
-        target = self._target()
-        return None if target is None else schedule_for(kind, rows, target)
+    def _of(self, call: "RecurrenceCall", kind: Kind) -> tuple[OwnKernels, Schedule] | None:
+        """The kernel of a call, looked for once; None: no block will do, or nothing is known of the device yet."""
+        key = (kind, rows_of(call), call.x.device)
+        with self._lock:
+            if key not in self._made:
+                target = self._target()
+                if target is None:
+                    return None
+                schedule = schedule_for(kind, rows_of(call), target)
+                self._made[key] = None if schedule is None else (
+                    OwnKernels(self._backend, self._target, partial(source, kind=kind, schedule=schedule)), schedule)
+            return self._made[key]
 
 
 def _in_quads(lines: "torch.Tensor") -> "torch.Tensor":
