@@ -17,7 +17,7 @@ from agentcompile_core.ir.graph import DType, GraphSet
 from agentcompile_core.ops.agreement import is_by_rounding
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.stages.capture import comparison, comparison_exact
-from agentcompile_core.stages.capture.comparison import Excused, difference
+from agentcompile_core.stages.capture.comparison import Agreed, difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.store import Store
 
@@ -77,22 +77,42 @@ def test_the_same_bits_are_not_judged_twice_and_other_ones_are(model_type: str, 
     graphs, loaded = captured(model_type, dtype, deep, sharp)
     judge, seen = comparison_exact.difference, list[object]()
     monkeypatch.setattr(comparison_exact, "difference", lambda *given: seen.append(given) or judge(*given))
-    first, again = Excused(), Excused()
+    first, again = Agreed(), Agreed()
     assert difference(graphs, loaded, first) == "" and len(seen) == 1 and first.now
     again.before = first.now
     assert difference(graphs, loaded, again) == "" and len(seen) == 1 and again.now == first.now
     parameter = [parameter for parameter in loaded.module.parameters() if parameter.dim() > 1][-1]
-    other, kept = Excused(before=first.now), parameter.detach().clone()
+    other, kept = Agreed(before=first.now), parameter.detach().clone()
     try:
         parameter.data.mul_(1.25)
         assert difference(graphs, loaded, other) == "" and len(seen) == 2 and other.now not in ("", first.now)
     finally:
         parameter.data.copy_(kept)
     wrong = next(iter(mistakes(model_type, dtype, deep, sharp).values()))
-    assert difference(wrong, loaded, Excused(before=first.now))
+    assert difference(wrong, loaded, Agreed(before=first.now))
 
 
-def test_what_was_excused_is_kept_beside_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_widened_copy_is_compared_once_and_again_for_other_weights_or_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, loaded = captured("llama", torch.bfloat16)
+    widened, seen = comparison._widened, list[object]()
+    monkeypatch.setattr(comparison, "_widened", lambda module: seen.append(module) or widened(module))
+    first = Agreed()
+    assert difference(graphs, loaded, first) == "" and len(seen) == 1 and first.now
+    again = Agreed(before=first.now)
+    assert difference(graphs, loaded, again) == "" and len(seen) == 1 and again.now == first.now
+    wrong = [made for made in mistakes("llama", torch.bfloat16).values() if difference(made, loaded)]
+    assert wrong and all(difference(made, loaded, Agreed(before=first.now)) for made in wrong)
+    parameter = [parameter for parameter in loaded.module.parameters() if parameter.dim() > 1][-1]
+    kept, other = parameter.detach().clone(), Agreed(before=first.now)
+    try:
+        parameter.data.mul_(1.25)
+        count = len(seen)
+        assert difference(graphs, loaded, other) == "" and len(seen) == count + 1 and other.now not in ("", first.now)
+    finally:
+        parameter.data.copy_(kept)
+
+
+def test_what_agreed_is_kept_beside_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm compile of a model that magnifies roundings runs nothing in float64."""
     _, loaded = captured(*CHAOTIC[0])
     judge, seen, store = comparison_exact.difference, list[object](), Store(None)

@@ -53,7 +53,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     why = _unreadable(graphs)
     if why:
         return evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}", notes=(*graphs.notes, *notes))
-    graphs, why, excused = _compared(graphs, loaded)
+    graphs, why, agreed = _compared(graphs, loaded)
     if why:
         graphs = _without_graphs(graphs, why, ctx)
     elif graphs.graphs and (why := dependence(loaded)):
@@ -62,8 +62,8 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
         with uncollected():
             text = serial.dumps(graphs)
         ctx.store.put_text("capture", key, text)
-        if excused:
-            ctx.store.put_text("excused", key, excused)
+        if agreed:
+            ctx.store.put_text("agreed", key, agreed)
     return evolve(graphs, notes=(*graphs.notes, *notes))
 
 
@@ -77,14 +77,14 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
     try:
         with uncollected():
             graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
-        before = ctx.store.text("excused", key) or ""
-        why, excused = _difference(graphs, loaded, before)
+        before = ctx.store.text("agreed", key) or ""
+        why, agreed = _difference(graphs, loaded, before)
     except (UsageError, VerificationError):
         ctx.emit(StoreMiss(key=key))
         return None, ()
     if not why:
-        if excused and excused != before:
-            ctx.store.put_text("excused", key, excused)
+        if agreed and agreed != before:
+            ctx.store.put_text("agreed", key, agreed)
         return graphs, ()
     _record(info.name, f"the stored capture computes something else and is made anew: {why}", ctx)
     return None, (f"the stored capture of {info.name} computed something else and was made anew: {why}",)
@@ -113,29 +113,29 @@ def _unreadable(graphs: GraphSet) -> str:
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel) -> tuple[GraphSet, str, str]:
-    """The graphs that compute what the module computes, or one clause on how they do not; what was excused as roundings.
+    """The graphs that compute what the module computes, or one clause on how they do not; the digest of what agreed but for roundings.
 
     Of a recurrence the steps alone will do.
     """
     from .comparison import recurs
 
-    why, excused = _difference(graphs, loaded)
+    why, agreed = _difference(graphs, loaded)
     steps = evolve(graphs, graphs=tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL))
     if not why or not recurs(graphs) or len(steps.graphs) == len(graphs.graphs):
-        return graphs, why, excused
-    other, excused = _difference(steps, loaded)
+        return graphs, why, agreed
+    other, agreed = _difference(steps, loaded)
     if other:
         return graphs, why, ""
     note = f"prompts of {graphs.model.name} run one token at a time: chunks of them compute something else than its own forward ({why})"
-    return evolve(steps, notes=(note,)), "", excused
+    return evolve(steps, notes=(note,)), "", agreed
 
 
 def _difference(graphs: GraphSet, loaded: LoadedModel, before: str = "") -> tuple[str, str]:
-    """See ``comparison.difference``, and what was excused; ``before``: what was, of the same graphs."""
-    from .comparison import Excused, difference
+    """See ``comparison.difference``, and the digest of what agreed but for roundings; ``before``: that of the same graphs."""
+    from .comparison import Agreed, difference
 
-    excused = Excused(before=before)
-    return difference(graphs, loaded, excused), excused.now
+    agreed = Agreed(before=before)
+    return difference(graphs, loaded, agreed), agreed.now
 
 
 def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:

@@ -43,18 +43,18 @@ Made = Callable[[nn.Module, torch.dtype | None], Iterator[Call]]  # of a module,
 
 
 @define
-class Excused:
-    """What was judged in float64 and found to be roundings, as a digest of what graphs and module gave where they differ.
+class Agreed:
+    """A digest of what graphs and module gave where that was found to be the same but for roundings.
 
     ``before``: in an earlier comparison of the same graphs; ``now``: in this one. Where the same bits come out again on both sides,
-    nothing is run in float64 again, which takes a deep model a minute.
+    neither a widened copy nor float64 is run again, which takes a deep model a second, and a minute.
     """
 
     before: str = ""
     now: str = ""
 
 
-def difference(graphs: GraphSet, loaded: LoadedModel, excused: Excused | None = None) -> str:
+def difference(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed | None = None) -> str:
     """One clause on how the graphs compute something else than ``loaded.module``; empty where they agree.
 
     Nothing is compared, and nothing claimed, where there are no graphs or no weights. The module is left as it was.
@@ -64,25 +64,26 @@ def difference(graphs: GraphSet, loaded: LoadedModel, excused: Excused | None = 
     apart = as_captured() if graphs.kv is not None else nullcontext()
     with ALONE, apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
-            return _compared(graphs, loaded, excused or Excused())
+            return _compared(graphs, loaded, agreed or Agreed())
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
             return f"they could not be compared ({type(exc).__name__}: {' '.join(str(exc).split())[:200]})"
 
 
-def _compared(graphs: GraphSet, loaded: LoadedModel, excused: Excused) -> str:
+def _compared(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed) -> str:
     narrow = _narrow(loaded.module)
     with uncollected():  # of a deep model's many small objects that takes a sixth of the time
         made, _ = _calls_of(graphs, loaded)
         judged = _judged(made(loaded.module, None), narrow)
-        why, bits, is_narrow = judged.why, judged.bits, narrow is not None and not judged.exact
-        wide = _compared_wide(made, loaded.module) if is_narrow and not judged.why_narrow else None
-        if wide is not None:
-            why, bits = wide.why, bits + wide.bits
+        why, is_narrow, wide = judged.why, narrow is not None and not judged.exact, None
+        if judged.bits and judged.bits == agreed.before:
+            agreed.now = judged.bits
+            return ""
+        if is_narrow and not judged.why_narrow and (wide := _compared_wide(made, loaded.module)) is not None:
+            why = wide.why
+    if not why and wide is not None:
+        agreed.now = judged.bits
     if not is_by_rounding(why):
         return why
-    if bits == excused.before:
-        excused.now = bits
-        return ""
     near = ((RELAXED, WIDE) if judged.why_narrow else (WIDE,)) if is_narrow else ({},)
 
     def drawn(draw: int) -> Trial:
@@ -98,7 +99,7 @@ def _compared(graphs: GraphSet, loaded: LoadedModel, excused: Excused) -> str:
         release_cache()
     if exactly:
         return f"{why}; {exactly}"
-    excused.now = bits
+    agreed.now = judged.bits
     return ""
 
 
@@ -120,7 +121,8 @@ def _compared_wide(made: Made, module: nn.Module) -> "_Judged | None":
 class _Judged:
     """How many calls there were, whether all gave the same bits, and how one differs: as it is, and as results of a narrow type.
 
-    ``bits``: a digest of what was given and wanted where they differ; empty where they do nowhere.
+    ``bits``: a digest of what was given and wanted, of a narrow type all of it, else where they differ by what roundings might make;
+    empty where there is nothing of that, or something else is wrong.
     """
 
     count: int
@@ -140,9 +142,10 @@ def _judged(made: Iterator[Call], narrow: torch.dtype | None = None) -> _Judged:
             return _Judged(count, False, wrong, wrong)
         if wrong:
             why, why_narrow = why or wrong, why_narrow or (disagreement(call.found, call.wanted, narrow) if narrow else wrong)
+        if wrong or narrow:
             for tensor in (*call.found, *call.wanted):
                 bits.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + _bytes(tensor))
-    return _Judged(count, exact, why, why_narrow, bits.hexdigest() if why else "")
+    return _Judged(count, exact, why, why_narrow, bits.hexdigest() if why or narrow else "")
 
 
 def _bytes(tensor: Tensor) -> bytes:
