@@ -9,6 +9,7 @@ from attrs import evolve, field, frozen
 from .budget import CHAIN_SHARE, RANGES_SHARE, WINNERS_SHARE
 from .context import Context
 from .errors import Failure, StageName, UsageError, bounded
+from .garbage import uncollected
 from .installation.building import built
 from .installation.trust import Judge
 from .ir import ranges
@@ -26,7 +27,6 @@ from .ir.search_log import Seen, Tried, Untried, tried
 from .ir.selection import Basis, Selection, fallback
 from .plugin.events import StageFinished, StageStarted
 from .plugin.interfaces import Frontend, LoadedModel
-from .runtime.graph_capture import uncollected
 from .runtime.make_program import make_program
 from .runtime.program import Program, framework_program
 from .stages import advise, analyze, emit, lower, plan, select, validate

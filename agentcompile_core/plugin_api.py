@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Failure as Failure, Reject as Reject, StageName as StageName, UsageError as UsageError,
         VerificationError as VerificationError, bounded as bounded, last_frames as last_frames,
     )
+    from .garbage import uncollected as uncollected
     from .ir.advice import (
         Advice as Advice, AdviceRecord as AdviceRecord, Diagnosis as Diagnosis, Evidence as Evidence, Hint as Hint,
         Question as Question, RejectedItem as RejectedItem, Risk as Risk,
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
     from .private_folders import PrivateFolder as PrivateFolder, sweep as sweep
     from .processes.environment import child_environment as child_environment
     from .processes.toolchain import GuardedServer as GuardedServer, run_guarded as run_guarded, serve as serve
-    from .runtime.graph_capture import record_program as record_program, uncollected as uncollected
+    from .runtime.graph_capture import record_program as record_program
     from .runtime.program import Program as Program, Segment as Segment
     from .store import default_root as default_root
     from .ir import kind_names as kind_names, serial as serial
@@ -117,6 +118,7 @@ _NAMES = {
     "codegen.naming": "rename source_digest",
     "codegen.printing": "Dialect Printed print_expression",
     "errors": "AgentCompileError BuildError Cause ContractError Failure Reject StageName UsageError VerificationError bounded last_frames",
+    "garbage": "uncollected",
     "ir.advice": "Advice AdviceRecord Diagnosis Evidence Hint Question RejectedItem Risk",
     "ir.baseline": "FRAMEWORK",
     "ir.candidate": "ArgumentKind CALLABLE Feature Kernel KernelArgument Launch Resources StepSource Tiling Workspace "
@@ -162,7 +164,7 @@ _NAMES = {
     "private_folders": "PrivateFolder sweep",
     "processes.environment": "child_environment",
     "processes.toolchain": "GuardedServer run_guarded serve",
-    "runtime.graph_capture": "record_program uncollected",
+    "runtime.graph_capture": "record_program",
     "runtime.program": "Program Segment",
     "store": "default_root",
 }

@@ -11,6 +11,7 @@ from .. import pipeline
 from ..configuration import Config
 from ..context import Context
 from ..errors import UsageError
+from ..garbage import set_apart
 from ..installation import install, trust
 from ..ir.bundle import Bundle
 from ..ir.graph import DType, Workload
@@ -34,6 +35,7 @@ MORE_CHUNKS, LARGEST_CHUNKS = (256, 1024, 2048), (4096, 8192)  # tokens of a pro
 RUN_ON = ("auto", "framework")
 
 
+@set_apart()
 def compile(what: object, workload: Workload | None = None, *, config: Config | None = None, catalog: Catalog | None = None,
             store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
     """Compile a model: an identifier, a folder, a ``.py`` file, or a live module.
@@ -108,6 +110,7 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     return loaded, compilation, evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
 
 
+@set_apart()
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
          store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
     """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no tuning, nothing of it executed.

@@ -1,8 +1,6 @@
 """How a program is recorded, the same for everybody who does: in pieces, where no graph may hold some of it."""
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import Reject
@@ -59,15 +57,3 @@ def stepped(pieces: Sequence[RunnablePiece], parts: Sequence[Callable[[], None]]
     """What calls ``parts`` in order, ``runs`` times; each is what runs one of ``pieces``."""
     opening = next((index for index, piece in enumerate(pieces) if getattr(piece, "closing", False)), len(parts))
     return parts[0] if len(parts) == runs == opening == 1 else Steps(parts, runs, opening)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected: that ends a capture, where a graph in a circle is destroyed within it, and slows what makes many objects."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

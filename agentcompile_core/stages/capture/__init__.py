@@ -4,11 +4,11 @@ from attrs import evolve
 
 from ...context import Context
 from ...errors import Cause, Failure, StageName, UsageError, VerificationError
+from ...garbage import uncollected
 from ...ir import serial
 from ...ir.graph import GraphKind, GraphSet, ModelInfo, Workload
 from ...plugin.events import NotStored, StoreMiss
 from ...plugin.interfaces import Frontend, LoadedModel
-from ...runtime.graph_capture import uncollected
 from ...store import keys
 
 

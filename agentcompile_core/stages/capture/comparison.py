@@ -19,6 +19,7 @@ from attrs import define, frozen
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...garbage import uncollected
 from ...ir.graph import STATE_PREFIX, Graph, GraphKind, GraphSet
 from ...ops.agreement import disagreement, is_by_rounding
 from ...ops.dtypes import zeros
@@ -27,7 +28,6 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
-from ...runtime.graph_capture import uncollected
 from . import comparison_exact
 from .chunk_sizes import telling
 from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial

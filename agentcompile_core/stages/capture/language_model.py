@@ -9,12 +9,12 @@ from attrs import evolve
 from torch import nn
 
 from ...errors import one_line
+from ...garbage import uncollected
 from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, LayerHeads, Workload
 from ...ops.names import ATTENTION
 from ...ops.schema import named
 from ...plugin.interfaces import LoadedModel
 from ...runtime.as_captured import as_captured
-from ...runtime.graph_capture import uncollected
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .chunk_sizes import ChunkSizes, chunk_name, fresh_variant

@@ -10,7 +10,7 @@ from torch.export import exported_program
 from torch.fx import _lazy_graph_module as lazy
 from torch.fx.experimental import proxy_tensor
 
-from ...runtime.graph_capture import uncollected
+from ...garbage import uncollected
 
 SETTING = "do_not_emit_stack_traces"  # of torch.fx.config, from torch 2.13 on
 
