@@ -17,7 +17,7 @@ VOCABULARY, WIDTH, HEADS, LAYERS, POSITIONS = 128, 32, 4, 2, 128
 _SIZES: tuple[tuple[int, str], ...] = (  # the tiny value of every configuration field of one of these names
     (VOCABULARY, "vocab_size embedding_vocab_size vocab_size_per_layer_input prompt_bins"),
     (WIDTH, "hidden_size d_model n_embd embedding_size word_embed_proj_dim lru_width attention_hidden_size dim embed_dim dim_model "
-        "emb_dim"),
+        "emb_dim mamba_d_ssm"),
     (48, "intermediate_size ffn_dim d_ff n_inner d_inner dff ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size "
         "encoder_ffn_dim decoder_ffn_dim moe_shared_expert_intermediate_size shared_intermediate_size intermediate_size_mlp "
         "moe_layer_intermediate_size dim_ff expert_ffn_hidden_size moe_ffn_hidden_size dense_intermediate_size"),

@@ -7,6 +7,7 @@ _ENCODER: dict[str, Any] = {"is_decoder": True, "pad_token_id": 0}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_chunk_size": 4},
+    "falcon_h1": {"mamba_n_heads": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2,
                          "mamba_chunk_size": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "use_mamba_kernels": False},
