@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import pipeline
 from ..errors import UsageError
-from ..garbage import belongs_to
 from ..ir.timeline import TimeLine
 from ..runtime import calls
 from ..runtime.as_captured import as_captured
@@ -34,7 +33,6 @@ class CompiledModel(HuggingFaceManners):
         self.loaded, self.graphs, self.session = parts.loaded, parts.graphs, parts.session
         self.bundle, self.compilation, self.context = parts.bundle, parts.compilation, parts.context
         self._parts = parts
-        belongs_to(self, parts.session)
         self.notes = tuple(dict.fromkeys((*parts.notes, *parts.context.store.warnings)))
 
     @property

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 from attrs import evolve
 
@@ -70,13 +71,13 @@ class Session:
         self.history: torch.Tensor = torch.zeros((count,), dtype=torch.int64, device=device)
         self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.states.items()}
         self._bound, self._steps = dict[str, BoundProgram](), dict[str, Callable[[], None]]()
-        self._several = SeveralSteps(decode, self)
-        self.rows = Rows(self, self._programs.get("decode"), weights, executables, decode)
-        self.steps_per_graph = steps_per_graph
+        # Its parts know it by a proxy: in a circle it would keep a device's memory, when it is gone, until somebody collects garbage.
+        self._several, self.steps_per_graph = SeveralSteps(decode, proxy(self)), steps_per_graph
+        self.rows = Rows(proxy(self), self._programs.get("decode"), weights, executables, decode)
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
         self._live = HostPosition() if executables.prefill == "live" else None
-        self._choices = DeviceChoices(self, executables.backend.draw if executables.backend is not None else None)
+        self._choices = DeviceChoices(proxy(self), executables.backend.draw if executables.backend is not None else None)
         self._decoding = DecodePrograms(self._programs, kv_state.capacity)
         self._at = 0  # the position of the token that the next step reads, as the host knows it
         self._trailing = Trailing(self.position.device)
@@ -132,7 +133,7 @@ class Session:
             self.rows.hold(graph.tokens if graph.kind is GraphKind.PREFILL else int(self.position) + 1)
             if self._live is not None:  # warm-ups attend as far as any request will
                 self._live.start = max(0, self.kv.capacity - graph.tokens)
-            self._steps[name] = self._decode.prepare(self.bound(name), self)
+            self._steps[name] = self._decode.prepare(self.bound(name), proxy(self))
         return self._steps[name]
 
     def _steps_at_once(self, name: str, steps: int) -> Callable[[], None] | None:
