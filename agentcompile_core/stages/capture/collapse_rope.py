@@ -10,7 +10,7 @@ from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .rewrite import View, beside, both_orders, call, eliminate_dead_code, fuse, rebuild
 
-ROTARY = "agentcompile.rotary_embedding.default"
+ROTARY, CAST = "agentcompile.rotary_embedding.default", "aten.to.dtype"
 
 
 @define
@@ -228,9 +228,12 @@ def _swap_of(view: View, argument: Argument, x: Argument) -> str:
     """In which style ``argument`` is ``x`` with the partners of all channels in their places; empty: in none.
 
     half: ``cat(neg(x[..., half:]), x[..., :half])``; flipped: ``cat(x[..., half:], neg(x[..., :half]))``; interleaved:
-    ``flatten(stack(neg(x[..., 1::2]), x[..., 0::2]))``.
+    ``flatten(stack(neg(x[..., 1::2]), x[..., 0::2]))``. Where x is cast, the cast may be behind the swap (Ernie 4.5).
     """
     node, width = view.node(argument), view.shape(x)[-1]
+    cast = view.node(x, CAST)
+    if node is not None and cast is not None and node.op == CAST and node.args[1:] == cast.args[1:]:
+        return _swap_of(view, node.args[0], cast.args[0])
     half = width // 2
     pair = view.joined(node)
     if pair is not None:
