@@ -1,0 +1,343 @@
+// Scans whose heads decay as one (Mamba-2) over the tokens of a chunk of a prompt by tensor cores, in fp32:
+//
+//   S = f S + w x[t] keys[t]^T;  y[t] = S queries[t] + skip x[t]    with f = exp(decay[t] rate), w = decay[t] where it is scaled, or 1
+//
+// A block owns `rows` rows of the state of one head, in registers, and walks over Plan::chunk tokens at a time. With a, the sums of log decays
+// from a chunk's first token on,
+//
+//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) w[j] (queries[i] keys[j]) x[j]
+//   S = exp(a[last]) S + sum over j of exp(a[last] - a[j]) w[j] x[j] keys[j]^T        (Dao and Gu 2024, arXiv 2405.21060)
+//
+// Nothing is ever exp(a[i]) / exp(a[j]). Sums a are made in fp64 and kept as two floats: behind a strong decay small ones would be lost.
+// What is fp32 is multiplied as pieces of bf16 (pieces.cuh). `products` goes first, once for all heads of a group: the pieces of keys and
+// queries, how many there are (one where they come from bf16 activations), queries[i] keys[j]^T of every chunk, and pieces of x, if it is not
+// bf16. Sums of first pieces and of the others are apart, since tensor cores truncate where they add; S is added to by FMA.
+//
+// In `scan_chunks` a warp makes y of 16 tokens by a part of the rows and S of 16 rows by a part of the terms. S comes to y through
+// shared memory, in pieces; queries and keys, piece by piece, into two slots by cp.async, a step ahead, x and sums of decays with them. The
+// weights of x never leave the registers of the products that they are made of. Operands lie as those of recurrence.cu, x [T, H P] with rows
+// side by side; key_pieces and query_pieces [3, G, T, terms], x_pieces [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a
+// warp holds them, counts [tiles, G].
+// Wins over recurrence.cu from about a chunk of tokens on.
+#include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
+#include <agentcompile/reduce.cuh>
+
+#include "scan_steps.cuh"
+
+namespace {
+
+__device__ __forceinline__ int live_tokens(const long long* valid, int tokens) {
+  return valid == nullptr ? tokens : static_cast<int>(max(0ll, min(static_cast<long long>(tokens), valid[0])));
+}
+
+// Neighbours 2 column and 2 column + 8 of lines `row` and `row` + 8 from `first` on, in the order of a left side; zeros behind the last token.
+__device__ __forceinline__ void load_split(const float* lines, int line_step, int first, int live, int term, unsigned (&pieces)[most_pieces][4]) {
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int token = first + row + i % 2 * 8;
+    float2 pair = make_float2(0.0f, 0.0f);
+    if (token < live) pair = *reinterpret_cast<const float2*>(lines + token * line_step + term + 2 * column + i / 2 * 8);
+    unsigned split[most_pieces];
+    split_up(pair.x, pair.y, split);
+#pragma unroll
+    for (int p = 0; p < most_pieces; ++p) pieces[p][i] = split[p];
+  }
+}
+
+__device__ __forceinline__ void store_split(Piece* lines, int apart, int first, int live, int term, const unsigned (&pieces)[most_pieces][4]) {
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int token = first + row + i % 2 * 8;
+    if (token >= live) continue;
+#pragma unroll
+    for (int p = 0; p < most_pieces; ++p) {
+      *reinterpret_cast<unsigned*>(lines + static_cast<long long>(p) * apart + token * terms + term + 2 * column + i / 2 * 8) = pieces[p][i];
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(token_tiles * 32)
+products(const float* keys, const float* queries, const Plan::X* x, const long long* valid, Piece* key_pieces, Piece* query_pieces,
+         Piece* own_pieces, float4* of_keys, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row, int key_token,
+         int key_group, int query_token, int query_group) {
+  ac::launch_dependents();
+  ac::grid_dependency_wait();
+  const int tile = blockIdx.x / groups, group = blockIdx.x % groups, live = live_tokens(valid, tokens);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first = tile * step, own = tile % token_tiles;
+  if (first >= live) return;
+  if constexpr (x_pieces > 1) {
+    for (int i = threadIdx.x; i < step * Plan::rows_of_group; i += token_tiles * 32) {
+      const int token = first + i / Plan::rows_of_group, row = group * Plan::rows_of_group + i % Plan::rows_of_group;
+      if (token >= live) break;
+      unsigned split[most_pieces];
+      split_up(ac::to_float(x[static_cast<long long>(token) * x_token + static_cast<long long>(row) * x_row]), 0.0f, split);
+      for (int p = 0; p < x_pieces; ++p) own_pieces[(static_cast<long long>(p) * tokens + token) * all_rows + row] = static_cast<Piece>(split[p]);
+    }
+  }
+  if (warp > own) return;
+  keys += group * key_group;
+  queries += group * query_group;
+  const int apart = groups * tokens * terms;  // pieces from each other
+  key_pieces += group * tokens * terms;
+  query_pieces += group * tokens * terms;
+  float sums[2][2][4] = {};
+  unsigned second = 0, third = 0;  // whether there are such pieces
+#pragma unroll 4
+  for (int term = 0; term < terms; term += step) {
+    unsigned query[most_pieces][4], key[most_pieces][4];
+    load_split(queries, query_token, first, live, term, query);
+    load_split(keys, key_token, first + (warp - own) * step, live, term, key);
+#pragma unroll
+    for (int p = 0; p < most_pieces; ++p) {
+#pragma unroll
+      for (int q = 0; p + q < most_pieces; ++q) multiply_pair(sums[p + q > 0][0], sums[p + q > 0][1], query[p], key[q]);
+    }
+    if (warp == own) {
+      store_split(query_pieces, apart, first, live, term, query);
+      store_split(key_pieces, apart, first, live, term, key);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) second |= query[1][i] | key[1][i], third |= query[2][i] | key[2][i];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float(&main)[4] = sums[0][half], (&rest)[4] = sums[1][half];
+    of_keys[(blockIdx.x * token_tiles + warp) * 64 + half * 32 + lane] =
+        make_float4(main[0] + rest[0], main[1] + rest[1], main[2] + rest[2], main[3] + rest[3]);
+  }
+  if (warp == own) {
+    const int has_second = __any_sync(ac::full_warp, second != 0);
+    const int has_third = __any_sync(ac::full_warp, third != 0);
+    if (lane == 0) counts[blockIdx.x] = has_third ? 3 : has_second ? 2 : 1;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::warps * 32, Plan::blocks)
+scan_chunks(const float* state, const float* decay, const Piece* x, const float* rates, const long long* valid, const float* skip,
+            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int* counts, float* y, float* last, int tokens,
+            int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token, int decay_head) {
+  ac::launch_dependents();
+  ac::grid_dependency_wait();
+  AC_DYNAMIC_SHARED(Shared, shared);
+  constexpr int rows_of_head = Plan::rows_of_head;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_of_lane = lane / 4, column = lane % 4;
+  const int first_row = blockIdx.x * rows, head = first_row / rows_of_head, group = first_row / Plan::rows_of_group;
+  const int live = live_tokens(valid, tokens);
+  const int y_tile = warp % token_tiles, y_row = warp / token_tiles * y_rows;
+  const int s_row = warp % row_tiles * step, s_term = warp / row_tiles * s_terms;
+
+  int found = 1;
+  for (int i = threadIdx.x; i * step < live; i += threads) found = max(found, counts[i * groups + group]);
+  const int has_second = __syncthreads_or(found > 1);
+  const int has_third = __syncthreads_or(found > 2);
+  const int pieces = has_third ? 3 : has_second ? 2 : 1;
+
+  const long long line = static_cast<long long>(group) * tokens;
+  auto bring = [&](int first, int piece, Slot& slot, Tokens& own) {
+    const long long begin = (static_cast<long long>(piece) * groups * tokens + line + first) * terms;
+#pragma unroll
+    for (int i = threadIdx.x; i < chunk * terms / 8; i += threads) {
+      const int token = i / (terms / 8), to = place<terms>(token, i % (terms / 8));
+      const bool here = first + token < live;
+      ac::cp_async16_zero_fill(slot.queries + to, query_pieces + (here ? begin + i * 8 : 0), here);
+      ac::cp_async16_zero_fill(slot.keys + to, key_pieces + (here ? begin + i * 8 : 0), here);
+    }
+    if (piece == 0) {
+#pragma unroll
+      for (int p = 0; p < x_pieces; ++p) {
+        for (int i = threadIdx.x; i < chunk * rows / 8; i += threads) {
+          const int token = i / (rows / 8), unit = i % (rows / 8);
+          const bool here = first + token < live;
+          const long long from = (static_cast<long long>(p) * tokens + first + token) * x_token + first_row + unit * 8;
+          ac::cp_async16_zero_fill(own.x[p] + place<rows>(token, unit), x + (here ? from : 0), here);
+        }
+      }
+    }
+    ac::cp_async_commit();
+  };
+
+  // By the first warp, which has the fewest products: each lane has `each` neighbouring tokens.
+  constexpr int each = (chunk + 31) / 32;
+  const double rate = (Plan::rates_each == 1 ? static_cast<double>(rates[head]) : 1.0) * 1.4426950408889634;
+  float steps[each];
+  auto fetch_steps = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int token = lane * each + i;
+      steps[i] = token < chunk && first + token < live ? decay[(first + token) * decay_token + head * decay_head] : 0.0f;
+    }
+  };
+  auto weigh = [&](Tokens& own) {
+    double sums[each], all = 0.0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const double log_decay = steps[i] * rate;
+      all += log_decay < -1000.0 ? -1000.0 : log_decay;  // 2^-1000 is 0; an infinity would leave no difference
+      sums[i] = all;
+    }
+    double before = all;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const double other = __shfl_up_sync(ac::full_warp, before, offset);
+      if (lane >= offset) before += other;
+    }
+    const double end = __shfl_sync(ac::full_warp, before, 31);
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int token = lane * each + i;
+      const double sum = before - all + sums[i];
+      const float main = static_cast<float>(sum), step_size = Plan::is_scaled ? steps[i] : 1.0f;
+      const float counted = exp2f(static_cast<float>(end - sum)) * step_size;
+      if (token < chunk) own.weights[token] = make_float4(main, static_cast<float>(sum - main), step_size, counted);
+    }
+    if (lane == 0) own.kept = exp2f(static_cast<float>(end));
+  };
+
+  if (live > 0) {
+    bring(0, 0, shared->slots[0], shared->tokens[0]);
+    if (warp == 0) {
+      fetch_steps(0);
+      weigh(shared->tokens[0]);
+    }
+  }
+  float s[s_tiles][4];
+  const long long state_begin = static_cast<long long>(head) * rows_of_head * terms + (first_row % rows_of_head + s_row + row_of_lane) * state_row;
+#pragma unroll
+  for (int n = 0; n < s_tiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[n][e] = state == nullptr ? 0.0f : state[state_begin + e / 2 * 8 * state_row + (s_term + n * 8 + 2 * column + e % 2) * state_term];
+    }
+  }
+  auto store_state = [&] {
+#pragma unroll
+    for (int n = 0; n < s_tiles; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int to = place<terms>(s_row + row_of_lane + half * 8, s_term / 8 + n) + 2 * column;
+        unsigned split[most_pieces];
+        split_up(s[n][2 * half], s[n][2 * half + 1], split);
+#pragma unroll
+        for (int p = 0; p < most_pieces; ++p) *reinterpret_cast<unsigned*>(shared->state[p] + to) = split[p];
+      }
+    }
+  };
+  store_state();
+
+  float out[2][y_tiles][4];  // y of first pieces, and of the others
+  for (int first = 0, piece = 0, slot = 0; first < live; slot = 1 - slot) {
+    ac::cp_async_wait<0>();
+    __syncthreads();  // what the step reads is there, and nobody reads the other slot any more
+    const bool is_last = piece + 1 == pieces;
+    const int next = is_last ? first + chunk : first, next_piece = is_last ? 0 : piece + 1;
+    const Slot& here = shared->slots[slot];
+    const Tokens& own = shared->tokens[first / chunk % 2];
+    Tokens& others = shared->tokens[next / chunk % 2];
+    if (next < live) {
+      bring(next, next_piece, shared->slots[1 - slot], others);
+      if (is_last && warp == 0) fetch_steps(next);
+    }
+
+    const int token = first + y_tile * step;
+    if (token < live) {
+      float4 of_steps[token_tiles][2];
+      if (is_last) {
+#pragma unroll
+        for (int from = 0; from < token_tiles; ++from) {
+          if (from > y_tile) continue;
+          const float4* of_step = of_keys + (static_cast<long long>(token / step * groups + group) * token_tiles + from) * 64 + lane;
+          of_steps[from][0] = of_step[0], of_steps[from][1] = of_step[32];
+        }
+      }
+      if (piece == 0) {
+#pragma unroll
+        for (int n = 0; n < y_tiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out[0][n][e] = out[1][n][e] = 0.0f;
+        }
+        read_state<3>(here, shared->state, y_tile * step, y_row, out);
+      } else if (piece == 1) {
+        read_state<2>(here, shared->state, y_tile * step, y_row, out);
+      } else {
+        read_state<1>(here, shared->state, y_tile * step, y_row, out);
+      }
+      if (is_last) {
+        const int line_of_lane = y_tile * step + row_of_lane;
+        const float4 ends[2] = {own.weights[line_of_lane], own.weights[line_of_lane + 8]};
+        const float decayed[2] = {exp2f(ends[0].x), exp2f(ends[1].x)};
+#pragma unroll
+        for (int n = 0; n < y_tiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out[0][n][e] = (out[0][n][e] + out[1][n][e]) * decayed[e / 2], out[1][n][e] = 0.0f;
+        }
+#pragma unroll
+        for (int from = 0; from < token_tiles; ++from) {
+          if (from <= y_tile) add_products(own, of_steps[from], ends, from, y_tile, y_row, out);
+        }
+        const float skipped = skip != nullptr ? skip[head] : 0.0f;
+#pragma unroll
+        for (int n = 0; n < y_tiles; ++n) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float2 pair = make_float2(out[0][n][2 * half] + out[1][n][2 * half], out[0][n][2 * half + 1] + out[1][n][2 * half + 1]);
+            const int at = place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column;
+            float2 of_x = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int p = x_pieces - 1; p >= 0; --p) {
+              const float2 of_piece = unpacked(*reinterpret_cast<const unsigned*>(own.x[p] + at));
+              of_x.x += of_piece.x, of_x.y += of_piece.y;
+            }
+            pair.x = skip != nullptr ? fmaf(skipped, of_x.x, pair.x) : pair.x;
+            pair.y = skip != nullptr ? fmaf(skipped, of_x.y, pair.y) : pair.y;
+            const int of_half = token + row_of_lane + half * 8;
+            float2* to = reinterpret_cast<float2*>(y + static_cast<long long>(of_half) * all_rows + first_row + y_row + n * 8 + 2 * column);
+            if (of_half < live) *to = pair;
+          }
+        }
+      }
+    }
+
+    float added[2][s_tiles][4] = {};
+    if (piece == 0) {
+      add_tokens<3>(here, own, s_row, s_term, added);
+    } else if (piece == 1) {
+      add_tokens<2>(here, own, s_row, s_term, added);
+    } else {
+      add_tokens<1>(here, own, s_row, s_term, added);
+    }
+    const float kept = piece == 0 ? own.kept : 1.0f;
+#pragma unroll
+    for (int n = 0; n < s_tiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[n][e] = fmaf(kept, s[n][e], added[0][n][e] + added[1][n][e]);
+    }
+    if (is_last && next < live) {
+      if (warp == 0) weigh(others);
+      __syncthreads();  // nobody reads the state before any more
+      store_state();
+    }
+    first = next, piece = next_piece;
+  }
+
+  for (int i = threadIdx.x; i < (tokens - live) * rows; i += threads) {
+    y[static_cast<long long>(live + i / rows) * all_rows + first_row + i % rows] = 0.0f;
+  }
+#pragma unroll
+  for (int n = 0; n < s_tiles; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* to = last + state_begin + half * 8 * state_row + (s_term + n * 8 + 2 * column) * state_term;
+      if (state_term == 1) {
+        *reinterpret_cast<float2*>(to) = make_float2(s[n][2 * half], s[n][2 * half + 1]);
+      } else {
+        to[0] = s[n][2 * half], to[state_term] = s[n][2 * half + 1];
+      }
+    }
+  }
+}

@@ -1,0 +1,123 @@
+// What warps of scan_chunks.cu make of one step: y of 16 tokens and S of 16 rows, from what lies in shared memory.
+#pragma once
+#include <agentcompile/ptx.cuh>
+
+#include "pieces.cuh"
+#include "plan.cuh"
+
+namespace {
+
+constexpr int terms = Plan::terms, rows = Plan::rows, chunk = Plan::chunk, warps = Plan::warps, x_pieces = Plan::x_pieces;
+constexpr int threads = warps * 32, token_tiles = chunk / step, row_tiles = rows / step;
+constexpr int y_rows = rows / (warps / token_tiles), y_tiles = y_rows / 8;   // of a warp, and eight by eight
+constexpr int s_terms = terms / (warps / row_tiles), s_tiles = s_terms / 8;  // likewise
+static_assert(warps % token_tiles == 0 && warps % row_tiles == 0 && y_rows % step == 0 && s_terms % step == 0, "pairs of tiles");
+
+// Of a piece of queries and keys.
+struct Slot {
+  Piece queries[chunk * terms], keys[chunk * terms];
+};
+
+// What a chunk's tokens have of their own: x; {a, what a float leaves of it, w, what the token counts in the next state}, in units of log2.
+struct Tokens {
+  Piece x[x_pieces][chunk * rows];
+  float4 weights[chunk];
+  float kept, unused[3];  // the factor of S
+};
+
+struct Shared {
+  Slot slots[2];
+  Tokens tokens[2];
+  Piece state[most_pieces][rows * terms];
+};
+
+// Adds S queries of 16 tokens to y, S by its first `Count` pieces.
+template <int Count>
+__device__ __forceinline__ void read_state(const Slot& slot, const Piece (&state)[most_pieces][rows * terms], int token, int row,
+                                           float (&y)[2][y_tiles][4]) {
+#pragma unroll
+  for (int term = 0; term < terms; term += step) {
+    unsigned query[4];
+    read_lines<terms>(query, slot.queries, token, term);
+#pragma unroll
+    for (int p = 0; p < Count; ++p) {
+#pragma unroll
+      for (int n = 0; n < y_tiles; n += 2) {
+        unsigned part[4];
+        read_lines<terms>(part, state[p], row + n * 8, term);
+        multiply_pair(y[p > 0][n], y[p > 0][n + 1], query, part);
+      }
+    }
+  }
+}
+
+// Adds x keys^T of all tokens, as they count in the next state, to 16 rows by s_terms terms: x by its first `Count` pieces.
+template <int Count>
+__device__ __forceinline__ void add_tokens(const Slot& slot, const Tokens& tokens, int row, int term, float (&added)[2][s_tiles][4]) {
+  const int column = threadIdx.x % 4;
+#pragma unroll
+  for (int token = 0; token < chunk; token += step) {
+    unsigned found[x_pieces][4], weighed[most_pieces][4];
+#pragma unroll
+    for (int p = 0; p < x_pieces; ++p) read_turned<rows>(found[p], tokens.x[p], token, row);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float2 pair = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int p = x_pieces - 1; p >= 0; --p) {
+        const float2 of_piece = unpacked(found[p][i]);
+        pair.x += of_piece.x, pair.y += of_piece.y;
+      }
+      const float4* weights = &tokens.weights[token + 2 * column + i / 2 * 8];
+      unsigned split[most_pieces];
+      split_up(pair.x * weights[0].w, pair.y * weights[1].w, split);
+#pragma unroll
+      for (int p = 0; p < Count; ++p) weighed[p][i] = split[p];
+    }
+#pragma unroll
+    for (int n = 0; n < s_tiles; n += 2) {
+      unsigned key[4];
+      read_turned<terms>(key, slot.keys, token, term + n * 8);
+#pragma unroll
+      for (int p = 0; p < Count; ++p) multiply_pair(added[p > 0][n], added[p > 0][n + 1], weighed[p], key);
+    }
+  }
+}
+
+// Adds what the tokens of step `from` give to y of the 16 tokens of step `to`, of which the lane has those of `ends` and eight further.
+__device__ __forceinline__ void add_products(const Tokens& tokens, const float4 (&of_step)[2], const float4 (&ends)[2], int from, int to, int row,
+                                             float (&y)[2][y_tiles][4]) {
+  const int first = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+  unsigned weighed[most_pieces][4];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sums[4] = {of_step[half].x, of_step[half].y, of_step[half].z, of_step[half].w};
+    const int key = 2 * column + half * 8;  // in its step
+    float values[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float4 end = ends[e / 2], begin = tokens.weights[from * step + key + e % 2];
+      const float weight = ac::quick_exp2((end.x - begin.x) + (end.y - begin.y)) * begin.z;
+      values[e] = from < to || key + e % 2 <= first + e / 2 * 8 ? sums[e] * weight : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned split[most_pieces];
+      split_up(values[2 * i], values[2 * i + 1], split);
+#pragma unroll
+      for (int p = 0; p < most_pieces; ++p) weighed[p][2 * half + i] = split[p];
+    }
+  }
+#pragma unroll
+  for (int q = 0; q < x_pieces; ++q) {
+#pragma unroll
+    for (int n = 0; n < y_tiles; n += 2) {
+      unsigned x[4];
+      read_turned<rows>(x, tokens.x[q], from * step, row + n * 8);
+#pragma unroll
+      for (int p = 0; p + q < most_pieces; ++p) multiply_pair(y[p + q > 0][n], y[p + q > 0][n + 1], weighed[p], x);
+    }
+  }
+}
+
+}  // namespace
