@@ -27,30 +27,31 @@ __device__ __forceinline__ float2 unpacked(unsigned pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-// Where the eight neighbours `unit` of a line of Width numbers lie: so permuted that those of eight lines meet all banks.
+// How the eight neighbours `unit` of a line of Width numbers lie: so permuted that those of eight lines meet all banks. Lines that are
+// multiples of eight apart are permuted alike, and what is even in `number` may be exclusively or-ed to a place.
 template <int Width> __device__ __forceinline__ int place(int line, int unit) {
   constexpr int units = Width / 8, shift = units >= 8 ? 0 : units == 4 ? 1 : 2, mask = units >= 8 ? 7 : units - 1;
-  static_assert(units == 2 || units == 4 || units % 8 == 0, "permuted units stay in their line");
+  static_assert(units == 2 || units == 4 || units == 8 || units % 16 == 0, "permuted units stay in their line, lines begin at their multiples");
   return (line * units + (unit ^ ((line >> shift) & mask))) * 8;
 }
 
-// Sixteen lines by sixteen numbers: {lines 0-7, numbers 0-7}, {8-15, 0-7}, {0-7, 8-15}, {8-15, 8-15}. A lane has numbers 2 (lane % 4) and
-// the next one of line lane / 4: the left side of a product whose terms are the numbers.
-template <int Width> __device__ __forceinline__ void read_lines(unsigned (&parts)[4], const Piece* lines, int line, int number) {
+// Places from which a lane reads sixteen lines by sixteen numbers, as four parts of eight by eight: {lines 0-7, numbers 0-7}, {8-15, 0-7},
+// {0-7, 8-15}, {8-15, 8-15}; or the second one and the third one exchanged. Where `number` is a multiple of 16, (place ^ number) is that of the
+// numbers from there on.
+template <int Width> __device__ __forceinline__ int lines_first() {
   const int lane = threadIdx.x % 32;
-  ac::ldmatrix_x4(parts, lines + place<Width>(line + lane % 16, number / 8 + lane / 16));
+  return place<Width>(lane % 16, lane / 16);
 }
-
-// The same parts of what lies the other way: a lane has number lane / 4 of lines 2 (lane % 4) and the next one, and the parts are
-// {numbers 0-7, lines 0-7}, {8-15, 0-7}, {0-7, 8-15}, {8-15, 8-15}.
-template <int Width> __device__ __forceinline__ void read_turned(unsigned (&parts)[4], const Piece* lines, int line, int number) {
+template <int Width> __device__ __forceinline__ int numbers_first() {
   const int lane = threadIdx.x % 32;
-  ac::ldmatrix_x4_transposed(parts, lines + place<Width>(line + lane % 8 + lane / 16 * 8, number / 8 + lane / 8 % 2));
+  return place<Width>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
+// A left side whose terms are the numbers is read lines first by ldmatrix_x4, a right side numbers first, so that its halves are whole; by
+// ldmatrix_x4_transposed, for terms that are the lines, it is the other way.
 
-// Two neighbouring products: left [16, 16] by the eight lines that come first in `right` [16, 16], and by the others.
+// Two neighbouring products: left [16, 16] by the first eight columns of `right`, and by the others.
 __device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)[4], const unsigned (&left)[4], const unsigned (&right)[4]) {
-  const unsigned low[2] = {right[0], right[2]}, high[2] = {right[1], right[3]};
+  const unsigned low[2] = {right[0], right[1]}, high[2] = {right[2], right[3]};
   ac::mma_m16n8k16_bf16(first, left, low);
   ac::mma_m16n8k16_bf16(second, left, high);
 }

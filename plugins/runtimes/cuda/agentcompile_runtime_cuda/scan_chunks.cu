@@ -96,7 +96,10 @@ products(const float* keys, const float* queries, const Plan::X* x, const long l
 #pragma unroll
     for (int p = 0; p < most_pieces; ++p) {
 #pragma unroll
-      for (int q = 0; p + q < most_pieces; ++q) multiply_pair(sums[p + q > 0][0], sums[p + q > 0][1], query[p], key[q]);
+      for (int q = 0; p + q < most_pieces; ++q) {
+        const unsigned right[4] = {key[q][0], key[q][2], key[q][1], key[q][3]};
+        multiply_pair(sums[p + q > 0][0], sums[p + q > 0][1], query[p], right);
+      }
     }
     if (warp == own) {
       store_split(query_pieces, apart, first, live, term, query);
@@ -139,24 +142,15 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int pieces = has_third ? 3 : has_second ? 2 : 1;
 
   const long long line = static_cast<long long>(group) * tokens;
-  auto bring = [&](int first, int piece, Slot& slot, Tokens& own) {
+  auto bring = [&](int first, int piece, int slot, Tokens& own) {
     const long long begin = (static_cast<long long>(piece) * groups * tokens + line + first) * terms;
-#pragma unroll
-    for (int i = threadIdx.x; i < chunk * terms / 8; i += threads) {
-      const int token = i / (terms / 8), to = place<terms>(token, i % (terms / 8));
-      const bool here = first + token < live;
-      ac::cp_async16_zero_fill(slot.queries + to, query_pieces + (here ? begin + i * 8 : 0), here);
-      ac::cp_async16_zero_fill(slot.keys + to, key_pieces + (here ? begin + i * 8 : 0), here);
-    }
+    const int left = live - first;  // tokens
+    bring_lines<terms>(shared->slots + slot * slot_pieces, query_pieces + begin, terms, left);
+    bring_lines<terms>(shared->slots + slot * slot_pieces + keys_of_slot, key_pieces + begin, terms, left);
     if (piece == 0) {
 #pragma unroll
       for (int p = 0; p < x_pieces; ++p) {
-        for (int i = threadIdx.x; i < chunk * rows / 8; i += threads) {
-          const int token = i / (rows / 8), unit = i % (rows / 8);
-          const bool here = first + token < live;
-          const long long from = (static_cast<long long>(p) * tokens + first + token) * x_token + first_row + unit * 8;
-          ac::cp_async16_zero_fill(own.x[p] + place<rows>(token, unit), x + (here ? from : 0), here);
-        }
+        bring_lines<rows>(own.x[p], x + (static_cast<long long>(p) * tokens + first) * x_token + first_row, x_token, left);
       }
     }
     ac::cp_async_commit();
@@ -200,7 +194,7 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   };
 
   if (live > 0) {
-    bring(0, 0, shared->slots[0], shared->tokens[0]);
+    bring(0, 0, 0, shared->tokens[0]);
     if (warp == 0) {
       fetch_steps(0);
       weigh(shared->tokens[0]);
@@ -224,48 +218,47 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
         unsigned split[most_pieces];
         split_up(s[n][2 * half], s[n][2 * half + 1], split);
 #pragma unroll
-        for (int p = 0; p < most_pieces; ++p) *reinterpret_cast<unsigned*>(shared->state[p] + to) = split[p];
+        for (int p = 0; p < most_pieces; ++p) *reinterpret_cast<unsigned*>(shared->state + p * rows * terms + to) = split[p];
       }
     }
   };
   store_state();
 
+  const int query_place = lines_first<terms>() + y_tile * step * terms, state_place = numbers_first<terms>() + y_row * terms;
+  const int key_place = (lines_first<terms>() ^ s_term) + keys_of_slot;
+  const int left_place = numbers_first<rows>() ^ s_row, right_place = lines_first<rows>() ^ y_row;
   float out[2][y_tiles][4];  // y of first pieces, and of the others
   for (int first = 0, piece = 0, slot = 0; first < live; slot = 1 - slot) {
     ac::cp_async_wait<0>();
     __syncthreads();  // what the step reads is there, and nobody reads the other slot any more
     const bool is_last = piece + 1 == pieces;
     const int next = is_last ? first + chunk : first, next_piece = is_last ? 0 : piece + 1;
-    const Slot& here = shared->slots[slot];
+    const int query_at = query_place + slot * slot_pieces, key_at = key_place + slot * slot_pieces;
     const Tokens& own = shared->tokens[first / chunk % 2];
     Tokens& others = shared->tokens[next / chunk % 2];
     if (next < live) {
-      bring(next, next_piece, shared->slots[1 - slot], others);
+      bring(next, next_piece, 1 - slot, others);
       if (is_last && warp == 0) fetch_steps(next);
     }
 
     const int token = first + y_tile * step;
     if (token < live) {
-      float4 of_steps[token_tiles][2];
-      if (is_last) {
-#pragma unroll
-        for (int from = 0; from < token_tiles; ++from) {
-          if (from > y_tile) continue;
-          const float4* of_step = of_keys + (static_cast<long long>(token / step * groups + group) * token_tiles + from) * 64 + lane;
-          of_steps[from][0] = of_step[0], of_steps[from][1] = of_step[32];
-        }
-      }
+      float4 of_steps[2][2];  // of two steps of keys: the next one is on its way
+      const float4* of_step = of_keys + static_cast<long long>(token / step * groups + group) * token_tiles * 64 + lane;
+      auto fetch_products = [&](int from) { of_steps[from % 2][0] = of_step[from * 64], of_steps[from % 2][1] = of_step[from * 64 + 32]; };
+      if (is_last) fetch_products(0);
+      if (is_last && y_tile > 0) fetch_products(1);
       if (piece == 0) {
 #pragma unroll
         for (int n = 0; n < y_tiles; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) out[0][n][e] = out[1][n][e] = 0.0f;
         }
-        read_state<3>(here, shared->state, y_tile * step, y_row, out);
+        read_state<3>(shared->slots, query_at, shared->state, state_place, out);
       } else if (piece == 1) {
-        read_state<2>(here, shared->state, y_tile * step, y_row, out);
+        read_state<2>(shared->slots, query_at, shared->state, state_place, out);
       } else {
-        read_state<1>(here, shared->state, y_tile * step, y_row, out);
+        read_state<1>(shared->slots, query_at, shared->state, state_place, out);
       }
       if (is_last) {
         const int line_of_lane = y_tile * step + row_of_lane;
@@ -278,7 +271,10 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
         }
 #pragma unroll
         for (int from = 0; from < token_tiles; ++from) {
-          if (from <= y_tile) add_products(own, of_steps[from], ends, from, y_tile, y_row, out);
+          if (from > y_tile) continue;
+          const float4 now[2] = {of_steps[from % 2][0], of_steps[from % 2][1]};
+          if (from + 2 <= y_tile) fetch_products(from + 2);
+          add_products(own, now, ends, from, y_tile, right_place, out);
         }
         const float skipped = skip != nullptr ? skip[head] : 0.0f;
 #pragma unroll
@@ -305,11 +301,11 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
 
     float added[2][s_tiles][4] = {};
     if (piece == 0) {
-      add_tokens<3>(here, own, s_row, s_term, added);
+      add_tokens<3>(shared->slots, key_at, own, left_place, added);
     } else if (piece == 1) {
-      add_tokens<2>(here, own, s_row, s_term, added);
+      add_tokens<2>(shared->slots, key_at, own, left_place, added);
     } else {
-      add_tokens<1>(here, own, s_row, s_term, added);
+      add_tokens<1>(shared->slots, key_at, own, left_place, added);
     }
     const float kept = piece == 0 ? own.kept : 1.0f;
 #pragma unroll

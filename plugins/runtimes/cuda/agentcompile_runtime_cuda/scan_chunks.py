@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
     from agentcompile_core.plugin_api import RecurrenceCall
 TEMPLATE = Path(__file__).with_name("scan_chunks.cu")
-WARP, STEP, MOST_PIECES, REGISTERS, MOST_BLOCKS = 32, 16, 3, 65536, 2
+WARP, STEP, MOST_PIECES, REGISTERS, FEWEST_REGISTERS = 32, 16, 3, 65536, 200
+RESERVED_BYTES = 1024  # of each block's shared memory
 VECTOR_BYTES = 16
 PIECE_BYTES, FLOAT_BYTES = 2, 4
+MOST_TERMS = 64  # of 16 rows that a warp keeps
 FEWEST_TOKENS = 64  # of a call
 PIECES_OF_X = {DType.BF16: 1, DType.F16: 2, DType.F32: 3}
 LINES = (16, 32, 64, 128, 256)  # terms and rows of a block whose lines lie permuted
@@ -52,9 +54,9 @@ class ChunkSchedule:
         return slots + own + MOST_PIECES * self.rows * kind.terms * PIECE_BYTES
 
     def blocks(self, kind: Kind, x_pieces: int, target: Target) -> int:
-        """Of a multiprocessor at a time: two where there is room for them."""
-        room = target.shared_bytes_per_sm // (self.shared_bytes(kind, x_pieces) + 1024)
-        return max(1, min(MOST_BLOCKS, room))
+        """Of a multiprocessor at a time, as many as leave each thread its registers."""
+        room = target.shared_bytes_per_sm // (self.shared_bytes(kind, x_pieces) + RESERVED_BYTES)
+        return max(1, min(room, REGISTERS // (FEWEST_REGISTERS * self.warps * WARP)))
 
     def fits(self, kind: Kind, x_pieces: int, target: Target) -> bool:
         """Whether there is such a kernel."""
@@ -62,14 +64,14 @@ class ChunkSchedule:
         if kind.rows_of_head % self.rows or self.rows % STEP or self.warps % self.token_tiles or self.warps % row_tiles:
             return False
         of_rows, of_terms = self.warps // self.token_tiles, self.warps // row_tiles
-        whole = self.rows % (of_rows * STEP) == 0 and kind.terms % (of_terms * STEP) == 0
+        whole = self.rows % (of_rows * STEP) == 0 and kind.terms % (of_terms * STEP) == 0 and kind.terms // of_terms <= MOST_TERMS
         return whole and self.rows in LINES and self.shared_bytes(kind, x_pieces) <= target.shared_bytes_per_block
 
 
 # In the order in which they are preferred among those that keep as many multiprocessors busy.
 SCHEDULES = (ChunkSchedule(chunk=64, rows=32, warps=4), ChunkSchedule(chunk=64, rows=32, warps=8), ChunkSchedule(chunk=64, rows=64, warps=8),
              ChunkSchedule(chunk=64, rows=16, warps=4), ChunkSchedule(chunk=32, rows=32, warps=4), ChunkSchedule(chunk=32, rows=16, warps=2),
-             ChunkSchedule(chunk=32, rows=64, warps=8), ChunkSchedule(chunk=16, rows=16, warps=1))
+             ChunkSchedule(chunk=32, rows=64, warps=8))
 
 
 def is_chunked(kind: Kind) -> bool:

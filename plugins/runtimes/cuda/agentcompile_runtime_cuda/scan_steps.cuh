@@ -13,10 +13,8 @@ constexpr int y_rows = rows / (warps / token_tiles), y_tiles = y_rows / 8;   // 
 constexpr int s_terms = terms / (warps / row_tiles), s_tiles = s_terms / 8;  // likewise
 static_assert(warps % token_tiles == 0 && warps % row_tiles == 0 && y_rows % step == 0 && s_terms % step == 0, "pairs of tiles");
 
-// Of a piece of queries and keys.
-struct Slot {
-  Piece queries[chunk * terms], keys[chunk * terms];
-};
+// Of a piece of queries and of keys.
+constexpr int slot_pieces = 2 * chunk * terms, keys_of_slot = chunk * terms;
 
 // What a chunk's tokens have of their own: x; {a, what a float leaves of it, w, what the token counts in the next state}, in units of log2.
 struct Tokens {
@@ -26,25 +24,51 @@ struct Tokens {
 };
 
 struct Shared {
-  Slot slots[2];
+  Piece slots[2 * slot_pieces];
   Tokens tokens[2];
-  Piece state[most_pieces][rows * terms];
+  Piece state[most_pieces * rows * terms];
 };
+
+// Enqueues the copies of `chunk` lines of Width numbers, `apart` from each other; those behind the first `left` become zeros.
+template <int Width> __device__ __forceinline__ void bring_lines(Piece* to, const Piece* from, int apart, int left) {
+  constexpr int units = Width / 8, lines = threads / units;  // that all threads bring at a time
+  if constexpr (threads % units == 0 && lines % 8 == 0 && chunk % lines == 0) {
+    const int line = threadIdx.x / units, unit = threadIdx.x % units;
+    to += place<Width>(line, unit);
+    from += static_cast<long long>(line) * apart + unit * 8;
+    if (left >= chunk) {
+#pragma unroll
+      for (int i = 0; i < chunk / lines; ++i) ac::cp_async16(to + i * lines * Width, from + static_cast<long long>(i * lines) * apart);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < chunk / lines; ++i) {
+      const bool here = line + i * lines < left;
+      ac::cp_async16_zero_fill(to + i * lines * Width, from + (here ? static_cast<long long>(i * lines) * apart : 0), here);
+    }
+  } else {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < chunk * units; i += threads) {
+      const int line = i / units, unit = i % units;
+      const bool here = line < left;
+      ac::cp_async16_zero_fill(to + place<Width>(line, unit), from + (here ? static_cast<long long>(line) * apart + unit * 8 : 0), here);
+    }
+  }
+}
 
 // Adds S queries of 16 tokens to y, S by its first `Count` pieces.
 template <int Count>
-__device__ __forceinline__ void read_state(const Slot& slot, const Piece (&state)[most_pieces][rows * terms], int token, int row,
-                                           float (&y)[2][y_tiles][4]) {
+__device__ __forceinline__ void read_state(const Piece* slots, int query_at, const Piece* state, int state_at, float (&y)[2][y_tiles][4]) {
 #pragma unroll
   for (int term = 0; term < terms; term += step) {
     unsigned query[4];
-    read_lines<terms>(query, slot.queries, token, term);
+    ac::ldmatrix_x4(query, slots + (query_at ^ term));
 #pragma unroll
     for (int p = 0; p < Count; ++p) {
 #pragma unroll
       for (int n = 0; n < y_tiles; n += 2) {
         unsigned part[4];
-        read_lines<terms>(part, state[p], row + n * 8, term);
+        ac::ldmatrix_x4(part, state + (state_at ^ term) + (p * rows + n * 8) * terms);
         multiply_pair(y[p > 0][n], y[p > 0][n + 1], query, part);
       }
     }
@@ -53,13 +77,13 @@ __device__ __forceinline__ void read_state(const Slot& slot, const Piece (&state
 
 // Adds x keys^T of all tokens, as they count in the next state, to 16 rows by s_terms terms: x by its first `Count` pieces.
 template <int Count>
-__device__ __forceinline__ void add_tokens(const Slot& slot, const Tokens& tokens, int row, int term, float (&added)[2][s_tiles][4]) {
+__device__ __forceinline__ void add_tokens(const Piece* slots, int key_at, const Tokens& tokens, int x_at, float (&added)[2][s_tiles][4]) {
   const int column = threadIdx.x % 4;
 #pragma unroll
   for (int token = 0; token < chunk; token += step) {
     unsigned found[x_pieces][4], weighed[most_pieces][4];
 #pragma unroll
-    for (int p = 0; p < x_pieces; ++p) read_turned<rows>(found[p], tokens.x[p], token, row);
+    for (int p = 0; p < x_pieces; ++p) ac::ldmatrix_x4_transposed(found[p], tokens.x[p] + x_at + token * rows);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float2 pair = make_float2(0.0f, 0.0f);
@@ -77,7 +101,7 @@ __device__ __forceinline__ void add_tokens(const Slot& slot, const Tokens& token
 #pragma unroll
     for (int n = 0; n < s_tiles; n += 2) {
       unsigned key[4];
-      read_turned<terms>(key, slot.keys, token, term + n * 8);
+      ac::ldmatrix_x4_transposed(key, slots + (key_at ^ n * 8) + token * terms);
 #pragma unroll
       for (int p = 0; p < Count; ++p) multiply_pair(added[p > 0][n], added[p > 0][n + 1], weighed[p], key);
     }
@@ -85,7 +109,7 @@ __device__ __forceinline__ void add_tokens(const Slot& slot, const Tokens& token
 }
 
 // Adds what the tokens of step `from` give to y of the 16 tokens of step `to`, of which the lane has those of `ends` and eight further.
-__device__ __forceinline__ void add_products(const Tokens& tokens, const float4 (&of_step)[2], const float4 (&ends)[2], int from, int to, int row,
+__device__ __forceinline__ void add_products(const Tokens& tokens, const float4 (&of_step)[2], const float4 (&ends)[2], int from, int to, int x_at,
                                              float (&y)[2][y_tiles][4]) {
   const int first = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
   unsigned weighed[most_pieces][4];
@@ -113,7 +137,7 @@ __device__ __forceinline__ void add_products(const Tokens& tokens, const float4 
 #pragma unroll
     for (int n = 0; n < y_tiles; n += 2) {
       unsigned x[4];
-      read_turned<rows>(x, tokens.x[q], from * step, row + n * 8);
+      ac::ldmatrix_x4_transposed(x, tokens.x[q] + (x_at ^ n * 8) + from * step * rows);
 #pragma unroll
       for (int p = 0; p + q < most_pieces; ++p) multiply_pair(y[p + q > 0][n], y[p + q > 0][n + 1], weighed[p], x);
     }

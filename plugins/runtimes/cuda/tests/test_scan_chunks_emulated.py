@@ -106,15 +106,13 @@ def stored(tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
-def errors(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") -> tuple[float, float]:
-    """How far the worst element of y and of the last state is off, in units in the last place of the largest. Raises EmulationError."""
-    call = one.call()
+def run(one: Drawn, call: RecurrenceCall, out: tuple[torch.Tensor, torch.Tensor], options: LaunchOptions, right: str = "", wrong: str = "") -> None:
+    """Both kernels, ``right`` in their text replaced by ``wrong``. Raises EmulationError."""
     made = source(TYPES[one.dtype], one.kind, one.schedule)
     if right:
-        texts = [made.code, *(text for _, text in made.headers)]
+        texts = [made.code, *(text for name, text in made.headers if "agentcompile" not in name)]
         assert sum(text.count(right) for text in texts) == 1, right
         made = evolve(made, code=made.code.replace(right, wrong), headers=tuple((n, text.replace(right, wrong)) for n, text in made.headers))
-    out = torch.full(call.x.shape, math.nan), call.new_state().fill_(math.nan)
     scan = Scan.of(call, out, one.schedule)
     for index, launch in enumerate(made.launches):
         names = [argument.name for argument in launch.arguments if argument.addressed]
@@ -122,10 +120,17 @@ def errors(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "")
         launch = evolve(launch, arguments=tuple(evolve(argument, operand="") if argument.addressed and argument.name not in memory else argument
                                                 for argument in launch.arguments))
         run_called(made, (launch, scan.scalars[index]), scan.blocks[index], memory, options)
-    exact = evolve(call, **{name: None if given is None else given.double() for name, given in (
-        ("state", call.state), ("decay", call.decay), ("x", call.x), ("keys", call.keys), ("queries", call.queries), ("rates", call.rates),
-        ("skip", call.skip))})
-    wanted = recurrence(exact.state, exact.decay, exact.x, exact.keys, exact.queries, exact.rates, None, exact.valid, exact.skip, exact.scaled)
+
+
+def errors(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") -> tuple[float, float]:
+    """How far the worst element of y and of the last state is off, in units in the last place of the largest. Raises EmulationError."""
+    call = one.call()
+    out = torch.full(call.x.shape, math.nan), call.new_state().fill_(math.nan)
+    run(one, call, out, options, right, wrong)
+    state, decay, x, keys, queries, rates, skip = (None if given is None else given.double() for given in (
+        call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.skip))
+    assert decay is not None
+    wanted = recurrence(state, decay, x, keys, queries, rates, None, call.valid, skip, call.scaled)
     found = [float((mine.double() - theirs).abs().nan_to_num(math.inf).max() / theirs.abs().max().clamp_min(1e-30)) / EPS
              for mine, theirs in zip(out, wanted, strict=True)]
     return found[0], found[1]
@@ -135,3 +140,131 @@ def errors(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "")
 @given(one=scans(), order=st.sampled_from(ORDERS), seed=st.integers(0, 99))
 def test_any_scan_is_that_of_the_operator(one: Drawn, order: LaunchOptions, seed: int) -> None:
     assert max(errors(one, evolve(order, seed=seed))) <= CLOSE < CLOSE_RECURRENCES
+
+
+@pytest.mark.parametrize("decays", [0.001, 0.1, 3.0, 1000.0])
+@pytest.mark.parametrize("given", [{}, {"keys_of": torch.float32, "dtype": torch.float32}, {"growing": True}])
+def test_errors_of_many_tokens_are_those_of_steps_or_less(decays: float, given: dict) -> None:
+    """Beside the operator in fp32: what many tokens of x of a thousand, strongly and weakly decaying in turns, leave in fp64."""
+    one = Drawn(tokens=300, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=64, skips=True, decays=decays, **given)
+    if one.growing and decays > 0.1:
+        one = evolve(one, decays=0.01)
+    call = one.call()
+    call = evolve(call, x=call.x * 1000, decay=torch.where(torch.arange(300)[None, :, None] % 37 < 5, call.decay, call.decay * 1e-3))
+    double = {name: None if tensor is None else tensor.double() for name, tensor in (
+        ("state", call.state), ("decay", call.decay), ("x", call.x), ("keys", call.keys), ("queries", call.queries), ("skip", call.skip))}
+    exact, steps = (recurrence(of["state"], of["decay"], of["x"], of["keys"], of["queries"], skip=of["skip"]) for of in (
+        double, {name: getattr(call, name) for name in double}))
+    out = torch.full(call.x.shape, math.nan), call.new_state().fill_(math.nan)
+    run(one, call, out, ORDERS[0])
+    for mine, of_steps, right in zip(out, steps, exact, strict=True):
+        mistakes = [float((found.double() - right).abs().max() / right.abs().max()) / EPS for found in (mine, of_steps)]
+        assert mistakes[0] <= max(2.0 * mistakes[1], 4.0), mistakes
+
+
+CASES = [Drawn(tokens=45, schedule=BY_CHUNK[0], groups=2, heads=2, terms=32, rated=True, scaled=True, skips=True, valid=40, begins="turned"),
+         Drawn(tokens=70, schedule=BY_CHUNK[2], heads=2, width=32, terms=64, keys_of=torch.float32, dtype=torch.float32, skips=True, by_token=True),
+         Drawn(tokens=130, schedule=BY_CHUNK[3], groups=2, width=32, terms=64, scaled=True, growing=True, decays=0.01, valid=129),
+         Drawn(tokens=100, schedule=BY_CHUNK[4], heads=2, width=64, terms=128, keys_of=torch.float16, dtype=torch.float16, decays=0.1, skips=True),
+         Drawn(tokens=70, schedule=SCHEDULES[2], width=64, terms=64, decays=300.0, begins="nothing"),
+         Drawn(tokens=3, schedule=BY_CHUNK[1], terms=32, valid=-2),
+         Drawn(tokens=64, schedule=SCHEDULES[0], width=32, terms=128, decays=3e38, keys_of=torch.float32)]
+WRONG = {
+    "what a step reads is waited for no longer": ("    ac::cp_async_wait<0>();\n", ""),
+    "a step before all of it is there": ("    __syncthreads();  // what the step", "    __syncwarp();  // what the step"),
+    "a state that is still read": ("      __syncthreads();  // nobody", "      __syncwarp();  // nobody"),
+    "one slot for two steps": ("slot = 1 - slot)", "slot = slot)"),
+    "x of one chunk for two": ("shared->tokens[next / chunk % 2];", "shared->tokens[first / chunk % 2];"),
+    "padding counts": ("min(static_cast<long long>(tokens), valid[0])", "min(static_cast<long long>(tokens), valid[0] + 1)"),
+    "fewer tokens than none": ("max(0ll, min(static_cast<long long>(tokens), valid[0]))", "min(static_cast<long long>(tokens), valid[0])"),
+    "padding is not zero": ("i % rows] = 0.0f;", "i % rows] = 1.0f;"),
+    "keys of the first group": ("  keys += group * key_group;\n", ""),
+    "queries of the first group": ("  queries += group * query_group;\n", ""),
+    "pieces of the first group": ("static_cast<long long>(group) * tokens;", "static_cast<long long>(0) * tokens;"),
+    "products of the first group": ("(token / step * groups + group) * token_tiles * 64", "(token / step * groups) * token_tiles * 64"),
+    "counts of another tile": ("counts[i * groups + group]", "counts[group]"),
+    "two pieces of three": ("has_third ? 3 : has_second ? 2 : 1;\n  }", "has_second ? 2 : 1;\n  }"),
+    "one piece of two": ("second |= query[1][i] | key[1][i]", "second |= key[1][i]"),
+    "a piece of S less": ("read_state<3>(shared", "read_state<2>(shared"),
+    "a piece of weighed x less": ("add_tokens<3>(shared", "add_tokens<2>(shared"),
+    "a second piece of queries by one of S": ("read_state<2>(shared", "read_state<1>(shared"),
+    "a second piece of keys by one of x": ("add_tokens<2>(shared", "add_tokens<1>(shared"),
+    "a third piece that nobody adds": ("        add_tokens<1>(shared", "        if (false) add_tokens<1>(shared"),
+    "decays of the first head": ("+ head * decay_head]", "]"),
+    "a rate of the first head": ("static_cast<double>(rates[head])", "static_cast<double>(rates[0])"),
+    "what a float leaves of a sum": ("(end.x - begin.x) + (end.y - begin.y)", "end.x - begin.x"),
+    "tokens that come later": ("key + e % 2 <= first + e / 2 * 8", "key + e % 2 <= first + e / 2 * 8 + 1"),
+    "a token does not see itself": ("key + e % 2 <= first + e / 2 * 8", "key + e % 2 < first + e / 2 * 8"),
+    "an infinite decay": ("log_decay < -1000.0 ? -1000.0 : log_decay", "log_decay"),
+    "sums of some lanes": ("offset = 1; offset < 32;", "offset = 1; offset < 8;"),
+    "what is not scaled": ("Plan::is_scaled ? steps[i] : 1.0f", "1.0f"),
+    "what decays is not y": (" * decayed[e / 2],", ","),
+    "S does not decay": ("fmaf(kept, s[n][e],", "fmaf(1.0f, s[n][e],"),
+    "S decays by every piece": ("piece == 0 ? own.kept : 1.0f", "own.kept"),
+    "what is skipped is of the first head": ("? skip[head] :", "? skip[0] :"),
+    "what is skipped is x of another row": ("place<rows>(line_of_lane + half * 8, y_row / 8 + n)", "place<rows>(line_of_lane, y_row / 8 + n)"),
+    "rows behind the last token": ("if (of_half < live) *to = pair;", "*to = pair;"),
+    "a state whose rows lie otherwise": ("s_row + row_of_lane) * state_row;", "s_row + row_of_lane) * terms;"),
+    "a last state whose terms lie otherwise": ("to[state_term] = ", "to[1] = "),
+    "x by another step": ("(static_cast<long long>(p) * tokens + first) * x_token", "(static_cast<long long>(p) * tokens + first) * all_rows"),
+    "pieces of x of the first group": ("row = group * Plan::rows_of_group +", "row = 0 * Plan::rows_of_group +"),
+    "what lies behind the last token": ("const bool here = line + i * lines < left;", "const bool here = true;"),
+    "and in other schedules": ("const bool here = line < left;", "const bool here = true;"),
+    "lines of S lie otherwise": ("(s_row + row_of_lane + half * 8, s_term / 8 + n) + 2 * column", "(s_row + row_of_lane + half * 8, s_term / 8 + (n ^ 1)) + 2 * column"),
+}
+
+
+@pytest.mark.parametrize("name", some(WRONG))
+def test_a_wrong_kernel_is_seen(name: str) -> None:
+    right, wrong = WRONG[name]
+    for one, order in product(CASES, ORDERS):
+        try:
+            if max(errors(one, order, right, wrong)) > CLOSE:
+                return
+        except EmulationError:
+            return
+    pytest.fail("no case and no order tells it from a right one")
+
+
+def test_what_is_drawn_has_kernels() -> None:
+    for one in CASES:
+        assert one.fits and max(errors(one, ORDERS[0])) <= CLOSE
+
+
+@pytest.mark.parametrize("case", [0, 1, 3])
+def test_calls_through_a_backend(case: int) -> None:
+    """As the runtime makes them: whose addresses, copies of what lies otherwise; and what is refused."""
+    one = evolve(CASES[case], tokens=FEWEST_TOKENS + 7)
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    kernels = ScanChunks(emulation, lambda: TARGET)
+    call = one.call()
+    apart = evolve(call, **{name: torch.stack([given, given], -1)[..., 0] for name in ("decay", "x", "keys", "queries")
+                            for given in (getattr(call, name),)})
+    for given_call in (call, apart):
+        found = kernels.laid(given_call)
+        assert found is not None
+        laid, kind = found
+        assert kind == one.kind
+        out = torch.full(laid.x.shape, math.nan), laid.new_state().fill_(math.nan)
+        kernels(laid, out)
+        wanted = recurrence(call.state, call.decay, call.x, call.keys, call.queries, call.rates, None, call.valid, call.skip, call.scaled)
+        for mine, theirs in zip(out, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    assert kernels.laid(evolve(call, state=torch.stack([call.state, call.state], -1)[..., 0])) is None
+    assert kernels.laid(evolve(call, keys=call.keys.half())) is None and ScanChunks(emulation, lambda: None).laid(call) is None
+    assert kernels.laid(evolve(one, tokens=FEWEST_TOKENS - 1, valid=None).call()) is None
+    strength = torch.ones(call.decay.shape)
+    assert kernels.laid(evolve(call, strength=strength)) is None
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", ["h200", "a100"])
+@pytest.mark.parametrize("terms", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+def test_it_builds_without_spilling(target: str, terms: int, dtype: DType) -> None:
+    kind, of = Kind(terms=terms, rows_of_head=64, rows_of_group=1536, rates_each=1, is_scaled=True), preset(target)
+    x_pieces = PIECES_OF_X[dtype]
+    schedule = schedule_for(kind, 5120, x_pieces, of)
+    assert schedule is not None
+    kernel = CudaBackend().build(source(dtype, kind, schedule, schedule.blocks(kind, x_pieces, of)), of)
+    assert kernel.resources.spill_bytes == 0
