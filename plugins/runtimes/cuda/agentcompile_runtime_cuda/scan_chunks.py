@@ -69,9 +69,8 @@ class ChunkSchedule:
 
 
 # In the order in which they are preferred among those that keep as many multiprocessors busy.
-SCHEDULES = (ChunkSchedule(chunk=64, rows=32, warps=4), ChunkSchedule(chunk=64, rows=32, warps=8), ChunkSchedule(chunk=64, rows=64, warps=8),
-             ChunkSchedule(chunk=64, rows=16, warps=4), ChunkSchedule(chunk=32, rows=32, warps=4), ChunkSchedule(chunk=32, rows=16, warps=2),
-             ChunkSchedule(chunk=32, rows=64, warps=8))
+SCHEDULES = tuple(ChunkSchedule(chunk=chunk, rows=rows, warps=warps) for chunk, rows, warps in (
+    (64, 32, 4), (64, 32, 8), (64, 64, 8), (64, 16, 4), (32, 32, 4), (32, 16, 2), (32, 64, 8)))
 
 
 def is_chunked(kind: Kind) -> bool:
@@ -100,9 +99,9 @@ def source(dtype: DType, kind: Kind, schedule: ChunkSchedule, blocks: int = 1) -
         Launch(entry="scan_chunks", grid=(1, 1, 1), block=(schedule.warps * WARP, 1, 1), pdl=True,
                shared_bytes=schedule.shared_bytes(kind, x_pieces), arguments=arguments(SCAN, {**TYPES, "x": DType.BF16})),
     )
-    plan = {"X": c_type(dtype), "x_pieces": x_pieces, "chunk": schedule.chunk, "rows": schedule.rows, "warps": schedule.warps, "blocks": blocks,
-            "terms": kind.terms, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group, "rates_each": kind.rates_each,
-            "is_scaled": kind.is_scaled}
+    plan = {"X": c_type(dtype), "x_pieces": x_pieces, "chunk": schedule.chunk, "rows": schedule.rows, "warps": schedule.warps,
+            "blocks": blocks, "terms": kind.terms, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group,
+            "rates_each": kind.rates_each, "is_scaled": kind.is_scaled}
     return make_source(TEMPLATE, plan=plan, launches=launches)
 
 

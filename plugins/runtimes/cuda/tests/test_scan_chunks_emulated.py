@@ -9,7 +9,16 @@ from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.compared import CLOSE_RECURRENCES
 from agentcompile_runtime_cuda.recurrent_rows import Kind
-from agentcompile_runtime_cuda.scan_chunks import FEWEST_TOKENS, PIECES_OF_X, SCHEDULES, ChunkSchedule, Scan, ScanChunks, schedule_for, source
+from agentcompile_runtime_cuda.scan_chunks import (
+    FEWEST_TOKENS,
+    PIECES_OF_X,
+    SCHEDULES,
+    ChunkSchedule,
+    Scan,
+    ScanChunks,
+    schedule_for,
+    source,
+)
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -87,15 +96,18 @@ class Drawn:
             decay = decay * torch.logspace(-3, 0, heads)  # weak and strong ones beside each other
         decay = decay if self.rated or self.growing else -decay
         state = drawn(1, heads, self.terms, self.width).mT if self.begins == "turned" else drawn(1, heads, self.width, self.terms)
-        keys, queries = ((drawn(1, self.tokens, self.groups, self.terms) / self.terms**0.5).to(of).float() for of in (self.keys_of, self.queries_of))
+        keys, queries = ((drawn(1, self.tokens, self.groups, self.terms) / self.terms**0.5).to(of).float()
+                         for of in (self.keys_of, self.queries_of))
         for one in (keys, queries):
             one[:, :self.exact_until] = one[:, :self.exact_until].bfloat16().float()
         x = rows(1, self.tokens, heads, self.width).to(self.dtype)
         if self.beside:
             x = torch.cat([x.flatten(2), x.new_ones(1, self.tokens, self.beside)], -1)[..., :heads * self.width].view(x.shape)
-        return RecurrenceCall(None if self.begins == "nothing" else state, decay, x.contiguous() if self.by_token and self.dtype is torch.bfloat16 else x,
-                              keys, queries, -drawn(heads, 1).abs() if self.rated else None, None,
-                              None if self.valid is None else torch.tensor([self.valid]), drawn(heads) if self.skips else None, self.scaled)
+        x = x.contiguous() if self.by_token and self.dtype is torch.bfloat16 else x
+        valid = None if self.valid is None else torch.tensor([self.valid])
+        rates, skip = -drawn(heads, 1).abs() if self.rated else None, drawn(heads) if self.skips else None
+        first = None if self.begins == "nothing" else state
+        return RecurrenceCall(first, decay, x, keys, queries, rates, None, valid, skip, self.scaled)
 
 
 @st.composite
@@ -107,7 +119,8 @@ def scans(draw: st.DrawFn) -> Drawn:
                 begins=draw(st.sampled_from(["state", "turned", "nothing"])), by_token=draw(st.booleans()),
                 valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), scaled=draw(st.booleans()),
                 dtype=draw(st.sampled_from([torch.bfloat16, *TYPES])), keys_of=draw(st.sampled_from(list(TYPES))),
-                queries_of=draw(st.sampled_from(list(TYPES))), exact_until=draw(st.sampled_from([0, 0, 20])), beside=draw(st.sampled_from([0, 8])),
+                queries_of=draw(st.sampled_from(list(TYPES))), exact_until=draw(st.sampled_from([0, 0, 20])),
+                beside=draw(st.sampled_from([0, 8])),
                 decays=draw(st.sampled_from([0.01, 1.0, 30.0])), in_turns=draw(st.booleans()), seed=draw(st.integers(0, 99)))
     return one if one.fits else evolve(one, schedule=BY_CHUNK[0], width=16)
 
@@ -117,13 +130,15 @@ def stored(tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
-def run(one: Drawn, call: RecurrenceCall, out: tuple[torch.Tensor, torch.Tensor], options: LaunchOptions, right: str = "", wrong: str = "") -> None:
+def run(one: Drawn, call: RecurrenceCall, out: tuple[torch.Tensor, torch.Tensor], options: LaunchOptions,
+        right: str = "", wrong: str = "") -> None:
     """Both kernels, ``right`` in their text replaced by ``wrong``. Raises EmulationError."""
     made = source(TYPES[one.dtype], one.kind, one.schedule)
     if right:
         texts = [made.code, *(text for name, text in made.headers if "agentcompile" not in name)]
         assert sum(text.count(right) for text in texts) == 1, right
-        made = evolve(made, code=made.code.replace(right, wrong), headers=tuple((n, text.replace(right, wrong)) for n, text in made.headers))
+        headers = tuple((name, text.replace(right, wrong)) for name, text in made.headers)
+        made = evolve(made, code=made.code.replace(right, wrong), headers=headers)
     scan = Scan.of(call, out, one.schedule)
     for name in ("key_pieces", "query_pieces", "own_pieces", "of_keys"):
         between = scan.tensors[name]
@@ -132,7 +147,8 @@ def run(one: Drawn, call: RecurrenceCall, out: tuple[torch.Tensor, torch.Tensor]
     for index, launch in enumerate(made.launches):
         names = [argument.name for argument in launch.arguments if argument.addressed]
         memory = {name: stored(tensor) for name, tensor in zip(names, scan.of_launch(index), strict=True) if tensor is not None}
-        launch = evolve(launch, arguments=tuple(evolve(argument, operand="") if argument.addressed and argument.name not in memory else argument
+        is_null = {name for name in names if name not in memory}
+        launch = evolve(launch, arguments=tuple(evolve(argument, operand="") if argument.name in is_null else argument
                                                 for argument in launch.arguments))
         run_called(made, (launch, scan.scalars[index]), scan.blocks[index], memory, options)
 
@@ -178,12 +194,13 @@ def test_errors_of_many_tokens_are_those_of_steps_or_less(decays: float, given: 
         assert mistakes[0] <= max(2.0 * mistakes[1], 4.0), mistakes
 
 
-CASES = [Drawn(tokens=45, schedule=BY_CHUNK[0], groups=2, heads=2, terms=32, rated=True, scaled=True, skips=True, valid=40, begins="turned"),
-         Drawn(tokens=70, schedule=BY_CHUNK[2], heads=2, width=32, terms=64, keys_of=torch.float32, dtype=torch.float32, skips=True, by_token=True,
-               groups=2),
+CASES = [Drawn(tokens=45, schedule=BY_CHUNK[0], groups=2, heads=2, terms=32, rated=True, scaled=True, skips=True, valid=40,
+               begins="turned"),
+         Drawn(tokens=70, schedule=BY_CHUNK[2], groups=2, heads=2, width=32, terms=64, keys_of=torch.float32, dtype=torch.float32,
+               skips=True, by_token=True),
          Drawn(tokens=130, schedule=BY_CHUNK[3], groups=2, width=32, terms=64, scaled=True, growing=True, decays=0.01, valid=129),
-         Drawn(tokens=100, schedule=BY_CHUNK[4], heads=2, width=64, terms=128, queries_of=torch.float16, dtype=torch.float16, decays=0.1, skips=True,
-               exact_until=50),
+         Drawn(tokens=100, schedule=BY_CHUNK[4], heads=2, width=64, terms=128, queries_of=torch.float16, dtype=torch.float16, decays=0.1,
+               skips=True, exact_until=50),
          Drawn(tokens=70, schedule=SCHEDULES[2], width=64, terms=64, decays=300.0, begins="nothing"),
          Drawn(tokens=3, schedule=BY_CHUNK[1], terms=32, valid=-2),
          Drawn(tokens=41, schedule=BY_CHUNK[1], heads=2, terms=128, valid=37, beside=8),
@@ -222,15 +239,17 @@ WRONG = {
     "S does not decay": ("fmaf(kept, s[n][e],", "fmaf(1.0f, s[n][e],"),
     "S decays by every piece": ("piece == 0 ? own.kept : 1.0f", "own.kept"),
     "what is skipped is of the first head": ("? skip[head] :", "? skip[0] :"),
-    "what is skipped is x of another row": ("place<rows>(line_of_lane + half * 8, y_row / 8 + n)", "place<rows>(line_of_lane, y_row / 8 + n)"),
+    "what is skipped is x of another row": (
+        "place<rows>(line_of_lane + half * 8, y_row / 8 + n)", "place<rows>(line_of_lane, y_row / 8 + n)"),
     "rows behind the last token": ("if (of_half < live) *to = pair;", "*to = pair;"),
     "a state whose rows lie otherwise": ("s_row + row_of_lane) * state_row;", "s_row + row_of_lane) * terms;"),
     "a last state whose terms lie otherwise": ("to[state_term] = ", "to[1] = "),
-    "x by another step": ("(static_cast<long long>(p) * tokens + first) * x_token", "(static_cast<long long>(p) * tokens + first) * all_rows"),
+    "x by another step": (
+        "(static_cast<long long>(p) * tokens + first) * x_token", "(static_cast<long long>(p) * tokens + first) * all_rows"),
     "pieces of x of the first group": ("row = group * ", "row = 0 * "),
     "what lies behind the last token": ("const bool here = line + i * lines < left;", "const bool here = true;"),
     "and in other schedules": ("const bool here = line < left;", "const bool here = true;"),
-    "lines of S lie otherwise": ("(s_row + row_of_lane + half * 8, s_term / 8 + n) + 2 * column", "(s_row + row_of_lane + half * 8, s_term / 8 + (n ^ 1)) + 2 * column"),
+    "lines of S lie otherwise": ("half * 8, s_term / 8 + n) + 2 * column", "half * 8, s_term / 8 + (n ^ 1)) + 2 * column"),
 }
 
 
