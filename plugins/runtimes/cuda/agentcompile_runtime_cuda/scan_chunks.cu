@@ -23,108 +23,32 @@
 #include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
 
-#include "scan_steps.cuh"
-
-namespace {
-
-__device__ __forceinline__ int live_tokens(const long long* valid, int tokens) {
-  return valid == nullptr ? tokens : static_cast<int>(max(0ll, min(static_cast<long long>(tokens), valid[0])));
-}
-
-// Neighbours 2 column and 2 column + 8 of lines `row` and `row` + 8 from `first` on, in the order of a left side; zeros behind the last token.
-__device__ __forceinline__ void load_split(const float* lines, int line_step, int first, int live, int term, unsigned (&pieces)[most_pieces][4]) {
-  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = first + row + i % 2 * 8;
-    float2 pair = make_float2(0.0f, 0.0f);
-    if (token < live) pair = *reinterpret_cast<const float2*>(lines + token * line_step + term + 2 * column + i / 2 * 8);
-    unsigned split[most_pieces];
-    split_up(pair.x, pair.y, split);
-#pragma unroll
-    for (int p = 0; p < most_pieces; ++p) pieces[p][i] = split[p];
-  }
-}
-
-__device__ __forceinline__ void store_split(Piece* lines, int apart, int first, int live, int term, const unsigned (&pieces)[most_pieces][4]) {
-  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = first + row + i % 2 * 8;
-    if (token >= live) continue;
-#pragma unroll
-    for (int p = 0; p < most_pieces; ++p) {
-      *reinterpret_cast<unsigned*>(lines + static_cast<long long>(p) * apart + token * terms + term + 2 * column + i / 2 * 8) = pieces[p][i];
-    }
-  }
-}
-
-}  // namespace
+#include "scan_products.cuh"
 
 extern "C" __global__ void __launch_bounds__(token_tiles * 32)
 products(const float* keys, const float* queries, const Plan::X* x, const long long* valid, Piece* key_pieces, Piece* query_pieces,
-         Piece* own_pieces, float4* of_keys, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row, int key_token,
-         int key_group, int query_token, int query_group) {
+         Piece* own_pieces, float4* of_keys, float4* of_pairs, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
+         int key_token, int key_group, int query_token, int query_group) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
-  const int tile = blockIdx.x / groups, group = blockIdx.x % groups, live = live_tokens(valid, tokens);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first = tile * step, own = tile % token_tiles;
-  if (first >= live) return;
-  if constexpr (x_pieces > 1) {
-    for (int i = threadIdx.x; i < step * Plan::rows_of_group; i += token_tiles * 32) {
-      const int token = first + i / Plan::rows_of_group, row = group * Plan::rows_of_group + i % Plan::rows_of_group;
-      if (token >= live) break;
-      unsigned split[most_pieces];
-      split_up(ac::to_float(x[static_cast<long long>(token) * x_token + static_cast<long long>(row) * x_row]), 0.0f, split);
-      for (int p = 0; p < x_pieces; ++p) own_pieces[(static_cast<long long>(p) * tokens + token) * all_rows + row] = static_cast<Piece>(split[p]);
-    }
-  }
-  if (warp > own) return;
-  keys += group * key_group;
-  queries += group * query_group;
-  const int apart = groups * tokens * terms;  // pieces from each other
-  key_pieces += group * tokens * terms;
-  query_pieces += group * tokens * terms;
-  float sums[2][2][4] = {};
-  unsigned second = 0, third = 0;  // whether there are such pieces
-#pragma unroll 4
-  for (int term = 0; term < terms; term += step) {
-    unsigned query[most_pieces][4], key[most_pieces][4];
-    load_split(queries, query_token, first, live, term, query);
-    load_split(keys, key_token, first + (warp - own) * step, live, term, key);
-#pragma unroll
-    for (int p = 0; p < most_pieces; ++p) {
-#pragma unroll
-      for (int q = 0; p + q < most_pieces; ++q) {
-        const unsigned right[4] = {key[q][0], key[q][2], key[q][1], key[q][3]};
-        multiply_pair(sums[p + q > 0][0], sums[p + q > 0][1], query[p], right);
-      }
-    }
-    if (warp == own) {
-      store_split(query_pieces, apart, first, live, term, query);
-      store_split(key_pieces, apart, first, live, term, key);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) second |= query[1][i] | key[1][i], third |= query[2][i] | key[2][i];
-    }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float(&main)[4] = sums[0][half], (&rest)[4] = sums[1][half];
-    of_keys[(blockIdx.x * token_tiles + warp) * 64 + half * 32 + lane] =
-        make_float4(main[0] + rest[0], main[1] + rest[1], main[2] + rest[2], main[3] + rest[3]);
-  }
-  if (warp == own) {
-    const int has_second = __any_sync(ac::full_warp, second != 0);
-    const int has_third = __any_sync(ac::full_warp, third != 0);
-    if (lane == 0) counts[blockIdx.x] = has_third ? 3 : has_second ? 2 : 1;
-  }
+  make_products(keys, queries, x, valid, key_pieces, query_pieces, own_pieces, of_keys, of_pairs, counts, tokens, groups, all_rows, x_token, x_row,
+                key_token, key_group, query_token, query_group);
+}
+
+extern "C" __global__ void __launch_bounds__(inverse_threads)
+inverses(const float* decay, const float* rates, const float* strength, const long long* valid, const float4* of_pairs, uint4* inverses,
+         int tokens, int groups, int heads, int decay_token, int decay_head, int strength_token, int strength_head) {
+  ac::launch_dependents();
+  ac::grid_dependency_wait();
+  AC_DYNAMIC_SHARED(Inverse, inverse);
+  make_inverse(*inverse, decay, rates, strength, valid, of_pairs, inverses, tokens, groups, heads, decay_token, decay_head, strength_token,
+               strength_head);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::warps * 32, Plan::blocks)
 scan_chunks(const float* state, const float* decay, const Piece* x, const float* rates, const long long* valid, const float* skip,
-            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int* counts, float* y, float* last, int tokens,
-            int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token, int decay_head) {
+            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int* counts, const uint4* inverses, float* y,
+            float* last, int tokens, int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token, int decay_head) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
   AC_DYNAMIC_SHARED(Shared, shared);
@@ -142,12 +66,13 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int pieces = has_third ? 3 : has_second ? 2 : 1;
 
   const long long line = static_cast<long long>(group) * tokens;
-  auto bring = [&](int first, int piece, int slot, Tokens& own) {
+  auto bring = [&](int first, int part, int slot, Tokens& own) {
+    const int piece = part < pieces ? part : part - pieces;
     const long long begin = (static_cast<long long>(piece) * groups * tokens + line + first) * terms;
     const int left = live - first;  // tokens
     bring_lines<terms>(shared->slots + slot * slot_pieces, query_pieces + begin, terms, left);
     bring_lines<terms>(shared->slots + slot * slot_pieces + keys_of_slot, key_pieces + begin, terms, left);
-    if (piece == 0) {
+    if (part == 0) {
 #pragma unroll
       for (int p = 0; p < x_pieces; ++p) {
         bring_lines<rows>(own.x[p], x + (static_cast<long long>(p) * tokens + first) * x_token + first_row, x_token, left);
@@ -156,48 +81,21 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
     ac::cp_async_commit();
   };
 
-  // By the first warp, which has the fewest products: each lane has `each` neighbouring tokens.
-  constexpr int each = (chunk + 31) / 32;
-  const double rate = (Plan::rates_each == 1 ? static_cast<double>(rates[head]) : 1.0) * 1.4426950408889634;
-  float steps[each];
-  auto fetch_steps = [&](int first) {
+  const double rate = rate_of(rates, head);
+  float steps[each];  // of the first warp, which has the fewest products
+  auto fetch_steps = [&](int first) { fetch_values(steps, decay + head * decay_head, decay_token, first, live); };
+  auto weigh_tokens = [&](Tokens& own) {
+    float sizes[each];
 #pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const int token = lane * each + i;
-      steps[i] = token < chunk && first + token < live ? decay[(first + token) * decay_token + head * decay_head] : 0.0f;
-    }
-  };
-  auto weigh = [&](Tokens& own) {
-    double sums[each], all = 0.0;
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const double log_decay = steps[i] * rate;
-      all += log_decay < -1000.0 ? -1000.0 : log_decay;  // 2^-1000 is 0; an infinity would leave no difference
-      sums[i] = all;
-    }
-    double before = all;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const double other = __shfl_up_sync(ac::full_warp, before, offset);
-      if (lane >= offset) before += other;
-    }
-    const double end = __shfl_sync(ac::full_warp, before, 31);
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const int token = lane * each + i;
-      const double sum = before - all + sums[i];
-      const float main = static_cast<float>(sum), step_size = Plan::is_scaled ? steps[i] : 1.0f;
-      const float counted = exp2f(static_cast<float>(end - sum)) * step_size;
-      if (token < chunk) own.weights[token] = make_float4(main, static_cast<float>(sum - main), step_size, counted);
-    }
-    if (lane == 0) own.kept = exp2f(static_cast<float>(end));
+    for (int i = 0; i < each; ++i) sizes[i] = Plan::is_scaled ? steps[i] : 1.0f;
+    weigh(steps, sizes, rate, own.weights, &own.kept);
   };
 
   if (live > 0) {
     bring(0, 0, 0, shared->tokens[0]);
     if (warp == 0) {
       fetch_steps(0);
-      weigh(shared->tokens[0]);
+      weigh_tokens(shared->tokens[0]);
     }
   }
   float s[s_tiles][4];
@@ -215,10 +113,7 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int to = place<terms>(s_row + row_of_lane + half * 8, s_term / 8 + n) + 2 * column;
-        unsigned split[most_pieces];
-        split_up(s[n][2 * half], s[n][2 * half + 1], split);
-#pragma unroll
-        for (int p = 0; p < most_pieces; ++p) *reinterpret_cast<unsigned*>(shared->state + p * rows * terms + to) = split[p];
+        store_split_pair<rows * terms>(shared->state + to, s[n][2 * half], s[n][2 * half + 1]);
       }
     }
   };
@@ -227,98 +122,137 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int query_place = lines_first<terms>() + y_tile * step * terms, state_place = numbers_first<terms>() + y_row * terms;
   const int key_place = (lines_first<terms>() ^ s_term) + keys_of_slot;
   const int left_place = numbers_first<rows>() ^ s_row, right_place = lines_first<rows>() ^ y_row;
-  float out[2][y_tiles][4];  // y of first pieces, and of the others
-  for (int first = 0, piece = 0, slot = 0; first < live; slot = 1 - slot) {
+  // Delta rules read S by all pieces before they know what is added, and fetch the first pieces of keys once more.
+  const int parts = is_delta ? 2 * pieces - 1 : pieces;
+  float out[2][y_tiles][4];    // y of first pieces, and of the others
+  float known[2][y_tiles][4];  // S keys likewise, for delta rules
+  for (int first = 0, part = 0, slot = 0; first < live; slot = 1 - slot) {
     ac::cp_async_wait<0>();
     __syncthreads();  // what the step reads is there, and nobody reads the other slot any more
-    const bool is_last = piece + 1 == pieces;
-    const int next = is_last ? first + chunk : first, next_piece = is_last ? 0 : piece + 1;
+    const int piece = part < pieces ? part : part - pieces;
+    const bool is_read = !is_delta || part < pieces, is_last_read = part + 1 == pieces, is_last = part + 1 == parts;
+    const int next = is_last ? first + chunk : first, next_part = is_last ? 0 : part + 1;
     const int query_at = query_place + slot * slot_pieces, key_at = key_place + slot * slot_pieces;
     const Tokens& own = shared->tokens[first / chunk % 2];
     Tokens& others = shared->tokens[next / chunk % 2];
+    const Piece* const added_x = is_delta ? shared->added : own.x[0];
     if (next < live) {
-      bring(next, next_piece, 1 - slot, others);
+      bring(next, next_part, 1 - slot, others);
       if (is_last && warp == 0) fetch_steps(next);
     }
 
     const int token = first + y_tile * step;
-    if (token < live) {
-      float4 of_steps[2][2];  // of two steps of keys: the next one is on its way
-      const float4* of_step = of_keys + static_cast<long long>(token / step * groups + group) * token_tiles * 64 + lane;
-      auto fetch_products = [&](int from) { of_steps[from % 2][0] = of_step[from * 64], of_steps[from % 2][1] = of_step[from * 64 + 32]; };
-      if (is_last) fetch_products(0);
-      if (is_last && y_tile > 0) fetch_products(1);
+    const bool is_live = token < live;
+    float4 of_steps[2][2];  // of two steps of keys: the next one is on its way
+    const float4* of_step = of_keys + static_cast<long long>(token / step * groups + group) * token_tiles * 64 + lane;
+    auto fetch_products = [&](int from) { of_steps[from % 2][0] = of_step[from * 64], of_steps[from % 2][1] = of_step[from * 64 + 32]; };
+    if (is_live && is_read) {
+      if (is_last_read) fetch_products(0);
+      if (is_last_read && y_tile > 0) fetch_products(1);
       if (piece == 0) {
-#pragma unroll
-        for (int n = 0; n < y_tiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) out[0][n][e] = out[1][n][e] = 0.0f;
-        }
-        read_state<3>(shared->slots, query_at, shared->state, state_place, out);
-      } else if (piece == 1) {
-        read_state<2>(shared->slots, query_at, shared->state, state_place, out);
-      } else {
-        read_state<1>(shared->slots, query_at, shared->state, state_place, out);
+        clear(out);
+        if constexpr (is_delta) clear(known);
       }
-      if (is_last) {
-        const int line_of_lane = y_tile * step + row_of_lane;
-        const float4 ends[2] = {own.weights[line_of_lane], own.weights[line_of_lane + 8]};
-        const float decayed[2] = {exp2f(ends[0].x), exp2f(ends[1].x)};
+      read_pieces(piece, shared->slots, query_at, shared->state, state_place, out);
+      if constexpr (is_delta) read_pieces(piece, shared->slots, query_at + keys_of_slot, shared->state, state_place, known);
+    }
+    const int line_of_lane = y_tile * step + row_of_lane;
+    const float4 ends[2] = {own.weights[line_of_lane], own.weights[line_of_lane + 8]};
+    const float decayed[2] = {exp2f(ends[0].x), exp2f(ends[1].x)};
+    if constexpr (is_delta) {
+      if (is_last_read) {
+        if (is_live) {
 #pragma unroll
-        for (int n = 0; n < y_tiles; ++n) {
+          for (int n = 0; n < y_tiles; ++n) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) out[0][n][e] = (out[0][n][e] + out[1][n][e]) * decayed[e / 2], out[1][n][e] = 0.0f;
+            for (int half = 0; half < 2; ++half) {
+              const int at = place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column;
+              const float2 of_x = x_pair(own, at);
+              const float rest[2] = {of_x.x - (known[0][n][2 * half] + known[1][n][2 * half]) * decayed[half],
+                                     of_x.y - (known[0][n][2 * half + 1] + known[1][n][2 * half + 1]) * decayed[half]};
+              store_split_pair<chunk * rows>(shared->rests + at, rest[0], rest[1]);
+            }
+          }
         }
+        __syncthreads();  // what is left of x is there
+        clear(known);
+        if (is_live) {
+          const uint4* inverse =
+              inverses + (static_cast<long long>(first / chunk * (all_rows / rows_of_head) + head) * token_tiles + y_tile) * token_tiles * most_pieces * 32 + lane;
 #pragma unroll
-        for (int from = 0; from < token_tiles; ++from) {
-          if (from > y_tile) continue;
-          const float4 now[2] = {of_steps[from % 2][0], of_steps[from % 2][1]};
-          if (from + 2 <= y_tile) fetch_products(from + 2);
-          add_products(own, now, ends, from, y_tile, right_place, out);
+          for (int from = 0; from < token_tiles; ++from) {
+            if (from > y_tile) continue;
+            unsigned left[most_pieces][4];
+#pragma unroll
+            for (int p = 0; p < most_pieces; ++p) {
+              const uint4 found = inverse[(from * most_pieces + p) * 32];
+              left[p][0] = found.x, left[p][1] = found.y, left[p][2] = found.z, left[p][3] = found.w;
+            }
+            multiply_rows<most_pieces>(left, shared->rests + from * step * rows, right_place, known);
+          }
         }
-        const float skipped = skip != nullptr ? skip[head] : 0.0f;
 #pragma unroll
         for (int n = 0; n < y_tiles; ++n) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            float2 pair = make_float2(out[0][n][2 * half] + out[1][n][2 * half], out[0][n][2 * half + 1] + out[1][n][2 * half + 1]);
-            const int at = place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column;
-            float2 of_x = make_float2(0.0f, 0.0f);
-#pragma unroll
-            for (int p = x_pieces - 1; p >= 0; --p) {
-              const float2 of_piece = unpacked(*reinterpret_cast<const unsigned*>(own.x[p] + at));
-              of_x.x += of_piece.x, of_x.y += of_piece.y;
-            }
-            pair.x = skip != nullptr ? fmaf(skipped, of_x.x, pair.x) : pair.x;
-            pair.y = skip != nullptr ? fmaf(skipped, of_x.y, pair.y) : pair.y;
-            const int of_half = token + row_of_lane + half * 8;
-            float2* to = reinterpret_cast<float2*>(y + static_cast<long long>(of_half) * all_rows + first_row + y_row + n * 8 + 2 * column);
-            if (of_half < live) *to = pair;
+            store_split_pair<chunk * rows>(shared->added + place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column,
+                       known[0][n][2 * half] + known[1][n][2 * half], known[0][n][2 * half + 1] + known[1][n][2 * half + 1]);
           }
+        }
+        __syncthreads();  // what is added is there
+      }
+    }
+    if (is_live && is_last_read) {
+#pragma unroll
+      for (int n = 0; n < y_tiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[0][n][e] = (out[0][n][e] + out[1][n][e]) * decayed[e / 2], out[1][n][e] = 0.0f;
+      }
+#pragma unroll
+      for (int from = 0; from < token_tiles; ++from) {
+        if (from > y_tile) continue;
+        const float4 now[2] = {of_steps[from % 2][0], of_steps[from % 2][1]};
+        if (from + 2 <= y_tile) fetch_products(from + 2);
+        add_products(own.weights, added_x, now, ends, from, y_tile, right_place, out);
+      }
+      const float skipped = skip != nullptr ? skip[head] : 0.0f;
+#pragma unroll
+      for (int n = 0; n < y_tiles; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float2 pair = make_float2(out[0][n][2 * half] + out[1][n][2 * half], out[0][n][2 * half + 1] + out[1][n][2 * half + 1]);
+          const float2 of_x = x_pair(own, place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column);
+          pair.x = skip != nullptr ? fmaf(skipped, of_x.x, pair.x) : pair.x;
+          pair.y = skip != nullptr ? fmaf(skipped, of_x.y, pair.y) : pair.y;
+          const int of_half = token + row_of_lane + half * 8;
+          float2* to = reinterpret_cast<float2*>(y + static_cast<long long>(of_half) * all_rows + first_row + y_row + n * 8 + 2 * column);
+          if (of_half < live) *to = pair;
         }
       }
     }
 
-    float added[2][s_tiles][4] = {};
-    if (piece == 0) {
-      add_tokens<3>(shared->slots, key_at, own, left_place, added);
-    } else if (piece == 1) {
-      add_tokens<2>(shared->slots, key_at, own, left_place, added);
-    } else {
-      add_tokens<1>(shared->slots, key_at, own, left_place, added);
-    }
-    const float kept = piece == 0 ? own.kept : 1.0f;
+    if (!is_delta || part + 1 >= pieces) {
+      float added[2][s_tiles][4] = {};
+      if (piece == 0) {
+        add_tokens<3>(shared->slots, key_at, own.weights, added_x, left_place, added);
+      } else if (piece == 1) {
+        add_tokens<2>(shared->slots, key_at, own.weights, added_x, left_place, added);
+      } else {
+        add_tokens<1>(shared->slots, key_at, own.weights, added_x, left_place, added);
+      }
+      const float kept = part == (is_delta ? pieces - 1 : 0) ? own.kept : 1.0f;
 #pragma unroll
-    for (int n = 0; n < s_tiles; ++n) {
+      for (int n = 0; n < s_tiles; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = fmaf(kept, s[n][e], added[0][n][e] + added[1][n][e]);
+        for (int e = 0; e < 4; ++e) s[n][e] = fmaf(kept, s[n][e], added[0][n][e] + added[1][n][e]);
+      }
     }
     if (is_last && next < live) {
-      if (warp == 0) weigh(others);
+      if (warp == 0) weigh_tokens(others);
       __syncthreads();  // nobody reads the state before any more
       store_state();
     }
-    first = next, piece = next_piece;
+    first = next, part = next_part;
   }
 
   for (int i = threadIdx.x; i < (tokens - live) * rows; i += threads) {

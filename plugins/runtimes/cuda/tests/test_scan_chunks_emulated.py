@@ -65,13 +65,14 @@ class Drawn:
     decays: float = 1.0  # of their size
     in_turns: bool = False  # strong ones, and much weaker ones behind them
     growing: bool = False
+    is_delta: bool = False
     seed: int = 0
 
     @property
     def kind(self) -> Kind:
         """That of the call."""
         return Kind(terms=self.terms, rows_of_head=self.width, rows_of_group=self.heads * self.width, rates_each=int(self.rated),
-                    is_scaled=self.scaled)
+                    is_scaled=self.scaled, is_delta=self.is_delta)
 
     @property
     def fits(self) -> bool:
@@ -107,18 +108,19 @@ class Drawn:
         valid = None if self.valid is None else torch.tensor([self.valid])
         rates, skip = -drawn(heads, 1).abs() if self.rated else None, drawn(heads) if self.skips else None
         first = None if self.begins == "nothing" else state
-        return RecurrenceCall(first, decay, x, keys, queries, rates, None, valid, skip, self.scaled)
+        strength = rows(1, self.tokens, heads).sigmoid() if self.is_delta else None
+        return RecurrenceCall(first, decay, x, keys, queries, rates, strength, valid, skip, self.scaled)
 
 
 @st.composite
 def scans(draw: st.DrawFn) -> Drawn:
     """Few and many tokens beside chunks; only sizes that have kernels."""
-    tokens = draw(st.one_of(st.integers(1, 33), st.integers(1, 150)))
+    tokens, is_delta = draw(st.one_of(st.integers(1, 33), st.integers(1, 150))), draw(st.booleans())
     one = Drawn(tokens=tokens, schedule=draw(st.sampled_from(BY_CHUNK)), groups=draw(st.integers(1, 2)), heads=draw(st.integers(1, 2)),
                 width=draw(st.sampled_from([16, 32, 48, 64])), terms=draw(st.sampled_from([16, 32, 64, 128])), rated=draw(st.booleans()),
                 begins=draw(st.sampled_from(["state", "turned", "nothing"])), by_token=draw(st.booleans()),
-                valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), scaled=draw(st.booleans()),
-                dtype=draw(st.sampled_from([torch.bfloat16, *TYPES])), keys_of=draw(st.sampled_from(list(TYPES))),
+                valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), scaled=not is_delta and draw(st.booleans()),
+                is_delta=is_delta, dtype=draw(st.sampled_from([torch.bfloat16, *TYPES])), keys_of=draw(st.sampled_from(list(TYPES))),
                 queries_of=draw(st.sampled_from(list(TYPES))), exact_until=draw(st.sampled_from([0, 0, 20])),
                 beside=draw(st.sampled_from([0, 8])),
                 decays=draw(st.sampled_from([0.01, 1.0, 30.0])), in_turns=draw(st.booleans()), seed=draw(st.integers(0, 99)))
@@ -140,10 +142,12 @@ def run(one: Drawn, call: RecurrenceCall, out: tuple[torch.Tensor, torch.Tensor]
         headers = tuple((name, text.replace(right, wrong)) for name, text in made.headers)
         made = evolve(made, code=made.code.replace(right, wrong), headers=headers)
     scan = Scan.of(call, out, one.schedule)
-    for name in ("key_pieces", "query_pieces", "own_pieces", "of_keys"):
+    for name in ("key_pieces", "query_pieces", "own_pieces", "of_keys", "of_pairs"):
         between = scan.tensors[name]
         if between is not None:
             between.fill_(math.nan)
+    if scan.tensors["inverses"] is not None:
+        scan.tensors["inverses"].fill_(-1)  # NaN
     for index, launch in enumerate(made.launches):
         names = [argument.name for argument in launch.arguments if argument.addressed]
         memory = {name: stored(tensor) for name, tensor in zip(names, scan.of_launch(index), strict=True) if tensor is not None}
@@ -158,10 +162,10 @@ def errors(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "")
     call = one.call()
     out = torch.full(call.x.shape, math.nan), call.new_state().fill_(math.nan)
     run(one, call, out, options, right, wrong)
-    state, decay, x, keys, queries, rates, skip = (None if given is None else given.double() for given in (
-        call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.skip))
+    state, decay, x, keys, queries, rates, strength, skip = (None if given is None else given.double() for given in (
+        call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.strength, call.skip))
     assert decay is not None
-    wanted = recurrence(state, decay, x, keys, queries, rates, None, call.valid, skip, call.scaled)
+    wanted = recurrence(state, decay, x, keys, queries, rates, strength, call.valid, skip, call.scaled)
     found = [float((mine.double() - theirs).abs().nan_to_num(math.inf).max() / theirs.abs().max().clamp_min(1e-30)) / EPS
              for mine, theirs in zip(out, wanted, strict=True)]
     return found[0], found[1]
@@ -286,7 +290,7 @@ def test_calls_through_a_backend(case: int) -> None:
         assert kind == one.kind
         out = torch.full(laid.x.shape, math.nan), laid.new_state().fill_(math.nan)
         kernels(laid, out)
-        wanted = recurrence(call.state, call.decay, call.x, call.keys, call.queries, call.rates, None, call.valid, call.skip, call.scaled)
+        wanted = recurrence(call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.strength, call.valid, call.skip, call.scaled)
         for mine, theirs in zip(out, wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     assert kernels.laid(evolve(call, state=torch.stack([call.state, call.state], -1)[..., 0])) is None
