@@ -31,13 +31,13 @@ __device__ __forceinline__ float2 unpacked(unsigned pair) {
 // multiples of eight apart are permuted alike, and what is even in `number` may be exclusively or-ed to a place.
 template <int Width> __device__ __forceinline__ int place(int line, int unit) {
   constexpr int units = Width / 8, shift = units >= 8 ? 0 : units == 4 ? 1 : 2, mask = units >= 8 ? 7 : units - 1;
-  static_assert(units == 2 || units == 4 || units == 8 || units % 16 == 0, "permuted units stay in their line, lines begin at their multiples");
+  static_assert(units == 2 || units == 4 || units == 8 || units % 16 == 0, "permuted units stay in their line");
   return (line * units + (unit ^ ((line >> shift) & mask))) * 8;
 }
 
 // Places from which a lane reads sixteen lines by sixteen numbers, as four parts of eight by eight: {lines 0-7, numbers 0-7}, {8-15, 0-7},
-// {0-7, 8-15}, {8-15, 8-15}; or the second one and the third one exchanged. Where `number` is a multiple of 16, (place ^ number) is that of the
-// numbers from there on.
+// {0-7, 8-15}, {8-15, 8-15}; or the second one and the third one exchanged. Where `number` is a multiple of 16, (place ^ number) is that
+// of the numbers from there on.
 template <int Width> __device__ __forceinline__ int lines_first() {
   const int lane = threadIdx.x % 32;
   return place<Width>(lane % 16, lane / 16);
@@ -50,7 +50,8 @@ template <int Width> __device__ __forceinline__ int numbers_first() {
 // ldmatrix_x4_transposed, for terms that are the lines, it is the other way.
 
 // Two neighbouring products: left [16, 16] by the first eight columns of `right`, and by the others.
-__device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)[4], const unsigned (&left)[4], const unsigned (&right)[4]) {
+__device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)[4], const unsigned (&left)[4],
+                                              const unsigned (&right)[4]) {
   const unsigned low[2] = {right[0], right[1]}, high[2] = {right[2], right[3]};
   ac::mma_m16n8k16_bf16(first, left, low);
   ac::mma_m16n8k16_bf16(second, left, high);

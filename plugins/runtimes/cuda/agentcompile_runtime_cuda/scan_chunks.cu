@@ -1,23 +1,26 @@
-// Scans whose heads decay as one (Mamba-2) over the tokens of a chunk of a prompt by tensor cores, in fp32:
+// Scans (Mamba-2) and gated delta rules whose heads decay as one, over the tokens of a chunk of a prompt by tensor cores, in fp32:
 //
-//   S = f S + w x[t] keys[t]^T;  y[t] = S queries[t] + skip x[t]    with f = exp(decay[t] rate), w = decay[t] where it is scaled, or 1
+//   S = f S;  S += w[t] keys[t]^T;  y[t] = S queries[t] + skip x[t]    with f = exp(decay[t] rate)
 //
-// A block owns `rows` rows of the state of one head, in registers, and walks over Plan::chunk tokens at a time. With a, the sums of log decays
-// from a chunk's first token on,
+// and w[t] = x[t], x[t] decay[t] where it is scaled, or strength[t] (x[t] - S keys[t]) for delta rules. A block has `rows` rows of the state
+// of one head, in registers, and goes over Plan::chunk tokens at a time. With a, the sums of log decays from a chunk's first token on,
 //
-//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) w[j] (queries[i] keys[j]) x[j]
-//   S = exp(a[last]) S + sum over j of exp(a[last] - a[j]) w[j] x[j] keys[j]^T        (Dao and Gu 2024, arXiv 2405.21060)
-//
+//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) (queries[i] keys[j]) w[j]        (Dao and Gu 2024, arXiv 2405.21060)
+//   S = exp(a[last]) S + sum over j of exp(a[last] - a[j]) w[j] keys[j]^T
+//   w = (1 + A)^-1 strength (x - exp(a) S keys), A[i, j] = strength[i] exp(a[i] - a[j]) keys[i] keys[j] for j < i        (Yang, Kautz and
+//                                                                                              Hatamizadeh 2024, arXiv 2412.06464)
 // Nothing is ever exp(a[i]) / exp(a[j]). Sums a are made in fp64 and kept as two floats: behind a strong decay small ones would be lost.
 // What is fp32 is multiplied as pieces of bf16 (pieces.cuh). `products` goes first, once for all heads of a group: the pieces of keys and
-// queries, how many there are (one where they come from bf16 activations), queries[i] keys[j]^T of every chunk, and pieces of x, if it is not
-// bf16. Sums of first pieces and of the others are apart, since tensor cores truncate where they add; S is added to by FMA.
+// queries, how many there are (one where they come from bf16 activations), products of queries and keys of every chunk, and pieces of x, if
+// it is not bf16; `inverses` then, for delta rules, once for all rows of a head. Sums of first pieces and of the others are apart, since
+// tensor cores truncate where they add; S is added to by FMA.
 //
-// In `scan_chunks` a warp makes y of 16 tokens by a part of the rows and S of 16 rows by a part of the terms. S comes to y through
-// shared memory, in pieces; queries and keys, piece by piece, into two slots by cp.async, a step ahead, x and sums of decays with them. The
-// weights of x never leave the registers of the products that they are made of. Operands lie as those of recurrence.cu, x [T, H P] with rows
-// side by side; key_pieces and query_pieces [3, G, T, terms], x_pieces [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a
-// warp holds them, counts [tiles, G].
+// In `scan_chunks` a warp makes y of 16 tokens by a part of the rows and S of 16 rows by a part of the terms. S comes to y through shared
+// memory, in pieces, and so do x - S keys and w of delta rules; queries and keys, piece by piece, into two slots by cp.async, a step ahead,
+// x and sums of decays with them. The weights of w never leave the registers of the products that they are made of.
+// Operands lie as those of recurrence.cu, x [T, H P] with rows side by side; key_pieces and query_pieces [3, G, T, terms], own_pieces
+// [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a warp holds them, counts [tiles, G], inverses by chunk, head
+// and 16 by 16, piece by piece, likewise.
 // Wins over recurrence.cu from about a chunk of tokens on.
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -31,8 +34,8 @@ products(const float* keys, const float* queries, const Plan::X* x, const long l
          int key_token, int key_group, int query_token, int query_group) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
-  make_products(keys, queries, x, valid, key_pieces, query_pieces, own_pieces, of_keys, of_pairs, counts, tokens, groups, all_rows, x_token, x_row,
-                key_token, key_group, query_token, query_group);
+  make_products(keys, queries, x, valid, key_pieces, query_pieces, own_pieces, of_keys, of_pairs, counts, tokens, groups, all_rows,
+                x_token, x_row, key_token, key_group, query_token, query_group);
 }
 
 extern "C" __global__ void __launch_bounds__(inverse_threads)
@@ -48,7 +51,8 @@ inverses(const float* decay, const float* rates, const float* strength, const lo
 extern "C" __global__ void __launch_bounds__(Plan::warps * 32, Plan::blocks)
 scan_chunks(const float* state, const float* decay, const Piece* x, const float* rates, const long long* valid, const float* skip,
             const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int* counts, const uint4* inverses, float* y,
-            float* last, int tokens, int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token, int decay_head) {
+            float* last, int tokens, int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token,
+            int decay_head) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
   AC_DYNAMIC_SHARED(Shared, shared);
@@ -99,7 +103,8 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
     }
   }
   float s[s_tiles][4];
-  const long long state_begin = static_cast<long long>(head) * rows_of_head * terms + (first_row % rows_of_head + s_row + row_of_lane) * state_row;
+  const long long state_begin =
+      static_cast<long long>(head) * rows_of_head * terms + (first_row % rows_of_head + s_row + row_of_lane) * state_row;
 #pragma unroll
   for (int n = 0; n < s_tiles; ++n) {
 #pragma unroll
@@ -177,8 +182,8 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
         __syncthreads();  // what is left of x is there
         clear(known);
         if (is_live) {
-          const uint4* inverse =
-              inverses + (static_cast<long long>(first / chunk * (all_rows / rows_of_head) + head) * token_tiles + y_tile) * token_tiles * most_pieces * 32 + lane;
+          const long long tile = static_cast<long long>(first / chunk * (all_rows / rows_of_head) + head) * token_tiles + y_tile;
+          const uint4* inverse = inverses + tile * token_tiles * most_pieces * 32 + lane;
 #pragma unroll
           for (int from = 0; from < token_tiles; ++from) {
             if (from > y_tile) continue;

@@ -23,7 +23,7 @@ WARP, STEP, MOST_PIECES, REGISTERS, FEWEST_REGISTERS = 32, 16, 3, 65536, 200
 RESERVED_BYTES = 1024  # of each block's shared memory
 VECTOR_BYTES = 16
 PIECE_BYTES, FLOAT_BYTES = 2, 4
-MOST_TERMS = 64  # of 16 rows that a warp keeps
+MOST_TERMS, MOST_ROWS_OF_DELTA = 64, 32  # of 16 rows that a warp keeps; of a block: more would not stay in registers
 FEWEST_TOKENS = 64  # of a call
 PIECES_OF_X = {DType.BF16: 1, DType.F16: 2, DType.F32: 3}
 LINES = (16, 32, 64, 128, 256)  # terms and rows of a block whose lines lie permuted
@@ -34,7 +34,8 @@ INVERSES = (("decay", "rates", "strength", "valid", "of_pairs"), ("inverses",),
             ("tokens", "groups", "heads", "decay_token", "decay_head", "strength_token", "strength_head"))
 SCAN = (("state", "decay", "x", "rates", "valid", "skip", "key_pieces", "query_pieces", "of_keys", "counts", "inverses"), ("y", "last"),
         ("tokens", "groups", "all_rows", "state_row", "state_term", "x_token", "decay_token", "decay_head"))
-TYPES = {"valid": DType.I64, "key_pieces": DType.BF16, "query_pieces": DType.BF16, "own_pieces": DType.BF16, "counts": DType.I32, "inverses": DType.I32}
+TYPES = {"valid": DType.I64, "key_pieces": DType.BF16, "query_pieces": DType.BF16, "own_pieces": DType.BF16, "counts": DType.I32,
+         "inverses": DType.I32}
 
 
 @frozen(kw_only=True)
@@ -72,18 +73,20 @@ class ChunkSchedule:
         if kind.rows_of_head % self.rows or self.rows % STEP or self.warps % self.token_tiles or self.warps % row_tiles:
             return False
         of_rows, of_terms = self.warps // self.token_tiles, self.warps // row_tiles
-        whole = self.rows % (of_rows * STEP) == 0 and kind.terms % (of_terms * STEP) == 0 and kind.terms // of_terms <= MOST_TERMS
-        return whole and self.rows in LINES and self.shared_bytes(kind, x_pieces) <= target.shared_bytes_per_block
+        whole = self.rows % (of_rows * STEP) == 0 and kind.terms % (of_terms * STEP) == 0
+        is_held = kind.terms // of_terms <= MOST_TERMS and not (kind.is_delta and self.rows > MOST_ROWS_OF_DELTA)
+        return whole and is_held and self.rows in LINES and self.shared_bytes(kind, x_pieces) <= target.shared_bytes_per_block
 
 
 # In the order in which they are preferred among those that keep as many multiprocessors busy.
 SCHEDULES = tuple(ChunkSchedule(chunk=chunk, rows=rows, warps=warps) for chunk, rows, warps in (
-    (64, 32, 4), (64, 32, 8), (64, 64, 8), (64, 16, 4), (32, 32, 4), (32, 16, 2), (32, 64, 8)))
+    (64, 32, 8), (64, 32, 4), (64, 64, 8), (64, 16, 4), (32, 32, 4), (32, 16, 2), (32, 64, 8)))
 
 
 def is_chunked(kind: Kind) -> bool:
     """Whether heads decay as one, and nothing scales what a delta rule adds."""
-    return not (kind.is_delta and kind.is_scaled) and not kind.decay_of_terms and kind.rates_each <= 1 and kind.terms in LINES and kind.rows_of_head % STEP == 0
+    as_one = not kind.decay_of_terms and kind.rates_each <= 1 and not (kind.is_delta and kind.is_scaled)
+    return as_one and kind.terms in LINES and kind.rows_of_head % STEP == 0
 
 
 def schedule_for(kind: Kind, all_rows: int, x_pieces: int, target: Target) -> ChunkSchedule | None:

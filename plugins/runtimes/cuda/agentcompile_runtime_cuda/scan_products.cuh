@@ -11,8 +11,9 @@ __device__ __forceinline__ int live_tokens(const long long* valid, int tokens) {
   return valid == nullptr ? tokens : static_cast<int>(max(0ll, min(static_cast<long long>(tokens), valid[0])));
 }
 
-// Neighbours 2 column and 2 column + 8 of lines `row` and `row` + 8 from `first` on, in the order of a left side; zeros behind the last token.
-__device__ __forceinline__ void load_split(const float* lines, int line_step, int first, int live, int term, unsigned (&pieces)[most_pieces][4]) {
+// Neighbours 2 column and 2 column + 8 of lines `row` and `row` + 8 from `first` on, as a left side has them; zeros behind the last token.
+__device__ __forceinline__ void load_split(const float* lines, int line_step, int first, int live, int term,
+                                           unsigned (&pieces)[most_pieces][4]) {
   const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -26,15 +27,17 @@ __device__ __forceinline__ void load_split(const float* lines, int line_step, in
   }
 }
 
-__device__ __forceinline__ void store_split(Piece* lines, int apart, int first, int live, int term, const unsigned (&pieces)[most_pieces][4]) {
+__device__ __forceinline__ void store_split(Piece* lines, int apart, int first, int live, int term,
+                                            const unsigned (&pieces)[most_pieces][4]) {
   const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int token = first + row + i % 2 * 8;
     if (token >= live) continue;
+    Piece* const to = lines + token * terms + term + 2 * column + i / 2 * 8;
 #pragma unroll
     for (int p = 0; p < most_pieces; ++p) {
-      *reinterpret_cast<unsigned*>(lines + static_cast<long long>(p) * apart + token * terms + term + 2 * column + i / 2 * 8) = pieces[p][i];
+      *reinterpret_cast<unsigned*>(to + static_cast<long long>(p) * apart) = pieces[p][i];
     }
   }
 }
@@ -44,8 +47,10 @@ __device__ __forceinline__ float4 whole(const float (&first)[4], const float (&o
 }
 
 // Pieces of keys and queries, queries[i] keys[j]^T and for delta rules keys[i] keys[j]^T of 16 tokens by those of their chunk up to them.
-__device__ __forceinline__ void make_products(const float* keys, const float* queries, const Plan::X* x, const long long* valid, Piece* key_pieces, Piece* query_pieces,
-                                              Piece* own_pieces, float4* of_keys, float4* of_pairs, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
+__device__ __forceinline__ void make_products(const float* keys, const float* queries, const Plan::X* x, const long long* valid,
+                                              Piece* key_pieces, Piece* query_pieces,
+                                              Piece* own_pieces, float4* of_keys, float4* of_pairs, int* counts,
+                                              int tokens, int groups, int all_rows, int x_token, int x_row,
                                               int key_token, int key_group, int query_token, int query_group) {
   const int tile = blockIdx.x / groups, group = blockIdx.x % groups, live = live_tokens(valid, tokens);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -57,7 +62,9 @@ __device__ __forceinline__ void make_products(const float* keys, const float* qu
       if (token >= live) break;
       unsigned split[most_pieces];
       split_up(ac::to_float(x[static_cast<long long>(token) * x_token + static_cast<long long>(row) * x_row]), 0.0f, split);
-      for (int p = 0; p < x_pieces; ++p) own_pieces[(static_cast<long long>(p) * tokens + token) * all_rows + row] = static_cast<Piece>(split[p]);
+      for (int p = 0; p < x_pieces; ++p) {
+        own_pieces[(static_cast<long long>(p) * tokens + token) * all_rows + row] = static_cast<Piece>(split[p]);
+      }
     }
   }
   if (warp > own) return;
@@ -154,10 +161,11 @@ constexpr int inverse_threads = chunk < 32 ? 32 : chunk;
 
 // (1 + A)^-1 strength, A[i, j] = strength[i] exp(a[i] - a[j]) keys[i] keys[j]^T for j < i, of one head and chunk: a thread has a column.
 // Written as a left side of 16 by 16, piece by piece, as a warp holds it.
-__device__ __forceinline__ void make_inverse(Inverse& own, const float* decay, const float* rates, const float* strength, const long long* valid,
-                                             const float4* of_pairs, uint4* inverses, int tokens, int groups, int heads, int decay_token,
+__device__ __forceinline__ void make_inverse(Inverse& own, const float* decay, const float* rates, const float* strength,
+                                             const long long* valid, const float4* of_pairs, uint4* inverses, int tokens, int groups, int heads, int decay_token,
                                              int decay_head, int strength_token, int strength_head) {
-  const int head = blockIdx.x % heads, first = blockIdx.x / heads * chunk, group = head / (heads / groups), live = live_tokens(valid, tokens);
+  const int head = blockIdx.x % heads, first = blockIdx.x / heads * chunk, group = head / (heads / groups);
+  const int live = live_tokens(valid, tokens);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, column = lane % 4;
   if (first >= live) return;
   if (warp == 0) {
@@ -177,7 +185,7 @@ __device__ __forceinline__ void make_inverse(Inverse& own, const float* decay, c
       for (int e = 0; e < 4; ++e) {
         const int line = to * step + row + e / 2 * 8, key = i * 8 + 2 * column + e % 2;
         const float4 end = own.weights[line], begin = own.weights[key];
-        own.lines[line][key] = key < line ? values[e] * ac::quick_exp2((end.x - begin.x) + (end.y - begin.y)) * end.z : 0.0f;
+        own.lines[line][key] = key < line ? values[e] * decay_between(begin, end) * end.z : 0.0f;
       }
     }
   }

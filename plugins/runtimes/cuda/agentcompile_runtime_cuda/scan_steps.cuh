@@ -1,4 +1,4 @@
-// What warps of scan_chunks.cu make of one step: y of 16 tokens and S of 16 rows, from what lies in shared memory.
+// What warps of scan_chunks.cu make of one step: y of 16 tokens and S of 16 rows, from what lies in shared memory; and how it lies there.
 #pragma once
 #include <agentcompile/ptx.cuh>
 
@@ -31,6 +31,9 @@ struct Shared {
   Piece state[most_pieces * rows * terms];
   Piece rests[is_delta ? most_pieces * chunk * rows : 8], added[is_delta ? most_pieces * chunk * rows : 8];  // for delta rules
 };
+
+// By the weights of two tokens.
+__device__ __forceinline__ float decay_between(float4 begin, float4 end) { return ac::quick_exp2((end.x - begin.x) + (end.y - begin.y)); }
 
 // Enqueues the copies of `chunk` lines of Width numbers, `apart` from each other; those behind the first `left` become zeros.
 template <int Width> __device__ __forceinline__ void bring_lines(Piece* to, const Piece* from, int apart, int left) {
@@ -167,8 +170,8 @@ __device__ __forceinline__ void multiply_rows(const unsigned (&left)[most_pieces
 }
 
 // Adds what the tokens of step `from` give to y of the 16 tokens of step `to`, of which the lane has those of `ends` and eight further.
-__device__ __forceinline__ void add_products(const float4* weights, const Piece* x, const float4 (&of_step)[2], const float4 (&ends)[2], int from, int to,
-                                             int x_at, float (&y)[2][y_tiles][4]) {
+__device__ __forceinline__ void add_products(const float4* weights, const Piece* x, const float4 (&of_step)[2], const float4 (&ends)[2],
+                                             int from, int to, int x_at, float (&y)[2][y_tiles][4]) {
   const int first = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
   unsigned weighed[most_pieces][4];
 #pragma unroll
@@ -179,7 +182,7 @@ __device__ __forceinline__ void add_products(const float4* weights, const Piece*
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float4 end = ends[e / 2], begin = weights[from * step + key + e % 2];
-      const float weight = ac::quick_exp2((end.x - begin.x) + (end.y - begin.y)) * begin.z;
+      const float weight = decay_between(begin, end) * begin.z;
       values[e] = from < to || key + e % 2 <= first + e / 2 * 8 ? sums[e] * weight : 0.0f;
     }
 #pragma unroll

@@ -104,7 +104,8 @@ class Drawn:
         x = rows(1, self.tokens, heads, self.width).to(self.dtype)
         if self.beside:
             x = torch.cat([x.flatten(2), x.new_ones(1, self.tokens, self.beside)], -1)[..., :heads * self.width].view(x.shape)
-        x = x.contiguous() if self.by_token and self.dtype is torch.bfloat16 else x
+        if self.by_token and self.dtype is torch.bfloat16:
+            x = x.clone(memory_format=torch.contiguous_format)
         valid = None if self.valid is None else torch.tensor([self.valid])
         rates, skip = -drawn(heads, 1).abs() if self.rated else None, drawn(heads) if self.skips else None
         first = None if self.begins == "nothing" else state
@@ -119,8 +120,9 @@ def scans(draw: st.DrawFn) -> Drawn:
     one = Drawn(tokens=tokens, schedule=draw(st.sampled_from(BY_CHUNK)), groups=draw(st.integers(1, 2)), heads=draw(st.integers(1, 2)),
                 width=draw(st.sampled_from([16, 32, 48, 64])), terms=draw(st.sampled_from([16, 32, 64, 128])), rated=draw(st.booleans()),
                 begins=draw(st.sampled_from(["state", "turned", "nothing"])), by_token=draw(st.booleans()),
-                valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), scaled=not is_delta and draw(st.booleans()),
-                is_delta=is_delta, dtype=draw(st.sampled_from([torch.bfloat16, *TYPES])), keys_of=draw(st.sampled_from(list(TYPES))),
+                valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 3))), skips=draw(st.booleans()), is_delta=is_delta,
+                scaled=not is_delta and draw(st.booleans()), dtype=draw(st.sampled_from([torch.bfloat16, *TYPES])),
+                keys_of=draw(st.sampled_from(list(TYPES))),
                 queries_of=draw(st.sampled_from(list(TYPES))), exact_until=draw(st.sampled_from([0, 0, 20])),
                 beside=draw(st.sampled_from([0, 8])),
                 decays=draw(st.sampled_from([0.01, 1.0, 30.0])), in_turns=draw(st.booleans()), seed=draw(st.integers(0, 99)))
@@ -178,7 +180,8 @@ def test_any_scan_is_that_of_the_operator(one: Drawn, order: LaunchOptions, seed
 
 
 @pytest.mark.parametrize("decays", [0.001, 0.1, 3.0, 1000.0])
-@pytest.mark.parametrize("given", [{}, {"keys_of": torch.float32, "dtype": torch.float32}, {"growing": True}])
+@pytest.mark.parametrize("given", [{}, {"keys_of": torch.float32, "dtype": torch.float32}, {"growing": True}, {"is_delta": True},
+                                   {"is_delta": True, "keys_of": torch.float32}])
 def test_errors_of_many_tokens_are_those_of_steps_or_less(decays: float, given: dict) -> None:
     """Beside the operator in fp32: what many tokens of x of a thousand, strongly and weakly decaying in turns, leave in fp64."""
     one = Drawn(tokens=300, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=64, skips=True, decays=decays,
@@ -187,10 +190,9 @@ def test_errors_of_many_tokens_are_those_of_steps_or_less(decays: float, given: 
         one = evolve(one, decays=0.01)
     call = one.call()
     call = evolve(call, x=call.x * 1000)
-    double = {name: None if tensor is None else tensor.double() for name, tensor in (
-        ("state", call.state), ("decay", call.decay), ("x", call.x), ("keys", call.keys), ("queries", call.queries), ("skip", call.skip))}
-    exact, steps = (recurrence(of["state"], of["decay"], of["x"], of["keys"], of["queries"], skip=of["skip"]) for of in (
-        double, {name: getattr(call, name) for name in double}))
+    given_names = {name: getattr(call, name) for name in ("state", "decay", "x", "keys", "queries", "strength", "skip")}
+    double = {name: None if tensor is None else tensor.double() for name, tensor in given_names.items()}
+    exact, steps = (recurrence(**of) for of in (double, given_names))
     out = torch.full(call.x.shape, math.nan), call.new_state().fill_(math.nan)
     run(one, call, out, ORDERS[0])
     for mine, of_steps, right in zip(out, steps, exact, strict=True):
@@ -208,8 +210,11 @@ CASES = [Drawn(tokens=45, schedule=BY_CHUNK[0], groups=2, heads=2, terms=32, rat
          Drawn(tokens=70, schedule=SCHEDULES[2], width=64, terms=64, decays=300.0, begins="nothing"),
          Drawn(tokens=3, schedule=BY_CHUNK[1], terms=32, valid=-2),
          Drawn(tokens=41, schedule=BY_CHUNK[1], heads=2, terms=128, valid=37, beside=8),
-         Drawn(tokens=150, schedule=SCHEDULES[0], width=32, terms=64, decays=1000.0, in_turns=True),
-         Drawn(tokens=64, schedule=SCHEDULES[0], width=32, terms=128, decays=3e38, keys_of=torch.float32)]
+         Drawn(tokens=150, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=64, decays=1000.0, in_turns=True),
+         Drawn(tokens=64, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=128, decays=3e38, keys_of=torch.float32),
+         Drawn(tokens=90, schedule=BY_CHUNK[2], groups=2, heads=2, width=64, terms=32, is_delta=True, valid=83, skips=True, by_token=True),
+         Drawn(tokens=150, schedule=SCHEDULES[0], heads=2, width=32, terms=128, is_delta=True, keys_of=torch.float32, decays=0.1,
+               begins="turned")]
 WRONG = {
     "what a step reads is waited for no longer": ("    ac::cp_async_wait<0>();\n", ""),
     "a step before all of it is there": ("    __syncthreads();  // what the step", "    __syncwarp();  // what the step"),
@@ -226,12 +231,14 @@ WRONG = {
     "counts of another tile": ("counts[i * groups + group]", "counts[group]"),
     "two pieces of three": ("has_third ? 3 : has_second ? 2 : 1;\n  }", "has_second ? 2 : 1;\n  }"),
     "one piece of two": ("second |= query[1][i] | key[1][i]", "second |= key[1][i]"),
-    "a piece of S less": ("read_state<3>(shared", "read_state<2>(shared"),
+    "a piece of S less": ("read_state<3>(slots", "read_state<2>(slots"),
     "a piece of weighed x less": ("add_tokens<3>(shared", "add_tokens<2>(shared"),
-    "a second piece of queries by one of S": ("read_state<2>(shared", "read_state<1>(shared"),
+    "a second piece of queries by one of S": ("read_state<2>(slots", "read_state<1>(slots"),
     "a second piece of keys by one of x": ("add_tokens<2>(shared", "add_tokens<1>(shared"),
     "a third piece that nobody adds": ("      add_tokens<1>(shared", "      if (false) add_tokens<1>(shared"),
-    "decays of the first head": ("+ head * decay_head]", "]"),
+    "decays of the first head": ("decay + head * decay_head, decay_token, first, live); };", "decay, decay_token, first, live); };"),
+    "inverses by decays of the first head": (
+        "decay + head * decay_head, decay_token, first, live);\n", "decay, decay_token, first, live);\n"),
     "a rate of the first head": ("static_cast<double>(rates[head])", "static_cast<double>(rates[0])"),
     "what a float leaves of a sum": ("(end.x - begin.x) + (end.y - begin.y)", "end.x - begin.x"),
     "tokens that come later": ("key + e % 2 <= first + e / 2 * 8", "key + e % 2 <= first + e / 2 * 8 + 1"),
@@ -241,10 +248,9 @@ WRONG = {
     "what is not scaled": ("is_scaled ? steps[i] : 1.0f", "is_scaled ? 1.0f : 1.0f"),
     "what decays is not y": (" * decayed[e / 2],", ","),
     "S does not decay": ("fmaf(kept, s[n][e],", "fmaf(1.0f, s[n][e],"),
-    "S decays by every piece": ("piece == 0 ? own.kept : 1.0f", "own.kept"),
+    "S decays by every piece": ("(is_delta ? pieces - 1 : 0) ? own.kept : 1.0f", "(is_delta ? pieces - 1 : 0) ? own.kept : own.kept"),
     "what is skipped is of the first head": ("? skip[head] :", "? skip[0] :"),
-    "what is skipped is x of another row": (
-        "place<rows>(line_of_lane + half * 8, y_row / 8 + n)", "place<rows>(line_of_lane, y_row / 8 + n)"),
+    "what is skipped is x of another row": ("x_pair(own, place<rows>(line_of_lane + half * 8,", "x_pair(own, place<rows>(line_of_lane,"),
     "rows behind the last token": ("if (of_half < live) *to = pair;", "*to = pair;"),
     "a state whose rows lie otherwise": ("s_row + row_of_lane) * state_row;", "s_row + row_of_lane) * terms;"),
     "a last state whose terms lie otherwise": ("to[state_term] = ", "to[1] = "),
@@ -253,6 +259,19 @@ WRONG = {
     "pieces of x of the first group": ("row = group * ", "row = 0 * "),
     "what lies behind the last token": ("const bool here = line + i * lines < left;", "const bool here = true;"),
     "and in other schedules": ("const bool here = line < left;", "const bool here = true;"),
+    "what is left of x before all of it is there": ("__syncthreads();  // what is left", "__syncwarp();  // what is left"),
+    "what is added before all of it is there": ("__syncthreads();  // what is added", "__syncwarp();  // what is added"),
+    "a delta rule that reads the state before it decays": ("known[1][n][2 * half]) * decayed[half]", "known[1][n][2 * half])"),
+    "first pieces of keys are of no second use": ("is_delta ? 2 * pieces - 1 : pieces;", "is_delta ? pieces : pieces;"),
+    "S that decays when keys come again": ("part == (is_delta ? pieces - 1 : 0)", "part >= (is_delta ? pieces - 1 : 0)"),
+    "keys are queries": ("query_at + keys_of_slot, shared", "query_at, shared"),
+    "inverses of the first head": ("(all_rows / rows_of_head) + head)", "(all_rows / rows_of_head))"),
+    "strengths of the first head": ("strength + head * strength_head,", "strength,"),
+    "strengths of other columns": ("own.weights[own_column].z", "own.weights[0].z"),
+    "a token that knows itself": ("key < line ? values[e]", "key <= line + 1 ? 2.0f * values[e]"),
+    "a row of an inverse before it is there": ("if (j + e < i) sums[e]", "if (j + e < i - 1) sums[e]"),
+    "products of another group's keys": ("(first / step + to) * groups + group)", "(first / step + to) * groups)"),
+    "a third piece of an inverse": ("p + q < most_pieces; ++p) multiply_pair(y", "p + q < 2; ++p) multiply_pair(y"),
     "lines of S lie otherwise": ("half * 8, s_term / 8 + n) + 2 * column", "half * 8, s_term / 8 + (n ^ 1)) + 2 * column"),
 }
 
@@ -274,7 +293,7 @@ def test_what_is_drawn_has_kernels() -> None:
         assert one.fits and max(errors(one, ORDERS[0])) <= CLOSE
 
 
-@pytest.mark.parametrize("case", [0, 1, 3])
+@pytest.mark.parametrize("case", [0, 1, 3, 9])
 def test_calls_through_a_backend(case: int) -> None:
     """As the runtime makes them: whose addresses, copies of what lies otherwise; and what is refused."""
     one = evolve(CASES[case], tokens=FEWEST_TOKENS + 7)
@@ -290,22 +309,24 @@ def test_calls_through_a_backend(case: int) -> None:
         assert kind == one.kind
         out = torch.full(laid.x.shape, math.nan), laid.new_state().fill_(math.nan)
         kernels(laid, out)
-        wanted = recurrence(call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.strength, call.valid, call.skip, call.scaled)
+        wanted = recurrence(call.state, call.decay, call.x, call.keys, call.queries, call.rates, call.strength, call.valid, call.skip,
+                            call.scaled)
         for mine, theirs in zip(out, wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     assert kernels.laid(evolve(call, state=torch.stack([call.state, call.state], -1)[..., 0])) is None
     assert kernels.laid(evolve(call, keys=call.keys.half())) is None and ScanChunks(emulation, lambda: None).laid(call) is None
     assert kernels.laid(evolve(one, tokens=FEWEST_TOKENS - 1, valid=None).call()) is None
-    strength = torch.ones(call.decay.shape)
-    assert kernels.laid(evolve(call, strength=strength)) is None
+    assert one.is_delta or not one.scaled or kernels.laid(evolve(call, strength=torch.ones(call.decay.shape))) is None
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("target", "terms", "dtype"), [
-    ("h200", 128, DType.BF16), ("h200", 256, DType.BF16), ("h200", 128, DType.F32), ("h200", 64, DType.F16), ("a100", 128, DType.BF16),
-    ("a100", 256, DType.BF16)])
-def test_it_builds_without_spilling(target: str, terms: int, dtype: DType) -> None:
-    kind, of = Kind(terms=terms, rows_of_head=64, rows_of_group=1536, rates_each=1, is_scaled=True), preset(target)
+@pytest.mark.parametrize(("target", "terms", "dtype", "is_delta"), [
+    ("h200", 128, DType.BF16, False), ("h200", 256, DType.BF16, False), ("h200", 128, DType.F32, False), ("h200", 64, DType.F16, False),
+    ("a100", 128, DType.BF16, False), ("a100", 256, DType.BF16, False), ("h200", 128, DType.BF16, True), ("h200", 128, DType.F32, True),
+    ("a100", 128, DType.BF16, True)])
+def test_it_builds_without_spilling(target: str, terms: int, dtype: DType, is_delta: bool) -> None:
+    kind = Kind(terms=terms, rows_of_head=64, rows_of_group=1536, rates_each=int(not is_delta), is_scaled=not is_delta, is_delta=is_delta)
+    of = preset(target)
     x_pieces = PIECES_OF_X[dtype]
     schedule = schedule_for(kind, 5120, x_pieces, of)
     assert schedule is not None
