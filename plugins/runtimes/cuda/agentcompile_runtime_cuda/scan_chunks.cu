@@ -2,10 +2,10 @@
 //
 //   S = f S;  S += w[t] keys[t]^T;  y[t] = S queries[t] + skip x[t]    with f = exp(decay[t] rate)
 //
-// and w[t] = x[t], x[t] decay[t] where it is scaled, or strength[t] (x[t] - S keys[t]) for delta rules. A block has `rows` rows of the state
-// of one head, in registers, and goes over Plan::chunk tokens at a time. With a, the sums of log decays from a chunk's first token on,
+// and w[t] = x[t], x[t] decay[t] where it is scaled, or strength[t] (x[t] - S keys[t]) for delta rules. A block has `rows` rows of the
+// state of one head, in registers, and goes over Plan::chunk tokens at a time. With a, the sums of log decays from a chunk's first token on,
 //
-//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) (queries[i] keys[j]) w[j]        (Dao and Gu 2024, arXiv 2405.21060)
+//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) (queries[i] keys[j]) w[j]       (Dao and Gu 2024, arXiv 2405.21060)
 //   S = exp(a[last]) S + sum over j of exp(a[last] - a[j]) w[j] keys[j]^T
 //   w = (1 + A)^-1 strength (x - exp(a) S keys), A[i, j] = strength[i] exp(a[i] - a[j]) keys[i] keys[j] for j < i        (Yang, Kautz and
 //                                                                                              Hatamizadeh 2024, arXiv 2412.06464)

@@ -162,8 +162,8 @@ constexpr int inverse_threads = chunk < 32 ? 32 : chunk;
 // (1 + A)^-1 strength, A[i, j] = strength[i] exp(a[i] - a[j]) keys[i] keys[j]^T for j < i, of one head and chunk: a thread has a column.
 // Written as a left side of 16 by 16, piece by piece, as a warp holds it.
 __device__ __forceinline__ void make_inverse(Inverse& own, const float* decay, const float* rates, const float* strength,
-                                             const long long* valid, const float4* of_pairs, uint4* inverses, int tokens, int groups, int heads, int decay_token,
-                                             int decay_head, int strength_token, int strength_head) {
+                                             const long long* valid, const float4* of_pairs, uint4* inverses, int tokens, int groups,
+                                             int heads, int decay_token, int decay_head, int strength_token, int strength_head) {
   const int head = blockIdx.x % heads, first = blockIdx.x / heads * chunk, group = head / (heads / groups);
   const int live = live_tokens(valid, tokens);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, column = lane % 4;
