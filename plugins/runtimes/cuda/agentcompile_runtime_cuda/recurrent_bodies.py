@@ -1,9 +1,11 @@
 """Bodies of the operators that recurrences of a prompt are made of, each compared with the framework on first use; None: not served."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .compared import CLOSE_RECURRENCES, Compared
 from .recurrent_rows import RecurrentRows
+from .scan_chunks import ScanChunks
 from .short_convolution import ShortConvolution
 
 if TYPE_CHECKING:
@@ -15,8 +17,9 @@ RECURRENCE, CONVOLUTION = "agentcompile.recurrence.default", "agentcompile.causa
 class RecurrentBodies:
     """``recurrence`` and ``convolution`` as ``agentcompile.recurrence`` and ``agentcompile.causal_convolution`` say."""
 
-    def __init__(self, recurrent: RecurrentRows, convolution: ShortConvolution, compared: Compared) -> None:
-        self._recurrent, self._convolution, self._compared = recurrent, convolution, compared
+    def __init__(self, recurrences: tuple[ScanChunks, RecurrentRows], convolution: ShortConvolution, compared: Compared) -> None:
+        """``recurrences``: in the order in which they are asked."""
+        self._recurrences, self._convolution, self._compared = recurrences, convolution, compared
 
     def recurrence(self, *operands: Any, **how: Any) -> "tuple[torch.Tensor, torch.Tensor] | None":
         """y and the last state."""
@@ -24,15 +27,19 @@ class RecurrentBodies:
 
         from agentcompile_core.plugin_api import RecurrenceCall
 
-        laid = self._recurrent.laid(RecurrenceCall(*operands, **how))
-        if laid is None:
-            return None
-        call, kind = laid
-        made = call.decay.new_empty(call.x.shape), call.new_state()
-        key = ("recurrence", kind, call.x.shape[2], call.x.dtype, call.state is None, call.valid is None, call.skip is None)
-        agreed = self._compared.agreed(key, lambda: self._recurrent(call, made), lambda: made,
-                                       lambda: torch.ops.agentcompile.recurrence.default(*operands, **how), CLOSE_RECURRENCES)
-        return made if agreed else None
+        given = RecurrenceCall(*operands, **how)
+        for recurrent in self._recurrences:
+            laid = recurrent.laid(given)
+            if laid is None:
+                continue
+            call, kind = laid
+            made = call.decay.new_empty(call.x.shape), call.new_state()
+            key = (type(recurrent).__name__, kind, call.x.shape[2], call.x.dtype, call.state is None, call.valid is None, call.skip is None)
+            agreed = self._compared.agreed(key, partial(recurrent, call, made), lambda made=made: made,
+                                           lambda: torch.ops.agentcompile.recurrence.default(*operands, **how), CLOSE_RECURRENCES)
+            if agreed:
+                return made
+        return None
 
     def convolution(self, state: "torch.Tensor", x: "torch.Tensor", weight: "torch.Tensor", bias: "torch.Tensor | None" = None,
                     valid: "torch.Tensor | None" = None, silu: bool = False) -> "tuple[torch.Tensor, torch.Tensor] | None":

@@ -40,6 +40,14 @@ def scalars_of(call: "RecurrenceCall") -> tuple[int, ...]:
             *call.keys.stride()[1:3], *call.queries.stride()[1:3])
 
 
+def has_known_state(call: "RecurrenceCall") -> bool:
+    """Whether the first state lies head by head, by rows or by terms, or there is none."""
+    if call.state is None:
+        return True
+    _, _, width, terms = call.state_shape
+    return call.state.stride(1) == width * terms and set(call.state.stride()[2:]) in ({1, terms}, {1, width})
+
+
 def rows_of(call: "RecurrenceCall") -> int:
     """Of the states of all heads."""
     return call.x.shape[2] * call.x.shape[3]
@@ -144,13 +152,13 @@ class RecurrentRows:
         kind = Kind.of(call)
         if call.x.dtype is torch.float64 or self._of(call, kind) is None:
             return None
-        width, state = kind.rows_of_head, call.state
-        if state is not None and (state.stride(1) != width * kind.terms or set(state.stride()[2:]) not in ({1, kind.terms}, {1, width})):
+        if not has_known_state(call):
             return None
+        width = kind.rows_of_head
         is_plain = width == 1 or call.x.stride(2) == width * call.x.stride(3)
         return evolve(
-            call, x=call.x if is_plain else call.x.contiguous(), keys=_in_quads(call.keys), queries=_in_quads(call.queries),
-            decay=_in_quads(call.decay) if kind.decay_of_terms else call.decay,
+            call, x=call.x if is_plain else call.x.contiguous(), keys=in_quads(call.keys), queries=in_quads(call.queries),
+            decay=in_quads(call.decay) if kind.decay_of_terms else call.decay,
             rates=None if call.rates is None else call.rates.contiguous(), skip=None if call.skip is None else call.skip.contiguous(),
         ), kind
 
@@ -181,7 +189,7 @@ class RecurrentRows:
             return self._made[key]
 
 
-def _in_quads(lines: "torch.Tensor") -> "torch.Tensor":
+def in_quads(lines: "torch.Tensor") -> "torch.Tensor":
     """``lines`` [1, T, G, N], or a copy, whose lines are whole quads side by side."""
     whole = lines.stride(3) == 1 and not any(stride % QUAD for stride in lines.stride()[1:3]) and lines.data_ptr() % 16 == 0
     return lines if whole else lines.contiguous()

@@ -37,6 +37,7 @@ from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed
 from .own_kernels import OwnKernels
 from .recurrent_bodies import CONVOLUTION, RECURRENCE, RecurrentBodies
 from .recurrent_rows import RecurrentRows
+from .scan_chunks import ScanChunks
 from .short_convolution import ShortConvolution
 from .skinny_product import SkinnyProduct
 
@@ -100,7 +101,8 @@ class RowKernels:
         self._experts = ExpertProduct(backend, target)
         self._compared = Compared(backend, capturing, (*others, self._product.start, self._experts.start))
         self._served = self._compared.served
-        recurrent = RecurrentBodies(RecurrentRows(backend, target), ShortConvolution(backend, target), self._compared)
+        recurrences = ScanChunks(backend, target), RecurrentRows(backend, target)
+        recurrent = RecurrentBodies(recurrences, ShortConvolution(backend, target), self._compared)
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
             (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows,
             (EXPERTS,): self._chosen, WEIGHED: self._weighed,

@@ -1,0 +1,38 @@
+"""Which kernels serve a recurrence: chunks where they take it and agree with the operator, else the one that goes token by token."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from agentcompile_cuda_kit.targets import preset
+from agentcompile_runtime_cuda.compared import Compared
+from agentcompile_runtime_cuda.recurrent_bodies import RecurrentBodies
+from agentcompile_runtime_cuda.recurrent_rows import RecurrentRows
+from agentcompile_runtime_cuda.scan_chunks import ScanChunks
+from agentcompile_runtime_cuda.short_convolution import ShortConvolution
+
+from agentcompile_core.ops import operators as operators  # registers the operators of namespace agentcompile
+from agentcompile_core.ops.recurrence import recurrence
+from agentcompile_core.plugin.discovery import load_catalog
+
+pytest.importorskip("agentcompile_validator_emulation")
+
+
+@pytest.mark.parametrize(("tokens", "terms", "is_delta", "is_wrong", "served"), [
+    (80, 32, False, False, {"ScanChunks": True}), (80, 32, True, False, {"ScanChunks": True}),
+    (9, 32, True, False, {"RecurrentRows": True}), (80, 96, False, False, {"RecurrentRows": True}),
+    (80, 32, False, True, {"ScanChunks": False, "RecurrentRows": True})])
+def test_who_serves(tokens: int, terms: int, is_delta: bool, is_wrong: bool, served: dict[str, bool]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    decay, x, keys, queries = (torch.randn(1, tokens, *size, generator=generator) for size in ((1,), (1, 64), (1, terms), (1, terms)))
+    call = (None, -decay.abs(), x.bfloat16(), keys / terms**0.5, queries, None, torch.full_like(decay, 0.5) if is_delta else None)
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    compared = Compared(emulation, lambda: False)
+    scans, rows, convolution = (one(emulation, lambda: preset("h200")) for one in (ScanChunks, RecurrentRows, ShortConvolution))
+    bodies = RecurrentBodies((scans, rows), convolution, compared)
+    with patch.object(ScanChunks, "__call__", lambda self, call, out: [one.fill_(1.0) for one in out]) if is_wrong else patch.dict({}):
+        found = bodies.recurrence(*call)
+    assert found is not None
+    for mine, theirs in zip(found, recurrence(*call), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    assert {key[0]: agreed for key, agreed in compared.served.items()} == served
