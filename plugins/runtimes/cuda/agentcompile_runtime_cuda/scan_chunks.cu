@@ -11,7 +11,7 @@
 //                                                                                              Hatamizadeh 2024, arXiv 2412.06464)
 // Nothing is ever exp(a[i]) / exp(a[j]). Sums a are made in fp64 and kept as two floats: behind a strong decay small ones would be lost.
 // What is fp32 is multiplied as pieces of bf16 (pieces.cuh). `products` goes first, once for all heads of a group: the pieces of keys and
-// queries, how many there are (one where they come from bf16 activations), products of queries and keys of every chunk, and pieces of x, if
+// queries, how many of each there are (one where they come from bf16 activations), products of queries and keys of every chunk, and pieces of x, if
 // it is not bf16; `inverses` then, for delta rules, once for all rows of a head. Sums of first pieces and of the others are apart, since
 // tensor cores truncate where they add; S is added to by FMA.
 //
@@ -19,7 +19,7 @@
 // memory, in pieces, and so do x - S keys and w of delta rules; queries and keys, piece by piece, into two slots by cp.async, a step ahead,
 // x and sums of decays with them. The weights of w never leave the registers of the products that they are made of.
 // Operands lie as those of recurrence.cu, x [T, H P] with rows side by side; key_pieces and query_pieces [3, G, T, terms], own_pieces
-// [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a warp holds them, counts [tiles, G], inverses by chunk, head
+// [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a warp holds them, counts [tiles, G] of queries and of keys, inverses by chunk, head
 // and 16 by 16, piece by piece, likewise.
 // Wins over recurrence.cu from about a chunk of tokens on.
 #include <agentcompile/dtype.cuh>
@@ -30,7 +30,7 @@
 
 extern "C" __global__ void __launch_bounds__(token_tiles * 32)
 products(const float* keys, const float* queries, const Plan::X* x, const long long* valid, Piece* key_pieces, Piece* query_pieces,
-         Piece* own_pieces, float4* of_keys, float4* of_pairs, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
+         Piece* own_pieces, float4* of_keys, float4* of_pairs, int2* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
          int key_token, int key_group, int query_token, int query_group) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
@@ -50,7 +50,7 @@ inverses(const float* decay, const float* rates, const float* strength, const lo
 
 extern "C" __global__ void __launch_bounds__(Plan::warps * 32, Plan::blocks)
 scan_chunks(const float* state, const float* decay, const Piece* x, const float* rates, const long long* valid, const float* skip,
-            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int* counts, const uint4* inverses, float* y,
+            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int2* counts, const uint4* inverses, float* y,
             float* last, int tokens, int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token,
             int decay_head) {
   ac::launch_dependents();
@@ -63,19 +63,20 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int y_tile = warp % token_tiles, y_row = warp / token_tiles * y_rows;
   const int s_row = warp % row_tiles * step, s_term = warp / row_tiles * s_terms;
 
-  int found = 1;
-  for (int i = threadIdx.x; i * step < live; i += threads) found = max(found, counts[i * groups + group]);
-  const int has_second = __syncthreads_or(found > 1);
-  const int has_third = __syncthreads_or(found > 2);
-  const int pieces = has_third ? 3 : has_second ? 2 : 1;
+  int of_queries = 1, of_those = 1;
+  for (int i = threadIdx.x; i * step < live; i += threads) {
+    const int2 of_tile = counts[i * groups + group];
+    of_queries = max(of_queries, of_tile.x), of_those = max(of_those, of_tile.y);
+  }
+  const int query_count = most_of_block(of_queries), key_count = most_of_block(of_those), pieces = max(query_count, key_count);
 
   const long long line = static_cast<long long>(group) * tokens;
   auto bring = [&](int first, int part, int slot, Tokens& own) {
     const int piece = part < pieces ? part : part - pieces;
     const long long begin = (static_cast<long long>(piece) * groups * tokens + line + first) * terms;
     const int left = live - first;  // tokens
-    bring_lines<terms>(shared->slots + slot * slot_pieces, query_pieces + begin, terms, left);
-    bring_lines<terms>(shared->slots + slot * slot_pieces + keys_of_slot, key_pieces + begin, terms, left);
+    if (part < query_count) bring_lines<terms>(shared->slots + slot * slot_pieces, query_pieces + begin, terms, left);
+    if (piece < key_count) bring_lines<terms>(shared->slots + slot * slot_pieces + keys_of_slot, key_pieces + begin, terms, left);
     if (part == 0) {
 #pragma unroll
       for (int p = 0; p < x_pieces; ++p) {
@@ -127,8 +128,10 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int query_place = lines_first<terms>() + y_tile * step * terms, state_place = numbers_first<terms>() + y_row * terms;
   const int key_place = (lines_first<terms>() ^ s_term) + keys_of_slot;
   const int left_place = numbers_first<rows>() ^ s_row, right_place = lines_first<rows>() ^ y_row;
-  // Delta rules read S by all pieces before they know what is added, and fetch the first pieces of keys once more.
-  const int parts = is_delta ? 2 * pieces - 1 : pieces;
+  // Delta rules read S by all pieces before they know what is added, and fetch those of keys that are not there any more once more.
+  const bool is_there = key_count == pieces;
+  const int first_added = !is_delta ? 0 : is_there ? pieces - 1 : pieces;
+  const int parts = is_delta ? pieces + key_count - is_there : pieces;
   float out[2][y_tiles][4];    // y of first pieces, and of the others
   float known[2][y_tiles][4];  // S keys likewise, for delta rules
   for (int first = 0, part = 0, slot = 0; first < live; slot = 1 - slot) {
@@ -158,8 +161,8 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
         clear(out);
         if constexpr (is_delta) clear(known);
       }
-      read_pieces(piece, shared->slots, query_at, shared->state, state_place, out);
-      if constexpr (is_delta) read_pieces(piece, shared->slots, query_at + keys_of_slot, shared->state, state_place, known);
+      if (piece < query_count) read_pieces(piece, shared->slots, query_at, shared->state, state_place, out);
+      if (is_delta && piece < key_count) read_pieces(piece, shared->slots, query_at + keys_of_slot, shared->state, state_place, known);
     }
     const int line_of_lane = y_tile * step + row_of_lane;
     const float4 ends[2] = {own.weights[line_of_lane], own.weights[line_of_lane + 8]};
@@ -236,7 +239,7 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
       }
     }
 
-    if (!is_delta || part + 1 >= pieces) {
+    if (part >= first_added && piece < key_count) {
       float added[2][s_tiles][4] = {};
       if (piece == 0) {
         add_tokens<3>(shared->slots, key_at, own.weights, added_x, left_place, added);
@@ -245,7 +248,7 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
       } else {
         add_tokens<1>(shared->slots, key_at, own.weights, added_x, left_place, added);
       }
-      const float kept = part == (is_delta ? pieces - 1 : 0) ? own.kept : 1.0f;
+      const float kept = part == first_added ? own.kept : 1.0f;
 #pragma unroll
       for (int n = 0; n < s_tiles; ++n) {
 #pragma unroll

@@ -24,7 +24,10 @@ RESERVED_BYTES = 1024  # of each block's shared memory
 VECTOR_BYTES = 16
 PIECE_BYTES, FLOAT_BYTES = 2, 4
 MOST_TERMS, MOST_ROWS_OF_DELTA = 64, 32  # of 16 rows that a warp keeps; of a block: more would not stay in registers
-FEWEST_TOKENS = 64  # of a call
+# Tokens of a call from which on chunks win (H100, 1024 tokens of a layer, us, chunks and token by token: Mamba2-2.7B 89 and 202, Falcon-H1
+# 82 and 168; 128: 20 and 26, 21 and 24). Delta rules have inverses to make: Qwen3-Next at 128 45 and 31, at 512 92 and 113, at 1024 157 and
+# 241, with queries and keys that are no bf16 numbers 240 and 241 there.
+FEWEST_TOKENS, FEWEST_OF_DELTA = 64, 1024
 PIECES_OF_X = {DType.BF16: 1, DType.F16: 2, DType.F32: 3}
 LINES = (16, 32, 64, 128, 256)  # terms and rows of a block whose lines lie permuted
 # Of each kernel: what it is given, what it makes, and scalars.
@@ -143,7 +146,7 @@ class Scan:
         heads, all_rows, tiles = call.x.shape[2], rows_of(call), -(-tokens // STEP)
         x_pieces = PIECES_OF_X[DType(str(call.x.dtype).removeprefix("torch."))]
         made = {"key_pieces": (MOST_PIECES, groups, tokens, terms), "query_pieces": (MOST_PIECES, groups, tokens, terms),
-                "of_keys": (tiles, groups, schedule.token_tiles, 2, WARP, 4), "counts": (tiles, groups)}
+                "of_keys": (tiles, groups, schedule.token_tiles, 2, WARP, 4), "counts": (tiles, groups, 2)}
         if x_pieces > 1:
             made["own_pieces"] = x_pieces, tokens, all_rows
         if call.strength is not None:
@@ -184,7 +187,8 @@ class ScanChunks:
         """``call`` with what is where the kernels read it, copies where need be; None: they do not serve such a call."""
         import torch
 
-        if call.x.dim() != 4 or call.x.shape[0] != 1 or call.x.shape[1] < FEWEST_TOKENS or not call.x.numel():
+        fewest = FEWEST_TOKENS if call.strength is None else FEWEST_OF_DELTA
+        if call.x.dim() != 4 or call.x.shape[0] != 1 or call.x.shape[1] < fewest or not call.x.numel():
             return None
         if any(one.dtype is not torch.float32 for one in call.wide) or call.x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return None

@@ -46,10 +46,24 @@ __device__ __forceinline__ float4 whole(const float (&first)[4], const float (&o
   return make_float4(first[0] + others[0], first[1] + others[1], first[2] + others[2], first[3] + others[3]);
 }
 
+// Of a warp, by the bits of its second pieces and of its third ones.
+__device__ __forceinline__ int count_pieces(const unsigned (&rest)[2]) {
+  const int has_second = __any_sync(ac::full_warp, rest[0] != 0);
+  const int has_third = __any_sync(ac::full_warp, rest[1] != 0);
+  return has_third ? 3 : has_second ? 2 : 1;
+}
+
+// Of those that the threads of a block have found.
+__device__ __forceinline__ int most_of_block(int pieces) {
+  const int has_second = __syncthreads_or(pieces > 1);
+  const int has_third = __syncthreads_or(pieces > 2);
+  return has_third ? 3 : has_second ? 2 : 1;
+}
+
 // Pieces of keys and queries, queries[i] keys[j]^T and for delta rules keys[i] keys[j]^T of 16 tokens by those of their chunk up to them.
 __device__ __forceinline__ void make_products(const float* keys, const float* queries, const Plan::X* x, const long long* valid,
                                               Piece* key_pieces, Piece* query_pieces,
-                                              Piece* own_pieces, float4* of_keys, float4* of_pairs, int* counts,
+                                              Piece* own_pieces, float4* of_keys, float4* of_pairs, int2* counts,
                                               int tokens, int groups, int all_rows, int x_token, int x_row,
                                               int key_token, int key_group, int query_token, int query_group) {
   const int tile = blockIdx.x / groups, group = blockIdx.x % groups, live = live_tokens(valid, tokens);
@@ -74,7 +88,7 @@ __device__ __forceinline__ void make_products(const float* keys, const float* qu
   key_pieces += group * tokens * terms;
   query_pieces += group * tokens * terms;
   float sums[2][2][4] = {}, pairs[2][2][4] = {};
-  unsigned second = 0, third = 0;  // whether there are such pieces
+  unsigned of_queries[2] = {}, of_those[2] = {};  // whether queries, and keys, have second and third pieces
 #pragma unroll 4
   for (int term = 0; term < terms; term += step) {
     unsigned query[most_pieces][4], key[most_pieces][4], later[most_pieces][4];
@@ -94,7 +108,10 @@ __device__ __forceinline__ void make_products(const float* keys, const float* qu
       store_split(query_pieces, apart, first, live, term, query);
       store_split(key_pieces, apart, first, live, term, key);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) second |= query[1][i] | key[1][i], third |= query[2][i] | key[2][i];
+      for (int i = 0; i < 4; ++i) {
+        of_queries[0] |= query[1][i], of_queries[1] |= query[2][i];
+        of_those[0] |= key[1][i], of_those[1] |= key[2][i];
+      }
     }
   }
 #pragma unroll
@@ -104,9 +121,8 @@ __device__ __forceinline__ void make_products(const float* keys, const float* qu
     if constexpr (is_delta) of_pairs[at] = whole(pairs[0][half], pairs[1][half]);
   }
   if (warp == own) {
-    const int has_second = __any_sync(ac::full_warp, second != 0);
-    const int has_third = __any_sync(ac::full_warp, third != 0);
-    if (lane == 0) counts[blockIdx.x] = has_third ? 3 : has_second ? 2 : 1;
+    const int2 found = make_int2(count_pieces(of_queries), count_pieces(of_those));
+    if (lane == 0) counts[blockIdx.x] = found;
   }
 }
 

@@ -19,8 +19,9 @@ pytest.importorskip("agentcompile_validator_emulation")
 
 
 @pytest.mark.parametrize(("tokens", "terms", "is_delta", "is_wrong", "served"), [
-    (80, 32, False, False, {"ScanChunks": True}), (80, 32, True, False, {"ScanChunks": True}),
-    (9, 32, True, False, {"RecurrentRows": True}), (80, 96, False, False, {"RecurrentRows": True}),
+    (80, 32, False, False, {"ScanChunks": True}), (1024, 32, True, False, {"ScanChunks": True}),
+    (80, 32, True, False, {"RecurrentRows": True}), (9, 32, True, False, {"RecurrentRows": True}),
+    (80, 96, False, False, {"RecurrentRows": True}),
     (80, 32, False, True, {"ScanChunks": False, "RecurrentRows": True})])
 def test_who_serves(tokens: int, terms: int, is_delta: bool, is_wrong: bool, served: dict[str, bool]) -> None:
     generator = torch.Generator().manual_seed(1)

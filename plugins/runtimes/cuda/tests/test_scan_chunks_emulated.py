@@ -10,6 +10,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.compared import CLOSE_RECURRENCES
 from agentcompile_runtime_cuda.recurrent_rows import Kind
 from agentcompile_runtime_cuda.scan_chunks import (
+    FEWEST_OF_DELTA,
     FEWEST_TOKENS,
     PIECES_OF_X,
     SCHEDULES,
@@ -181,7 +182,7 @@ def test_any_scan_is_that_of_the_operator(one: Drawn, order: LaunchOptions, seed
 
 @pytest.mark.parametrize("decays", [0.001, 0.1, 3.0, 1000.0])
 @pytest.mark.parametrize("given", [{}, {"keys_of": torch.float32, "dtype": torch.float32}, {"growing": True}, {"is_delta": True},
-                                   {"is_delta": True, "keys_of": torch.float32}])
+                                   {"is_delta": True, "keys_of": torch.float32}, {"is_delta": True, "queries_of": torch.float32}])
 def test_errors_of_many_tokens_are_those_of_steps_or_less(decays: float, given: dict) -> None:
     """Beside the operator in fp32: what many tokens of x of a thousand, strongly and weakly decaying in turns, leave in fp64."""
     one = Drawn(tokens=300, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=64, skips=True, decays=decays,
@@ -214,7 +215,9 @@ CASES = [Drawn(tokens=45, schedule=BY_CHUNK[0], groups=2, heads=2, terms=32, rat
          Drawn(tokens=64, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=128, decays=3e38, keys_of=torch.float32),
          Drawn(tokens=90, schedule=BY_CHUNK[2], groups=2, heads=2, width=64, terms=32, is_delta=True, valid=83, skips=True, by_token=True),
          Drawn(tokens=150, schedule=SCHEDULES[0], heads=2, width=32, terms=128, is_delta=True, keys_of=torch.float32, decays=0.1,
-               begins="turned")]
+               begins="turned"),
+         Drawn(tokens=100, schedule=SCHEDULES[0], heads=2, width=32, terms=64, is_delta=True, queries_of=torch.float32, decays=0.1),
+         Drawn(tokens=40, schedule=BY_CHUNK[2], width=32, terms=32, keys_of=torch.float16, decays=0.1)]
 WRONG = {
     "what a step reads is waited for no longer": ("    ac::cp_async_wait<0>();\n", ""),
     "a step before all of it is there": ("    __syncthreads();  // what the step", "    __syncwarp();  // what the step"),
@@ -229,8 +232,17 @@ WRONG = {
     "pieces of the first group": ("static_cast<long long>(group) * tokens;", "static_cast<long long>(0) * tokens;"),
     "products of the first group": ("(token / step * groups + group) * token_tiles * 64", "(token / step * groups) * token_tiles * 64"),
     "counts of another tile": ("counts[i * groups + group]", "counts[group]"),
-    "two pieces of three": ("has_third ? 3 : has_second ? 2 : 1;\n  }", "has_second ? 2 : 1;\n  }"),
-    "one piece of two": ("second |= query[1][i] | key[1][i]", "second |= key[1][i]"),
+    "two pieces of three": ("pieces > 2);\n  return has_third ? 3 :", "pieces > 2);\n  return"),
+    "two pieces of a tile's three": ("rest[1] != 0);\n  return has_third ? 3 :", "rest[1] != 0);\n  return"),
+    "one piece of two of queries": ("of_queries[0] |= query[1][i],", ""),
+    "one piece of two of keys": ("of_those[0] |= key[1][i],", ""),
+    "pieces of queries are those of keys": ("make_int2(count_pieces(of_queries), count_pieces(of_those))",
+                                            "make_int2(count_pieces(of_those), count_pieces(of_those))"),
+    "pieces of keys are those of queries": ("make_int2(count_pieces(of_queries), count_pieces(of_those))",
+                                            "make_int2(count_pieces(of_queries), count_pieces(of_queries))"),
+    "queries that were not brought": ("if (piece < query_count) read", "read"),
+    "keys that were not brought": ("if (is_delta && piece < key_count) read", "if (is_delta) read"),
+    "keys that were not brought are added": ("part >= first_added && piece < key_count", "part >= first_added"),
     "a piece of S less": ("read_state<3>(slots", "read_state<2>(slots"),
     "a piece of weighed x less": ("add_tokens<3>(shared", "add_tokens<2>(shared"),
     "a second piece of queries by one of S": ("read_state<2>(slots", "read_state<1>(slots"),
@@ -248,7 +260,7 @@ WRONG = {
     "what is not scaled": ("is_scaled ? steps[i] : 1.0f", "is_scaled ? 1.0f : 1.0f"),
     "what decays is not y": (" * decayed[e / 2],", ","),
     "S does not decay": ("fmaf(kept, s[n][e],", "fmaf(1.0f, s[n][e],"),
-    "S decays by every piece": ("(is_delta ? pieces - 1 : 0) ? own.kept : 1.0f", "(is_delta ? pieces - 1 : 0) ? own.kept : own.kept"),
+    "S decays by every piece": ("part == first_added ? own.kept : 1.0f", "own.kept"),
     "what is skipped is of the first head": ("? skip[head] :", "? skip[0] :"),
     "what is skipped is x of another row": ("x_pair(own, place<rows>(line_of_lane + half * 8,", "x_pair(own, place<rows>(line_of_lane,"),
     "rows behind the last token": ("if (of_half < live) *to = pair;", "*to = pair;"),
@@ -262,8 +274,9 @@ WRONG = {
     "what is left of x before all of it is there": ("__syncthreads();  // what is left", "__syncwarp();  // what is left"),
     "what is added before all of it is there": ("__syncthreads();  // what is added", "__syncwarp();  // what is added"),
     "a delta rule that reads the state before it decays": ("known[1][n][2 * half]) * decayed[half]", "known[1][n][2 * half])"),
-    "first pieces of keys are of no second use": ("is_delta ? 2 * pieces - 1 : pieces;", "is_delta ? pieces : pieces;"),
-    "S that decays when keys come again": ("part == (is_delta ? pieces - 1 : 0)", "part >= (is_delta ? pieces - 1 : 0)"),
+    "first pieces of keys are of no second use": ("is_delta ? pieces + key_count - is_there : pieces;", "pieces;"),
+    "keys that are there come again": ("is_there ? pieces - 1 : pieces;", "pieces;"),
+    "S that decays when keys come again": ("part == first_added ?", "part >= first_added ?"),
     "keys are queries": ("query_at + keys_of_slot, shared", "query_at, shared"),
     "inverses of the first head": ("(all_rows / rows_of_head) + head)", "(all_rows / rows_of_head))"),
     "strengths of the first head": ("strength + head * strength_head,", "strength,"),
@@ -296,7 +309,8 @@ def test_what_is_drawn_has_kernels() -> None:
 @pytest.mark.parametrize("case", [0, 1, 3, 9])
 def test_calls_through_a_backend(case: int) -> None:
     """As the runtime makes them: whose addresses, copies of what lies otherwise; and what is refused."""
-    one = evolve(CASES[case], tokens=FEWEST_TOKENS + 7)
+    fewest = FEWEST_OF_DELTA if CASES[case].is_delta else FEWEST_TOKENS
+    one = evolve(CASES[case], tokens=fewest + 7)
     emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
     kernels = ScanChunks(emulation, lambda: TARGET)
     call = one.call()
@@ -315,7 +329,7 @@ def test_calls_through_a_backend(case: int) -> None:
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     assert kernels.laid(evolve(call, state=torch.stack([call.state, call.state], -1)[..., 0])) is None
     assert kernels.laid(evolve(call, keys=call.keys.half())) is None and ScanChunks(emulation, lambda: None).laid(call) is None
-    assert kernels.laid(evolve(one, tokens=FEWEST_TOKENS - 1, valid=None).call()) is None
+    assert kernels.laid(evolve(one, tokens=fewest - 1, valid=None).call()) is None
     assert one.is_delta or not one.scaled or kernels.laid(evolve(call, strength=torch.ones(call.decay.shape))) is None
 
 
