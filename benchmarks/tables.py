@@ -50,7 +50,7 @@ COLUMNS = {
     "kernels": ("family", "op", "shape", "dtype", "bytes", "flops", "us", "floor_us", "share", "why"),
     "attention": ("shape", "length", "us", "us_ordinary_edges", "system"),
 }
-COLUMNS["prefill_experts"] = COLUMNS["prefill_states"] = COLUMNS["prefill"]
+COLUMNS["prefill_experts"] = COLUMNS["prefill_states"] = COLUMNS["prefill_scans"] = COLUMNS["prefill"]
 COLUMNS |= {f"{name}_bf16": COLUMNS[name] for name in ("decode", "pipeline", "accuracy", "memory", "compile_time")}
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
@@ -227,7 +227,7 @@ def kernelbench_table(document: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_table), "memory": ("memory", memory_table),
     "prefill": ("prefill", prefill_table), "prefill_experts": ("prefill_experts", prefill_table),
-    "prefill_states": ("prefill_states", prefill_table),
+    "prefill_states": ("prefill_states", prefill_table), "prefill_scans": ("prefill_scans", prefill_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "architectures": ("decode_bf16", architecture_tables.architectures),
     "accuracy_bf16": ("accuracy_bf16", accuracy_table),
