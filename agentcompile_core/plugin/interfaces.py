@@ -240,5 +240,6 @@ class DecodeRuntime(RuntimeIntegration):
         Where what is returned has a method ``opening``, that makes one run without the closing pieces of the program: of a prompt
         chunk behind which others come. May capture; must leave the session's state as it was. Where nothing was captured that should
         be, ``reason`` of what is returned says why, a text: several steps are then made one by one. It is asked for several steps of a
-        program only behind one step of it.
+        program only behind one step of it. The session owns what is returned, which keeps it by a weak reference at most: in a
+        circle both would hold memory of the device when the model is gone.
         """

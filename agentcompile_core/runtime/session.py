@@ -71,8 +71,8 @@ class Session:
         self.history: torch.Tensor = torch.zeros((count,), dtype=torch.int64, device=device)
         self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.states.items()}
         self._bound, self._steps = dict[str, BoundProgram](), dict[str, Callable[[], None]]()
-        # Its parts know it by a proxy: in a circle it would keep a device's memory, when it is gone, until somebody collects garbage.
-        self._several, self.steps_per_graph = SeveralSteps(decode, proxy(self)), steps_per_graph
+        self._several, self.steps_per_graph = SeveralSteps(decode), steps_per_graph
+        # Parts know it by a proxy: in a circle it would keep a device's memory, when it is gone, until somebody collects garbage.
         self.rows = Rows(proxy(self), self._programs.get("decode"), weights, executables, decode)
         self._last: BoundProgram | None = None  # the program that ran last
         self._prefill_inputs: dict[int, ChunkInputs] = {}
@@ -133,12 +133,12 @@ class Session:
             self.rows.hold(graph.tokens if graph.kind is GraphKind.PREFILL else int(self.position) + 1)
             if self._live is not None:  # warm-ups attend as far as any request will
                 self._live.start = max(0, self.kv.capacity - graph.tokens)
-            self._steps[name] = self._decode.prepare(self.bound(name), proxy(self))
+            self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
     def _steps_at_once(self, name: str, steps: int) -> Callable[[], None] | None:
         """What makes ``steps`` steps of a decode program together; None: nothing does, and they are made one by one."""
-        return self._several.of(self.bound(name), self.step(name), steps)
+        return self._several.of(self.bound(name), self.step(name), steps, self)
 
     def capture(self, run: Callable[[], None], *, warm_ups: int = 0, runs: int = 1) -> Callable[[], None] | Reject:
         """Record ``run`` with the backend that owns the device; all recordings of a session share one stream and its memory."""

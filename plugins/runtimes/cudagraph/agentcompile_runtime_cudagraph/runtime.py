@@ -1,6 +1,7 @@
 """The decode runtime."""
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,7 +22,7 @@ class GraphStep:
         self.name = name
         self.reason = reason
         self.outside = outside
-        self._session = session
+        self._session = weakref.ref(session)  # which owns this step: in a circle both would stay until somebody collects garbage
         self._generation = session.generation
         self._replay = replay
 
@@ -34,7 +35,7 @@ class GraphStep:
         """Enqueue on the current stream.
 
         Raises:
-            VerificationError: the session's buffers have moved since the capture.
+            VerificationError: the session is gone, or its buffers have moved since the capture.
         """
         self._check()
         self._replay()
@@ -43,15 +44,18 @@ class GraphStep:
         """Enqueue one run without the closing pieces of the program.
 
         Raises:
-            VerificationError: the session's buffers have moved since the capture.
+            VerificationError: the session is gone, or its buffers have moved since the capture.
         """
         self._check()
         getattr(self._replay, "opening", self._replay)()
 
     def _check(self) -> None:
-        if self._session.generation != self._generation:
+        session = self._session()
+        if session is None:
+            raise VerificationError(f"graph {self.name} was captured for a session that is gone; prepare the program again")
+        if session.generation != self._generation:
             raise VerificationError(f"graph {self.name} was captured for generation {self._generation} of the session's "
-                                    f"buffers, which are at {self._session.generation} now; prepare the program again")
+                                    f"buffers, which are at {session.generation} now; prepare the program again")
 
 
 class CudaGraphRuntime(DecodeRuntime):
