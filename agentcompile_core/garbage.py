@@ -26,14 +26,16 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. A process that froze objects itself (``gc.freeze``) is left alone.
+    several. What is garbage before is collected before, since it may hold a device's memory. A process that has frozen objects itself
+    (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
     """
     global _apart
     with _lock:
         is_own = _apart > 0 or gc.get_freeze_count() == 0
-        if is_own:
-            _apart += 1
+        if is_own and not _apart:
+            gc.collect()
             gc.freeze()
+        _apart += is_own
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -66,6 +67,29 @@ class DeviceChoices:
         return DeviceChoice(pick, session, prompt.shape[1], tokens, self._refused, captured, self._draw)
 
 
+@frozen(kw_only=True, eq=False)
+class _Choice:
+    """One choice, from logits. Whoever records it keeps it, so it knows nothing of what is recorded: that would be a circle."""
+
+    pick: Pick
+    session: SessionState
+    tokens: "torch.Tensor | None"
+    refused: "torch.Tensor"
+    draw: Draw | None
+
+    def __call__(self, logits: "torch.Tensor") -> None:
+        """The token becomes the session's, and one of the history."""
+        import torch
+
+        session = self.session
+        token, refused = self.pick.token_unseen(session.ids if self.tokens is None else self.tokens, logits, self.draw)
+        session.ids.copy_(token.view(1, 1))
+        session.history.index_copy_(0, session.position, token.view(1))
+        if self.tokens is not None:
+            self.tokens.index_copy_(1, session.position, token.view(1, 1))
+        self.refused.copy_(torch.where(refused & (self.refused == NONE), session.position, self.refused))
+
+
 class DeviceChoice:
     """The choices of one request. The first one, behind a prompt, is made from Python; those behind steps are captured once and replayed.
 
@@ -75,8 +99,9 @@ class DeviceChoice:
 
     def __init__(self, pick: Pick, session: SessionState, length: int, tokens: "torch.Tensor | None", refused: "torch.Tensor",
                  captured: Captured, draw: Draw | None) -> None:
-        self._pick, self._session, self._length, self._draw = pick, session, length, draw
+        self._pick, self._session, self._length = pick, session, length
         self._tokens, self._refused, self._captured = tokens, refused, captured
+        self._choose = _Choice(pick=pick, session=session, tokens=tokens, refused=refused, draw=draw)
         self._before: torch.Tensor | None = random_state(refused.device) if pick.do_sample else None
         self._states: deque[torch.Tensor] = deque(maxlen=LAG + 2)  # before each of the last draws
         self._made = 0
@@ -116,17 +141,6 @@ class DeviceChoice:
         else:
             self._choose(logits)
 
-    def _choose(self, logits: "torch.Tensor") -> None:
-        import torch
-
-        session = self._session
-        token, refused = self._pick.token_unseen(session.ids if self._tokens is None else self._tokens, logits, self._draw)
-        session.ids.copy_(token.view(1, 1))
-        session.history.index_copy_(0, session.position, token.view(1))
-        if self._tokens is not None:
-            self._tokens.index_copy_(1, session.position, token.view(1, 1))
-        self._refused.copy_(torch.where(refused & (self._refused == NONE), session.position, self._refused))
-
     def _recorded(self, logits: "torch.Tensor") -> Recorded | None:
         """What replays the choice from logits that lie there; captured where steps leave them, as long as that is in a few places."""
         address = logits.data_ptr()
@@ -142,7 +156,7 @@ class DeviceChoice:
         written = [session.ids, self._refused, *([] if self._tokens is None else [self._tokens])]
         state, before = random_state(logits.device), [tensor.clone() for tensor in written]
         try:
-            found = session.capture(lambda: self._choose(logits), warm_ups=WARM_UPS)
+            found = session.capture(partial(self._choose, logits), warm_ups=WARM_UPS)
         finally:
             for tensor, was in zip(written, before, strict=True):
                 tensor.copy_(was)

@@ -62,8 +62,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
         with uncollected():
             text = serial.dumps(graphs)
         ctx.store.put_text("capture", key, text)
-        if agreed:
-            ctx.store.put_text("agreed", key, agreed)
+        ctx.store.put_text("agreed", key, agreed)
     return evolve(graphs, notes=(*graphs.notes, *notes))
 
 
@@ -83,7 +82,7 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
         ctx.emit(StoreMiss(key=key))
         return None, ()
     if not why:
-        if agreed and agreed != before:
+        if agreed != before:
             ctx.store.put_text("agreed", key, agreed)
         return graphs, ()
     _record(info.name, f"the stored capture computes something else and is made anew: {why}", ctx)

@@ -232,7 +232,8 @@ def _swap_of(view: View, argument: Argument, x: Argument) -> str:
     """
     node, width = view.node(argument), view.shape(x)[-1]
     cast = view.node(x, CAST)
-    if node is not None and cast is not None and node.op == CAST and node.args[1:] == cast.args[1:]:
+    if (node is not None and cast is not None and node.op == CAST and node.args[1:] == cast.args[1:]
+            and "float" in view.dtype(cast.args[0])):  # of unsigned integers nothing is negative
         return _swap_of(view, node.args[0], cast.args[0])
     half = width // 2
     pair = view.joined(node)

@@ -143,6 +143,7 @@ def _judged(made: Iterator[Call], narrow: torch.dtype | None = None) -> _Judged:
         if wrong:
             why, why_narrow = why or wrong, why_narrow or (disagreement(call.found, call.wanted, narrow) if narrow else wrong)
         if wrong or narrow:
+            bits.update(f"{len(call.found)} of {len(call.wanted)}: ".encode())
             for tensor in (*call.found, *call.wanted):
                 bits.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + _bytes(tensor))
     return _Judged(count, exact, why, why_narrow, bits.hexdigest() if why or narrow else "")

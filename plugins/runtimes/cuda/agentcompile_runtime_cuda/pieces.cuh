@@ -13,7 +13,7 @@ constexpr int step = 16;  // terms of one mma, and lines of its left side
 
 __device__ __forceinline__ float first_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
 
-// Piece by piece of two neighbours, a in the lower half. Pieces of an infinity are NaN.
+// Piece by piece of two neighbours, a in the lower half. Pieces of an infinity are NaN, and zero times them too.
 __device__ __forceinline__ void split_up(float a, float b, unsigned (&pieces)[most_pieces]) {
 #pragma unroll
   for (int p = 0; p < most_pieces; ++p) {

@@ -1,26 +1,23 @@
-// Scans (Mamba-2) and gated delta rules whose heads decay as one, over the tokens of a chunk of a prompt by tensor cores, in fp32:
+// Scans whose heads decay as one (Mamba-2), over the tokens of a chunk of a prompt by tensor cores, in fp32:
 //
-//   S = f S;  S += w[t] keys[t]^T;  y[t] = S queries[t] + skip x[t]    with f = exp(decay[t] rate)
+//   S = f S + w x[t] keys[t]^T;  y[t] = S queries[t] + skip x[t]    with f = exp(decay[t] rate), w = decay[t] where it is scaled, or 1
 //
-// and w[t] = x[t], x[t] decay[t] where it is scaled, or strength[t] (x[t] - S keys[t]) for delta rules. A block has `rows` rows of the
-// state of one head, in registers, and goes over Plan::chunk tokens at a time. With a, the sums of log decays from a chunk's first token on,
+// A block has `rows` rows of the state of one head, in registers, and goes over Plan::chunk tokens at a time. With a, the sums of log
+// decays from a chunk's first token on,
 //
-//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) (queries[i] keys[j]) w[j]       (Dao and Gu 2024, arXiv 2405.21060)
-//   S = exp(a[last]) S + sum over j of exp(a[last] - a[j]) w[j] keys[j]^T
-//   w = (1 + A)^-1 strength (x - exp(a) S keys), A[i, j] = strength[i] exp(a[i] - a[j]) keys[i] keys[j] for j < i        (Yang, Kautz and
-//                                                                                              Hatamizadeh 2024, arXiv 2412.06464)
+//   y[i] = exp(a[i]) S queries[i] + sum over j <= i of exp(a[i] - a[j]) w[j] (queries[i] keys[j]) x[j]
+//   S = exp(a[last]) S + sum over j of exp(a[last] - a[j]) w[j] x[j] keys[j]^T        (Dao and Gu 2024, arXiv 2405.21060)
+//
 // Nothing is ever exp(a[i]) / exp(a[j]). Sums a are made in fp64 and kept as two floats: behind a strong decay small ones would be lost.
 // What is fp32 is multiplied as pieces of bf16 (pieces.cuh). `products` goes first, once for all heads of a group: the pieces of keys and
-// queries, how many of each there are (one where they come from bf16 activations), products of queries and keys of every chunk, and pieces of x, if
-// it is not bf16; `inverses` then, for delta rules, once for all rows of a head. Sums of first pieces and of the others are apart, since
-// tensor cores truncate where they add; S is added to by FMA.
+// queries, how many there are (one where they come from bf16 activations), products of queries and keys of every chunk, and pieces of x, if
+// it is not bf16. Sums of first pieces and of the others are apart, since tensor cores truncate where they add; S is added to by FMA.
 //
 // In `scan_chunks` a warp makes y of 16 tokens by a part of the rows and S of 16 rows by a part of the terms. S comes to y through shared
-// memory, in pieces, and so do x - S keys and w of delta rules; queries and keys, piece by piece, into two slots by cp.async, a step ahead,
-// x and sums of decays with them. The weights of w never leave the registers of the products that they are made of.
+// memory, in pieces; queries and keys, piece by piece, into two slots by cp.async, a step ahead, x and sums of decays with them. The weights
+// of x never leave the registers of the products that they are made of. What is not finite reaches all tokens of its 16.
 // Operands lie as those of recurrence.cu, x [T, H P] with rows side by side; key_pieces and query_pieces [3, G, T, terms], own_pieces
-// [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a warp holds them, counts [tiles, G] of queries and of keys, inverses by chunk, head
-// and 16 by 16, piece by piece, likewise.
+// [2 or 3, T, H P], products by tile of 16 tokens, group and eight keys as a warp holds them, counts [tiles, G].
 // Wins over recurrence.cu from about a chunk of tokens on.
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -30,27 +27,17 @@
 
 extern "C" __global__ void __launch_bounds__(token_tiles * 32)
 products(const float* keys, const float* queries, const Plan::X* x, const long long* valid, Piece* key_pieces, Piece* query_pieces,
-         Piece* own_pieces, float4* of_keys, float4* of_pairs, int2* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
+         Piece* own_pieces, float4* of_keys, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
          int key_token, int key_group, int query_token, int query_group) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
-  make_products(keys, queries, x, valid, key_pieces, query_pieces, own_pieces, of_keys, of_pairs, counts, tokens, groups, all_rows,
+  make_products(keys, queries, x, valid, key_pieces, query_pieces, own_pieces, of_keys, counts, tokens, groups, all_rows,
                 x_token, x_row, key_token, key_group, query_token, query_group);
-}
-
-extern "C" __global__ void __launch_bounds__(inverse_threads)
-inverses(const float* decay, const float* rates, const float* strength, const long long* valid, const float4* of_pairs, uint4* inverses,
-         int tokens, int groups, int heads, int decay_token, int decay_head, int strength_token, int strength_head) {
-  ac::launch_dependents();
-  ac::grid_dependency_wait();
-  AC_DYNAMIC_SHARED(Inverse, inverse);
-  make_inverse(*inverse, decay, rates, strength, valid, of_pairs, inverses, tokens, groups, heads, decay_token, decay_head, strength_token,
-               strength_head);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::warps * 32, Plan::blocks)
 scan_chunks(const float* state, const float* decay, const Piece* x, const float* rates, const long long* valid, const float* skip,
-            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int2* counts, const uint4* inverses, float* y,
+            const Piece* key_pieces, const Piece* query_pieces, const float4* of_keys, const int* counts, float* y,
             float* last, int tokens, int groups, int all_rows, int state_row, int state_term, int x_token, int decay_token,
             int decay_head) {
   ac::launch_dependents();
@@ -63,21 +50,19 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int y_tile = warp % token_tiles, y_row = warp / token_tiles * y_rows;
   const int s_row = warp % row_tiles * step, s_term = warp / row_tiles * s_terms;
 
-  int of_queries = 1, of_those = 1;
-  for (int i = threadIdx.x; i * step < live; i += threads) {
-    const int2 of_tile = counts[i * groups + group];
-    of_queries = max(of_queries, of_tile.x), of_those = max(of_those, of_tile.y);
-  }
-  const int query_count = most_of_block(of_queries), key_count = most_of_block(of_those), pieces = max(query_count, key_count);
+  int found = 1;
+  for (int i = threadIdx.x; i * step < live; i += threads) found = max(found, counts[i * groups + group]);
+  const int has_second = __syncthreads_or(found > 1);
+  const int has_third = __syncthreads_or(found > 2);
+  const int pieces = has_third ? 3 : has_second ? 2 : 1;
 
   const long long line = static_cast<long long>(group) * tokens;
-  auto bring = [&](int first, int part, int slot, Tokens& own) {
-    const int piece = part < pieces ? part : part - pieces;
+  auto bring = [&](int first, int piece, int slot, Tokens& own) {
     const long long begin = (static_cast<long long>(piece) * groups * tokens + line + first) * terms;
     const int left = live - first;  // tokens
-    if (part < query_count) bring_lines<terms>(shared->slots + slot * slot_pieces, query_pieces + begin, terms, left);
-    if (piece < key_count) bring_lines<terms>(shared->slots + slot * slot_pieces + keys_of_slot, key_pieces + begin, terms, left);
-    if (part == 0) {
+    bring_lines<terms>(shared->slots + slot * slot_pieces, query_pieces + begin, terms, left);
+    bring_lines<terms>(shared->slots + slot * slot_pieces + keys_of_slot, key_pieces + begin, terms, left);
+    if (piece == 0) {
 #pragma unroll
       for (int p = 0; p < x_pieces; ++p) {
         bring_lines<rows>(own.x[p], x + (static_cast<long long>(p) * tokens + first) * x_token + first_row, x_token, left);
@@ -128,24 +113,17 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const int query_place = lines_first<terms>() + y_tile * step * terms, state_place = numbers_first<terms>() + y_row * terms;
   const int key_place = (lines_first<terms>() ^ s_term) + keys_of_slot;
   const int left_place = numbers_first<rows>() ^ s_row, right_place = lines_first<rows>() ^ y_row;
-  // Delta rules read S by all pieces before they know what is added, and fetch those of keys that are not there any more once more.
-  const bool is_there = key_count == pieces;
-  const int first_added = !is_delta ? 0 : is_there ? pieces - 1 : pieces;
-  const int parts = is_delta ? pieces + key_count - is_there : pieces;
-  float out[2][y_tiles][4];    // y of first pieces, and of the others
-  float known[2][y_tiles][4];  // S keys likewise, for delta rules
-  for (int first = 0, part = 0, slot = 0; first < live; slot = 1 - slot) {
+  float out[2][y_tiles][4];  // y of first pieces, and of the others
+  for (int first = 0, piece = 0, slot = 0; first < live; slot = 1 - slot) {
     ac::cp_async_wait<0>();
     __syncthreads();  // what the step reads is there, and nobody reads the other slot any more
-    const int piece = part < pieces ? part : part - pieces;
-    const bool is_read = !is_delta || part < pieces, is_last_read = part + 1 == pieces, is_last = part + 1 == parts;
-    const int next = is_last ? first + chunk : first, next_part = is_last ? 0 : part + 1;
+    const bool is_last = piece + 1 == pieces;
+    const int next = is_last ? first + chunk : first, next_piece = is_last ? 0 : piece + 1;
     const int query_at = query_place + slot * slot_pieces, key_at = key_place + slot * slot_pieces;
     const Tokens& own = shared->tokens[first / chunk % 2];
     Tokens& others = shared->tokens[next / chunk % 2];
-    const Piece* const added_x = is_delta ? shared->added : own.x[0];
     if (next < live) {
-      bring(next, next_part, 1 - slot, others);
+      bring(next, next_piece, 1 - slot, others);
       if (is_last && warp == 0) fetch_steps(next);
     }
 
@@ -154,63 +132,16 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
     float4 of_steps[2][2];  // of two steps of keys: the next one is on its way
     const float4* of_step = of_keys + static_cast<long long>(token / step * groups + group) * token_tiles * 64 + lane;
     auto fetch_products = [&](int from) { of_steps[from % 2][0] = of_step[from * 64], of_steps[from % 2][1] = of_step[from * 64 + 32]; };
-    if (is_live && is_read) {
-      if (is_last_read) fetch_products(0);
-      if (is_last_read && y_tile > 0) fetch_products(1);
-      if (piece == 0) {
-        clear(out);
-        if constexpr (is_delta) clear(known);
-      }
-      if (piece < query_count) read_pieces(piece, shared->slots, query_at, shared->state, state_place, out);
-      if (is_delta && piece < key_count) read_pieces(piece, shared->slots, query_at + keys_of_slot, shared->state, state_place, known);
+    if (is_live) {
+      if (is_last) fetch_products(0);
+      if (is_last && y_tile > 0) fetch_products(1);
+      if (piece == 0) clear(out);
+      read_pieces(piece, shared->slots, query_at, shared->state, state_place, out);
     }
     const int line_of_lane = y_tile * step + row_of_lane;
     const float4 ends[2] = {own.weights[line_of_lane], own.weights[line_of_lane + 8]};
     const float decayed[2] = {exp2f(ends[0].x), exp2f(ends[1].x)};
-    if constexpr (is_delta) {
-      if (is_last_read) {
-        if (is_live) {
-#pragma unroll
-          for (int n = 0; n < y_tiles; ++n) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const int at = place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column;
-              const float2 of_x = x_pair(own, at);
-              const float rest[2] = {of_x.x - (known[0][n][2 * half] + known[1][n][2 * half]) * decayed[half],
-                                     of_x.y - (known[0][n][2 * half + 1] + known[1][n][2 * half + 1]) * decayed[half]};
-              store_split_pair<chunk * rows>(shared->rests + at, rest[0], rest[1]);
-            }
-          }
-        }
-        __syncthreads();  // what is left of x is there
-        clear(known);
-        if (is_live) {
-          const long long tile = static_cast<long long>(first / chunk * (all_rows / rows_of_head) + head) * token_tiles + y_tile;
-          const uint4* inverse = inverses + tile * token_tiles * most_pieces * 32 + lane;
-#pragma unroll
-          for (int from = 0; from < token_tiles; ++from) {
-            if (from > y_tile) continue;
-            unsigned left[most_pieces][4];
-#pragma unroll
-            for (int p = 0; p < most_pieces; ++p) {
-              const uint4 found = inverse[(from * most_pieces + p) * 32];
-              left[p][0] = found.x, left[p][1] = found.y, left[p][2] = found.z, left[p][3] = found.w;
-            }
-            multiply_rows<most_pieces>(left, shared->rests + from * step * rows, right_place, known);
-          }
-        }
-#pragma unroll
-        for (int n = 0; n < y_tiles; ++n) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            store_split_pair<chunk * rows>(shared->added + place<rows>(line_of_lane + half * 8, y_row / 8 + n) + 2 * column,
-                       known[0][n][2 * half] + known[1][n][2 * half], known[0][n][2 * half + 1] + known[1][n][2 * half + 1]);
-          }
-        }
-        __syncthreads();  // what is added is there
-      }
-    }
-    if (is_live && is_last_read) {
+    if (is_live && is_last) {
 #pragma unroll
       for (int n = 0; n < y_tiles; ++n) {
 #pragma unroll
@@ -221,7 +152,7 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
         if (from > y_tile) continue;
         const float4 now[2] = {of_steps[from % 2][0], of_steps[from % 2][1]};
         if (from + 2 <= y_tile) fetch_products(from + 2);
-        add_products(own.weights, added_x, now, ends, from, y_tile, right_place, out);
+        add_products(own.weights, own.x[0], now, ends, from, y_tile, right_place, out);
       }
       const float skipped = skip != nullptr ? skip[head] : 0.0f;
 #pragma unroll
@@ -239,28 +170,26 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
       }
     }
 
-    if (part >= first_added && piece < key_count) {
-      float added[2][s_tiles][4] = {};
-      if (piece == 0) {
-        add_tokens<3>(shared->slots, key_at, own.weights, added_x, left_place, added);
-      } else if (piece == 1) {
-        add_tokens<2>(shared->slots, key_at, own.weights, added_x, left_place, added);
-      } else {
-        add_tokens<1>(shared->slots, key_at, own.weights, added_x, left_place, added);
-      }
-      const float kept = part == first_added ? own.kept : 1.0f;
+    float added[2][s_tiles][4] = {};
+    if (piece == 0) {
+      add_tokens<3>(shared->slots, key_at, own.weights, own.x[0], left_place, added);
+    } else if (piece == 1) {
+      add_tokens<2>(shared->slots, key_at, own.weights, own.x[0], left_place, added);
+    } else {
+      add_tokens<1>(shared->slots, key_at, own.weights, own.x[0], left_place, added);
+    }
+    const float kept = piece == 0 ? own.kept : 1.0f;
 #pragma unroll
-      for (int n = 0; n < s_tiles; ++n) {
+    for (int n = 0; n < s_tiles; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] = fmaf(kept, s[n][e], added[0][n][e] + added[1][n][e]);
-      }
+      for (int e = 0; e < 4; ++e) s[n][e] = fmaf(kept, s[n][e], added[0][n][e] + added[1][n][e]);
     }
     if (is_last && next < live) {
       if (warp == 0) weigh_tokens(others);
       __syncthreads();  // nobody reads the state before any more
       store_state();
     }
-    first = next, part = next_part;
+    first = next, piece = next_piece;
   }
 
   for (int i = threadIdx.x; i < (tokens - live) * rows; i += threads) {

@@ -1,4 +1,4 @@
-"""Scans (Mamba-2) and delta rules whose heads decay as one, many tokens at a time by the tensor cores of ``scan_chunks.cu``."""
+"""Scans whose heads decay as one (Mamba-2), many tokens at a time by the tensor cores of ``scan_chunks.cu``."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from agentcompile_core.plugin_api import Access, Backend, DType, KernelArgument, Launch, Role, StepSource, Target, i32, pointer
 
 from .own_kernels import OwnKernels
-from .recurrent_rows import ORDER, Kind, has_known_state, in_quads, rows_of
+from .recurrent_rows import Kind, has_known_state, in_quads, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -23,22 +23,17 @@ WARP, STEP, MOST_PIECES, REGISTERS, FEWEST_REGISTERS = 32, 16, 3, 65536, 200
 RESERVED_BYTES = 1024  # of each block's shared memory
 VECTOR_BYTES = 16
 PIECE_BYTES, FLOAT_BYTES = 2, 4
-MOST_TERMS, MOST_ROWS_OF_DELTA = 64, 32  # of 16 rows that a warp keeps; of a block: more would not stay in registers
-# Tokens of a call from which on chunks win (H100, 1024 tokens of a layer, us, chunks and token by token: Mamba2-2.7B 89 and 202, Falcon-H1
-# 82 and 168; 128: 20 and 26, 21 and 24). Delta rules have inverses to make: Qwen3-Next at 128 45 and 31, at 512 92 and 113, at 1024 157 and
-# 241, with queries and keys that are no bf16 numbers 240 and 241 there.
-FEWEST_TOKENS, FEWEST_OF_DELTA = 64, 1024
+MOST_TERMS = 64  # of 16 rows that a warp keeps
+# Tokens of a call from which on chunks win (H100, us of a layer, chunks and token by token: of 1,024 tokens Mamba2-2.7B 89 and 202,
+# Falcon-H1 82 and 168; of 128 tokens 20 and 26, 21 and 24, Nemotron-H 32 and 32).
+FEWEST_TOKENS, MOST_ELEMENTS = 64, 2**31 - 1  # places are counted in 32 bits
 PIECES_OF_X = {DType.BF16: 1, DType.F16: 2, DType.F32: 3}
 LINES = (16, 32, 64, 128, 256)  # terms and rows of a block whose lines lie permuted
-# Of each kernel: what it is given, what it makes, and scalars.
-PRODUCTS = (("keys", "queries", "x", "valid"), ("key_pieces", "query_pieces", "own_pieces", "of_keys", "of_pairs", "counts"),
+PRODUCTS = (("keys", "queries", "x", "valid"), ("key_pieces", "query_pieces", "own_pieces", "of_keys", "counts"),
             ("tokens", "groups", "all_rows", "x_token", "x_row", "key_token", "key_group", "query_token", "query_group"))
-INVERSES = (("decay", "rates", "strength", "valid", "of_pairs"), ("inverses",),
-            ("tokens", "groups", "heads", "decay_token", "decay_head", "strength_token", "strength_head"))
-SCAN = (("state", "decay", "x", "rates", "valid", "skip", "key_pieces", "query_pieces", "of_keys", "counts", "inverses"), ("y", "last"),
+SCAN = (("state", "decay", "x", "rates", "valid", "skip", "key_pieces", "query_pieces", "of_keys", "counts"), ("y", "last"),
         ("tokens", "groups", "all_rows", "state_row", "state_term", "x_token", "decay_token", "decay_head"))
-TYPES = {"valid": DType.I64, "key_pieces": DType.BF16, "query_pieces": DType.BF16, "own_pieces": DType.BF16, "counts": DType.I32,
-         "inverses": DType.I32}
+TYPES = {"valid": DType.I64, "key_pieces": DType.BF16, "query_pieces": DType.BF16, "own_pieces": DType.BF16, "counts": DType.I32}
 
 
 @frozen(kw_only=True)
@@ -58,12 +53,7 @@ class ChunkSchedule:
         """Two slots of queries and keys, what tokens have of their own, twice, and the state."""
         slots = 2 * 2 * self.chunk * kind.terms * PIECE_BYTES
         own = 2 * (x_pieces * self.chunk * self.rows * PIECE_BYTES + (self.chunk + 1) * 4 * FLOAT_BYTES)
-        of_delta = MOST_PIECES * self.chunk * self.rows if kind.is_delta else 8
-        return slots + own + (MOST_PIECES * self.rows * kind.terms + 2 * of_delta) * PIECE_BYTES
-
-    def inverse_bytes(self) -> int:
-        """Shared memory in which the inverse of one head and chunk is made."""
-        return (self.chunk * (self.chunk + 4) + self.chunk * 4 + 4) * FLOAT_BYTES
+        return slots + own + MOST_PIECES * self.rows * kind.terms * PIECE_BYTES
 
     def blocks(self, kind: Kind, x_pieces: int, target: Target) -> int:
         """Of a multiprocessor at a time, as many as leave each thread its registers."""
@@ -76,9 +66,8 @@ class ChunkSchedule:
         if kind.rows_of_head % self.rows or self.rows % STEP or self.warps % self.token_tiles or self.warps % row_tiles:
             return False
         of_rows, of_terms = self.warps // self.token_tiles, self.warps // row_tiles
-        whole = self.rows % (of_rows * STEP) == 0 and kind.terms % (of_terms * STEP) == 0
-        is_held = kind.terms // of_terms <= MOST_TERMS and not (kind.is_delta and self.rows > MOST_ROWS_OF_DELTA)
-        return whole and is_held and self.rows in LINES and self.shared_bytes(kind, x_pieces) <= target.shared_bytes_per_block
+        whole = self.rows % (of_rows * STEP) == 0 and kind.terms % (of_terms * STEP) == 0 and kind.terms // of_terms <= MOST_TERMS
+        return whole and self.rows in LINES and self.shared_bytes(kind, x_pieces) <= target.shared_bytes_per_block
 
 
 # In the order in which they are preferred among those that keep as many multiprocessors busy.
@@ -87,9 +76,8 @@ SCHEDULES = tuple(ChunkSchedule(chunk=chunk, rows=rows, warps=warps) for chunk, 
 
 
 def is_chunked(kind: Kind) -> bool:
-    """Whether heads decay as one, and nothing scales what a delta rule adds."""
-    as_one = not kind.decay_of_terms and kind.rates_each <= 1 and not (kind.is_delta and kind.is_scaled)
-    return as_one and kind.terms in LINES and kind.rows_of_head % STEP == 0
+    """Whether heads decay as one and nothing else is asked of a kernel."""
+    return not kind.is_delta and not kind.decay_of_terms and kind.rates_each <= 1 and kind.terms in LINES and kind.rows_of_head % STEP == 0
 
 
 def schedule_for(kind: Kind, all_rows: int, x_pieces: int, target: Target) -> ChunkSchedule | None:
@@ -107,19 +95,15 @@ def source(dtype: DType, kind: Kind, schedule: ChunkSchedule, blocks: int = 1) -
         made = (pointer(name, Role.OUTPUT, types.get(name, DType.F32), Access.WRITE) for name in names[1])
         return (*given, *made, *(i32(name, 0) for name in names[2]))
 
-    inverses = () if not kind.is_delta else (
-        Launch(entry="inverses", grid=(1, 1, 1), block=(max(WARP, schedule.chunk), 1, 1), pdl=True, shared_bytes=schedule.inverse_bytes(),
-               arguments=arguments(INVERSES, TYPES)),)
     launches = (
         Launch(entry="products", grid=(1, 1, 1), block=(schedule.token_tiles * WARP, 1, 1), pdl=True,
                arguments=arguments(PRODUCTS, {**TYPES, "x": dtype})),
-        *inverses,
         Launch(entry="scan_chunks", grid=(1, 1, 1), block=(schedule.warps * WARP, 1, 1), pdl=True,
                shared_bytes=schedule.shared_bytes(kind, x_pieces), arguments=arguments(SCAN, {**TYPES, "x": DType.BF16})),
     )
     plan = {"X": c_type(dtype), "x_pieces": x_pieces, "chunk": schedule.chunk, "rows": schedule.rows, "warps": schedule.warps,
             "blocks": blocks, "terms": kind.terms, "rows_of_head": kind.rows_of_head, "rows_of_group": kind.rows_of_group,
-            "rates_each": kind.rates_each, "is_scaled": kind.is_scaled, "is_delta": kind.is_delta}
+            "rates_each": kind.rates_each, "is_scaled": kind.is_scaled}
     return make_source(TEMPLATE, plan=plan, launches=launches)
 
 
@@ -130,49 +114,36 @@ def row_step(call: "RecurrenceCall") -> int:
 
 @frozen(kw_only=True)
 class Scan:
-    """What the kernels are given for one call: tensors by name, and of each its names, blocks and scalars."""
+    """What both kernels are given for one call: tensors by name, blocks and scalars of each."""
 
     tensors: "dict[str, torch.Tensor | None]"
-    names: tuple[tuple[str, ...], ...]
-    blocks: tuple[int, ...]
-    scalars: tuple[tuple[int, ...], ...]
+    blocks: tuple[int, int]
+    scalars: tuple[tuple[int, ...], tuple[int, ...]]
 
     @classmethod
     def of(cls, call: "RecurrenceCall", out: "tuple[torch.Tensor, torch.Tensor]", schedule: ChunkSchedule) -> "Scan":
-        """With room for what lies between the kernels. Where x is not bf16, the last one reads its pieces."""
+        """With room for what lies between the kernels. Where x is not bf16, the second one reads its pieces."""
         import torch
 
         tokens, groups, terms = call.keys.shape[1:]
-        heads, all_rows, tiles = call.x.shape[2], rows_of(call), -(-tokens // STEP)
+        all_rows, tiles = call.x.shape[2] * call.x.shape[3], -(-tokens // STEP)
         x_pieces = PIECES_OF_X[DType(str(call.x.dtype).removeprefix("torch."))]
-        made = {"key_pieces": (MOST_PIECES, groups, tokens, terms), "query_pieces": (MOST_PIECES, groups, tokens, terms),
-                "of_keys": (tiles, groups, schedule.token_tiles, 2, WARP, 4), "counts": (tiles, groups, 2)}
-        if x_pieces > 1:
-            made["own_pieces"] = x_pieces, tokens, all_rows
-        if call.strength is not None:
-            made["of_pairs"] = made["of_keys"]
-            chunks, of_chunk = -(-tokens // schedule.chunk), schedule.token_tiles
-            made["inverses"] = chunks, heads, of_chunk, of_chunk, MOST_PIECES, WARP, 4
-        types = {DType.BF16: torch.bfloat16, DType.I32: torch.int32, DType.F32: torch.float32}
-        between = {name: call.x.new_empty(size, dtype=types[TYPES.get(name, DType.F32)]) for name, size in made.items()}
-        tensors = {**{name: getattr(call, name) for name in ORDER}, "own_pieces": None, "of_pairs": None, "inverses": None, **between,
-                   "y": out[0], "last": out[1]}
+        of_keys, of_queries = (call.x.new_empty((MOST_PIECES, groups, tokens, terms), dtype=torch.bfloat16) for _ in range(2))
+        own = call.x.new_empty((x_pieces, tokens, all_rows), dtype=torch.bfloat16) if x_pieces > 1 else None
+        tensors = {"state": call.state, "decay": call.decay, "x": call.x, "keys": call.keys, "queries": call.queries, "rates": call.rates,
+                   "valid": call.valid, "skip": call.skip, "key_pieces": of_keys, "query_pieces": of_queries, "own_pieces": own,
+                   "of_keys": call.decay.new_empty((tiles, groups, schedule.token_tiles, 2, WARP, 4)),
+                   "counts": call.x.new_empty((tiles, groups), dtype=torch.int32), "y": out[0], "last": out[1]}
         of_state = (terms, 1) if call.state is None else call.state.stride()[2:]
-        of_decay, x_token = call.decay.stride()[1:3], call.x.stride(1)
-        kernels = [((*PRODUCTS[0], *PRODUCTS[1]), tiles * groups,
-                    (tokens, groups, all_rows, x_token, row_step(call), *call.keys.stride()[1:3], *call.queries.stride()[1:3]))]
-        if call.strength is not None:
-            kernels.append(((*INVERSES[0], *INVERSES[1]), chunks * heads,
-                            (tokens, groups, heads, *of_decay, *call.strength.stride()[1:3])))
-        names = ("own_pieces" if name == "x" and x_pieces > 1 else name for name in (*SCAN[0], *SCAN[1]))
-        kernels.append(((*names,), all_rows // schedule.rows,
-                        (tokens, groups, all_rows, *of_state, all_rows if x_pieces > 1 else x_token, *of_decay)))
-        return cls(tensors=tensors, names=tuple(one[0] for one in kernels), blocks=tuple(one[1] for one in kernels),
-                   scalars=tuple(one[2] for one in kernels))
+        products = (tokens, groups, all_rows, call.x.stride(1), row_step(call), *call.keys.stride()[1:3], *call.queries.stride()[1:3])
+        scan = (tokens, groups, all_rows, *of_state, call.x.stride(1) if own is None else all_rows, *call.decay.stride()[1:3])
+        return cls(tensors=tensors, blocks=(tiles * groups, all_rows // schedule.rows), scalars=(products, scan))
 
     def of_launch(self, index: int) -> "tuple[torch.Tensor | None, ...]":
         """Tensors of a launch in its kernel's order."""
-        return tuple(self.tensors[name] for name in self.names[index])
+        names = (*PRODUCTS[0], *PRODUCTS[1]) if index == 0 else (*SCAN[0], *SCAN[1])
+        own = self.tensors["own_pieces"]
+        return tuple(own if index and name == "x" and own is not None else self.tensors[name] for name in names)
 
 
 class ScanChunks:
@@ -187,13 +158,14 @@ class ScanChunks:
         """``call`` with what is where the kernels read it, copies where need be; None: they do not serve such a call."""
         import torch
 
-        fewest = FEWEST_TOKENS if call.strength is None else FEWEST_OF_DELTA
-        if call.x.dim() != 4 or call.x.shape[0] != 1 or call.x.shape[1] < fewest or not call.x.numel():
+        if call.x.dim() != 4 or call.x.shape[0] != 1 or call.x.shape[1] < FEWEST_TOKENS or not call.x.numel():
             return None
         if any(one.dtype is not torch.float32 for one in call.wide) or call.x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return None
         kind = Kind.of(call)
         if not is_chunked(kind) or self._of(call, kind) is None or not has_known_state(call):
+            return None
+        if any(one.shape[1] * one.stride(1) > MOST_ELEMENTS for one in (call.x, call.keys, call.queries, call.decay)):
             return None
         x = call.x
         is_plain = x.stride(2) == kind.rows_of_head * x.stride(3)

@@ -1,4 +1,4 @@
-// What scan_chunks.cu makes of keys, queries and decays before it goes over a prompt: for all heads of a group, and for all rows of a head.
+// What scan_chunks.cu makes of keys and queries before it goes over a prompt, for all heads of a group; and of a chunk's decays.
 #pragma once
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/reduce.cuh>
@@ -46,24 +46,10 @@ __device__ __forceinline__ float4 whole(const float (&first)[4], const float (&o
   return make_float4(first[0] + others[0], first[1] + others[1], first[2] + others[2], first[3] + others[3]);
 }
 
-// Of a warp, by the bits of its second pieces and of its third ones.
-__device__ __forceinline__ int count_pieces(const unsigned (&rest)[2]) {
-  const int has_second = __any_sync(ac::full_warp, rest[0] != 0);
-  const int has_third = __any_sync(ac::full_warp, rest[1] != 0);
-  return has_third ? 3 : has_second ? 2 : 1;
-}
-
-// Of those that the threads of a block have found.
-__device__ __forceinline__ int most_of_block(int pieces) {
-  const int has_second = __syncthreads_or(pieces > 1);
-  const int has_third = __syncthreads_or(pieces > 2);
-  return has_third ? 3 : has_second ? 2 : 1;
-}
-
-// Pieces of keys and queries, queries[i] keys[j]^T and for delta rules keys[i] keys[j]^T of 16 tokens by those of their chunk up to them.
+// Pieces of keys and queries, queries[i] keys[j]^T of 16 tokens by those of their chunk up to them.
 __device__ __forceinline__ void make_products(const float* keys, const float* queries, const Plan::X* x, const long long* valid,
                                               Piece* key_pieces, Piece* query_pieces,
-                                              Piece* own_pieces, float4* of_keys, float4* of_pairs, int2* counts,
+                                              Piece* own_pieces, float4* of_keys, int* counts,
                                               int tokens, int groups, int all_rows, int x_token, int x_row,
                                               int key_token, int key_group, int query_token, int query_group) {
   const int tile = blockIdx.x / groups, group = blockIdx.x % groups, live = live_tokens(valid, tokens);
@@ -87,42 +73,37 @@ __device__ __forceinline__ void make_products(const float* keys, const float* qu
   const int apart = groups * tokens * terms;  // pieces from each other
   key_pieces += group * tokens * terms;
   query_pieces += group * tokens * terms;
-  float sums[2][2][4] = {}, pairs[2][2][4] = {};
-  unsigned of_queries[2] = {}, of_those[2] = {};  // whether queries, and keys, have second and third pieces
+  float sums[2][2][4] = {};
+  unsigned second = 0, third = 0;  // whether there are such pieces
 #pragma unroll 4
   for (int term = 0; term < terms; term += step) {
-    unsigned query[most_pieces][4], key[most_pieces][4], later[most_pieces][4];
+    unsigned query[most_pieces][4], key[most_pieces][4];
     load_split(queries, query_token, first, live, term, query);
     load_split(keys, key_token, first + (warp - own) * step, live, term, key);
-    if constexpr (is_delta) load_split(keys, key_token, first, live, term, later);
 #pragma unroll
     for (int p = 0; p < most_pieces; ++p) {
 #pragma unroll
       for (int q = 0; p + q < most_pieces; ++q) {
         const unsigned right[4] = {key[q][0], key[q][2], key[q][1], key[q][3]};
         multiply_pair(sums[p + q > 0][0], sums[p + q > 0][1], query[p], right);
-        if constexpr (is_delta) multiply_pair(pairs[p + q > 0][0], pairs[p + q > 0][1], later[p], right);
       }
     }
     if (warp == own) {
       store_split(query_pieces, apart, first, live, term, query);
       store_split(key_pieces, apart, first, live, term, key);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        of_queries[0] |= query[1][i], of_queries[1] |= query[2][i];
-        of_those[0] |= key[1][i], of_those[1] |= key[2][i];
-      }
+      for (int i = 0; i < 4; ++i) second |= query[1][i] | key[1][i], third |= query[2][i] | key[2][i];
     }
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int at = (blockIdx.x * token_tiles + warp) * 64 + half * 32 + lane;
     of_keys[at] = whole(sums[0][half], sums[1][half]);
-    if constexpr (is_delta) of_pairs[at] = whole(pairs[0][half], pairs[1][half]);
   }
   if (warp == own) {
-    const int2 found = make_int2(count_pieces(of_queries), count_pieces(of_those));
-    if (lane == 0) counts[blockIdx.x] = found;
+    const int has_second = __any_sync(ac::full_warp, second != 0);
+    const int has_third = __any_sync(ac::full_warp, third != 0);
+    if (lane == 0) counts[blockIdx.x] = has_third ? 3 : has_second ? 2 : 1;
   }
 }
 
@@ -166,85 +147,6 @@ __device__ __forceinline__ void weigh(const float (&steps)[each], const float (&
 
 __device__ __forceinline__ double rate_of(const float* rates, int head) {
   return (Plan::rates_each == 1 ? static_cast<double>(rates[head]) : 1.0) * 1.4426950408889634;
-}
-
-struct Inverse {
-  float lines[chunk][chunk + 4];
-  float4 weights[chunk];
-  float kept, unused[3];
-};
-constexpr int inverse_threads = chunk < 32 ? 32 : chunk;
-
-// (1 + A)^-1 strength, A[i, j] = strength[i] exp(a[i] - a[j]) keys[i] keys[j]^T for j < i, of one head and chunk: a thread has a column.
-// Written as a left side of 16 by 16, piece by piece, as a warp holds it.
-__device__ __forceinline__ void make_inverse(Inverse& own, const float* decay, const float* rates, const float* strength,
-                                             const long long* valid, const float4* of_pairs, uint4* inverses, int tokens, int groups,
-                                             int heads, int decay_token, int decay_head, int strength_token, int strength_head) {
-  const int head = blockIdx.x % heads, first = blockIdx.x / heads * chunk, group = head / (heads / groups);
-  const int live = live_tokens(valid, tokens);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, column = lane % 4;
-  if (first >= live) return;
-  if (warp == 0) {
-    float steps[each], sizes[each];
-    fetch_values(steps, decay + head * decay_head, decay_token, first, live);
-    fetch_values(sizes, strength + head * strength_head, strength_token, first, live);
-    weigh(steps, sizes, rate_of(rates, head), own.weights, &own.kept);
-  }
-  __syncthreads();
-  for (int to = 0; to < token_tiles; ++to) {
-    for (int i = warp; i < 2 * to + 2; i += inverse_threads / 32) {  // eight keys
-      const bool here = first + to * step < live;
-      float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (here) sums = of_pairs[static_cast<long long>((first / step + to) * groups + group) * token_tiles * 64 + i * 32 + lane];
-      const float values[4] = {sums.x, sums.y, sums.z, sums.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int line = to * step + row + e / 2 * 8, key = i * 8 + 2 * column + e % 2;
-        const float4 end = own.weights[line], begin = own.weights[key];
-        own.lines[line][key] = key < line ? values[e] * decay_between(begin, end) * end.z : 0.0f;
-      }
-    }
-  }
-  __syncthreads();
-  const int own_column = threadIdx.x;
-  float found[chunk];
-#pragma unroll
-  for (int i = 0; i < chunk; ++i) {
-    float sums[4] = {i == own_column ? -1.0f : 0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < i; j += 4) {
-      const float4 line = *reinterpret_cast<const float4*>(&own.lines[i][j]);
-      const float values[4] = {line.x, line.y, line.z, line.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (j + e < i) sums[e] = fmaf(values[e], found[j + e], sums[e]);
-      }
-    }
-    found[i] = -((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
-  __syncthreads();
-  if (own_column < chunk) {
-    const float size = own.weights[own_column].z;
-#pragma unroll
-    for (int i = 0; i < chunk; ++i) own.lines[i][own_column] = found[i] * size;
-  }
-  __syncthreads();
-  for (int to = 0; to < token_tiles; ++to) {
-    for (int from = warp; from <= to; from += inverse_threads / 32) {
-      unsigned parts[most_pieces][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = *reinterpret_cast<const float2*>(&own.lines[to * step + row + i % 2 * 8][from * step + 2 * column + i / 2 * 8]);
-        unsigned split[most_pieces];
-        split_up(pair.x, pair.y, split);
-#pragma unroll
-        for (int p = 0; p < most_pieces; ++p) parts[p][i] = split[p];
-      }
-      uint4* target = inverses + ((static_cast<long long>(blockIdx.x) * token_tiles + to) * token_tiles + from) * most_pieces * 32 + lane;
-#pragma unroll
-      for (int p = 0; p < most_pieces; ++p) target[p * 32] = make_uint4(parts[p][0], parts[p][1], parts[p][2], parts[p][3]);
-    }
-  }
 }
 
 }  // namespace

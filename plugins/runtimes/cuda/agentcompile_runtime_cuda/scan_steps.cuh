@@ -7,12 +7,10 @@
 
 namespace {
 
-constexpr bool is_delta = Plan::is_delta;
 constexpr int terms = Plan::terms, rows = Plan::rows, chunk = Plan::chunk, warps = Plan::warps, x_pieces = Plan::x_pieces;
 constexpr int threads = warps * 32, token_tiles = chunk / step, row_tiles = rows / step;
 constexpr int y_rows = rows / (warps / token_tiles), y_tiles = y_rows / 8;   // of a warp, and eight by eight
 constexpr int s_terms = terms / (warps / row_tiles), s_tiles = s_terms / 8;  // likewise
-constexpr int w_pieces = is_delta ? most_pieces : x_pieces;  // of what is added to S
 static_assert(warps % token_tiles == 0 && warps % row_tiles == 0 && y_rows % step == 0 && s_terms % step == 0, "pairs of tiles");
 
 // Of a piece of queries and of keys.
@@ -29,7 +27,6 @@ struct Shared {
   Piece slots[2 * slot_pieces];
   Tokens tokens[2];
   Piece state[most_pieces * rows * terms];
-  Piece rests[is_delta ? most_pieces * chunk * rows : 8], added[is_delta ? most_pieces * chunk * rows : 8];  // for delta rules
 };
 
 // By the weights of two tokens.
@@ -127,14 +124,14 @@ __device__ __forceinline__ void add_tokens(const Piece* slots, int key_at, const
   const int column = threadIdx.x % 4;
 #pragma unroll
   for (int token = 0; token < chunk; token += step) {
-    unsigned found[w_pieces][4], weighed[most_pieces][4];
+    unsigned found[x_pieces][4], weighed[most_pieces][4];
 #pragma unroll
-    for (int p = 0; p < w_pieces; ++p) ac::ldmatrix_x4_transposed(found[p], x + x_at + (p * chunk + token) * rows);
+    for (int p = 0; p < x_pieces; ++p) ac::ldmatrix_x4_transposed(found[p], x + x_at + (p * chunk + token) * rows);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float2 pair = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int p = w_pieces - 1; p >= 0; --p) {
+      for (int p = x_pieces - 1; p >= 0; --p) {
         const float2 of_piece = unpacked(found[p][i]);
         pair.x += of_piece.x, pair.y += of_piece.y;
       }
@@ -154,11 +151,10 @@ __device__ __forceinline__ void add_tokens(const Piece* slots, int key_at, const
   }
 }
 
-// Adds `left` [16, 16 tokens] by rows of x of those tokens, x by `Count` pieces.
-template <int Count>
+// Adds `left` [16, 16 tokens] by rows of x of those tokens.
 __device__ __forceinline__ void multiply_rows(const unsigned (&left)[most_pieces][4], const Piece* x, int x_at, float (&y)[2][y_tiles][4]) {
 #pragma unroll
-  for (int q = 0; q < Count; ++q) {
+  for (int q = 0; q < x_pieces; ++q) {
 #pragma unroll
     for (int n = 0; n < y_tiles; n += 2) {
       unsigned right[4];
@@ -193,7 +189,7 @@ __device__ __forceinline__ void add_products(const float4* weights, const Piece*
       for (int p = 0; p < most_pieces; ++p) weighed[p][2 * half + i] = split[p];
     }
   }
-  multiply_rows<w_pieces>(weighed, x + from * step * rows, x_at, y);
+  multiply_rows(weighed, x + from * step * rows, x_at, y);
 }
 
 }  // namespace
