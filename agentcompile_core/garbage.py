@@ -1,6 +1,7 @@
 """Python's collector of circular garbage, kept from slowing a compile."""
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,14 +27,15 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. What is garbage before is collected before, since it may hold a device's memory. A process that has frozen objects itself
+    several. Where torch holds memory of a device, what is garbage is collected before, since it may be that. A process that has frozen objects itself
     (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
     """
     global _apart
     with _lock:
         is_own = _apart > 0 or gc.get_freeze_count() == 0
         if is_own and not _apart:
-            gc.collect()
+            if _holds_memory():
+                gc.collect()
             gc.freeze()
         _apart += is_own
     try:
@@ -44,3 +46,9 @@ def set_apart() -> Iterator[None]:
                 _apart -= 1
                 if not _apart:
                     gc.unfreeze()
+
+
+def _holds_memory() -> bool:
+    """Whether torch, where it is imported, holds memory of an accelerator."""
+    accelerator = getattr(sys.modules.get("torch"), "accelerator", None)
+    return accelerator is not None and bool(accelerator.is_available()) and accelerator.memory_allocated() > 0
