@@ -27,7 +27,7 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. Where torch holds memory of a device, what is garbage is collected before, since it may be that. A process that has frozen objects itself
+    several. Where torch holds memory of a device, garbage is collected before, which may be that. A process that froze objects itself
     (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
     """
     global _apart
