@@ -33,10 +33,8 @@ ORDER = ("state", "decay", "x", "keys", "queries", "rates", "strength", "valid",
 
 def scalars_of(call: "RecurrenceCall") -> tuple[int, ...]:
     """What the kernel is told beside its pointers."""
-    of_state = (call.keys.shape[3], 1) if call.state is None else call.state.stride()[2:]
     of_strength = (0, 0) if call.strength is None else call.strength.stride()[1:3]
-    row = call.x.stride(3) if call.x.shape[3] > 1 else call.x.stride(2)
-    return (call.x.shape[1], rows_of(call), *of_state, call.x.stride(1), row, *call.decay.stride()[1:3], *of_strength,
+    return (call.x.shape[1], rows_of(call), *state_steps(call), call.x.stride(1), row_step(call), *call.decay.stride()[1:3], *of_strength,
             *call.keys.stride()[1:3], *call.queries.stride()[1:3])
 
 
@@ -46,6 +44,16 @@ def has_known_state(call: "RecurrenceCall") -> bool:
         return True
     _, _, width, terms = call.state_shape
     return call.state.stride(1) == width * terms and set(call.state.stride()[2:]) in ({1, terms}, {1, width})
+
+
+def state_steps(call: "RecurrenceCall") -> tuple[int, ...]:
+    """Elements from a row of the states to the next one, and from a term."""
+    return (call.keys.shape[3], 1) if call.state is None else call.state.stride()[2:]
+
+
+def row_step(call: "RecurrenceCall") -> int:
+    """Elements from a row of x to the next one."""
+    return call.x.stride(3) if call.x.shape[3] > 1 else call.x.stride(2)
 
 
 def rows_of(call: "RecurrenceCall") -> int:

@@ -25,14 +25,66 @@
 
 #include "scan_products.cuh"
 
+// Of keys by those of their chunk up to them, a block for 16 tokens of a group.
 extern "C" __global__ void __launch_bounds__(token_tiles * 32)
 products(const float* keys, const float* queries, const Plan::X* x, const long long* valid, Piece* key_pieces, Piece* query_pieces,
          Piece* own_pieces, float4* of_keys, int* counts, int tokens, int groups, int all_rows, int x_token, int x_row,
          int key_token, int key_group, int query_token, int query_group) {
   ac::launch_dependents();
   ac::grid_dependency_wait();
-  make_products(keys, queries, x, valid, key_pieces, query_pieces, own_pieces, of_keys, counts, tokens, groups, all_rows,
-                x_token, x_row, key_token, key_group, query_token, query_group);
+  const int tile = blockIdx.x / groups, group = blockIdx.x % groups, live = live_tokens(valid, tokens);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first = tile * step, own = tile % token_tiles;
+  if (first >= live) return;
+  if constexpr (x_pieces > 1) {
+    for (int i = threadIdx.x; i < step * Plan::rows_of_group; i += token_tiles * 32) {
+      const int token = first + i / Plan::rows_of_group, row = group * Plan::rows_of_group + i % Plan::rows_of_group;
+      if (token >= live) break;
+      unsigned split[most_pieces];
+      split_up(ac::to_float(x[static_cast<long long>(token) * x_token + static_cast<long long>(row) * x_row]), 0.0f, split);
+      for (int p = 0; p < x_pieces; ++p) {
+        own_pieces[(static_cast<long long>(p) * tokens + token) * all_rows + row] = static_cast<Piece>(split[p]);
+      }
+    }
+  }
+  if (warp > own) return;
+  keys += group * key_group;
+  queries += group * query_group;
+  const int apart = groups * tokens * terms;  // pieces from each other
+  key_pieces += group * tokens * terms;
+  query_pieces += group * tokens * terms;
+  float sums[2][2][4] = {};
+  unsigned second = 0, third = 0;  // whether there are such pieces
+#pragma unroll 4
+  for (int term = 0; term < terms; term += step) {
+    unsigned query[most_pieces][4], key[most_pieces][4];
+    load_split(queries, query_token, first, live, term, query);
+    load_split(keys, key_token, first + (warp - own) * step, live, term, key);
+#pragma unroll
+    for (int p = 0; p < most_pieces; ++p) {
+#pragma unroll
+      for (int q = 0; p + q < most_pieces; ++q) {
+        const unsigned right[4] = {key[q][0], key[q][2], key[q][1], key[q][3]};
+        multiply_pair(sums[p + q > 0][0], sums[p + q > 0][1], query[p], right);
+      }
+    }
+    if (warp == own) {
+      store_split(query_pieces, apart, first, live, term, query);
+      store_split(key_pieces, apart, first, live, term, key);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) second |= query[1][i] | key[1][i], third |= query[2][i] | key[2][i];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int at = (blockIdx.x * token_tiles + warp) * 64 + half * 32 + lane;
+    of_keys[at] = whole(sums[0][half], sums[1][half]);
+  }
+  if (warp == own) {
+    const int has_second = __any_sync(ac::full_warp, second != 0);
+    const int has_third = __any_sync(ac::full_warp, third != 0);
+    if (lane == 0) counts[blockIdx.x] = has_third ? 3 : has_second ? 2 : 1;
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::warps * 32, Plan::blocks)
@@ -74,18 +126,12 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
   const double rate = rate_of(rates, head);
   float steps[each];  // of the first warp, which has the fewest products
   auto fetch_steps = [&](int first) { fetch_values(steps, decay + head * decay_head, decay_token, first, live); };
-  auto weigh_tokens = [&](Tokens& own) {
-    float sizes[each];
-#pragma unroll
-    for (int i = 0; i < each; ++i) sizes[i] = Plan::is_scaled ? steps[i] : 1.0f;
-    weigh(steps, sizes, rate, own.weights, &own.kept);
-  };
 
   if (live > 0) {
     bring(0, 0, 0, shared->tokens[0]);
     if (warp == 0) {
       fetch_steps(0);
-      weigh_tokens(shared->tokens[0]);
+      weigh(steps, rate, shared->tokens[0]);
     }
   }
   float s[s_tiles][4];
@@ -185,7 +231,7 @@ scan_chunks(const float* state, const float* decay, const Piece* x, const float*
       for (int e = 0; e < 4; ++e) s[n][e] = fmaf(kept, s[n][e], added[0][n][e] + added[1][n][e]);
     }
     if (is_last && next < live) {
-      if (warp == 0) weigh_tokens(others);
+      if (warp == 0) weigh(steps, rate, others);
       __syncthreads();  // nobody reads the state before any more
       store_state();
     }

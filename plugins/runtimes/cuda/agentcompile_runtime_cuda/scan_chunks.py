@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from agentcompile_core.plugin_api import Access, Backend, DType, KernelArgument, Launch, Role, StepSource, Target, i32, pointer
 
 from .own_kernels import OwnKernels
-from .recurrent_rows import Kind, has_known_state, in_quads, rows_of
+from .recurrent_rows import Kind, has_known_state, in_quads, row_step, rows_of, state_steps
 
 if TYPE_CHECKING:
     import torch
@@ -107,9 +107,9 @@ def source(dtype: DType, kind: Kind, schedule: ChunkSchedule, blocks: int = 1) -
     return make_source(TEMPLATE, plan=plan, launches=launches)
 
 
-def row_step(call: "RecurrenceCall") -> int:
-    """Elements from a row of x to the next one."""
-    return call.x.stride(3) if call.x.shape[3] > 1 else call.x.stride(2)
+def pieces_of_x(call: "RecurrenceCall") -> int:
+    """By its type."""
+    return PIECES_OF_X[DType(str(call.x.dtype).removeprefix("torch."))]
 
 
 @frozen(kw_only=True)
@@ -126,17 +126,15 @@ class Scan:
         import torch
 
         tokens, groups, terms = call.keys.shape[1:]
-        all_rows, tiles = call.x.shape[2] * call.x.shape[3], -(-tokens // STEP)
-        x_pieces = PIECES_OF_X[DType(str(call.x.dtype).removeprefix("torch."))]
+        all_rows, tiles, x_pieces = rows_of(call), -(-tokens // STEP), pieces_of_x(call)
         of_keys, of_queries = (call.x.new_empty((MOST_PIECES, groups, tokens, terms), dtype=torch.bfloat16) for _ in range(2))
         own = call.x.new_empty((x_pieces, tokens, all_rows), dtype=torch.bfloat16) if x_pieces > 1 else None
         tensors = {"state": call.state, "decay": call.decay, "x": call.x, "keys": call.keys, "queries": call.queries, "rates": call.rates,
                    "valid": call.valid, "skip": call.skip, "key_pieces": of_keys, "query_pieces": of_queries, "own_pieces": own,
                    "of_keys": call.decay.new_empty((tiles, groups, schedule.token_tiles, 2, WARP, 4)),
                    "counts": call.x.new_empty((tiles, groups), dtype=torch.int32), "y": out[0], "last": out[1]}
-        of_state = (terms, 1) if call.state is None else call.state.stride()[2:]
         products = (tokens, groups, all_rows, call.x.stride(1), row_step(call), *call.keys.stride()[1:3], *call.queries.stride()[1:3])
-        scan = (tokens, groups, all_rows, *of_state, call.x.stride(1) if own is None else all_rows, *call.decay.stride()[1:3])
+        scan = (tokens, groups, all_rows, *state_steps(call), call.x.stride(1) if own is None else all_rows, *call.decay.stride()[1:3])
         return cls(tensors=tensors, blocks=(tiles * groups, all_rows // schedule.rows), scalars=(products, scan))
 
     def of_launch(self, index: int) -> "tuple[torch.Tensor | None, ...]":
@@ -196,7 +194,7 @@ class ScanChunks:
                 target = self._target()
                 if target is None:
                     return None
-                x_pieces = PIECES_OF_X[DType(str(call.x.dtype).removeprefix("torch."))]
+                x_pieces = pieces_of_x(call)
                 schedule = schedule_for(kind, rows_of(call), x_pieces, target)
                 self._made[key] = None if schedule is None else (OwnKernels(self._backend, self._target, partial(
                     source, kind=kind, schedule=schedule, blocks=schedule.blocks(kind, x_pieces, target))), schedule)

@@ -105,7 +105,7 @@ __device__ __forceinline__ void read_state(const Piece* slots, int query_at, con
   }
 }
 
-// The same for piece `piece` of queries, or of keys.
+// The same for piece `piece` of queries.
 __device__ __forceinline__ void read_pieces(int piece, const Piece* slots, int query_at, const Piece* state, int state_at,
                                             float (&y)[2][y_tiles][4]) {
   if (piece == 0) {

@@ -22,6 +22,7 @@ from agentcompile_runtime_cuda.scan_chunks import (
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_recurrence_emulated import TYPES, stored
 
 from agentcompile_core.ops.recurrence import recurrence
 from agentcompile_core.plugin.discovery import load_catalog
@@ -33,7 +34,6 @@ from agentcompile_validator_emulation.module import EmulationError, LaunchOption
 from agentcompile_validator_emulation.testing import run_called, some
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
-TYPES = {torch.float32: DType.F32, torch.bfloat16: DType.BF16, torch.float16: DType.F16}
 TARGET = preset("h200")
 EPS = torch.finfo(torch.float32).eps
 CLOSE = 24.0  # units in the last place of the largest element, a twentieth of what a comparison on a device allows
@@ -125,11 +125,6 @@ def scans(draw: st.DrawFn) -> Drawn:
                 beside=draw(st.sampled_from([0, 8])),
                 decays=draw(st.sampled_from([0.01, 1.0, 30.0])), in_turns=draw(st.booleans()), seed=draw(st.integers(0, 99)))
     return one if one.fits else evolve(one, schedule=BY_CHUNK[0], width=16)
-
-
-def stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory from its first element on."""
-    return torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
 def run(one: Drawn, call: RecurrenceCall, out: tuple[torch.Tensor, torch.Tensor], options: LaunchOptions,
