@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, Graph, GraphSet, Workload
 from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.stages.capture.comparison import weights_of
 
 CONTEXT = 32
 WORKLOAD = Workload(dtype=DType.F32, max_context=CONTEXT, prefill_chunks=(8,))
@@ -71,7 +72,7 @@ def greedy(model: nn.Module, prompt: Tensor, count: int) -> tuple[list[int], Ten
 
 def environment(model: nn.Module, graphs: GraphSet, fill: float = 3.0) -> dict[str, Tensor]:
     """Weights, and session state of which every byte is garbage until a graph writes it."""
-    env: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    env: dict[str, Tensor] = weights_of(model)
     kv = graphs.kv
     if kv is not None:
         for part, shapes in (("key", kv.key_shapes), ("value", kv.value_shapes)):

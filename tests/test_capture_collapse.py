@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Workload
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.schema import argument
+from agentcompile_core.stages.capture.comparison import weights_of
 from agentcompile_core.stages.capture.export import export_decode
 from agentcompile_core.stages.capture.importer import import_program
 from agentcompile_core.stages.capture.language_model import kv_spec
@@ -246,7 +247,7 @@ def test_models_in_half_precision_keep_their_bits(model_type: str) -> None:
     raw = import_program(export_decode(model, kv), "decode", GraphKind.DECODE)
     graph = normalize(raw)
     assert kinds(graph)["rope"] == 4 and not {"mean", "stack", "neg"} & (set(kinds(graph)) - {"neg"})
-    env = {**dict(model.named_parameters()), **dict(model.named_buffers()), "session.ids": torch.tensor([[7]]),
+    env = {**weights_of(model), "session.ids": torch.tensor([[7]]),
            "session.position": torch.tensor([6]), "session.history": torch.zeros(17, dtype=torch.int64)}
     for i in range(2 * kv.layers):
         shape = (1, kv.capacity, kv.kv_heads, kv.head_dim)
@@ -301,7 +302,7 @@ def test_parts_that_lie_apart_are_packed_once_each_and_keep_their_bits(way: str,
     raw = forward_graph(module, x)
     graph = normalize(raw)
     assert kinds(graph)["copy"] == 3 and "chunk" not in {node.op.split(".")[1] for node in graph.nodes}
-    env = {**dict(module.named_parameters()), "input.0": x}
+    env = {**weights_of(module), "input.0": x}
     found, wanted = (compile_nodes(one, device="cpu").run(env) for one in (graph, raw))
     assert all(torch.equal(found[a], wanted[b]) for a, b in zip(graph.outputs, raw.outputs, strict=True))
     matches = [m for m in ElementwiseRule().find(graph, PRESETS["h200"]) if m.text("broadcast0") == "strided"]

@@ -19,6 +19,7 @@ from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.plugin.interfaces import Frontend, LoadedModel
 from agentcompile_core.stages import capture
 from agentcompile_core.stages.capture import frontends as core_frontends
+from agentcompile_core.stages.capture.comparison import weights_of
 from agentcompile_core.stages.capture.describe import default_workload, describe
 
 CONFIG = {
@@ -196,7 +197,7 @@ def forward(loaded: LoadedModel, *inputs: torch.Tensor) -> torch.Tensor:
     graphs = capture.run(loaded, Workload(dtype=DType.F32, max_context=2), context(), the_frontend(loaded.module))
     assert graphs.eager_reason == "" and graphs.graphs[0].kind is GraphKind.FORWARD
     graph = graphs.graphs[0]
-    env = {**dict(loaded.module.named_parameters()), **dict(zip(graph.inputs, inputs, strict=True))}
+    env = {**weights_of(loaded.module), **dict(zip(graph.inputs, inputs, strict=True))}
     return compile_nodes(graph, device="cpu").run(env)[graph.outputs[0]]
 
 

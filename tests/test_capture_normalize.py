@@ -14,6 +14,7 @@ from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.schema import argument
 from agentcompile_core.stages.capture.collapse_norms import collapse_norms
 from agentcompile_core.stages.capture.collapse_rope import collapse_rope
+from agentcompile_core.stages.capture.comparison import weights_of
 from agentcompile_core.stages.capture.export import export_decode, export_forward, export_prefill
 from agentcompile_core.stages.capture.importer import import_program, layer_of
 from agentcompile_core.stages.capture.language_model import kv_spec
@@ -26,7 +27,7 @@ def forward_graph(module: nn.Module, *inputs: Any) -> Graph:
 
 
 def run(graph: Graph, module: nn.Module, *inputs: Tensor) -> Tensor:
-    env = {**dict(module.named_parameters()), **dict(module.named_buffers()), **{f"input.{i}": x for i, x in enumerate(inputs)}}
+    env = {**weights_of(module), **{f"input.{i}": x for i, x in enumerate(inputs)}}
     return compile_nodes(graph, device="cpu").run(env)[graph.outputs[0]]
 
 
@@ -46,7 +47,7 @@ def test_every_pass_keeps_the_results_bitwise(model_type: str, dtype: torch.dtyp
     model = tiny(model_type, MODELS[model_type], dtype)
     kv = kv_spec(model, Workload(dtype=DType.F32, max_context=16))
     torch.manual_seed(3)
-    env: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    env: dict[str, Tensor] = weights_of(model)
     for name in (f"kv.{part}.{i}" for part in ("key", "value") for i in range(kv.layers)):
         env[name] = torch.randn(1, kv.capacity, kv.kv_heads, kv.head_dim).to(dtype)
     env |= {"session.ids": torch.tensor([[7]]), "session.position": torch.tensor([6])}
@@ -75,7 +76,7 @@ def test_recorded_strides_are_those_of_the_run(model_type: str) -> None:
     model = tiny(model_type, MODELS[model_type])
     kv = kv_spec(model, Workload(dtype=DType.F32, max_context=16))
     graph = normalize(import_program(export_prefill(model, kv, 4), "prefill_4", GraphKind.PREFILL, 4))
-    env: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers()), **chunk(4, torch.tensor([[3, 9, 4]]), 0)}
+    env: dict[str, Tensor] = {**weights_of(model), **chunk(4, torch.tensor([[3, 9, 4]]), 0)}
     env |= {v.name: torch.zeros(v.spec.shape, dtype=getattr(torch, v.spec.dtype.value)) for v in graph.values if v.kind is ValueKind.STATE}
     made = [v.name for v in graph.values if v.kind is ValueKind.INTERMEDIATE]
     for name, tensor in compile_nodes(graph, device="cpu", outputs=made).run(env).items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ContractError, UsageError
 from ..ir.extents import span
+from ..ir.weight_source import parameter_of
 from .module_changes import AsBound, place
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class WeightStore:
 
     Siblings that a step reads as one matrix (Q/K/V, gate/up) are concatenated once; the original Parameters become row
     slices of the concatenation, so the framework and the model itself read the same bytes. Tied parameters stay tied.
+    Where steps read the transposition of a parameter, it is laid out by columns: of the same shape and values, in other strides.
+    Names are sources of a graph's weights (see ``ir.weight_source``).
     """
 
     def __init__(self, module: "torch.nn.Module", device: str) -> None:
@@ -39,7 +42,8 @@ class WeightStore:
         self._as_bound: AsBound | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._groups: dict[tuple[str, ...], torch.Tensor] = {}
-        self._group_of: dict[str, tuple[str, ...]] = {}
+        self._group_of: dict[str, tuple[str, ...]] = {}  # by the name of the parameter
+        self._by_columns: dict[str, bool] = {}  # whether steps read the transposition; of parameters that steps read
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter.device != torch.device(device) and parameter.device.type != device:
                 place(parameter, parameter.data.to(device))
@@ -53,22 +57,25 @@ class WeightStore:
         store = cls.__new__(cls)
         store.device = device
         store._tensors = dict(tensors)
-        store._groups, store._group_of = {}, {}
+        store._groups, store._group_of, store._by_columns = {}, {}, {}
         store._module = store._as_bound = None
         return store
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or parameter_of(name)[0] in self._tensors
 
     def tensor(self, name: str) -> "torch.Tensor":
-        """The parameter or buffer called ``name``, without gradient.
+        """The parameter or buffer called ``name``, or the transposition that it says, without gradient.
 
         Raises:
             UsageError: the model has none of that name.
         """
-        if name not in self._tensors:
-            raise UsageError(f"the model has no parameter {name!r}; the program was compiled for another model")
-        return self._tensors[name].detach()
+        if name in self._tensors:
+            return self._tensors[name].detach()
+        parameter, is_transposed = parameter_of(name)
+        if parameter not in self._tensors or (is_transposed and self._tensors[parameter].dim() != 2):
+            raise UsageError(f"the model has no parameter {parameter!r}; the program was compiled for another model")
+        return self._tensors[parameter].detach().t()
 
     def learn(self) -> bool:
         """Whether a parameter or buffer asks for a gradient."""
@@ -81,23 +88,37 @@ class WeightStore:
         alive in which the parts of the groups lay.
 
         Raises:
-            ContractError: a name is part of two different groups.
+            ContractError: a name is part of two different groups, or a parameter is read both by rows and by columns.
         """
         import torch
 
-        wanted = [g for g in dict.fromkeys(groups) if len(g) > 1 and g not in self._groups]
-        grouped = {name for g in wanted for name in g} | set(self._group_of)
+        asked = list(dict.fromkeys(groups))
+        wanted = [g for g in asked if len(g) > 1 and g not in self._groups]
+        self._note_columns({name for g in asked for name in g})
+        columns = {name for name, is_read in self._by_columns.items() if is_read}
+        kept = {parameter_of(name)[0] for g in wanted for name in g} | set(self._group_of) | columns
         if wanted and self.device != "cpu":
-            self._pack([n for n, t in self._tensors.items() if n not in grouped and t.numel() * t.element_size() < SMALL_BYTES])
+            self._pack([n for n, t in self._tensors.items() if n not in kept and t.numel() * t.element_size() < SMALL_BYTES])
         for names in wanted:
             self._concatenate(names)
             if self.device != "cpu":  # else the next one takes a part of what this one left, and the rest of that block stays empty
                 torch.accelerator.empty_cache()
         for name, tensor in self._tensors.items():
-            if tensor.layout is not torch.strided or tensor.is_quantized:
-                continue  # no graph reads it
-            if tensor.numel() and (tensor.data_ptr() % VECTOR_BYTES or not tensor.is_contiguous()) and name not in self._group_of:
-                place(tensor, tensor.detach().clone(memory_format=torch.contiguous_format))
+            if tensor.layout is not torch.strided or tensor.is_quantized or name in self._group_of or not tensor.numel():
+                continue  # no graph reads it, or it lies where it is read
+            rows = tensor.detach().t() if name in columns else tensor.detach()
+            if tensor.data_ptr() % VECTOR_BYTES or not rows.is_contiguous():
+                rows = rows.clone(memory_format=torch.contiguous_format)
+                place(tensor, rows.t() if name in columns else rows)
+
+    def _note_columns(self, sources: set[str]) -> None:
+        """Note which parameters are read by columns, under all names of a tied one."""
+        said = {name: (False, name) if name in self._tensors else (True, parameter_of(name)[0]) for name in sorted(sources)}
+        read = {id(self._tensors[parameter]): by_columns for by_columns, parameter in said.values() if parameter in self._tensors}
+        self._by_columns |= {name: read[id(t)] for name, t in self._tensors.items() if id(t) in read and name not in self._by_columns}
+        both = next((parameter for by_columns, parameter in said.values() if self._by_columns.get(parameter, by_columns) != by_columns), "")
+        if both:
+            raise ContractError(f"{both} is read by rows and by columns, and can be laid out for one of them")
 
     def _pack(self, names: list[str]) -> None:
         """Move parameters behind each other into one allocation; tied ones stay tied."""
@@ -133,17 +154,15 @@ class WeightStore:
     def _concatenate(self, names: tuple[str, ...]) -> "torch.Tensor":
         import torch
 
-        taken = [name for name in names if name in self._group_of]
+        parameters = [name if name in self._tensors else parameter_of(name)[0] for name in names]
+        taken = [parameter for parameter in parameters if parameter in self._group_of]
         if taken:
             raise ContractError(f"{taken[0]} is already concatenated as {self._group_of[taken[0]]}, now wanted as {names}")
-        joined = torch.cat([self.tensor(name) for name in names], dim=0)
-        row = 0
-        for name in names:
-            parameter = self._tensors[name]
-            rows = parameter.shape[0]
-            place(parameter, joined[row : row + rows])
-            row += rows
-            self._group_of[name] = names
+        parts = [self.tensor(name) for name in names]
+        joined = torch.cat(parts, dim=0)
+        for name, parameter, rows in zip(names, parameters, joined.split([part.shape[0] for part in parts]), strict=True):
+            place(self._tensors[parameter], rows if name == parameter else rows.t())
+            self._group_of[parameter] = names
         self._groups[names] = joined
         return joined
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ...garbage import uncollected
 from ...ir.graph import STATE_PREFIX, Graph, GraphKind, GraphSet
+from ...ir.weight_source import transposed
 from ...ops.agreement import disagreement, is_by_rounding
 from ...ops.dtypes import zeros
 from ...ops.interpreter import Prepared, compile_nodes
@@ -194,7 +195,7 @@ def _one_call(graphs: GraphSet, module: nn.Module, given: Arguments, wide: torch
     wanted = tensors_among(module(*args, **keywords))
     inputs = call.tensors(*fresh()) if call else tensors_among(fresh())
     device = inputs[0].device if inputs else torch.device("cpu")
-    environment = {**_tensors_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
+    environment = {**weights_of(module), **dict(zip(graph.inputs, inputs, strict=True))}
     torch.manual_seed(SEED)
     results = compile_nodes(graph, device=device, dtype_override=wide).bind(environment)()
     return Call(tensors_among(calls.rebuilt(call.outputs, results)) if call else results, wanted)
@@ -206,7 +207,7 @@ def tensors_among(value: Any) -> list[Tensor]:
 
 
 def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
-    prepared, tensors, trials = dict[str, Prepared](), _tensors_of(model), plan(graphs, model, chunks, draw)
+    prepared, tensors, trials = dict[str, Prepared](), weights_of(model), plan(graphs, model, chunks, draw)
     rows = prompt_rows(model, [trial for trial in trials if not trial.steps])
     for trial in trials:
         wanted = torch.stack(reference(model, trial)) if trial.steps else rows[trial.first]
@@ -229,6 +230,12 @@ def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """What graphs of ``module`` may read of it, by name: its tensors and the transpositions of its matrices."""
+    turned = {transposed(name): p.t() for name, p in module.named_parameters(remove_duplicate=False) if p.dim() == 2}
+    return {**_tensors_of(module), **turned}
 
 
 def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from ...runtime.as_captured import as_captured
 from .attention import DerivedStates, DifferentCalls, DifferentHeads, OwnAttention, Tracing, Unsupported
 from .buffers import buffers_of
 from .chunk_sizes import ChunkSizes, chunk_name, fresh_variant
+from .collapse_linear import rows_where_read
 from .continued import continue_states, takes_padding
 from .deep import Deep
 from .derived import cache_what_is_read
@@ -56,6 +57,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
             with quiet(), evaluating(model):
                 held = held_by(model)
             kv, graphs, held = _captured(model, workload, held)
+        graphs = rows_where_read(graphs)
         if held.whole_chunks:
             notes = _notes_on_prompts(info.model_type, graphs, workload)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs

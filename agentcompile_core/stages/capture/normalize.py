@@ -11,7 +11,7 @@ from attrs import evolve
 from ...ir.graph import Graph, Node, Ref, Symbol
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
-from .collapse_linear import collapse_linear
+from .collapse_linear import collapse_linear, linear_in_place
 from .collapse_norms import collapse_norms
 from .collapse_pairs import rotate_pairs
 from .collapse_products import collapse_products
@@ -118,6 +118,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, collapse_products, repeat_no_masks,
+    linear_in_place, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, collapse_products, repeat_no_masks,
     drop_expansions, write_out, pack_operands, eliminate_dead_code,
 )
