@@ -54,6 +54,7 @@ EVERY_KIND: dict[str, Callable[[DType], tuple[Match, Graph]]] = {
     "rope": lambda d: cases.rope_case(heads=3, head_dim=16, rotary_dim=8, dtype=d),
     "rope table": lambda d: cases.rope_table_case(half=8, dtype=d),
     "attention": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, dtype=d),
+    "attention of pairs": lambda d: cases.attention_case(heads=(4, 2), head_dim=16, capacity=48, rope="pairs", dtype=d),
     "attention with all": lambda d: cases.attention_case(
         heads=(4, 2), head_dim=16, capacity=48, window=5, softcap=20.0, rope="rms", dtype=d),
     "attention with slopes": lambda d: cases.sloped_case(heads=(4, 2), head_dim=16, capacity=48, slopes=(0.5, 0.1, 0.02, 0.7), dtype=d),

@@ -4,7 +4,7 @@ from collections.abc import Container
 
 from attrs import field, frozen
 
-from ..ir.graph import Graph, Node, Ref
+from ..ir.graph import DType, Graph, Node, Ref
 from .names import ATTENTION, RMS_NORM, ROPE
 from .schema import named
 
@@ -15,13 +15,15 @@ OPERANDS = ("q", "k", "v")
 class Way:
     """From the value ``source`` through an RMS norm and then a rotation, where there are such, to an operand [1, H, T, D].
 
-    ``swapped``: ``source`` is [1, T, H, D]. ``nodes``: all on the way, in the graph's order; nothing else reads what they make.
+    ``swapped``: ``source`` is [1, T, H, D]. ``wide``: the rotation is in float32, between two casts. ``nodes``: all on the way, in
+    the graph's order; nothing else reads what they make.
     """
 
     source: str
     swapped: bool = False
     norm: Node | None = None
     rope: Node | None = None
+    wide: bool = False
     nodes: tuple[str, ...] = field(default=(), converter=tuple)
 
 
@@ -33,21 +35,36 @@ def ways_in(graph: Graph, attention: Node, held: Container[str]) -> dict[str, Wa
 
 def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> Way:
     way, reader = Way(source=operand.value), attention
+    narrow: Way | None = None  # up to a rotation in float32, as long as nothing is known to cast to it
     while (node := _maker(graph, way.source, reader, held)) is not None:
-        kept = {"swapped": way.swapped, "norm": way.norm, "rope": way.rope}
+        kept = {"swapped": way.swapped, "norm": way.norm, "rope": way.rope, "wide": way.wide}
         if _swaps(node):
             kept["swapped"] = not way.swapped
         elif node.op == ROPE and way.rope is way.norm is None and not way.swapped:
             kept["rope"] = node
-        elif node.op == RMS_NORM and way.norm is None:
+        elif node.op == RMS_NORM and way.norm is narrow is None:
             kept["norm"] = node
+        elif node.kind == "cast" and way.rope is way.norm is narrow is None and _is_single(graph, node.inputs[0]):
+            narrow = way
+        elif node.kind == "cast" and narrow is not None and way.rope is not None and _type(graph, node.inputs[0]) is _type(
+                graph, operand.value):
+            narrow, kept["wide"] = None, True
         else:
             break
         first = node.args[0]
         if not isinstance(first, Ref):
             break
         way, reader = Way(source=first.value, nodes=(node.name, *way.nodes), **kept), node  # type: ignore[arg-type]
+    way = way if narrow is None else narrow
     return Way(source=operand.value) if _written_meanwhile(graph, way, attention) else way
+
+
+def _type(graph: Graph, value: str) -> DType:
+    return graph.spec(value).dtype
+
+
+def _is_single(graph: Graph, value: str) -> bool:
+    return _type(graph, value) is DType.F32
 
 
 def _maker(graph: Graph, value: str, reader: Node, held: Container[str]) -> Node | None:

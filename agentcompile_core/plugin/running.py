@@ -57,7 +57,8 @@ class Heads:
     """Heads of a prompt chunk as a product made them, what happens to them, and where they go; for ``Backend.place``.
 
     ``rows`` is [1, H, T, D], ``out`` [1, H, S, D] with S >= T, both with any strides. ``norm``: the arguments of
-    ``agentcompile.rms_norm`` behind its first one, in its order; empty: no norm. ``turn``: then those of ``agentcompile.rope``.
+    ``agentcompile.rms_norm`` behind its first one, in its order; empty: no norm. ``turn``: then those of ``agentcompile.rope``, which
+    is computed in float32 and rounded once if ``wide``, else rounds where the operator does in the type of the rows.
     ``at``: the row of ``out`` that the first token's goes to, i64 [1] on the device; None: row 0.
     """
 
@@ -65,6 +66,7 @@ class Heads:
     out: "torch.Tensor"
     norm: tuple[Any, ...] = ()
     turn: tuple[Any, ...] = ()
+    wide: bool = False
     at: "torch.Tensor | None" = None
 
 

@@ -53,7 +53,7 @@ class HeadRows:
 
     def _heads(self, way: Way, out: "torch.Tensor", at: "torch.Tensor | None") -> Heads:
         return Heads(rows=self._rows(way), out=out, at=at, norm=self._behind(way.norm, NORM_ORDER, NORM_DEFAULTS),
-                     turn=self._behind(way.rope, TURN_ORDER, TURN_DEFAULTS))
+                     turn=self._behind(way.rope, TURN_ORDER, TURN_DEFAULTS), wide=way.wide)
 
     def _rows(self, way: Way) -> "torch.Tensor":
         rows = self._environment[way.source]

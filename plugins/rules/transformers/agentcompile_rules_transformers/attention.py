@@ -26,6 +26,7 @@ from agentcompile_core.plugin_api import (
 from . import kinds
 from .norm import NormNode, norm_of
 from .rope import RopeNode, rope_of
+from .router import CASTS
 
 MOST_POSITIONS = 512  # KV positions that state_bytes counts at the most
 
@@ -69,7 +70,7 @@ class AttentionRule(RegionRule):
     """``attention`` matches, each with the views behind it."""
 
     name = "attention"
-    version = 4
+    version = 5
     kinds = (kinds.ATTENTION,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -126,7 +127,7 @@ def _variants(view: RegionView, attention: Attention) -> Iterator[Match]:
     inside = {attention.node.name}
     bare = [_views(view, value, inside) for value in (attention.q, attention.k, attention.v)]
     sources = [bare]
-    roped = [_roped(view, value, inside) for value in (attention.q, attention.k)]
+    roped = [_roped(view, value, inside) or _roped_wide(view, value, inside) for value in (attention.q, attention.k)]
     if _agree(roped):
         sources.append([_unwrapped(view, source, inside) for source in roped if source] + bare[2:])
         normed = [_normed(view, source, inside, attention.head_dim) for source in roped if source]
@@ -147,9 +148,30 @@ def _roped(view: RegionView, value: str, inside: set[str]) -> Source | None:
     value, views = view.back(value, inside)
     node = view.producer(value)
     rope = rope_of(view, node) if node is not None else None
-    if rope is None or rope.style != "half" or not view.only_used_by(value, inside | set(views)):
+    if rope is None or not view.only_used_by(value, inside | set(views)):
         return None
     return Source(value=rope.x, nodes=(*views, rope.node.name), rope=rope)
+
+
+def _roped_wide(view: RegionView, value: str, inside: set[str]) -> Source | None:
+    """The same where heads are cast to float32 for it, and back: the kernel rotates in float32, and rounds once, in any case."""
+    value, views = view.back(value, inside)
+    narrow = view.graph.spec(value).dtype
+    back, taken = view.producer(value), {*inside, *views}
+    if back is None or back.op not in CASTS or narrow is DType.F32 or not view.only_used_by(value, taken):
+        return None
+    turned, more = view.back(back.inputs[0], {*taken, back.name})
+    taken |= {back.name, *more}
+    node = view.producer(turned)
+    rope = rope_of(view, node, narrow) if node is not None else None
+    if rope is None or view.graph.spec(rope.x).dtype is not DType.F32 or not view.only_used_by(turned, taken):
+        return None
+    wide, between = view.back(rope.x, {rope.node.name})
+    cast = view.producer(wide)
+    if cast is None or cast.op not in CASTS or view.graph.spec(cast.inputs[0]).dtype is not narrow:
+        return None
+    widening = (cast.name,) if view.only_used_by(wide, {rope.node.name, *between}) else ()
+    return Source(value=cast.inputs[0], nodes=(*views, back.name, *more, rope.node.name, *between, *widening), rope=rope)
 
 
 def _unwrapped(view: RegionView, source: Source, inside: set[str]) -> Source:
@@ -173,9 +195,9 @@ def _normed(view: RegionView, roped: Source, inside: set[str], head_dim: int) ->
 
 
 def _agree(roped: list[Source | None]) -> bool:
-    """Whether q and k are both rotated by one table."""
+    """Whether q and k are both rotated by one table, and alike."""
     ropes = [source.rope for source in roped if source is not None and source.rope is not None]
-    return len(ropes) == 2 and (ropes[0].cos, ropes[0].sin) == (ropes[1].cos, ropes[1].sin)
+    return len(ropes) == 2 and len({(rope.cos, rope.sin, rope.style) for rope in ropes}) == 1
 
 
 def _same_norm(norms: list[NormNode | None]) -> bool:
@@ -196,6 +218,7 @@ def _match(view: RegionView, attention: Attention, sources: list[Source], out: s
         *((f"slope{head}", slope) for head, slope in enumerate(attention.slopes)),
         ("qk_norm", norm is not None), ("rope", rope is not None),
         ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0),
+        ("interleaved", rope is not None and rope.style == "interleaved"),
         ("state_bytes", positions * row_bytes),
     )
     return Match(kind=ATTENTION, label=SemanticLabel.ATTENTION, nodes=view.deps.members(view.deps.mask(nodes)),

@@ -132,5 +132,9 @@ def as_seen(match: Match, query: Tensor, table: tuple[Tensor, Tensor] | None) ->
         return query
     cos, sin = (t.reshape(-1).to(query.dtype) for t in table)
     turned, rest = query[:, : cos.numel()], query[:, cos.numel() :]
-    lower, upper = turned.chunk(2, -1)
-    return torch.cat((turned * cos + torch.cat((-upper, lower), -1) * sin, rest), -1)
+    if match.flag("interleaved"):
+        partners = torch.stack((-turned[:, 1::2], turned[:, ::2]), -1).flatten(-2)
+    else:
+        lower, upper = turned.chunk(2, -1)
+        partners = torch.cat((-upper, lower), -1)
+    return torch.cat((turned * cos + partners * sin, rest), -1)

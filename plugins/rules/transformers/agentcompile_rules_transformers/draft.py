@@ -9,6 +9,7 @@ from agentcompile_core.plugin_api import (
     GraphKind,
     Node,
     Ref,
+    Symbol,
     TensorSpec,
     UsageError,
     Value,
@@ -50,6 +51,10 @@ class Draft:
     def one(self, op: str, args: tuple[Argument, ...], shape: tuple[int, ...], dtype: DType, kind: str = "") -> Ref:
         """``call`` of an operator with a single result."""
         return self.call(op, args, shape, dtype=dtype, kind=kind)[0]
+
+    def cast(self, value: Ref, shape: tuple[int, ...], dtype: DType) -> Ref:
+        """``value`` as elements of another type."""
+        return self.one("aten.to.dtype", (value, Symbol("dtype", dtype.value)), shape, dtype, kind="cast")
 
     def apart(self, op: str, args: tuple[Argument, ...], shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType,
               count: int = 1, **keywords: Argument) -> tuple[Ref, ...]:

@@ -50,7 +50,7 @@ def _summed(draft: Draft, out: Ref, slots: int, n: int, wide: DType, dtype: DTyp
     weighted = draft.one("aten.mul.Tensor", (out, draft.given("scale", (1, slots, 1), wide)), (1, slots, n), wide)
     total = draft.one("aten.sum.dim_IntList", (weighted, (1,)), (1, n), wide)
     if wide is not dtype:
-        total = draft.one("aten.to.dtype", (total, Symbol("dtype", dtype.value)), (1, n), dtype, kind="cast")
+        total = draft.cast(total, (1, n), dtype)
     row = draft.one("aten.reshape.default", (total, (1, 1, n)), (1, 1, n), dtype, kind="view")
     return draft.one("aten.add.Tensor", (draft.given("residual", (1, 1, n), dtype), row), (1, 1, n), dtype)
 
@@ -73,7 +73,7 @@ def router_case(*, experts: int, slots: int, after: bool = False, normalized: bo
         total = draft.one("aten.sum.dim_IntList", (scores, (-1,), True), (1, 1), wide)
         scores = draft.one("aten.div.Tensor", (scores, total), (1, slots), wide)
     if narrow and wide is not dtype:
-        scores = draft.one("aten.to.dtype", (scores, Symbol("dtype", dtype.value)), (1, slots), dtype, kind="cast")
+        scores = draft.cast(scores, (1, slots), dtype)
     return matched(RouterRule(), draft.graph(scores, chosen))
 
 
@@ -87,7 +87,7 @@ def scored_router_case(*, experts: int, slots: int, scoring: str = "sigmoid", bi
     draft, row, some = Draft(), (1, experts), (1, slots)
     logits = draft.given("logits", row, dtype)
     if dtype is not DType.F32 and scoring == "sigmoid":
-        logits = draft.one("aten.to.dtype", (logits, Symbol("dtype", "float32")), row, DType.F32, kind="cast")
+        logits = draft.cast(logits, row, DType.F32)
     softmax = (logits, -1, Symbol("dtype", "float32"))
     scores = draft.one("aten.sigmoid.default", (logits,), row, DType.F32) if scoring == "sigmoid" else \
         draft.one("aten.softmax.int", softmax, row, DType.F32)

@@ -227,12 +227,12 @@ ROPE_TABLE = Rotary(
                 AttributeKind("style", str, "half", doc="half or interleaved: where each frequency stands twice")),
 )
 ATTENTION = Attention(
-    name=kind_names.ATTENTION, families=FAMILIES, version=8,
+    name=kind_names.ATTENTION, families=FAMILIES, version=9,
     doc="append K, V at position; softmax(q K^T * scale + slope * (j - position)) V over positions j in 0..position",
     operands=(
         OperandKind("q", READS, doc="[H*D]"), OperandKind("k", READS, doc="[KV*D]"), OperandKind("v", READS, doc="[KV*Dv]"),
         OperandKind("q_norm", WEIGHTS, optional=True, doc="[D]"), OperandKind("k_norm", WEIGHTS, optional=True, doc="[D]"),
-        OperandKind("cos", READS, optional=True, doc="[D]"), OperandKind("sin", READS, optional=True, doc="[D]"),
+        OperandKind("cos", READS, optional=True, doc="[rotary]"), OperandKind("sin", READS, optional=True, doc="[rotary]"),
         OperandKind("k_cache", STATE, filled_along=1, doc="[1, S, KV, D]"),
         OperandKind("v_cache", STATE, filled_along=1, doc="[1, S, KV, Dv]"),
         OperandKind("position", LENGTH, doc="[1] i64"), OperandKind("sinks", WEIGHTS, optional=True, doc="[H]"),
@@ -246,6 +246,7 @@ ATTENTION = Attention(
         AttributeKind("alibi", bool, False, doc="scores fall with distance, behind the soft cap"),
         AttributeKind("slope", float, repeated=True, doc="of each query head: what a score loses per position"),
         AttributeKind("qk_norm", bool, False), AttributeKind("rope", bool, False), *NORM_ATTRIBUTES,
+        AttributeKind("interleaved", bool, False, doc="channel 2i is rotated with 2i + 1, instead of i with i + half"),
         AttributeKind("state_bytes", int, doc="KV bytes read at half the capacity, at most 512 positions: where single requests"
                                               " spend most of their steps"),
     ),

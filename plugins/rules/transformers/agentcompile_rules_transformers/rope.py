@@ -40,8 +40,8 @@ class RopeNode:
     style: str
 
 
-def rope_of(view: RegionView, node: Node) -> RopeNode | None:
-    """The rotation of a node, if it is of one token and its operands are contiguous and of one type."""
+def rope_of(view: RegionView, node: Node, table: DType | None = None) -> RopeNode | None:
+    """The rotation of a node, if it is of one token and its operands are contiguous and of one type; ``table``: that of cos and sin."""
     if node.op != "agentcompile.rope.default":
         return None
     x, cos, sin = (ref(argument(node, name)) for name in ("x", "cos", "sin"))
@@ -52,7 +52,9 @@ def rope_of(view: RegionView, node: Node) -> RopeNode | None:
     rotary_dim = specs[1].shape[-1]
     if len(shape) != 4 or shape[0] != 1 or shape[2] != 1 or any(spec.numel != rotary_dim for spec in specs[1:]):
         return None
-    if any(not is_contiguous(spec) or spec.dtype is not specs[0].dtype for spec in specs) or specs[0].dtype not in KERNEL_TYPES:
+    if any(spec.dtype is not (table or specs[0].dtype) for spec in specs[1:]) or specs[0].dtype not in KERNEL_TYPES:
+        return None
+    if not all(is_contiguous(spec) for spec in specs):
         return None
     return RopeNode(node=node, x=x, cos=cos, sin=sin, heads=shape[1], head_dim=shape[3], rotary_dim=rotary_dim,
                     style=_style(node))

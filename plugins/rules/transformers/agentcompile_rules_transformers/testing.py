@@ -153,7 +153,7 @@ def rope_heads_case(*, heads: int, rotary: int, rest: int, layout: str = "interl
         x = draft.one("aten.contiguous.default", (x,), (1, turning, 1, rotary), dtype, kind="copy")
     made = draft.one("agentcompile.rope.default", (x, *tables, layout == "interleaved"), (1, turning, 1, rotary), wide)
     if wide is not dtype:
-        made = draft.one("aten.to.dtype", (made, Symbol("dtype", dtype.value)), (1, turning, 1, rotary), dtype, kind="cast")
+        made = draft.cast(made, (1, turning, 1, rotary), dtype)
     if shared:
         made = draft.apart("aten.expand.default", (made, (-1, heads, -1, -1)), (1, heads, 1, rotary), (rotary, 0, rotary, 1), dtype)[0]
     return matched(RopeHeadsRule(), draft.graph(draft.one("aten.cat.default", ((kept, made), -1), (1, heads, 1, width), dtype)))
@@ -172,10 +172,12 @@ def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, wind
                    rope: str = "", dtype: DType = DType.F16) -> Pair:
     """Decode attention that appends K and V first, with ``heads`` of Q and of K and V.
 
-    ``rope``: empty, ``none`` (rotated as they are), or the norm of Q and K that is fused with it (``rms``, ``rms_one_plus``).
+    ``rope``: empty, ``none`` (rotated as they are), or the norm of Q and K that is fused with it (``rms``, ``rms_one_plus``);
+    ``pairs``: neighbours are rotated with each other, ``pairs_wide``: in float32, between two casts.
     """
     draft = Draft()
-    (q_heads, kv_heads), qk_norm = heads, rope or "none"
+    (q_heads, kv_heads), qk_norm, wide = heads, "none" if rope.startswith("pairs") else rope or "none", rope == "pairs_wide"
+    turned = DType.F32 if wide else dtype
     table = tuple(draft.given(name, (1, 1, head_dim), dtype) for name in ("cos", "sin")) if rope else ()
     sides = []
     for name, count in (("q", q_heads), ("k", kv_heads), ("v", kv_heads)):
@@ -184,7 +186,11 @@ def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, wind
             side = draft.norm(f"{name}_norm", side, qk_norm, (1, 1, count, head_dim), dtype)
         side = draft.one("aten.transpose.int", (side, 1, 2), (1, count, 1, head_dim), dtype, kind="view")
         if rope and name != "v":
-            side = draft.one("agentcompile.rope.default", (side, *table), (1, count, 1, head_dim), dtype)
+            shape = (1, count, 1, head_dim)
+            side = draft.cast(side, shape, turned) if wide else side
+            pairs = (True,) if rope.startswith("pairs") else ()
+            side = draft.one("agentcompile.rope.default", (side, *table, *pairs), shape, turned)
+            side = draft.cast(side, shape, dtype) if wide else side
         sides.append(side)
     return _attended(draft, tuple(sides), capacity, (head_dim**-0.5, window, softcap), dtype)
 
@@ -248,7 +254,7 @@ def softmax_case(*, shape: Sequence[int], axis: int = -1, log: bool = False, sca
     name = f"aten.{'log_' if log else ''}softmax.int"
     out = draft.one(name, (x, axis, *((Symbol("dtype", made.value),) if wide else ())), whole, made)
     if wide:
-        out = draft.one("aten.to.dtype", (out, Symbol("dtype", dtype.value)), whole, dtype, kind="cast")
+        out = draft.cast(out, whole, dtype)
     return matched(SoftmaxRule(), draft.graph(out))
 
 

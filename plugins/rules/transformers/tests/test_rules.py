@@ -3,6 +3,7 @@
 import pytest
 import torch
 from agentcompile_rules_transformers import agentcompile_region_rules
+from agentcompile_rules_transformers.testing import attention_case
 
 from agentcompile_core.ops.dependency import dependencies
 from agentcompile_core.ops.interpreter import compile_nodes
@@ -135,6 +136,27 @@ def test_attention_with_different_norms_for_q_and_k_keeps_them_outside(decode_gr
     out = b.call("agentcompile.attention.default", *sides, *caches, position, 1.0, mutates=("kc", "vc"))
     attention = of_kind(find(b.graph(out)), "attention")
     assert {m.flag("rope") for m in attention} == {True, False} and not any(m.flag("qk_norm") for m in attention)
+
+
+@pytest.mark.parametrize("rope", ["pairs", "pairs_wide"])
+def test_attention_takes_in_rotations_of_neighbours_and_casts_around_them(rope):
+    match, graph = attention_case(heads=(4, 2), head_dim=16, capacity=40, rope=rope)
+    assert match.flag("rope") and match.flag("interleaved") and len(match.nodes) == len(graph.nodes)
+    assert (match.need("q").values, match.need("cos").values) == (("q",), ("cos",))
+
+
+@pytest.mark.parametrize("other", ["style", "table", "read"])
+def test_attention_takes_in_no_rotations_that_differ_or_that_others_read(decode_graphs, other):
+    b = decode_graphs.Builder()
+    tables = [b.given(n, b.randn(1, 1, 8), ValueKind.INPUT) for n in ("cos", "sin", "cos2", "sin2")]
+    q, k, v = (b.given(n, b.randn(1, 2, 1, 8), ValueKind.INPUT) for n in "qkv")
+    q = b.call("agentcompile.rope.default", q, *tables[:2], True)
+    k = b.call("agentcompile.rope.default", k, *(tables[2:] if other == "table" else tables[:2]), other != "style")
+    caches = [b.given(n, b.randn(1, 16, 2, 8), ValueKind.STATE) for n in ("kc", "vc")]
+    position = b.given("position", torch.tensor([2]), ValueKind.STATE)
+    out = b.call("agentcompile.attention.default", q, k, v, *caches, position, 1.0, mutates=("kc", "vc"))
+    graph = b.graph(out, q) if other == "read" else b.graph(out)
+    assert not any(m.flag("rope") for m in of_kind(find(graph), "attention"))
 
 
 @pytest.mark.parametrize("size", [0, 3])

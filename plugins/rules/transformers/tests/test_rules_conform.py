@@ -45,6 +45,8 @@ class TestAttention(RegionRuleConformance):
     rule, unserved = RULES["attention"], (LOOKUP, NORM)
     graphs = (attention_case(heads=(4, 2), head_dim=16, capacity=64, rope="rms")[1],
               attention_case(heads=(2, 2), head_dim=8, capacity=40, window=8, dtype=DType.F32)[1],
+              attention_case(heads=(2, 2), head_dim=16, capacity=40, rope="pairs")[1],
+              attention_case(heads=(4, 2), head_dim=16, capacity=40, rope="pairs_wide", dtype=DType.BF16)[1],
               chunked_case(heads=(2, 2), head_dim=8, capacity=40, chunk=11)[1])
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from agentcompile_core.plugin_api import Heads
 
 if TYPE_CHECKING:
@@ -16,6 +18,17 @@ VECTOR = 8  # elements of 16 bits
 WIDEST = 512  # channels of a head: a warp's, two vectors each
 MOST = 2**31 - 1
 RMS, RMS_ONE_PLUS, RMS_ONCE = 1, 2, 4  # ac::Norm of row.cuh
+INTERLEAVED, UNROUNDED = 1, 2  # bits of a rotation's style: neighbours turn with each other; products are not rounded
+
+
+@frozen(kw_only=True)
+class Turn:
+    """A rotation as the kernel takes it: tables of ``rotary`` channels, and bits of its style. ``rotary`` 0: none."""
+
+    cos: "torch.Tensor | None" = None
+    sin: "torch.Tensor | None" = None
+    rotary: int = 0
+    style: int = 0
 
 
 def norm_kind(one_plus: bool, once: bool) -> int:
@@ -42,7 +55,10 @@ def placed(one: Heads) -> "torch.Tensor":
     rows = one.rows
     if one.norm:
         rows = torch.ops.agentcompile.rms_norm.default(rows, *one.norm)
-    return torch.ops.agentcompile.rope.default(rows, *one.turn) if one.turn else rows
+    if not one.turn:
+        return rows
+    given = rows.float() if one.wide else rows
+    return torch.ops.agentcompile.rope.default(given, *one.turn).to(rows.dtype)
 
 
 def placing(heads: Sequence[Heads]) -> "Placing | None":
@@ -65,8 +81,8 @@ def placing(heads: Sequence[Heads]) -> "Placing | None":
         [one.norm for one in heads], [one.turn for one in heads], [one.at is not None for one in heads]))
     sides = [(one.rows.shape[1], *_strides(one.rows), *_strides(one.out)) for one in heads]
     scalars = (*(side[i] for i in range(5) for side in sides), tokens, min(one.out.shape[2] for one in heads[1:]), dim,
-               turn[0].shape[-1] if turn else 0, lanes, normed, turned, moved, eps, kind)
-    tensors = (*(one.rows for one in heads), *(one.norm[0] if one.norm else None for one in heads), *(turn or (None, None)),
+               turn.rotary, lanes, normed, turned, moved, turn.style, eps, kind)
+    tensors = (*(one.rows for one in heads), *(one.norm[0] if one.norm else None for one in heads), turn.cos, turn.sin,
                at[0] if at else None, *(one.out for one in heads))
     return dtype, tensors, -(-items // THREADS), scalars
 
@@ -90,13 +106,14 @@ def _norm_of(heads: Sequence[Heads]) -> tuple[float, int] | None:
     return next(iter(found or {(0.0, RMS)})) if fit and len(found) < 2 else None
 
 
-def _turn_of(heads: Sequence[Heads], tokens: int) -> "tuple[torch.Tensor, ...] | None":
-    """The tables that all rotations among them share, or nothing; None where they differ, or are not as the kernel reads them."""
-    turns = [one.turn for one in heads if one.turn]
-    if not turns:
-        return ()
-    cos, sin, interleaved = turns[0]
-    first, rotary = heads[0].rows, cos.shape[-1]
-    same = all(one[0].data_ptr() == cos.data_ptr() and one[1].data_ptr() == sin.data_ptr() and not one[2] for one in turns)
+def _turn_of(heads: Sequence[Heads], tokens: int) -> Turn | None:
+    """The rotation that all that are turned share; None where they differ, or tables are not as the kernel reads them."""
+    turned = [one for one in heads if one.turn]
+    if not turned:
+        return Turn()
+    cos, sin, interleaved = turned[0].turn
+    first, rotary, style = heads[0].rows, cos.shape[-1], INTERLEAVED * interleaved + UNROUNDED * turned[0].wide
+    same = {(one.turn[0].data_ptr(), one.turn[1].data_ptr(), one.turn[2], one.wide) for one in turned}
     fit = all(t.dtype is first.dtype and tuple(t.shape) == (1, tokens, rotary) and t.is_contiguous() and is_aligned(t) for t in (cos, sin))
-    return (cos, sin) if same and fit and not interleaved and rotary % (2 * VECTOR) == 0 and rotary <= first.shape[3] else None
+    whole = rotary % (VECTOR if interleaved else 2 * VECTOR) == 0 and rotary <= first.shape[3]
+    return Turn(cos=cos, sin=sin, rotary=rotary, style=style) if len(same) == 1 and fit and whole else None

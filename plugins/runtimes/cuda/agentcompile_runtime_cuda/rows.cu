@@ -3,13 +3,15 @@
 // All tensors are of type T, their rows begin at multiples of 16 bytes and have a multiple of Vector::size elements.
 //   rms_rows_warp, rms_rows_block   x, out [rows, columns]; one warp or the whole block per row; `kind` as in row.cuh. The row is
 //                                   read twice, the second time from L1. Blocks win from about a thousand columns on.
-//   rope_rows                       x [T, H, D] with strides, out [T, H, D] dense, cos and sin [T, R]; the first R channels turn
+//   rope_rows                       x [T, H, D] with strides, out [T, H, D] dense, cos and sin [T, R]; the first R channels turn, each
+//                                   with that R / 2 away or, if `interleaved`, with its neighbour
 //   add_rms_rows                    total = left + right and out = its norm, [rows, columns]; one block per row, which stays in
 //                                   registers up to 4096 columns: a third less traffic than a sum and a norm behind each other
 //   place_heads                     queries, keys and values of a chunk, each [T, H, D] with strides: normed and turned where their
 //                                   bit is set, and written to other strides, those of moved ones `at[0]` tokens further on. `lanes`
-//                                   (a power of two) threads per head, each with two vectors, which are turned into each other. One
-//                                   launch for two norms, two rotations and three copies, and no row lies in memory in between
+//                                   (a power of two) threads per head, each with two vectors, which are turned into each other, or
+//                                   each within itself if `style` says interleaved. One launch for two norms, two rotations and
+//                                   three copies, and no row lies in memory in between
 //   gate_rows                       out = activation(gate) * up, dense rows of `columns`; those of gate and up may be slices of wider
 //                                   ones. activation.cuh knows the activations
 //   weigh_rows, weigh_rows_wide     out[t] = sum over s of x[t, s] weights[t, s], rows of `columns`, `slots` of them a token; the wide one
@@ -59,19 +61,42 @@ __device__ __forceinline__ void norm_vector(float (&values)[size], const T* weig
   }
 }
 
+// Of a rotation's style.
+constexpr int interleaved = 1;  // channels turn with their neighbours
+constexpr int unrounded = 2;    // its products are not rounded, only their sum is
+
+__device__ __forceinline__ float product(float a, float b, int style) {
+  const float whole = __fmul_rn(a, b);
+  return style & unrounded ? whole : ac::round_to<T>(whole);
+}
+
 // Turns channels `low` with those half of the rotary part away; `cosines` and `sines` are those of `low`.
-__device__ __forceinline__ void turn_vectors(float (&low)[size], float (&high)[size], const T* cosines, const T* sines, int half) {
+__device__ __forceinline__ void turn_vectors(float (&low)[size], float (&high)[size], const T* cosines, const T* sines, int half,
+                                             int style) {
   float c[size], s[size], turned[size];
   Vector::load(cosines).unpack(c);
   Vector::load(sines).unpack(s);
 #pragma unroll
-  for (int e = 0; e < size; ++e) turned[e] = ac::round_to<T>(low[e] * c[e]) + ac::round_to<T>(-high[e] * s[e]);
+  for (int e = 0; e < size; ++e) turned[e] = product(low[e], c[e], style) + product(-high[e], s[e], style);
   Vector::load(cosines + half).unpack(c);
   Vector::load(sines + half).unpack(s);
 #pragma unroll
   for (int e = 0; e < size; ++e) {
-    high[e] = ac::round_to<T>(high[e] * c[e]) + ac::round_to<T>(low[e] * s[e]);
+    high[e] = product(high[e], c[e], style) + product(low[e], s[e], style);
     low[e] = turned[e];
+  }
+}
+
+// Turns each channel with its neighbour; `cosines` and `sines` are those of `values`.
+__device__ __forceinline__ void turn_neighbours(float (&values)[size], const T* cosines, const T* sines, int style) {
+  float c[size], s[size];
+  Vector::load(cosines).unpack(c);
+  Vector::load(sines).unpack(s);
+#pragma unroll
+  for (int e = 0; e < size; e += 2) {
+    const float even = values[e], odd = values[e + 1];
+    values[e] = product(even, c[e], style) + product(-odd, s[e], style);
+    values[e + 1] = product(odd, c[e + 1], style) + product(even, s[e + 1], style);
   }
 }
 
@@ -117,12 +142,12 @@ rms_rows_block(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, 
   rms_row<warps>(x + offset, weight, out + offset, columns, eps, kind, threadIdx.x, scratch);
 }
 
-// A thread turns one vector of channels and that half of the rotary part away from it, or copies one vector of the rest.
+// A thread turns one vector of channels and that half of the rotary part away from it, or one of neighbours, or copies one of the rest.
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out, int tokens, int heads, int dim, int rotary,
-          long long token_stride, long long head_stride) {
+          long long token_stride, long long head_stride, int by_neighbours) {
   wait_in_chain();
-  const int half = rotary / 2;
+  const int half = by_neighbours ? rotary : rotary / 2;  // channels of the vectors that threads turn
   const int vectors = (half + dim - rotary) / size;
   const long long item = static_cast<long long>(blockIdx.x) * Plan::threads + threadIdx.x;
   const long long row = item / vectors;
@@ -140,8 +165,13 @@ rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out
   const T* sines = sin + static_cast<long long>(token) * rotary;
   float low[size], high[size];
   Vector::load(from + channel).unpack(low);
+  if (by_neighbours) {
+    turn_neighbours(low, cosines + channel, sines + channel, 0);
+    Vector::pack(low).store(to + channel);
+    return;
+  }
   Vector::load(from + channel + half).unpack(high);
-  turn_vectors(low, high, cosines + channel, sines + channel, half);
+  turn_vectors(low, high, cosines + channel, sines + channel, half, 0);
   Vector::pack(low).store(to + channel);
   Vector::pack(high).store(to + channel + half);
 }
@@ -202,7 +232,7 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
             const Plan::T* v_weight, const Plan::T* cos, const Plan::T* sin, const long long* at, Plan::T* q_out, Plan::T* k_out,
             Plan::T* v_out, int q_heads, int k_heads, int v_heads, int q_token, int k_token, int v_token, int q_head, int k_head,
             int v_head, int q_out_token, int k_out_token, int v_out_token, int q_out_head, int k_out_head, int v_out_head, int tokens,
-            int capacity, int dim, int rotary, int lanes, int normed, int turned, int moved, float eps, int kind) {
+            int capacity, int dim, int rotary, int lanes, int normed, int turned, int moved, int style, float eps, int kind) {
   wait_in_chain();
   const int item = block_from_the_end() * Plan::threads + static_cast<int>(threadIdx.x);
   const int all = q_heads + k_heads + v_heads;
@@ -211,10 +241,11 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
   // 0: a query, 1: a key, 2: a value
   const int which = number < q_heads ? 0 : number < q_heads + k_heads ? 1 : 2;
   const int head = number - (which == 0 ? 0 : which == 1 ? q_heads : q_heads + k_heads);
-  const int half = turned >> which & 1 ? rotary / 2 : 0;
+  const bool turns = turned >> which & 1;
+  const int half = turns && !(style & interleaved) ? rotary / 2 : 0;
   const int place = lane * size;
   const bool here = token < tokens && place < dim / 2;
-  const int low_at = place < half ? place : 2 * place;  // behind the rotary part neighbours go together
+  const int low_at = place < half ? place : 2 * place;  // where no halves turn neighbours go together
   const int high_at = place < half ? place + half : low_at + size;
 
   float low[size] = {}, high[size] = {};
@@ -236,9 +267,12 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
     norm_vector(low, weight != nullptr ? weight + low_at : nullptr, inverse, kind);
     norm_vector(high, weight != nullptr ? weight + high_at : nullptr, inverse, kind);
   }
+  const long long angles = static_cast<long long>(token) * rotary;
   if (place < half) {
-    const long long angles = static_cast<long long>(token) * rotary + place;
-    turn_vectors(low, high, cos + angles, sin + angles, half);
+    turn_vectors(low, high, cos + angles + place, sin + angles + place, half, style);
+  } else if (turns && style & interleaved) {
+    if (low_at < rotary) turn_neighbours(low, cos + angles + low_at, sin + angles + low_at, style);
+    if (high_at < rotary) turn_neighbours(high, cos + angles + high_at, sin + angles + high_at, style);
   }
   const long long to_row = token + (moved >> which & 1 ? at[0] : 0);
   if (to_row >= (which == 0 ? tokens : capacity)) return;

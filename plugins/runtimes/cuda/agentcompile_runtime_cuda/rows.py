@@ -60,11 +60,12 @@ _GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_ro
 _SUM_SCALARS = (i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _WEIGH_SCALARS = tuple(i32(n, 0) for n in ("tokens", "slots", "columns"))
 _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
-_ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0))
+_ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0),
+                 i32("interleaved", 0))
 _STRIDES = tuple(f"{name}_{which}" for which in ("heads", "token", "head", "out_token", "out_head") for name in "qkv")
-_PLACE_SCALARS = (*(i32(n, 0) for n in (*_STRIDES, "tokens", "capacity", "dim", "rotary", "lanes", "normed", "turned", "moved")),
+_PLACE_SCALARS = (*(i32(n, 0) for n in (*_STRIDES, "tokens", "capacity", "dim", "rotary", "lanes", "normed", "turned", "moved", "style")),
                   f32("eps", 0.0), i32("kind", 0))
-SHAPES_OF = slice(-8, None)  # of those scalars the ones that do not change with a chunk's length: from dim on
+SHAPES_OF = slice(-9, None)  # of those scalars the ones that do not change with a chunk's length: from dim on
 
 
 def source(dtype: DType) -> StepSource:
@@ -177,15 +178,17 @@ class RowKernels:
         tables = cos.dtype is x.dtype and sin.dtype is x.dtype and cos.is_contiguous() and sin.is_contiguous()
         tables = tables and tuple(cos.shape) == tuple(sin.shape) == (1, tokens, rotary) and is_aligned(cos) and is_aligned(sin)
         strides = x.stride()
-        if interleaved or batch != 1 or not tables or strides[3] != 1 or rotary % 2 or rotary > dim:
+        if batch != 1 or not tables or strides[3] != 1 or rotary % 2 or rotary > dim:
             return None
-        if not all(_even(n, x) for n in (rotary // 2, dim, strides[1], strides[2])):
+        alone = 0 if interleaved else rotary // 2  # channels whose vectors bring those of their partners
+        if not all(_even(n, x) for n in (rotary - alone, dim, strides[1], strides[2])):
             return None
         out = torch.empty((1, tokens, heads, dim), dtype=x.dtype, device=x.device).transpose(1, 2)
-        items = tokens * heads * ((rotary // 2 + dim - rotary) * x.element_size() // VECTOR_BYTES)
-        scalars = (tokens, heads, dim, rotary, strides[2], strides[1])
-        return self._checked(("rope_rows", x.dtype, dim, rotary), out, (x, cos, sin), ("rope_rows", -(-items // THREADS), scalars),
-                             lambda: torch.ops.agentcompile.rope.default(x, cos, sin))
+        items = tokens * heads * ((dim - alone) * x.element_size() // VECTOR_BYTES)
+        scalars = (tokens, heads, dim, rotary, strides[2], strides[1], int(interleaved))
+        launch = ("rope_rows", -(-items // THREADS), scalars)
+        return self._checked(("rope_rows", x.dtype, dim, rotary, interleaved), out, (x, cos, sin), launch,
+                             lambda: torch.ops.agentcompile.rope.default(x, cos, sin, interleaved))
 
     def _gated(self, activation: str, gate: "torch.Tensor", up: "torch.Tensor", **how: Any) -> "torch.Tensor | None":
         import torch

@@ -93,14 +93,15 @@ def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
 def test_rotations_are_the_operators_bit_by_bit(rows: RowKernels, data: st.DataObject) -> None:
     """Of heads as projections lie in memory, of some of their channels, and of a slice of wider rows."""
     draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
-    heads, count, rotary = draw(st.integers(1, 5)), draw(st.integers(1, 40)), 16 * draw(st.integers(1, 4))
+    interleaved = draw(st.booleans())
+    heads, count, rotary = draw(st.integers(1, 5)), draw(st.integers(1, 40)), (8 if interleaved else 16) * draw(st.integers(1, 4))
     dim, beside = rotary + 8 * draw(st.integers(0, 2)), draw(st.integers(0, 2))
     x = normal(heads, 1, count, heads + beside, dim, dtype=dtype)[:, :, :heads].transpose(1, 2)
     x = x.contiguous() if draw(st.booleans()) else x
     cos, sin = (normal(seed, 1, count, rotary, dtype=dtype) for seed in (1, 2))
     body = rows.body(ROPE)
     assert body is not None
-    found, wanted = body(x, cos, sin), operators.rope(x, cos, sin)
+    found, wanted = body(x, cos, sin, interleaved), operators.rope(x, cos, sin, interleaved)
     assert found is not None and torch.equal(found, wanted)
 
 
@@ -143,7 +144,7 @@ def test_sums_with_their_norms_are_the_operators(rows: RowKernels, data: st.Data
 
 def placed_by_operators(one: Heads) -> torch.Tensor:
     found = operators.rms_norm(one.rows, *one.norm) if one.norm else one.rows
-    return operators.rope(found, *one.turn) if one.turn else found
+    return operators.rope(found.float() if one.wide else found, *one.turn).to(found.dtype) if one.turn else found
 
 
 @SETTINGS
@@ -153,7 +154,9 @@ def test_heads_are_placed_where_they_belong(rows: RowKernels, data: st.DataObjec
     draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
     count, dim = draw(st.integers(1, 19)), 16 * draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16]))
     kv_heads, start, behind = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 3))
-    numbers, rotary = (kv_heads * draw(st.integers(1, 3)), kv_heads, kv_heads), 16 * draw(st.integers(1, dim // 16))
+    interleaved, wide = draw(st.booleans()), draw(st.booleans())
+    numbers, unit = (kv_heads * draw(st.integers(1, 3)), kv_heads, kv_heads), 8 if interleaved else 16
+    rotary = unit * draw(st.integers(1, dim // unit))
     at = draw(st.sampled_from([None, torch.tensor([start])]))
     one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     whole = normal(dim, 1, count, sum(numbers), dim, dtype=dtype).split(numbers, 2)
@@ -167,7 +170,7 @@ def test_heads_are_placed_where_they_belong(rows: RowKernels, data: st.DataObjec
         x = given_.transpose(1, 2)
         x, out = (one.contiguous() if draw(st.booleans()) else one for one in (x, out))
         heads.append(Heads(rows=x, out=out, at=at if i else None, norm=norm,
-                           turn=draw(st.sampled_from([(), (cos, sin, False)]))))
+                           turn=draw(st.sampled_from([(), (cos, sin, interleaved)])), wide=wide))
     assert rows.place(heads)
     for one in heads:
         first = 0 if one.at is None else start
@@ -206,13 +209,17 @@ def test_heads_that_the_kernel_does_not_take_are_refused(rows: RowKernels) -> No
     wide = normal(0, 1, 5, 2, 48, dtype=torch.float16).transpose(1, 2)
     assert rows.place(three()) and rows.place(three(turn=(table, table, False), norm=(weight, 1e-6, False, False)))
     refused: list[dict[str, Any]] = [
-        {"turn": (table, table, True)}, {"turn": (table.float(), table, False)}, {"turn": (table[..., :24].contiguous(), table, False)},
+        {"turn": (table.float(), table, False)}, {"turn": (table[..., :24].contiguous(), table, False)},
         {"norm": (weight.float(), 1e-6, False, False)}, {"norm": (None, 1e-6, True, False)}, {"rows": wide},
         {"out": torch.zeros(1, 9, 2, 32).transpose(1, 2)}, {"rows": normal(0, 1, 2, 32, 5, dtype=torch.float16).transpose(2, 3)}]
     assert [rows.place(three(**one)) for one in refused] == [False] * len(refused)
     first = three()
     first[0] = Heads(rows=first[0].rows, out=first[0].out, at=torch.tensor([1]))
     assert not rows.place(first)
+    for other in ({"turn": (table, table, True)}, {"turn": (table, table, False), "wide": True}):  # queries turn in another way
+        both = three(**other)
+        both[0] = Heads(rows=both[0].rows, out=both[0].out, turn=(table, table, False))
+        assert not rows.place(both)
 
 
 def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
@@ -225,7 +232,7 @@ def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
         norm(x, weight.float(), 1e-6), norm(x, None, 1e-6, True), gated(x, x[:, :, ::2]), gated(x.double(), x.double()),
         gated(normal(0, 65, dtype=torch.float16)[1:], normal(0, 64, dtype=torch.float16))]
     heads, table = normal(0, 1, 2, 4, 32, dtype=torch.float16), normal(0, 1, 4, 32, dtype=torch.float16)
-    refused += [rope(heads, table, table, True), rope(heads, table.float(), table.float()), rope(heads, table[..., :24], table[..., :24]),
+    refused += [rope(heads, table.float(), table.float()), rope(heads, table[..., :24], table[..., :24]),
                 rope(heads[..., ::2], table[..., :16].contiguous(), table[..., :16].contiguous())]
     assert refused == [None] * len(refused)
 

@@ -217,7 +217,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   for (int g = 0; g < group; ++g) {
     Head::unpack(query_bits[g], query[g]);
     Head::norm<Plan::qk_norm>(query[g], q_weight, norm_eps);
-    Head::rotate<Plan::rotary_dim>(query[g], cosine, sine, lane);
+    Head::rotate<Plan::rotary_dim, Plan::interleaved>(query[g], cosine, sine, lane);
 #pragma unroll
     for (int e = 0; e < Head::elements; ++e) query[g][e] = ac::round_to<T>(query[g][e]) * query_scale;
   }
@@ -225,7 +225,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     Head::Slice key;
     Head::unpack(new_key, key);
     Head::norm<Plan::qk_norm>(key, k_weight, norm_eps);
-    Head::rotate<Plan::rotary_dim>(key, cosine, sine, lane);
+    Head::rotate<Plan::rotary_dim, Plan::interleaved>(key, cosine, sine, lane);
     Head::pack(key, new_key);
   }
 

@@ -100,7 +100,8 @@ class AttentionFamily(TemplateFamily):
         pdl = target.has(Feature.GRIDDEPCONTROL)
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
-            "rotary_dim": _rotary_dim(match), "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
+            "rotary_dim": _rotary_dim(match), "interleaved": match.flag("interleaved"),
+            "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
             "lanes": schedule.integer("lanes"), "unroll": 1 if path == "staged" else unroll, "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster, "messages": schedule["merge"] == "message",
             "has_window": match.integer("window", 0) > 0, "chunk": match.integer("chunk", 0),
@@ -163,8 +164,9 @@ def _shape_problem(match: Match) -> str:
     if _norm(match) < 0:
         return f"unknown norm {match.text('norm')!r} of q and k; served are {', '.join(NORMS)}"
     rotary_dim = _rotary_dim(match)
-    if rotary_dim % (2 * vector) or rotary_dim > head_dim:
-        return f"a rotary part of {rotary_dim} in heads of {head_dim}; multiples of {2 * vector} inside the head are served"
+    whole = vector if match.flag("interleaved") else 2 * vector
+    if rotary_dim % whole or rotary_dim > head_dim:
+        return f"a rotary part of {rotary_dim} in heads of {head_dim}; multiples of {whole} inside the head are served"
     return ""
 
 

@@ -51,7 +51,7 @@ struct NewHeads {
       PreparedHead::Slice slice;
       PreparedHead::unpack(head[r], slice);
       PreparedHead::norm<Plan::qk_norm>(slice, weight[r], eps);
-      PreparedHead::rotate<Plan::rotary_dim>(slice, cosine, sine, lane());
+      PreparedHead::rotate<Plan::rotary_dim, Plan::interleaved>(slice, cosine, sine, lane());
       PreparedHead::pack(slice, head[r]);
       if (number(r) <= group) place<PreparedHead>(head[r], number(r) < group ? queries[number(r)] : key);
     }

@@ -32,6 +32,7 @@ class Model:
     sinks: bool = False
     slopes: tuple[float, ...] = ()
     value_dim: int = 0  # 0: as head_dim
+    interleaved: bool = False
 
     @property
     def width(self) -> int:
@@ -73,7 +74,8 @@ class Model:
                         ("capacity", self.capacity),
                         ("scale", self.scale), ("window", self.window), ("chunk", self.chunk), ("softcap", self.softcap),
                         ("alibi", bool(self.slopes)), *((f"slope{head}", slope) for head, slope in enumerate(self.slopes)),
-                        ("qk_norm", self.norm != "none"), ("rope", self.rotary_dim > 0), ("norm", self.norm), ("norm_eps", EPS)))
+                        ("qk_norm", self.norm != "none"), ("rope", self.rotary_dim > 0), ("norm", self.norm), ("norm_eps", EPS),
+                        ("interleaved", self.interleaved)))
 
     def draw(self, position: int, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
         """Operands for a token at ``position``: everything that may not be read is NaN."""
@@ -85,7 +87,8 @@ class Model:
             values = torch.randn(item.spec.shape, generator=generator, dtype=torch.float64)
             tensors[item.name] = aligned(values * (scale if item.role is Role.INPUT else 1.0), TORCH[item.spec.dtype])
         if self.rotary_dim:
-            angles = torch.rand(self.rotary_dim // 2, generator=generator, dtype=torch.float64).repeat(2) * 100
+            angles = torch.rand(self.rotary_dim // 2, generator=generator, dtype=torch.float64) * 100
+            angles = angles.repeat_interleave(2) if self.interleaved else angles.repeat(2)
             tensors["cos"].copy_(angles.cos())
             tensors["sin"].copy_(angles.sin())
         first = self.first(position)
@@ -109,6 +112,8 @@ class Model:
             cos, sin, half, r = tensors["cos"].double().flatten(), tensors["sin"].double().flatten(), self.rotary_dim // 2, self.rotary_dim
             def turn(a: torch.Tensor, c: torch.Tensor, s: torch.Tensor, sign: float) -> torch.Tensor:
                 swapped = torch.cat((sign * a[:, half:r], a[:, :half]), -1)
+                if self.interleaved:
+                    swapped = torch.stack((sign * a[:, 1:r:2], a[:, :r:2]), -1).flatten(-2)
                 return torch.cat((a[:, :r] * c + swapped * s, a[:, r:]), -1)
             error = error + 2.0**-22 * x.abs()  # of the products, which may cancel
             x, error = turn(x, cos, sin, -1.0), turn(error, cos.abs(), sin.abs(), 1.0)

@@ -23,6 +23,7 @@ MODELS = {
                       sinks=True),
     "starcoder": Model(dtype=DType.BF16, kv_heads=2, group=12, head_dim=128, rotary_dim=128, norm="none", capacity=700),
     "multi_query": Model(kv_heads=1, group=71, rotary_dim=0, norm="none", capacity=300, sinks=True),
+    "pairs": Model(dtype=DType.BF16, kv_heads=8, group=4, head_dim=128, rotary_dim=64, norm="none", capacity=700, interleaved=True),
     "f32": Model(dtype=DType.F32, kv_heads=4, head_dim=128, rotary_dim=128, capacity=300),
     # Splits of long caches all have work: 64 a KV head in the last positions, merged in teams.
     "few_kv_heads": Model(dtype=DType.BF16, kv_heads=2, group=6, head_dim=128, rotary_dim=128, norm="none", capacity=9000),

@@ -39,9 +39,9 @@ def models(draw: st.DrawFn) -> Model:
     dtype = draw(st.sampled_from((DType.F16, DType.BF16, DType.F32)))
     head_dim = draw(st.sampled_from((16, 24, 32)))
     kv_heads, group = draw(st.sampled_from((1, 2))), draw(st.sampled_from((9, 12, 13, 16, 71)))
-    rotary_dim = draw(st.sampled_from((0, 16)))
+    rotary_dim, interleaved = draw(st.sampled_from(((0, False), (16, False), (16, True), (8, True))))
     slopes = tuple(0.5**(1 + head % 9) for head in range(kv_heads * group)) if draw(st.booleans()) else ()
-    return Model(dtype=dtype, kv_heads=kv_heads, group=group, head_dim=head_dim, rotary_dim=rotary_dim,
+    return Model(dtype=dtype, kv_heads=kv_heads, group=group, head_dim=head_dim, rotary_dim=rotary_dim, interleaved=interleaved,
                  norm=draw(st.sampled_from(("none", "rms"))), capacity=48, window=draw(st.sampled_from((0, 19))),
                  softcap=draw(st.sampled_from((0.0, 3.0))), sinks=draw(st.booleans()), slopes=slopes,
                  value_dim=draw(st.sampled_from((0, 40))))

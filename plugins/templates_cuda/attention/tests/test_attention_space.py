@@ -103,6 +103,7 @@ def test_schedules_that_differ_in_splits_share_a_kernel() -> None:
 @pytest.mark.parametrize("model,reason", [
     (Model(head_dim=60, rotary_dim=0), "multiples of 8"),
     (Model(rotary_dim=24), "rotary part of 24"),
+    (Model(rotary_dim=20, interleaved=True), "rotary part of 20"),
     (Model(dtype=DType.I64), "float16, bfloat16, float32"),
     (Model(head_dim=4096, rotary_dim=0), "heads of 4096 channels do not fit"),
     (Model(norm="cube"), "unknown norm"),

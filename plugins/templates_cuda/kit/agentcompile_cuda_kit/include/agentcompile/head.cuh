@@ -94,10 +94,14 @@ template <class T, int HeadDim, int Lanes> struct Head {
     }
   }
 
-  // RoPE (half layout) of the first RotaryDim elements; RotaryDim / 2 is a whole number of vectors. Not rounded.
-  template <int RotaryDim>
+  // RoPE of the first RotaryDim elements, in halves that are whole vectors each or, Interleaved, of neighbours in whole vectors.
+  // Not rounded.
+  template <int RotaryDim, bool Interleaved = false>
   static __device__ __forceinline__ void rotate(Slice& values, const Packed& cosine, const Packed& sine, int lane) {
-    if constexpr (RotaryDim > 0) {
+    if constexpr (Interleaved) {
+      static_assert(RotaryDim % Vector::size == 0, "the rotary part is a whole number of 16-byte vectors");
+      rotate_neighbours<RotaryDim / Vector::size>(values, cosine, sine, lane);
+    } else if constexpr (RotaryDim > 0) {
       constexpr int half = RotaryDim / 2 / Vector::size;
       static_assert(half * 2 * Vector::size == RotaryDim, "half of the rotary part is a whole number of 16-byte vectors");
       if constexpr (half % Lanes == 0) {
@@ -109,6 +113,26 @@ template <class T, int HeadDim, int Lanes> struct Head {
   }
 
  private:
+  // Both elements of a pair are in the same vector, of which the first Count of the head rotate.
+  template <int Count>
+  static __device__ __forceinline__ void rotate_neighbours(Slice& values, const Packed& cosine, const Packed& sine, int lane) {
+#pragma unroll
+    for (int j = 0; j < vectors; ++j) {
+      if (lane + j * Lanes >= Count) continue;
+      float cosines[Vector::size], sines[Vector::size];
+      cosine[j].unpack(cosines);
+      sine[j].unpack(sines);
+#pragma unroll
+      for (int e = 0; e < Vector::size; e += 2) {
+        float& even = values[j * Vector::size + e];
+        float& odd = values[j * Vector::size + e + 1];
+        const float rotated = rope_rotate(even, odd, cosines[e], sines[e], false);
+        odd = rope_rotate(odd, even, cosines[e + 1], sines[e + 1], true);
+        even = rotated;
+      }
+    }
+  }
+
   // Both elements of a pair are in the same lane: vectors j and j + Distance.
   template <int Distance>
   static __device__ __forceinline__ void rotate_in_lane(Slice& values, const Packed& cosine, const Packed& sine) {
