@@ -102,7 +102,7 @@ def test_half_precision_is_as_near_to_fp32_as_the_whole_cache_under_a_mask(by: s
         ours, theirs = ((first_logits(mine, prompt_of(length)) - wanted).square().mean().sqrt() for mine in (live, masked))
         assert float(ours) <= 1.5 * float(theirs) + 1e-3 * float(wanted.std()), length
     kernels = {key[0]: used for key, used in backend._rows._served.items() if dtype in key}  # type: ignore[attr-defined]
-    wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "gate_rows", *(["merge_rows"] if by == "libraries" else [])}
+    wanted_kernels = {"norm_rows_warp", "add_norm_rows", "place_heads", "gate_rows", *(["merge_rows"] if by == "libraries" else [])}
     assert wanted_kernels <= kernels.keys() and all(kernels.values())
 
 

@@ -8,7 +8,7 @@ import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.rows import RowKernels
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
-from capture_models import SIZES, WINDOWED, tiny
+from capture_models import GPT, SIZES, WINDOWED, tiny
 from test_live_prefill import prompt_of
 from torch import Tensor, nn
 
@@ -29,8 +29,10 @@ WIDE = {"hidden_size": 64, "head_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {"qwen3": {**SIZES, **WIDE}, "llama": {**SIZES, **WIDE}, "gemma2": {**WINDOWED, **WIDE},
                                      "qwen3_moe": {**SIZES, **WIDE, "num_experts": 4, "num_experts_per_tok": 2,
                                                    "moe_intermediate_size": 32},
-                                     "cohere2": {**SIZES, **WIDE}, "ernie4_5": {**SIZES, **WIDE}, "glm": {**SIZES, **WIDE, "head_dim": 32}}
+                                     "cohere2": {**SIZES, **WIDE}, "ernie4_5": {**SIZES, **WIDE}, "glm": {**SIZES, **WIDE, "head_dim": 32},
+                                     "gpt2": {**GPT, "n_embd": 64}, "starcoder2": {**SIZES, **WIDE}}
 PAIRED = ("cohere2", "ernie4_5", "glm")  # their rotations turn neighbours, in float32 between casts but for GLM's, of half a head
+LAYERED = ("gpt2", "starcoder2")  # layer norms with biases; Cohere's have none
 
 
 class Emulated(ReplayingBackend):
@@ -60,7 +62,7 @@ def logits_of(model: nn.Module, name: str, dtype: DType, backend: ReplayingBacke
 
 
 @pytest.mark.parametrize("name, dtype", [("qwen3", DType.F16), ("qwen3", DType.BF16), ("llama", DType.BF16), ("gemma2", DType.F16),
-                                         ("qwen3_moe", DType.F16), *((name, DType.BF16) for name in PAIRED)])
+                                         ("qwen3_moe", DType.F16), *((name, DType.BF16) for name in (*PAIRED, *LAYERED))])
 def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_attention, "LARGE", LARGE)
     model, backend = tiny(name, MODELS[name], getattr(torch, dtype.value)), Emulated()
@@ -72,9 +74,9 @@ def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: D
         errors = [(one - right).square().mean().sqrt() for one in (ours, theirs)]
         assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-3 * float(right.std())
     used = {key[0]: served for key, served in backend.rows._served.items()}
-    if name in PAIRED:
-        assert used["place_heads"] and not used.keys() & {"rope_rows"}
+    if name in (*PAIRED, *LAYERED):
+        assert used["place_heads"] and used["add_norm_rows"] and not used.keys() & {"rope_rows"}
         return
-    wanted_kernels = {"rms_rows_warp", "add_rms_rows", "place_heads", "skinny_rows"}
+    wanted_kernels = {"norm_rows_warp", "add_norm_rows", "place_heads", "skinny_rows"}
     wanted_kernels |= {"gate_rows", "expert_rows", "weigh_rows"} if name == "qwen3_moe" else {"gate_rows", "gated_rows"}
     assert used == dict.fromkeys(wanted_kernels, True)

@@ -6,7 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
-from .names import RMS_NORM
+from .names import NORMS
 
 ADD, LINEAR = "aten.add.Tensor", "aten.linear.default"
 MULTIPLY, SUM = "aten.mul.Tensor", "aten.sum.dim_IntList"
@@ -53,20 +53,20 @@ def with_bodies(
 def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operator_of: Callable[[str], Callable[..., Any]],
                      found: dict[str, Callable[..., Any]]) -> list[Node]:
     """``nodes`` where each sum of two tensors took in the first norm that reads it, and callables of those in ``found``."""
-    both = bodies(ADD, RMS_NORM)
-    if both is None:
+    both = {norm: body for norm in NORMS if (body := bodies(ADD, norm)) is not None}
+    if not both:
         return list(nodes)
     made = {name for node in nodes for name in node.outputs}
     sums = {node.outputs[0]: node for node in nodes if node.op == ADD and not node.kwargs and _tensors(node.args, 2)}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     for node in nodes:
-        first = sums.get(node.inputs[0]) if node.op == RMS_NORM and node.args[:1] == (Ref(node.inputs[0]),) else None
+        first = sums.get(node.inputs[0]) if node.op in both and node.args[:1] == (Ref(node.inputs[0]),) else None
         early = all(name not in made for name in node.inputs[1:])  # what the norm reads beside the sum is there before it
         if first is None or first.name in merged or not early or written_between(graph, first, node):
             continue
         merged[first.name] = evolve(first, args=(*first.args, *node.args[1:]), kwargs=node.kwargs, outputs=(*first.outputs, *node.outputs))
-        found[first.name] = _either_sum(both, operator_of(ADD), operator_of(RMS_NORM))
+        found[first.name] = _either_sum(both[node.op], operator_of(ADD), operator_of(node.op))
         gone.add(node.name)
     return [merged.get(node.name, node) for node in nodes if node.name not in gone]
 

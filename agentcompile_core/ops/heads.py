@@ -42,12 +42,11 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
             kept["swapped"] = not way.swapped
         elif node.op == ROPE and way.rope is way.norm is None and not way.swapped:
             kept["rope"] = node
-        elif node.op == RMS_NORM and way.norm is narrow is None:
+        elif node.op == RMS_NORM and way.norm is None and narrow is None:
             kept["norm"] = node
-        elif node.kind == "cast" and way.rope is way.norm is narrow is None and _is_single(graph, node.inputs[0]):
+        elif node.kind == "cast" and way.rope is way.norm is None and narrow is None and _type(graph, node.inputs[0]) is DType.F32:
             narrow = way
-        elif node.kind == "cast" and narrow is not None and way.rope is not None and _type(graph, node.inputs[0]) is _type(
-                graph, operand.value):
+        elif narrow is not None and way.rope is not None and _widens(graph, node, operand.value):
             narrow, kept["wide"] = None, True
         else:
             break
@@ -63,8 +62,9 @@ def _type(graph: Graph, value: str) -> DType:
     return graph.spec(value).dtype
 
 
-def _is_single(graph: Graph, value: str) -> bool:
-    return _type(graph, value) is DType.F32
+def _widens(graph: Graph, node: Node, operand: str) -> bool:
+    """Whether it casts from the type of ``operand`` to float32."""
+    return node.kind == "cast" and _type(graph, node.inputs[0]) is _type(graph, operand) and _type(graph, node.outputs[0]) is DType.F32
 
 
 def _maker(graph: Graph, value: str, reader: Node, held: Container[str]) -> Node | None:

@@ -138,6 +138,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("tensor_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 1), 128, 64, DType.BF16), {**TENSOR, "splits": 1}),
     ("lanes_slopes", "attention", _sloped(heads=(4, 2), head_dim=96, value_dim=64, capacity=120, slopes=(0.5, 0.02, 0.25, 0.1)),
      {**LANES, "splits": 2}),
+    ("lanes_pairs", "attention", _attention(heads=(4, 2), head_dim=64, capacity=96, rope="pairs_wide", dtype=DType.BF16),
+     {**LANES, "splits": 2}),
     ("tensor_slopes", "attention", _sloped(heads=(4, 2), head_dim=64, value_dim=96, capacity=120, slopes=(0.5, 0.02, 0.25, 0.1)),
      {**TENSOR, "splits": 1}),
     ("lanes_parts", "attention", _attention(heads=(11, 1), head_dim=64, capacity=96, rope="rms"),

@@ -7,6 +7,8 @@ from attrs import frozen
 
 from agentcompile_core.plugin_api import Heads
 
+from .row_vectors import is_aligned, is_weight
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,18 +36,6 @@ class Turn:
 def norm_kind(one_plus: bool, once: bool) -> int:
     """The norm as row.cuh counts them."""
     return RMS_ONE_PLUS if one_plus else RMS_ONCE if once else RMS
-
-
-def is_weight(weight: "torch.Tensor | None", x: "torch.Tensor", needed: bool) -> bool:
-    """Whether the kernels take ``weight`` beside ``x``; a norm of some kinds needs one."""
-    if weight is None:
-        return not needed
-    return weight.dtype is x.dtype and is_aligned(weight) and weight.is_contiguous() and weight.numel() == x.shape[-1]
-
-
-def is_aligned(tensor: "torch.Tensor") -> bool:
-    """Whether vectors can be read at its address."""
-    return tensor.data_ptr() % (2 * VECTOR) == 0
 
 
 def placed(one: Heads) -> "torch.Tensor":

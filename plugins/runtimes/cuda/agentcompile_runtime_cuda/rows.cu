@@ -1,11 +1,12 @@
 // Pointwise work of prompt chunks in one pass each, in the framework's roundings: what it does in 4 to 8 launches.
 //
 // All tensors are of type T, their rows begin at multiples of 16 bytes and have a multiple of Vector::size elements.
-//   rms_rows_warp, rms_rows_block   x, out [rows, columns]; one warp or the whole block per row; `kind` as in row.cuh. The row is
-//                                   read twice, the second time from L1. Blocks win from about a thousand columns on.
+//   norm_rows_warp, norm_rows_block x, out [rows, columns]; one warp or the whole block per row; `kind` as in row.cuh; weight and
+//                                   bias may be null. The row is read twice (for layer norms three times), from the second time on
+//                                   from L1. Blocks win from about a thousand columns on.
 //   rope_rows                       x [T, H, D] with strides, out [T, H, D] dense, cos and sin [T, R]; the first R channels turn, each
 //                                   with that R / 2 away or, if `interleaved`, with its neighbour
-//   add_rms_rows                    total = left + right and out = its norm, [rows, columns]; one block per row, which stays in
+//   add_norm_rows                   total = left + right and out = its norm, [rows, columns]; one block per row, which stays in
 //                                   registers up to 4096 columns: a third less traffic than a sum and a norm behind each other
 //   place_heads                     queries, keys and values of a chunk, each [T, H, D] with strides: normed and turned where their
 //                                   bit is set, and written to other strides, those of moved ones `at[0]` tokens further on. `lanes`
@@ -42,23 +43,35 @@ __device__ __forceinline__ void wait_in_chain() {
 // product reads first is written last.
 __device__ __forceinline__ int block_from_the_end() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
 
-// Eight elements of a row, normed; `weight` is null or points to theirs.
-__device__ __forceinline__ void norm_vector(float (&values)[size], const T* weight, float inverse, int kind) {
-  const ac::RowStatistics row{0.0f, inverse};
-  float scales[size];
+// Eight elements of a row, normed; `weight` and `bias` are null or point to theirs.
+__device__ __forceinline__ void norm_vector(float (&values)[size], const T* weight, const T* bias, ac::RowStatistics row, int kind) {
+  float scales[size], shifts[size];
 #pragma unroll
-  for (int e = 0; e < size; ++e) scales[e] = 1.0f;
+  for (int e = 0; e < size; ++e) {
+    scales[e] = 1.0f;
+    shifts[e] = 0.0f;
+  }
   if (weight != nullptr) Vector::load(weight).unpack(scales);
+  if (bias != nullptr) Vector::load(bias).unpack(shifts);
 #pragma unroll
   for (int e = 0; e < size; ++e) {
     if (kind == ac::norm_rms_one_plus) {
-      values[e] = ac::normalize<ac::norm_rms_one_plus, T>(values[e], row, scales[e], 0.0f);
+      values[e] = ac::normalize<ac::norm_rms_one_plus, T>(values[e], row, scales[e], shifts[e]);
     } else if (kind == ac::norm_rms_once) {
-      values[e] = ac::normalize<ac::norm_rms_once, T>(values[e], row, scales[e], 0.0f);
+      values[e] = ac::normalize<ac::norm_rms_once, T>(values[e], row, scales[e], shifts[e]);
+    } else if (kind == ac::norm_layer) {
+      values[e] = ac::normalize<ac::norm_layer, T>(values[e], row, scales[e], shifts[e]);
     } else {
-      values[e] = ac::normalize<ac::norm_rms, T>(values[e], row, scales[e], 0.0f);
+      values[e] = ac::normalize<ac::norm_rms, T>(values[e], row, scales[e], shifts[e]);
     }
   }
+}
+
+// Mean and inverse of a row, of which each thread visits its elements by `each`, as often as the kind asks for.
+template <int Warps, class Each>
+__device__ __forceinline__ ac::RowStatistics statistics(Each each, int columns, float eps, int kind, float* scratch, int warp, int lane) {
+  if (kind == ac::norm_layer) return ac::row_statistics<ac::norm_layer, Warps>(each, columns, eps, scratch, warp, lane);
+  return ac::row_statistics<ac::norm_rms, Warps>(each, columns, eps, scratch, warp, lane);
 }
 
 // Of a rotation's style.
@@ -101,8 +114,8 @@ __device__ __forceinline__ void turn_neighbours(float (&values)[size], const T* 
 }
 
 template <int Warps>
-__device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int columns, float eps, int kind, int thread,
-                                        float* scratch) {
+__device__ __forceinline__ void norm_row(const T* x, const T* weight, const T* bias, T* out, int columns, float eps, int kind, int thread,
+                                         float* scratch) {
   const int first = thread * size;
   constexpr int step = Warps * ac::warp_size * size;
   auto each = [&](auto visit) {
@@ -113,12 +126,11 @@ __device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int
       for (int e = 0; e < size; ++e) visit(values[e]);
     }
   };
-  const int warp = thread / ac::warp_size, lane = thread % ac::warp_size;
-  const float inverse = ac::row_statistics<ac::norm_rms, Warps>(each, columns, eps, scratch, warp, lane).inverse;
+  const ac::RowStatistics row = statistics<Warps>(each, columns, eps, kind, scratch, thread / ac::warp_size, thread % ac::warp_size);
   for (int at = first; at < columns; at += step) {
     float values[size];
     Vector::load(x + at).unpack(values);
-    norm_vector(values, weight != nullptr ? weight + at : nullptr, inverse, kind);
+    norm_vector(values, weight != nullptr ? weight + at : nullptr, bias != nullptr ? bias + at : nullptr, row, kind);
     Vector::pack(values).store(out + at);
   }
 }
@@ -126,20 +138,20 @@ __device__ __forceinline__ void rms_row(const T* x, const T* weight, T* out, int
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-rms_rows_warp(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int kind) {
+norm_rows_warp(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, Plan::T* out, int rows, int columns, float eps, int kind) {
   wait_in_chain();
   const long long row = static_cast<long long>(blockIdx.x) * warps + threadIdx.x / ac::warp_size;
   if (row >= rows) return;
   const long long offset = row * columns;
-  rms_row<1>(x + offset, weight, out + offset, columns, eps, kind, threadIdx.x % ac::warp_size, nullptr);
+  norm_row<1>(x + offset, weight, bias, out + offset, columns, eps, kind, threadIdx.x % ac::warp_size, nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-rms_rows_block(const Plan::T* x, const Plan::T* weight, Plan::T* out, int rows, int columns, float eps, int kind) {
+norm_rows_block(const Plan::T* x, const Plan::T* weight, const Plan::T* bias, Plan::T* out, int rows, int columns, float eps, int kind) {
   wait_in_chain();
   __shared__ float scratch[warps];
   const long long offset = static_cast<long long>(blockIdx.x) * columns;
-  rms_row<warps>(x + offset, weight, out + offset, columns, eps, kind, threadIdx.x, scratch);
+  norm_row<warps>(x + offset, weight, bias, out + offset, columns, eps, kind, threadIdx.x, scratch);
 }
 
 // A thread turns one vector of channels and that half of the rotary part away from it, or one of neighbours, or copies one of the rest.
@@ -177,8 +189,8 @@ rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-add_rms_rows(const Plan::T* left, const Plan::T* right, const Plan::T* weight, Plan::T* total, Plan::T* out, int columns, float eps,
-             int kind) {
+add_norm_rows(const Plan::T* left, const Plan::T* right, const Plan::T* weight, const Plan::T* bias, Plan::T* total, Plan::T* out,
+              int columns, float eps, int kind) {
   wait_in_chain();
   constexpr int held = 2, step = Plan::threads * size;
   __shared__ float scratch[warps];
@@ -201,22 +213,26 @@ add_rms_rows(const Plan::T* left, const Plan::T* right, const Plan::T* weight, P
 #pragma unroll
     for (int e = 0; e < size; ++e) visit(values[e]);
   };
+  bool is_summed = false;  // then what is not kept is read again
   auto each = [&](auto visit) {
 #pragma unroll
     for (int i = 0; i < held; ++i) {
       if (first + i * step >= columns) continue;
-      kept[i] = sum(first + i * step);
+      if (!is_summed) kept[i] = sum(first + i * step);
       visit_all(kept[i], visit);
     }
 #pragma unroll 1
-    for (int at = first + held * step; at < columns; at += step) visit_all(sum(at), visit);
+    for (int at = first + held * step; at < columns; at += step) {
+      visit_all(is_summed ? Vector::load(total + offset + at) : sum(at), visit);
+    }
+    is_summed = true;
   };
-  const float inverse = ac::row_statistics<ac::norm_rms, warps>(each, columns, eps, scratch, threadIdx.x / ac::warp_size,
-                                                                threadIdx.x % ac::warp_size).inverse;
+  const ac::RowStatistics row = statistics<warps>(each, columns, eps, kind, scratch, threadIdx.x / ac::warp_size,
+                                                  threadIdx.x % ac::warp_size);
   auto write = [&](const Vector& vector, int at) {
     float values[size];
     vector.unpack(values);
-    norm_vector(values, weight != nullptr ? weight + at : nullptr, inverse, kind);
+    norm_vector(values, weight != nullptr ? weight + at : nullptr, bias != nullptr ? bias + at : nullptr, row, kind);
     Vector::pack(values).store(out + offset + at);
   };
 #pragma unroll
@@ -263,9 +279,9 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
   if (!here) return;
   if (normed >> which & 1) {
     const T* weight = which == 0 ? q_weight : which == 1 ? k_weight : v_weight;
-    const float inverse = rsqrtf(squares * (1.0f / static_cast<float>(dim)) + eps);
-    norm_vector(low, weight != nullptr ? weight + low_at : nullptr, inverse, kind);
-    norm_vector(high, weight != nullptr ? weight + high_at : nullptr, inverse, kind);
+    const ac::RowStatistics statistics{0.0f, rsqrtf(squares * (1.0f / static_cast<float>(dim)) + eps)};
+    norm_vector(low, weight != nullptr ? weight + low_at : nullptr, nullptr, statistics, kind);
+    norm_vector(high, weight != nullptr ? weight + high_at : nullptr, nullptr, statistics, kind);
   }
   const long long angles = static_cast<long long>(token) * rotary;
   if (place < half) {

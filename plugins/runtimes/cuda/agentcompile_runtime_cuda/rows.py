@@ -33,10 +33,12 @@ from .compared import CLOSE_PRODUCTS, Compared
 from .expert_product import ExpertProduct, one_by_one
 from .gated_product import GatedProduct
 from .gates import ACTIVATIONS, LIKELY, gate_of
-from .head_places import MOST, THREADS, is_aligned, is_weight, norm_kind, placed, placing
+from .head_places import MOST, THREADS, placed, placing
 from .own_kernels import OwnKernels
 from .recurrent_bodies import CONVOLUTION, RECURRENCE, RecurrentBodies
 from .recurrent_rows import RecurrentRows
+from .row_norms import RowNorms
+from .row_vectors import VECTOR_BYTES, even, is_aligned, whole
 from .scan_chunks import ScanChunks
 from .short_convolution import ShortConvolution
 from .skinny_product import SkinnyProduct
@@ -47,13 +49,10 @@ if TYPE_CHECKING:
     Tensors = Sequence[torch.Tensor]
 
 TEMPLATE = Path(__file__).with_name("rows.cu")
-WIDE = 1024  # columns from which on a row is a block's
-VECTOR_BYTES = 16
 MOST_PARTS = 5  # of one merge
-NORM, ROPE, MULTIPLY = "agentcompile.rms_norm.default", "agentcompile.rope.default", "aten.mul.Tensor"
+ROPE, MULTIPLY = "agentcompile.rope.default", "aten.mul.Tensor"
 PRODUCT, EXPERTS = "aten.linear.default", "agentcompile.expert_linear.default"
 WEIGHED = (MULTIPLY, "aten.sum.dim_IntList")
-SUM_AND_NORM = ("aten.add.Tensor", NORM)
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_row", "activation"))
@@ -82,10 +81,10 @@ def source(dtype: DType) -> StepSource:
     sums = tuple(pointer(f"sum{i}", Role.INPUT, DType.F32) for i in range(MOST_PARTS))
     merge = launch("merge_rows", tuple(f"part{i}" for i in range(MOST_PARTS)), _MERGE_SCALARS)
     places = (*merge.arguments[:MOST_PARTS], *sums, *merge.arguments[MOST_PARTS:])
-    launches = (launch("rms_rows_warp", ("x", "weight"), _NORM_SCALARS), launch("rms_rows_block", ("x", "weight"), _NORM_SCALARS),
+    launches = (*(launch(f"norm_rows_{of}", ("x", "weight", "bias"), _NORM_SCALARS) for of in ("warp", "block")),
                 launch("rope_rows", ("x", "cos", "sin"), _ROPE_SCALARS), launch("gate_rows", ("gate", "up"), _GATED_SCALARS),
                 evolve(merge, arguments=places), weigh, wide,
-                launch("add_rms_rows", ("left", "right", "weight"), _SUM_SCALARS, ("total", "out")),
+                launch("add_norm_rows", ("left", "right", "weight", "bias"), _SUM_SCALARS, ("total", "out")),
                 launch("place_heads", ("q", "k", "v", "q_weight", "k_weight", "v_weight", "cos", "sin", "at"), _PLACE_SCALARS,
                        ("q_out", "k_out", "v_out")))
     return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": THREADS}, launches=launches)
@@ -104,8 +103,9 @@ class RowKernels:
         self._served = self._compared.served
         recurrences = ScanChunks(backend, target), RecurrentRows(backend, target)
         recurrent = RecurrentBodies(recurrences, ShortConvolution(backend, target), self._compared)
+        self._norms = RowNorms(self._launch, self._compared)
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
-            (NORM,): self._norm, (ROPE,): self._rope, SUM_AND_NORM: self._sum_and_norm, (PRODUCT,): self._few_rows,
+            **self._norms.bodies, (ROPE,): self._rope, (PRODUCT,): self._few_rows,
             (EXPERTS,): self._chosen, WEIGHED: self._weighed,
             (RECURRENCE,): recurrent.recurrence, (CONVOLUTION,): recurrent.convolution}
         for activation in ACTIVATIONS:
@@ -119,41 +119,6 @@ class RowKernels:
         if ops == (EXPERTS,):
             self._experts.expect()
         return self._bodies.get(ops)
-
-    def _norm(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
-              once: bool = False) -> "torch.Tensor | None":
-        import torch
-
-        columns = x.shape[-1]
-        if not _whole(columns, x) or not x.is_contiguous() or not is_weight(weight, x, one_plus or once):
-            return None
-        rows = x.numel() // columns
-        entry, blocks = ("rms_rows_block", rows) if columns >= WIDE else ("rms_rows_warp", -(-rows // (THREADS // 32)))
-        out = torch.empty_like(x)
-        kind = norm_kind(one_plus, once)
-        scalars = (rows, columns, eps, kind)
-        return self._checked((entry, x.dtype, columns, weight is None, kind), out, (x, weight), (entry, blocks, scalars),
-                             lambda: torch.ops.agentcompile.rms_norm.default(x, weight, eps, one_plus, once))
-
-    def _sum_and_norm(self, left: "torch.Tensor", right: "torch.Tensor", weight: "torch.Tensor | None", eps: float,
-                      one_plus: bool = False, once: bool = False) -> "tuple[torch.Tensor, torch.Tensor] | None":
-        import torch
-
-        columns, same = left.shape[-1], left.shape == right.shape and left.dtype is right.dtype
-        if not same or not _even(columns, left) or not is_aligned(right) or not left.is_contiguous() or not right.is_contiguous():
-            return None
-        if not is_weight(weight, left, one_plus or once):
-            return None
-        total, out, kind = torch.empty_like(left), torch.empty_like(left), norm_kind(one_plus, once)
-        launch = partial(self._launch, (left, right, weight, total, out),
-                         ("add_rms_rows", left.numel() // columns, (columns, eps, kind)))
-
-        def framework() -> "Tensors":
-            wanted = left + right
-            return wanted, torch.ops.agentcompile.rms_norm.default(wanted, weight, eps, one_plus, once)
-
-        key = ("add_rms_rows", left.dtype, columns, weight is None, kind)
-        return (total, out) if self._compared.agreed(key, launch, lambda: (total, out), framework) else None
 
     def place(self, heads: Sequence[Heads]) -> bool:
         """See ``Backend.place``."""
@@ -181,7 +146,7 @@ class RowKernels:
         if batch != 1 or not tables or strides[3] != 1 or rotary % 2 or rotary > dim:
             return None
         alone = 0 if interleaved else rotary // 2  # channels whose vectors bring those of their partners
-        if not all(_even(n, x) for n in (rotary - alone, dim, strides[1], strides[2])):
+        if not all(even(n, x) for n in (rotary - alone, dim, strides[1], strides[2])):
             return None
         out = torch.empty((1, tokens, heads, dim), dtype=x.dtype, device=x.device).transpose(1, 2)
         items = tokens * heads * ((dim - alone) * x.element_size() // VECTOR_BYTES)
@@ -198,7 +163,7 @@ class RowKernels:
             return None
         columns, strides = gate.shape[-1], (_row_stride(gate), _row_stride(up))
         apart = zip(strides, (gate, up), strict=True)
-        if not _whole(columns, gate) or not all(stride is not None and _whole(stride, one) for stride, one in apart):
+        if not whole(columns, gate) or not all(stride is not None and whole(stride, one) for stride, one in apart):
             return None
         rows, vectors = gate.numel() // columns, gate.numel() * gate.element_size() // VECTOR_BYTES
         if vectors > MOST - THREADS:
@@ -257,7 +222,7 @@ class RowKernels:
 
         if x.dim() != 3 or tuple(dims) not in ((1,), (-2,)) or tuple(weights.shape) != (*x.shape[:2], 1) or not x.numel():
             return None
-        if not _even(x.shape[2], x) or not x.is_contiguous() or not weights.is_contiguous() or x.numel() > MOST:
+        if not even(x.shape[2], x) or not x.is_contiguous() or not weights.is_contiguous() or x.numel() > MOST:
             return None
         is_wide = weights.dtype is torch.float32
         if not is_wide and weights.dtype is not x.dtype:
@@ -275,7 +240,7 @@ class RowKernels:
 
         (_, heads, tokens, dim), rows = out.shape, [part for part, _ in parts]
         dense = all(one.shape == out.shape and one.transpose(1, 2).is_contiguous() for one in (*rows, out))
-        if len(parts) > MOST_PARTS or not dense or not all(_even(dim, one) and one.dtype is out.dtype for one in (*rows, out)):
+        if len(parts) > MOST_PARTS or not dense or not all(even(dim, one) and one.dtype is out.dtype for one in (*rows, out)):
             return False
         sums = [lse.reshape(heads, tokens) for _, lse in parts]
         if any(one.dtype is not torch.float32 for one in sums):
@@ -320,14 +285,3 @@ def _row_stride(tensor: "torch.Tensor") -> int | None:
         return tensor.shape[-1]
     even = all(stride[a] == stride[b] * tensor.shape[b] for a, b in pairwise(inner))
     return stride[inner[-1]] if even and tensor.shape[-1] <= stride[inner[-1]] <= MOST else None
-
-
-def _even(count: int, tensor: "torch.Tensor") -> bool:
-    """Whether ``count`` elements of a 16-bit tensor at an aligned address are whole vectors."""
-    return tensor.element_size() == 2 and tensor.is_floating_point() and count * 2 % VECTOR_BYTES == 0 and is_aligned(tensor)
-
-
-def _whole(count: int, tensor: "torch.Tensor") -> bool:
-    """The same of a 16-bit or 32-bit one."""
-    return tensor.element_size() in (2, 4) and tensor.is_floating_point() and count * tensor.element_size() % VECTOR_BYTES == 0 and (
-        is_aligned(tensor))

@@ -10,7 +10,9 @@ from agentcompile_runtime_cuda import gated_product, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import SILU
 from agentcompile_runtime_cuda.recurrent_bodies import CONVOLUTION
-from agentcompile_runtime_cuda.rows import EXPERTS, MULTIPLY, NORM, PRODUCT, ROPE, SUM_AND_NORM, WEIGHED, RowKernels, source
+from agentcompile_runtime_cuda.row_norms import ADD, LAYER, PLAIN_LAYER
+from agentcompile_runtime_cuda.row_norms import RMS as NORM
+from agentcompile_runtime_cuda.rows import EXPERTS, MULTIPLY, PRODUCT, ROPE, WEIGHED, RowKernels, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from agentcompile_core.ops import convolution, experts, operators
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import BuildError, DType, Heads
 
-GATED = (SILU, MULTIPLY)
+GATED, SUM_AND_NORM = (SILU, MULTIPLY), (ADD, NORM)
 HALVES = (torch.float16, torch.bfloat16)
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=40)
 
@@ -69,7 +71,8 @@ def test_rows_of_chosen_experts_are_the_operators(rows: RowKernels) -> None:
 
 
 @pytest.mark.parametrize("name, operator", [
-    (NORM, operators.rms_norm), (ROPE, operators.rope), (EXPERTS, experts.expert_linear), (CONVOLUTION, convolution.causal_convolution)])
+    (NORM, operators.rms_norm), (PLAIN_LAYER, operators.layer_norm), (ROPE, operators.rope),
+    (EXPERTS, experts.expert_linear), (CONVOLUTION, convolution.causal_convolution)])
 def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, operator: Any) -> None:
     taken, given_ = (inspect.signature(one).parameters for one in (rows.body(name), operator))  # type: ignore[arg-type]
     assert [(p.name, p.default) for p in taken.values()] == [(p.name, p.default) for p in given_.values()]
@@ -86,6 +89,49 @@ def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
     body = rows.body(NORM)
     assert body is not None
     near(body(x, weight, 1e-6, one_plus, once), operators.rms_norm(x, weight, 1e-6, one_plus, once))
+
+
+def test_layer_norms_take_all_that_the_frameworks_do(rows: RowKernels) -> None:
+    body = rows.body(LAYER)
+    assert body is not None
+    schema = torch.ops.aten.layer_norm.default._schema.arguments
+    assert [p.name for p in inspect.signature(body).parameters.values()] == [argument.name for argument in schema]
+
+
+@SETTINGS
+@given(st.data())
+def test_layer_norms_are_the_operators_alone_and_of_sums(rows: RowKernels, data: st.DataObject) -> None:
+    """Of either operator; also of rows whose mean is far above what they differ by."""
+    draw, dtype = data.draw, data.draw(st.sampled_from((*HALVES, torch.float32)))
+    columns, count = 8 * draw(st.sampled_from([1, 3, 16, 33, 128, 130, 258, 1100])), draw(st.integers(1, 9))
+    left, right = (normal(columns + i, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-2, 1.0, 50.0])) for i in (0, 1))
+    left = (left + draw(st.sampled_from([0.0, 0.0, 8.0]))).to(dtype)
+    weight, bias = (draw(st.sampled_from([None, normal(i, columns, dtype=dtype)])) for i in (1, 2))
+    plain = draw(st.booleans())
+    name, how = (PLAIN_LAYER, (weight, 1e-5)) if plain else (LAYER, ((columns,), weight, bias, 1e-5))
+    alone, both = rows.body(name), rows.body(ADD, name)
+    assert alone is not None and both is not None
+
+    def exactly(x: torch.Tensor) -> torch.Tensor:
+        scale, shift = (None if one is None else one.double() for one in (weight, None if plain else bias))
+        return torch.nn.functional.layer_norm(x.double(), (columns,), scale, shift, 1e-5)
+
+    def close(found: torch.Tensor | None, x: torch.Tensor) -> None:
+        assert found is not None and found.dtype is dtype
+        wanted, unit = exactly(x), torch.finfo(dtype).eps
+        rounded = 2.0**-20 * (x.double().abs().amax(-1, keepdim=True) / x.double().std(-1, keepdim=True, correction=0).clamp_min(1e-3) + 1)
+        spread = rounded * (1.0 if weight is None else float(weight.abs().max()))
+        assert bool(((found.double() - wanted).abs() <= 0.51 * unit * wanted.abs() + spread + 1e-7).all())
+
+    if dtype is torch.float32:  # means cancel otherwise there
+        assert alone(left, *how) is None and both(left, right, *how) is None
+        return
+    close(alone(left, *how), left)
+    total, out = both(left, right, *how)
+    assert torch.equal(total, left + right)
+    close(out, left + right)
+    if not plain:
+        assert alone(left, (count, columns), None, None, 1e-5) is None
 
 
 @SETTINGS
@@ -241,11 +287,13 @@ def test_a_kernel_that_differs_from_the_framework_is_never_used(monkeypatch: pyt
     emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
     rows = RowKernels(emulation, lambda: preset("h200"), lambda: False)
     launch = rows._launch
-    monkeypatch.setattr(rows, "_launch", lambda tensors, how: (launch(tensors, how), tensors[-1].mul_(1.01)))
+    for one in (rows, rows._norms):
+        monkeypatch.setattr(one, "_launch", lambda tensors, how: (launch(tensors, how), tensors[-1].mul_(1.01)))
     body, x = rows.body(*GATED), normal(0, 4, 64, dtype=torch.float16)
     assert body is not None and body(x, x) is None and body(x, x) is None
     both = rows.body(*SUM_AND_NORM)
     assert both is not None and both(x, x, x[0], 1e-6) is None
+    assert (layer := rows.body(LAYER)) is not None and layer(x, (64,)) is None
     product, place = rows.body(PRODUCT), torch.zeros(4, 4, dtype=torch.float16)
     skinny = rows._skinny.plain
     monkeypatch.setattr(rows._skinny, "plain", lambda *given: (skinny(*given), given[-1].mul_(1.01)))
