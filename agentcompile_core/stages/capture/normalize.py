@@ -1,7 +1,8 @@
 """Graph -> Graph passes of capture: what every HuggingFace model writes out in full becomes one node per concept.
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
-``collapse_products``: a contraction adds the same products in another order.
+``collapse_products``, whose contractions add the same products in another order, ``collapse_linear``, whose products with a parameter's
+columns may, and ``collapse_activations``, which round once.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from attrs import evolve
 from ...ir.graph import Graph, Node, Ref, Symbol
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
+from .collapse_activations import collapse_activations
 from .collapse_linear import collapse_linear, linear_in_place
 from .collapse_norms import collapse_norms
 from .collapse_pairs import rotate_pairs
@@ -118,6 +120,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    linear_in_place, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope, collapse_products, repeat_no_masks,
-    drop_expansions, write_out, pack_operands, eliminate_dead_code,
+    linear_in_place, collapse_activations, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope,
+    collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, eliminate_dead_code,
 )
