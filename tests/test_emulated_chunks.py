@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {"qwen3": {**SIZES, **WIDE}, "llama": {**SIZ
                                      "qwen3_moe": {**SIZES, **WIDE, "num_experts": 4, "num_experts_per_tok": 2,
                                                    "moe_intermediate_size": 32},
                                      "cohere2": {**SIZES, **WIDE}, "ernie4_5": {**SIZES, **WIDE}, "glm": {**SIZES, **WIDE, "head_dim": 32},
+                                     "phi3": {**SIZES, **WIDE, "pad_token_id": 0},
                                      "gpt2": {**GPT, "n_embd": 64}, "starcoder2": {**SIZES, **WIDE}}
 PAIRED = ("cohere2", "ernie4_5", "glm")  # their rotations turn neighbours, in float32 between casts but for GLM's, of half a head
 LAYERED = ("gpt2", "starcoder2")  # layer norms with biases; Cohere's have none
@@ -62,7 +63,7 @@ def logits_of(model: nn.Module, name: str, dtype: DType, backend: ReplayingBacke
 
 
 @pytest.mark.parametrize("name, dtype", [("qwen3", DType.F16), ("qwen3", DType.BF16), ("llama", DType.BF16), ("gemma2", DType.F16),
-                                         ("qwen3_moe", DType.F16), *((name, DType.BF16) for name in (*PAIRED, *LAYERED))])
+                                         ("qwen3_moe", DType.F16), *((name, DType.BF16) for name in (*PAIRED, *LAYERED, "phi3"))])
 def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_attention, "LARGE", LARGE)
     model, backend = tiny(name, MODELS[name], getattr(torch, dtype.value)), Emulated()

@@ -9,6 +9,7 @@ from .names import ATTENTION, RMS_NORM, ROPE
 from .schema import named
 
 OPERANDS = ("q", "k", "v")
+_COPIES = ("aten.clone.default", "aten.contiguous.default")
 
 
 @frozen(kw_only=True)
@@ -38,8 +39,11 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
     narrow: Way | None = None  # up to a rotation in float32, as long as nothing is known to cast to it
     while (node := _maker(graph, way.source, reader, held)) is not None:
         kept = {"swapped": way.swapped, "norm": way.norm, "rope": way.rope, "wide": way.wide}
+        first = _copied(graph, node) or node.args[0]
         if _swaps(node):
             kept["swapped"] = not way.swapped
+        elif first is not node.args[0] or node.op in _COPIES:
+            pass
         elif node.op == ROPE and way.rope is way.norm is None and not way.swapped:
             kept["rope"] = node
         elif node.op == RMS_NORM and way.norm is None and narrow is None:
@@ -50,7 +54,6 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
             narrow, kept["wide"] = None, True
         else:
             break
-        first = node.args[0]
         if not isinstance(first, Ref):
             break
         way, reader = Way(source=first.value, nodes=(node.name, *way.nodes), **kept), node  # type: ignore[arg-type]
@@ -60,6 +63,15 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
 
 def _type(graph: Graph, value: str) -> DType:
     return graph.spec(value).dtype
+
+
+def _copied(graph: Graph, node: Node) -> Ref | None:
+    """The one part of a concatenation that is not empty, where there is just one: in which order it lies is nobody's business here."""
+    if node.op != "aten.cat.default" or not isinstance(node.args[0], tuple):
+        return None
+    parts = [part for part in node.args[0] if isinstance(part, Ref) and graph.spec(part.value).numel]
+    same = len(parts) == 1 and graph.spec(parts[0].value).shape == graph.spec(node.outputs[0]).shape
+    return parts[0] if same else None
 
 
 def _widens(graph: Graph, node: Node, operand: str) -> bool:
