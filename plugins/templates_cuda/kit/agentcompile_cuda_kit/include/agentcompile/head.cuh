@@ -123,7 +123,8 @@ template <class T, int HeadDim, int Lanes> struct Head {
       cosine[j].unpack(cosines);
       sine[j].unpack(sines);
 #pragma unroll
-      for (int e = 0; e < Vector::size; e += 2) {
+      for (int pair = 0; pair < Vector::size / 2; ++pair) {
+        const int e = 2 * pair;
         float& even = values[j * Vector::size + e];
         float& odd = values[j * Vector::size + e + 1];
         const float rotated = rope_rotate(even, odd, cosines[e], sines[e], false);
