@@ -16,6 +16,7 @@ from .bodies import LINEAR, Bodies, with_bodies
 from .gated_products import with_gated_products
 from .joint_products import ProductMemory, with_joint_products
 from .overloads import operator_of
+from .states_in_place import with_states_in_place
 
 
 def resolve_symbol(symbol: Symbol, device: str | torch.device, dtype_override: torch.dtype | None = None) -> Any:
@@ -94,6 +95,7 @@ class Prepared:
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], device: str | torch.device,
         dtype_override: torch.dtype | None, bodies: Bodies | None = None, products: ProductMemory | None = None,
+        wanted: Mapping[str, Tensor] | None = None,
     ) -> None:
         operators: dict[str, Callable[..., Any]] = {}
         self.written: frozenset[str] = frozenset()
@@ -104,8 +106,10 @@ class Prepared:
             product = bodies(LINEAR) if bodies is not None else None
             nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products, product)
         if bodies is not None:
-            nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of, gated)
-            operators = {**others, **operators, **gated}
+            nodes, advanced, placed = with_states_in_place(graph, nodes, outputs, bodies, wanted or {}, operator_of)
+            nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of, {**gated, **advanced})
+            operators = {**others, **operators, **gated, **advanced}
+            self.written |= placed
         inside = {name for node in nodes for name in node.outputs}
         reads = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.mutates) if name not in inside)
         passed = [name for name in outputs if name not in inside]
@@ -195,6 +199,7 @@ def compile_nodes(
     dtype_override: torch.dtype | None = None,
     bodies: Bodies | None = None,
     products: ProductMemory | None = None,
+    wanted: Mapping[str, Tensor] | None = None,
 ) -> Prepared:
     """Resolve ``nodes`` of ``graph`` (default: all) for repeated runs on ``device``.
 
@@ -202,6 +207,7 @@ def compile_nodes(
     is an output of the graph. ``dtype_override`` computes every floating point tensor in that type. ``bodies``: what computes some
     operators in their place, see ``with_bodies``. ``products``: where weights lie, so that products with some that lie behind each other
     are one, and where the caller puts outputs: ``written`` of what is returned says which of them are there, the others may be slices.
+    ``wanted``: the same of what operators with a state make, of those outputs that are there before any run.
 
     Raises:
         UsageError: an operator or argument is unknown.
@@ -209,7 +215,7 @@ def compile_nodes(
     chosen = _nodes_of(graph, nodes)
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
-    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, products)
+    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, products, wanted)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

@@ -16,7 +16,7 @@ from ..ops.dtypes import torch_dtype, zeros
 from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
 from ..ops.joint_products import ProductMemory
-from ..ops.names import CONVOLUTION, RECURRENCE
+from ..ops.states_in_place import ADVANCING
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
@@ -216,7 +216,8 @@ class _Binder:
         bodies = None if backend is None else backend.body if several else partial(_of_one_token, backend)
         into = {} if self.apart else {name: self.planned[name] for name in copies}
         products = ProductMemory(weights=self.environment, results=into) if self.shares_products else None
-        prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, products=products)
+        prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, products=products,
+                                 wanted={} if several else into)
         copies = tuple(name for name in copies if name not in prepared.written)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
@@ -310,7 +311,7 @@ class _Binder:
 
 
 def _of_one_token(backend: "Backend", *ops: str) -> "Callable[..., Any] | None":
-    return backend.body(*ops) if ops in ((RECURRENCE,), (CONVOLUTION,)) else None
+    return backend.body(*ops) if ops[0] in ADVANCING else None
 
 
 def _enqueue(launches: Sequence[Callable[[int], None]], stream: Callable[[], int]) -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("rows.cu")
 MOST_PARTS = 5  # of one merge
-ROPE, MULTIPLY = "agentcompile.rope.default", "aten.mul.Tensor"
+ROPE, MULTIPLY, COPY = "agentcompile.rope.default", "aten.mul.Tensor", "aten.copy_.default"
 PRODUCT, EXPERTS = "aten.linear.default", "agentcompile.expert_linear.default"
 WEIGHED = (MULTIPLY, "aten.sum.dim_IntList")
 
@@ -108,7 +108,8 @@ class RowKernels:
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
             **self._norms.bodies, **ChooseRows(backend, target, self._compared).bodies, (ROPE,): self._rope, (PRODUCT,): self._few_rows,
             (EXPERTS,): self._chosen, WEIGHED: self._weighed,
-            (RECURRENCE,): recurrent.recurrence, (CONVOLUTION,): recurrent.convolution}
+            (RECURRENCE,): recurrent.recurrence, (CONVOLUTION,): recurrent.convolution,
+            (RECURRENCE, COPY): recurrent.recurrence_in_place, (CONVOLUTION, COPY): recurrent.convolution_in_place}
         for activation in ACTIVATIONS:
             self._bodies[activation, MULTIPLY] = partial(self._gated, activation)
             self._bodies[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)

@@ -3,6 +3,7 @@
 //   out[t, c] = act(sum over k of weight[c, k] column[t + 1 + k, c] + bias[c])     columns: those of `state`, then those of x
 //   last[c, k] = column[live + k, c]
 //
+// `last` may be `state` where one thread has all tokens of a channel.
 // x [T, channels] by its stride of tokens, channels side by side; state and last [channels, width]; weight [channels, width]; bias [channels]
 // or null; out [T, channels], dense; `valid`: i64 [1], how many of the tokens count (null: all). fp32 sums, rounded before the activation as
 // the framework rounds them.
@@ -55,6 +56,8 @@ causal_convolution(const Plan::T* state, const Plan::T* x, const Plan::T* weight
     }
   };
 
+#pragma unroll
+  for (int k = 1; k < width; ++k) column(first + k - width, window[k]);  // before the last columns are written, maybe over the state
   if (first == 0) {
     const int live = valid == nullptr ? tokens : static_cast<int>(max(0ll, min(static_cast<long long>(tokens), valid[0])));
     for (int k = 0; k < width; ++k) {
@@ -65,8 +68,6 @@ causal_convolution(const Plan::T* state, const Plan::T* x, const Plan::T* weight
     }
   }
 
-#pragma unroll
-  for (int k = 1; k < width; ++k) column(first + k - width, window[k]);
 #pragma unroll 4
   for (int token = first; token < min(first + run, tokens); ++token) {
 #pragma unroll

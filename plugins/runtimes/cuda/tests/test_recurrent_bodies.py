@@ -38,3 +38,40 @@ def test_who_serves(tokens: int, terms: int, is_delta: bool, is_wrong: bool, ser
     for mine, theirs in zip(found, recurrence(*call), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     assert {key[0]: agreed for key, agreed in compared.served.items()} == served
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_states_advance_in_place_behind_the_first_call(is_delta: bool, turned: bool) -> None:
+    """Of both operators, token by token: what the operators give with a copy behind them, wherever the results are wanted."""
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    compared = Compared(emulation, lambda: False)
+    scans, rows, convolution = (one(emulation, lambda: preset("h200")) for one in (ScanChunks, RecurrentRows, ShortConvolution))
+    bodies, generator = RecurrentBodies((scans, rows), convolution, compared), torch.Generator().manual_seed(4)
+    state = torch.randn(*((1, 2, 32, 64) if turned else (1, 2, 64, 32)), generator=generator)
+    state = state.mT if turned else state
+    columns, weight = torch.randn(1, 16, 4, generator=generator), torch.randn(16, 4, generator=generator)
+    wanted, kept = state.clone(), columns.clone()
+    place = torch.zeros(1, 1, 2, 64), torch.zeros(1, 16, 1)
+    for turn in range(4):
+        sizes = (2,), (2, 64), (1, 32), (1, 32), (16,)
+        decay, x, keys, queries, token = (torch.randn(1, 1, *size, generator=generator) for size in sizes)
+        call = (-decay.abs(), x, keys / 32**0.5, queries, None, torch.full_like(decay, 0.5) if is_delta else None)
+        given = (token.transpose(1, 2), weight, None, None, True)
+        right, wanted = recurrence(wanted, *call)
+        column, kept = torch.ops.agentcompile.causal_convolution.default(kept, *given)
+        if turn == 0:  # nothing is compared yet
+            assert bodies.recurrence_in_place(state, *call) is None and bodies.convolution_in_place(columns, *given) is None
+            first, last = bodies.recurrence(state, *call), bodies.convolution(columns, *given)
+            assert first is not None and last is not None
+            state.copy_(first[1])
+            columns.copy_(last[1])
+            continue
+        into = place if turn % 2 else (None, None)
+        found = bodies.recurrence_in_place(state, *call, into=into[0]), bodies.convolution_in_place(columns, *given, into=into[1])
+        for mine, theirs, where in zip((*found, state, columns), (right, column, wanted, kept), (*into, None, None), strict=True):
+            assert mine is not None and (where is None or mine is where)
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    many = torch.randn(1, 3, 2, 64, generator=generator)
+    keys, decay = torch.randn(1, 3, 1, 32, generator=generator), -torch.rand(1, 3, 2, generator=generator)
+    assert bodies.recurrence_in_place(state, decay, many, keys, keys) is None

@@ -8,14 +8,14 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.backend import CudaBackend
-from agentcompile_runtime_cuda.short_convolution import THREADS, ShortConvolution, blocks, source
+from agentcompile_runtime_cuda.short_convolution import RUN, THREADS, ShortConvolution, blocks, source
 from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.ops.convolution import causal_convolution
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import DType
+from agentcompile_core.plugin_api import Access, DType
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.module import SCHEDULES, EmulationError, LaunchOptions
@@ -38,6 +38,7 @@ class Drawn:
     silu: bool = True
     valid: int | None = None
     seed: int = 0
+    in_place: bool = False  # the last columns over the state, which one thread's run of tokens allows
 
     def operands(self) -> tuple[Any, ...]:
         """In the operator's order."""
@@ -56,7 +57,8 @@ class Drawn:
 def convolutions(draw: st.DrawFn) -> Drawn:
     """Few and many tokens beside a thread's run, states that reach over all of them, and channels that end within a block."""
     tokens = draw(st.integers(1, 40))
-    return Drawn(tokens=tokens, vectors=draw(st.integers(1, 40)), width=draw(st.integers(1, 8)), dtype=draw(st.sampled_from(list(TYPES))),
+    return Drawn(in_place=tokens <= RUN and draw(st.booleans()),
+                 tokens=tokens, vectors=draw(st.integers(1, 40)), width=draw(st.integers(1, 8)), dtype=draw(st.sampled_from(list(TYPES))),
                  beside=draw(st.integers(0, 2)), biased=draw(st.booleans()), silu=draw(st.booleans()),
                  valid=draw(st.one_of(st.none(), st.integers(-1, tokens + 2))), seed=draw(st.integers(0, 99)))
 
@@ -72,10 +74,15 @@ def error(one: Drawn, options: LaunchOptions, right: str = "", wrong: str = "") 
     memory = {"state": state.view(-1), "x": torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0),
               "weight": weight.view(-1), "out": torch.full((one.tokens * channels,), math.nan, dtype=one.dtype),
               "last": torch.full((channels * one.width,), math.nan, dtype=one.dtype)}
+    if one.in_place:
+        memory["last"] = memory["state"] = state.clone().view(-1)
     memory |= {name: given_tensor for name, given_tensor in (("bias", bias), ("valid", valid)) if given_tensor is not None}
     launch = made.launches[0]
     launch = evolve(launch, arguments=tuple(evolve(a, operand="") if a.operand in ("bias", "valid") and a.operand not in memory else a
                                             for a in launch.arguments))
+    if one.in_place:
+        launch = evolve(launch, arguments=tuple(
+            evolve(a, operand="state", access=Access.READ_WRITE) if a.operand in ("state", "last") else a for a in launch.arguments))
     run_called(made, (launch, (one.tokens, channels, x.stride(2))), blocks(one.tokens, channels, x.element_size()), memory, options)
     clipped = None if valid is None else valid.clamp(0, one.tokens)
     wanted, last = causal_convolution(state.double(), x.double(), weight.double(), None if bias is None else bias.double(), clipped)
@@ -98,17 +105,20 @@ WRONG = {
     "weights from behind": ("* width + k]);\n  }", "* width + width - 1 - k]);\n  }"),
     "the last columns with padding": ("min(static_cast<long long>(tokens), valid[0])", "static_cast<long long>(tokens)"),
     "a bias of the first channels": ("Vector::load(bias + channel)", "Vector::load(bias)"),
+    "the last columns from behind": ("for (int k = 0; k < width; ++k) {\n      float kept",
+                                     "for (int k = width - 1; k >= 0; --k) {\n      float kept"),
     "no activation": ("return ac::silu(ac::round_to<T>(x));", "return ac::round_to<T>(x);"),
     "the token before": ("column(token, window[width - 1]);", "column(max(token - 1, 0), window[width - 1]);"),
     "tokens behind the last": ("min(first + run, tokens)", "first + run"),
     "channels of all tokens": ("static_cast<long long>(token) * x_token", "static_cast<long long>(token) * channels"),
 }
 CASES = [Drawn(tokens=37, vectors=5, width=4, beside=1, valid=33), Drawn(tokens=20, vectors=3, width=3, dtype=torch.float32, valid=2)]
+STEP = Drawn(tokens=1, vectors=2, width=4, in_place=True)
 
 
 @pytest.mark.parametrize("name", some(WRONG))
 def test_a_wrong_kernel_is_seen(name: str) -> None:
-    for one, order in product(CASES, SCHEDULES):
+    for one, order in product((*CASES, STEP), SCHEDULES):
         try:
             if error(one, order, *WRONG[name]) > 1.0:
                 return
