@@ -13,6 +13,7 @@ from agentcompile_core.ops.states_in_place import COPY
 
 STATE, X, WEIGHT, COLUMN = (TensorSpec(shape=shape, dtype=DType.F32) for shape in ((1, 4, 3), (1, 4, 1), (4, 3), (1, 4, 1)))
 CALL = (CONVOLUTION, ("state", "x", "weight"), ("y", "last"), ())
+NEG, VIEW = "aten.neg.default", "aten.view.default"
 COPIED = (COPY, ("state", "last"), ("copied",), ("state",))
 GIVEN = {"state": (STATE, ValueKind.STATE), "other": (STATE, ValueKind.STATE), "x": (X, ValueKind.INPUT),
          "weight": (WEIGHT, ValueKind.WEIGHT)}
@@ -22,8 +23,10 @@ def graph_of(*steps: tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...
     specs = {"y": COLUMN, "last": STATE, "copied": STATE}
     values = [Value(name=name, spec=spec, kind=kind, source=name * (kind is not ValueKind.INPUT)) for name, (spec, kind) in GIVEN.items()]
     values += [Value(name=name, spec=specs.get(name, STATE)) for _, _, made, _ in steps for name in made]
-    nodes = [Node(name=f"n{i}", op=op, kind=op.split(".")[1], args=tuple(map(Ref, args)), outputs=made, mutates=mutates)
-             for i, (op, args, made, mutates) in enumerate(steps)]
+    nodes = []
+    for i, (op, args, made, mutates) in enumerate(steps):
+        shape = [STATE.shape] if op == VIEW else []
+        nodes.append(Node(name=f"n{i}", op=op, kind=op.split(".")[1], args=(*map(Ref, args), *shape), outputs=made, mutates=mutates))
     return Graph(name="decode", kind=GraphKind.DECODE, values=tuple(values), nodes=tuple(nodes), inputs=("x",), outputs=outputs)
 
 
@@ -67,13 +70,23 @@ def test_a_state_that_is_only_copied_back_is_written_in_place(in_place: bool) ->
 
 
 @pytest.mark.parametrize("in_place", [True, False])
+def test_states_are_seen_through_views(in_place: bool) -> None:
+    """Of the state, and of the one behind it."""
+    steps = ((VIEW, ("state",), ("seen",), ()), (CONVOLUTION, ("seen", "x", "weight"), ("y", "last"), ()),
+             (VIEW, ("last",), ("v",), ()), (COPY, ("state", "v"), ("copied",), ("state",)))
+    calls, _, _ = ran(graph_of(*steps), in_place)
+    assert calls == (["in place"] * 2 if in_place else ["refused", "alone"] * 2)
+    read = (NEG, ("seen",), ("w",), ())
+    assert ran(graph_of(*steps, read, outputs=("y", "w")), True)[0] == ["alone"] * 2
+
+
+@pytest.mark.parametrize("in_place", [True, False])
 def test_results_lie_where_they_are_wanted(in_place: bool) -> None:
     place = torch.zeros(COLUMN.shape)
     _, found, prepared = ran(graph_of(CALL, COPIED), in_place, {"y": place})
     assert found["y"] is place and prepared.written == {"y"}
 
 
-NEG = "aten.neg.default"
 
 
 @pytest.mark.parametrize(("steps", "outputs"), [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref
+from .aliasing import is_alias
 from .bodies import Bodies, written_between
 from .names import CONVOLUTION, RECURRENCE
 
@@ -23,36 +24,53 @@ def with_states_in_place(
     """``nodes`` without copies of such states, callables by name of those that took them in, and results that lie where ``wanted`` says.
 
     Before: ``y, last = recurrence(state, ...)``; ``copy_(state, last)``. After: ``y = recurrence(state, ...)``, which writes the state.
-    Nobody else reads the state, the one behind it or the copy, and nothing is written meanwhile.
+    Nobody else reads the state, the one behind it or the copy, and nothing is written meanwhile. Either state may be seen as another shape.
     """
-    advancing = {node.outputs[-1]: node for node in nodes if node.op in ADVANCING and len(node.outputs) > 1}
+    advancing = {node.outputs[-1]: node for node in nodes if node.op in ADVANCING and len(node.outputs) == 2}
     found: dict[str, Callable[..., Any]] = {}
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     written: set[str] = set()
     for node in nodes:
-        first = advancing.get(node.inputs[1]) if node.op == COPY and len(node.inputs) == 2 else None
-        body = bodies(first.op, COPY) if first is not None else None
-        if first is None or body is None or not _only_copied(graph, first, node, outputs):
+        if node.op != COPY or len(node.inputs) != 2:
             continue
-        made = first.outputs[:-1]
-        alone, into = bodies(first.op), wanted.get(made[0])
+        last, views = _seen_through(graph, node.inputs[1])
+        first = advancing.get(last)
+        body = bodies(first.op, COPY) if first is not None else None
+        if first is None or body is None or not _only_copied(graph, first, node, views, outputs):
+            continue
+        made = first.outputs[0]
+        alone, into = bodies(first.op), wanted.get(made)
         found[first.name] = _advanced(body, alone, operator_of(first.op), into)
-        merged[first.name] = evolve(first, outputs=made, mutates=node.mutates)
-        written |= {made[0]} if into is not None else set()
-        gone.add(node.name)
+        merged[first.name] = evolve(first, outputs=(made,), mutates=node.mutates)
+        written |= {made} if into is not None else set()
+        gone |= {node.name, *(view.name for view in views)}
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found, frozenset(written)
 
 
-def _only_copied(graph: Graph, first: Node, copy: Node, outputs: Collection[str]) -> bool:
-    """Whether nobody can tell that ``first`` writes its state itself."""
+def _seen_through(graph: Graph, value: str) -> tuple[str, list[Node]]:
+    """The value that ``value`` is a view of, of all its elements in their order, and the views."""
+    views: list[Node] = []
+    while (node := graph.producer.get(value)) is not None and is_alias(graph, node):
+        views.append(node)
+        value = node.inputs[0]
+    return value, views
+
+
+def _only_copied(graph: Graph, first: Node, copy: Node, views: Sequence[Node], outputs: Collection[str]) -> bool:
+    """Whether nobody can tell that ``first`` writes its state itself; ``views``: those of its last result that are copied."""
     state, last = copy.args[0], first.outputs[-1]
-    if not isinstance(state, Ref) or first.args[:1] != (state,) or len(first.outputs) != 2 or copy.mutates != (state.value,):
+    if not isinstance(state, Ref) or not isinstance(first.args[0], Ref) or copy.mutates != (state.value,):
         return False
-    if {last, *copy.outputs} & {*outputs, *graph.outputs} or any(graph.users.get(name) for name in copy.outputs):
+    given, before = _seen_through(graph, first.args[0].value)
+    if given != state.value:
         return False
-    readers = {user.name for user in graph.users.get(state.value, ())}, {user.name for user in graph.users.get(last, ())}
-    return readers == ({first.name, copy.name}, {copy.name}) and not written_between(graph, first, copy)
+    seen = {last, *(name for view in (*views, *before) for name in view.outputs)}
+    among = {first.name, copy.name, *(view.name for view in (*views, *before))}
+    if {*seen, *copy.outputs} & {*outputs, *graph.outputs} or any(graph.users.get(name) for name in copy.outputs):
+        return False
+    readers = {user.name for name in (*seen, given) for user in graph.users.get(name, ())}
+    return readers <= among and not written_between(graph, first, copy)
 
 
 def _advanced(body: Callable[..., Any], alone: "Callable[..., Any] | None", operator: Callable[..., Any],

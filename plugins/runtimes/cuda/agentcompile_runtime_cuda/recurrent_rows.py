@@ -200,4 +200,11 @@ class RecurrentRows:
 def in_quads(lines: "torch.Tensor") -> "torch.Tensor":
     """``lines`` [1, T, G, N], or a copy, whose lines are whole quads side by side."""
     whole = lines.stride(3) == 1 and not any(stride % QUAD for stride in lines.stride()[1:3]) and lines.data_ptr() % 16 == 0
-    return lines if whole else lines.contiguous()
+    return lines if whole else dense_copy(lines)
+
+
+def dense_copy(x: "torch.Tensor") -> "torch.Tensor":
+    """A copy side by side, at an address of its own: ``contiguous`` may give what lies so already, wherever it begins."""
+    import torch
+
+    return x.clone(memory_format=torch.contiguous_format)

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from agentcompile_core.plugin_api import Access, Backend, DType, KernelArgument, Launch, Role, StepSource, Target, i32, pointer
 
 from .own_kernels import OwnKernels
-from .recurrent_rows import Kind, has_known_state, in_quads, row_step, rows_of, state_steps
+from .recurrent_rows import Kind, dense_copy, has_known_state, in_quads, row_step, rows_of, state_steps
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +169,7 @@ class ScanChunks:
         is_plain = x.stride(2) == kind.rows_of_head * x.stride(3)
         if x.dtype is torch.bfloat16:  # copied by 16 bytes
             is_plain = is_plain and x.stride(3) == 1 and x.stride(1) * PIECE_BYTES % VECTOR_BYTES == 0 and x.data_ptr() % VECTOR_BYTES == 0
-        return evolve(call, x=x if is_plain else x.contiguous(), keys=in_quads(call.keys), queries=in_quads(call.queries),
+        return evolve(call, x=x if is_plain else dense_copy(x), keys=in_quads(call.keys), queries=in_quads(call.queries),
                       rates=None if call.rates is None else call.rates.contiguous(),
                       skip=None if call.skip is None else call.skip.contiguous()), kind
 

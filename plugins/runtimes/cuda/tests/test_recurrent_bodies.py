@@ -75,3 +75,23 @@ def test_states_advance_in_place_behind_the_first_call(is_delta: bool, turned: b
     many = torch.randn(1, 3, 2, 64, generator=generator)
     keys, decay = torch.randn(1, 3, 1, 32, generator=generator), -torch.rand(1, 3, 2, generator=generator)
     assert bodies.recurrence_in_place(state, decay, many, keys, keys) is None
+
+
+@pytest.mark.parametrize("tokens", [1, 80])
+def test_operands_that_lie_so_already_but_begin_anywhere_are_copied(tokens: int) -> None:
+    """A slice of a wider row: of one token, or of all of a tensor, it is contiguous at an address that no vector begins at."""
+    generator = torch.Generator().manual_seed(1)
+
+    def anywhere(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        count = torch.Size(shape).numel()
+        return torch.randn(count + 1, generator=generator).to(dtype)[1:].view(shape)
+
+    decay = -torch.rand(1, tokens, 1, generator=generator)
+    call = (None, decay, anywhere(1, tokens, 1, 64, dtype=torch.bfloat16), *(anywhere(1, tokens, 1, 32).div_(6) for _ in range(2)))
+    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
+    compared = Compared(emulation, lambda: False)
+    scans, rows, convolution = (one(emulation, lambda: preset("h200")) for one in (ScanChunks, RecurrentRows, ShortConvolution))
+    found = RecurrentBodies((scans, rows), convolution, compared).recurrence(*call)
+    assert found is not None and list(compared.served.values()) == [True]
+    for mine, theirs in zip(found, recurrence(*call), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
