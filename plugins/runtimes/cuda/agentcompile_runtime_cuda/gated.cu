@@ -10,8 +10,6 @@
 // has the copy engine fill it. `full` says that a slice has arrived, `free` that every warp of both blocks has waited for its products.
 // A thread has a column of gate and the same one of up in registers, so that nothing but the result is written. Blocks stay
 // and take tile after tile, Plan::band clusters of rows together, so that their lines of x and of the weights stay in the L2 cache.
-// The second warpgroup begins Plan::lag slices behind the first, and stays behind: while one makes results of its sums, the other one has
-// products left.
 // Wins for many rows: results of 2 columns and a pass over them are not written and read.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
@@ -61,7 +59,6 @@ gated_rows(const __grid_constant__ wg::Tiles x, const __grid_constant__ wg::Tile
   T* const ring = reinterpret_cast<T*>(shared_bytes);
   ac::Mbarrier* const full = reinterpret_cast<ac::Mbarrier*>(ring + stages * stage_elements);
   ac::Mbarrier* const free = full + stages;
-  ac::Mbarrier* const ahead = free + stages;  // the first warpgroup is as far ahead as it is to be
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int rank = static_cast<int>(ac::cluster_rank());
   if (threadIdx.x == 0) {
@@ -71,7 +68,6 @@ gated_rows(const __grid_constant__ wg::Tiles x, const __grid_constant__ wg::Tile
       ac::mbarrier_init(full + stage, 1);
       ac::mbarrier_init(free + stage, groups * 4 * cluster);
     }
-    ac::mbarrier_init(ahead, 1);
     ac::mbarrier_init_fence();
   }
   __syncthreads();
@@ -105,8 +101,6 @@ gated_rows(const __grid_constant__ wg::Tiles x, const __grid_constant__ wg::Tile
     const auto release = [&](int stage) {
       if (lane < cluster) wg::arrive_in_cluster(free + stage, lane);
     };
-    const int lead = min(Plan::lag, slices);
-    if (lead > 0 && group == 1 && first < tiles) ac::mbarrier_wait(ahead, 0);
     for (int number = first; number < tiles; number += hop) {
       const Tile tile = Tile::at(number, count, columns);
       float sums[both / 2] = {};
@@ -124,7 +118,6 @@ gated_rows(const __grid_constant__ wg::Tiles x, const __grid_constant__ wg::Tile
         wg::commit();
         wg::wait<1>();
         if (slice > 0) release(before);
-        if (number == first && slice + 1 == lead && threadIdx.x == 0) ac::mbarrier_arrive(ahead);
         before = turn.stage;
         turn.next();
       }

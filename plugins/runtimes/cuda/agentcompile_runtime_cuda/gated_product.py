@@ -33,7 +33,7 @@ TEMPLATE = Path(__file__).with_name("gated.cu")
 FEATURES = (Feature.WGMMA, Feature.BULK_COPY, Feature.MBARRIER, Feature.CLUSTER)
 CLUSTER, ROWS, COLUMNS, DEPTH = 2, 128, 128, 64  # blocks, and what one makes of 64 terms at a time
 THREADS, REGISTERS, COPIER_REGISTERS = 384, 240, 24
-STAGES, LAG = 4, 2  # slices on their way; and by how many one warpgroup is behind the other
+STAGES = 4  # slices on their way
 BAND = 8  # clusters of rows that are taken together
 LEAST = 1024  # rows from which on it is faster than a product of the libraries and a pass over its results
 VECTOR = 8  # elements of 16 bytes, of which rows are whole ones
@@ -44,10 +44,10 @@ def source(dtype: DType, gate: Gate = GATES[0]) -> StepSource:
     """The kernel for one element type and activation; grid, scalars and tilings are those of a call."""
     inputs = tuple(pointer(name, Role.INPUT, dtype) for name in ("x", "gate", "up"))
     scalars = tuple(i32(name, 0) for name in ("count", "columns", "terms", "tiles"))
-    shared_bytes = STAGES * (2 * DEPTH * (ROWS + 2 * COLUMNS) + 16) + 8  # slices of two bytes an element, and barriers
+    shared_bytes = STAGES * (2 * DEPTH * (ROWS + 2 * COLUMNS) + 16)  # slices of two bytes an element, and barriers
     launch = Launch(entry="gated_rows", grid=(CLUSTER, 1, 1), block=(THREADS, 1, 1), shared_bytes=shared_bytes, cluster=CLUSTER,
                     arguments=(*inputs, pointer("out", Role.OUTPUT, dtype, Access.WRITE), *scalars))
-    plan = {"T": c_type(dtype), "threads": THREADS, "stages": STAGES, "band": BAND, "lag": LAG, "registers": REGISTERS,
+    plan = {"T": c_type(dtype), "threads": THREADS, "stages": STAGES, "band": BAND, "registers": REGISTERS,
             "copier_registers": COPIER_REGISTERS, "activation": gate.number}
     return make_source(TEMPLATE, plan=plan, launches=(launch,), features=FEATURES)
 
