@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agentcompile_core.ir.graph import Graph, Value, ValueKind
 from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.ops.joint_products import ProductMemory
+from agentcompile_core.ops.joint_products import Memory
 
 GELU, RELU, CHUNK, SPLIT, SIZES = (f"aten.{name}" for name in (
     "gelu.default", "relu.default", "chunk.default", "split.Tensor", "split_with_sizes.default"))
@@ -48,7 +48,7 @@ def check(graph: Graph, weights: dict[str, Tensor], device: Device) -> list[str]
     """What ran on the device, after looking that the results are the framework's."""
     x = torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     plain = compile_nodes(graph, device="cpu").run({"x": x.clone(), **weights})
-    found = compile_nodes(graph, device="cpu", bodies=device, products=ProductMemory(weights=weights)).run({"x": x.clone(), **weights})
+    found = compile_nodes(graph, device="cpu", bodies=device, memory=Memory(weights=weights)).run({"x": x.clone(), **weights})
     for name in graph.outputs:
         torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
     return device.calls
@@ -85,7 +85,7 @@ def test_both_products_and_the_gate_are_one_call(turned: bool, up_first: bool, o
     with pytest.MonkeyPatch.context() as patch:
         linear = torch.nn.functional.linear
         patch.setattr(torch.nn.functional, "linear", lambda *args: products.append(1) or linear(*args))
-        compile_nodes(graph, device="cpu", bodies=Device(serves=False), products=ProductMemory(weights=memory(graph, order, gaps))).run(
+        compile_nodes(graph, device="cpu", bodies=Device(serves=False), memory=Memory(weights=memory(graph, order, gaps))).run(
             {"x": torch.randn(1, ROWS, WIDTH), **memory(graph, order, gaps)})
     assert len(products) == (2 if gaps else 1)
     assert check(graph, memory(graph, order, gaps), Device(serves=False, gates=False)) == ["refused", "no gate"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.ops.joint_products import ProductMemory, with_joint_products
+from agentcompile_core.ops.joint_products import Memory, with_joint_products
 
 LINEAR, SILU, MUL, FILL, VIEW, COPY = (f"aten.{name}" for name in (
     "linear.default", "silu.default", "mul.Tensor", "fill_.Scalar", "view.default", "clone.default"))
@@ -76,10 +76,10 @@ def check(graph: Graph, weights: dict[str, torch.Tensor]) -> int:
     """How many products ran, after looking that the results are those of each one alone."""
     x = torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     plain = compile_nodes(graph, device="cpu").run({"x": x.clone(), **weights})
-    joint = compile_nodes(graph, device="cpu", products=ProductMemory(weights=weights)).run({"x": x.clone(), **weights})
+    joint = compile_nodes(graph, device="cpu", memory=Memory(weights=weights)).run({"x": x.clone(), **weights})
     for name in graph.outputs:
         torch.testing.assert_close(joint[name], plain[name], rtol=1e-5, atol=1e-6)
-    nodes, _, _ = with_joint_products(graph, graph.nodes, graph.outputs, ProductMemory(weights=weights))
+    nodes, _, _ = with_joint_products(graph, graph.nodes, graph.outputs, Memory(weights=weights))
     return sum(node.op == LINEAR for node in nodes)
 
 
@@ -120,7 +120,7 @@ def test_results_are_written_where_they_are_wanted_if_they_are_columns_of_one_ma
     columns = dict(zip(order, matrix.unsqueeze(0).split(COLUMNS, -1), strict=True))
     into = {"apart": {name: one.clone() for name, one in columns.items()}, "one of both": {"v0": columns["v0"]}}.get(lies, columns)
     names = (*graph.outputs, *columns)
-    prepared = compile_nodes(graph, device="cpu", outputs=names, products=ProductMemory(weights=weights, results=into))
+    prepared = compile_nodes(graph, device="cpu", outputs=names, memory=Memory(weights=weights, results=into))
     x = torch.randn(1, ROWS, WIDTH)
     found, plain = prepared.run({"x": x, **weights}), compile_nodes(graph, device="cpu", outputs=names).run({"x": x, **weights})
     assert prepared.written == (frozenset(columns) if lies == "matrix" else frozenset())
@@ -133,7 +133,7 @@ def test_results_are_written_where_they_are_wanted_if_they_are_columns_of_one_ma
 def test_a_single_product_is_written_where_it_is_wanted() -> None:
     graph = gated(reads=lambda built, gate, up: (gate, up))
     weights, into = memory(graph, ["gate", "up"], {"up"}), {"v0": torch.zeros(1, ROWS, COLUMNS), "v1": torch.zeros(1, COLUMNS, ROWS).mT}
-    prepared = compile_nodes(graph, device="cpu", products=ProductMemory(weights=weights, results=into))
+    prepared = compile_nodes(graph, device="cpu", memory=Memory(weights=weights, results=into))
     x = torch.randn(1, ROWS, WIDTH)
     found = prepared.run({"x": x, **weights})
     assert prepared.written == {"v0"} and found["v0"].data_ptr() == into["v0"].data_ptr()  # the other one is no matrix of rows
@@ -155,7 +155,7 @@ def test_a_body_of_the_device_is_asked_for_each_product(lies: str, serves: bool,
 
     columns = dict(zip(("v0", "v1"), torch.zeros(1, ROWS, 2 * COLUMNS).split(COLUMNS, -1), strict=True)) if lies == "wanted" else {}
     names = (*graph.outputs, *columns)
-    prepared = compile_nodes(graph, device="cpu", outputs=names, products=ProductMemory(weights=weights, results=columns),
+    prepared = compile_nodes(graph, device="cpu", outputs=names, memory=Memory(weights=weights, results=columns),
                              bodies=lambda *ops: body if ops == (LINEAR,) else None)
     x = torch.randn(1, ROWS, WIDTH)
     found, plain = prepared.run({"x": x, **weights}), compile_nodes(graph, device="cpu", outputs=names).run({"x": x, **weights})
@@ -176,8 +176,8 @@ def test_a_body_is_not_asked_for_a_product_with_a_matrix_that_is_made() -> None:
     def body(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> Any:
         asked.append(weight)
 
-    for products in (None, ProductMemory(weights=weights)):
-        prepared = compile_nodes(graph, device="cpu", products=products, bodies=lambda *ops: body if ops == (LINEAR,) else None)
+    for known in (None, Memory(weights=weights)):
+        prepared = compile_nodes(graph, device="cpu", memory=known, bodies=lambda *ops: body if ops == (LINEAR,) else None)
         prepared.run({"x": torch.randn(1, ROWS, WIDTH), **weights})
     assert len(asked) == 2 and all(one is weights["w"] for one in asked)
 

@@ -27,11 +27,11 @@ def compiled(folder: Path, asked: list[Any], **keywords: Any) -> Any:
 def test_an_advisor_is_named_as_a_plain_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCOMPILE_ADVISOR", "heuristic")
     asked: list[Any] = []
-    made = compiled(tmp_path, asked, advisor="does", budget_s=1e-3, rounds=1, validators=("simple",))
+    made = compiled(tmp_path, asked, advisor="does", budget_s=20.0, rounds=1, validators=("simple",))
     assert len(asked) == 1 and [one.advisor for one in made.compilation.advice] == ["does"]
     config = made.context.config
-    assert (config.advisor, config.budget_s, config.rounds, config.validators) == ("does", 1e-3, 1, ("simple",))
-    made = compiled(tmp_path, asked, budget_s=1e-3, rounds=1, validators=("simple",))
+    assert (config.advisor, config.budget_s, config.rounds, config.validators) == ("does", 20.0, 1, ("simple",))
+    made = compiled(tmp_path, asked, budget_s=20.0, rounds=1, validators=("simple",))
     assert len(asked) == 1 and made.context.config.advisor == "heuristic"
 
 

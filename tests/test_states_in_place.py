@@ -8,6 +8,7 @@ import torch
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, ValueKind
 from agentcompile_core.ops import operators as operators  # registers the operators of namespace agentcompile
 from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.ops.joint_products import Memory
 from agentcompile_core.ops.names import CONVOLUTION
 from agentcompile_core.ops.states_in_place import COPY
 
@@ -55,7 +56,7 @@ def ran(graph: Graph, in_place: bool, wanted: dict[str, torch.Tensor] | None = N
         return {name: torch.randn(spec.shape, generator=generator) for name, (spec, _) in GIVEN.items()}
 
     ours, theirs = environment(), environment()
-    prepared = compile_nodes(graph, device="cpu", outputs=graph.outputs, bodies=bodies, wanted=wanted)
+    prepared = compile_nodes(graph, device="cpu", outputs=graph.outputs, bodies=bodies, memory=Memory(results=wanted or {}))
     plain = compile_nodes(graph, device="cpu", outputs=graph.outputs)
     for _ in range(2):
         found, right = prepared.run(ours), plain.run(theirs)

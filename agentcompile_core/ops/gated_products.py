@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 
 from ..ir.graph import Graph, Node, Ref
 from .bodies import LINEAR, MULTIPLY, Bodies, is_of_one, is_of_weights, written_between
-from .joint_products import ProductMemory, joint, lie_behind
+from .joint_products import Memory, joint, lie_behind
 from .names import operator
 from .schema import named
 
@@ -46,7 +46,7 @@ class _Gated:
         return (*self.gate.nodes, self.activation, *self.up.nodes)
 
 
-def with_gated_products(graph: Graph, nodes: Sequence[Node], outputs: Collection[str], bodies: Bodies, memory: ProductMemory,
+def with_gated_products(graph: Graph, nodes: Sequence[Node], outputs: Collection[str], bodies: Bodies, memory: Memory,
                         operator_of: Callable[[str], Callable[..., Any]]) -> tuple[list[Node], dict[str, Callable[..., Any]]]:
     """``nodes`` where each such pair of products is one node, a call of the rows alone, and callables of those by name.
 
@@ -63,7 +63,7 @@ def with_gated_products(graph: Graph, nodes: Sequence[Node], outputs: Collection
         if gated is None or body is None:
             continue
         act, how = operator_of(gated.activation.op), dict(gated.activation.kwargs)
-        weights = gated.gate.matrix(memory.weights), gated.up.matrix(memory.weights)
+        weights = gated.gate.matrix(memory.weights or {}), gated.up.matrix(memory.weights or {})
         found[node.name] = _call((body, bodies(gated.activation.op, MULTIPLY), act), how, *weights)
         merged[node.name] = evolve(node, args=(gated.gate.rows,))
         gone |= {one.name for one in gated.nodes}

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
 from .bodies import LINEAR, Bodies, with_bodies
 from .gated_products import with_gated_products
-from .joint_products import ProductMemory, with_joint_products
+from .joint_products import Memory, with_joint_products
 from .overloads import operator_of
 from .states_in_place import with_states_in_place
 
@@ -94,19 +94,19 @@ class Prepared:
 
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], device: str | torch.device,
-        dtype_override: torch.dtype | None, bodies: Bodies | None = None, products: ProductMemory | None = None,
-        wanted: Mapping[str, Tensor] | None = None,
+        dtype_override: torch.dtype | None, bodies: Bodies | None = None, memory: Memory | None = None,
     ) -> None:
         operators: dict[str, Callable[..., Any]] = {}
         self.written: frozenset[str] = frozenset()
         gated: dict[str, Callable[..., Any]] = {}
-        if products is not None and bodies is not None:
-            nodes, gated = with_gated_products(graph, nodes, outputs, bodies, products, operator_of)
-        if products is not None:
+        joins = memory is not None and memory.weights is not None
+        if memory is not None and joins and bodies is not None:
+            nodes, gated = with_gated_products(graph, nodes, outputs, bodies, memory, operator_of)
+        if memory is not None and joins:
             product = bodies(LINEAR) if bodies is not None else None
-            nodes, operators, self.written = with_joint_products(graph, nodes, outputs, products, product)
+            nodes, operators, self.written = with_joint_products(graph, nodes, outputs, memory, product)
         if bodies is not None:
-            nodes, advanced, placed = with_states_in_place(graph, nodes, outputs, bodies, wanted or {}, operator_of)
+            nodes, advanced, placed = with_states_in_place(graph, nodes, outputs, bodies, memory.results if memory else {}, operator_of)
             nodes, others = with_bodies(graph, nodes, outputs, bodies, operator_of, {**gated, **advanced})
             operators = {**others, **operators, **gated, **advanced}
             self.written |= placed
@@ -198,16 +198,14 @@ def compile_nodes(
     outputs: Sequence[str] | None = None,
     dtype_override: torch.dtype | None = None,
     bodies: Bodies | None = None,
-    products: ProductMemory | None = None,
-    wanted: Mapping[str, Tensor] | None = None,
+    memory: Memory | None = None,
 ) -> Prepared:
     """Resolve ``nodes`` of ``graph`` (default: all) for repeated runs on ``device``.
 
     ``outputs`` defaults to the graph's outputs for all nodes, else to every value that is read outside the nodes or
     is an output of the graph. ``dtype_override`` computes every floating point tensor in that type. ``bodies``: what computes some
-    operators in their place, see ``with_bodies``. ``products``: where weights lie, so that products with some that lie behind each other
+    operators in their place, see ``with_bodies``. ``memory``: where weights lie, so that products with some that lie behind each other
     are one, and where the caller puts outputs: ``written`` of what is returned says which of them are there, the others may be slices.
-    ``wanted``: the same of what operators with a state make, of those outputs that are there before any run.
 
     Raises:
         UsageError: an operator or argument is unknown.
@@ -215,7 +213,7 @@ def compile_nodes(
     chosen = _nodes_of(graph, nodes)
     if outputs is None:
         outputs = graph.outputs if nodes is None else _visible_outputs(graph, chosen)
-    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, products, wanted)
+    return Prepared(graph, chosen, outputs, device, dtype_override, bodies, memory)
 
 
 def _nodes_of(graph: Graph, nodes: Iterable[str | Node] | None) -> list[Node]:

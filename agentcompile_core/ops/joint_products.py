@@ -26,15 +26,15 @@ _OURS = frozenset({RMS_NORM, ROPE, ATTENTION})
 
 
 @frozen(kw_only=True)
-class ProductMemory:
-    """By value name, where ``weights`` lie from now on, and where some ``results`` are wanted."""
+class Memory:
+    """By value name, where ``weights`` lie from now on, and where some ``results`` are wanted. Without weights products stay apart."""
 
-    weights: "Mapping[str, Tensor]"
+    weights: "Mapping[str, Tensor] | None" = None
     results: "Mapping[str, Tensor]" = field(factory=dict)
 
 
 def with_joint_products(
-    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], memory: ProductMemory, body: Callable[..., Any] | None = None
+    graph: Graph, nodes: Sequence[Node], outputs: Collection[str], memory: Memory, body: Callable[..., Any] | None = None
 ) -> tuple[list[Node], dict[str, Callable[..., Any]], frozenset[str]]:
     """``nodes`` where the first of several products became all of them, callables of those by name, and the results that lie where they
     are wanted: products write those that are the columns of one matrix there. ``outputs``: values that somebody reads as they lie.
@@ -44,7 +44,7 @@ def with_joint_products(
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     written: set[str] = set()
-    tensors, wanted, places = memory.weights, memory.results, {node.name: place for place, node in enumerate(nodes)}
+    tensors, wanted, places = memory.weights or {}, memory.results, {node.name: place for place, node in enumerate(nodes)}
     for several in joint_runs(graph, nodes, set(outputs).difference(wanted), tensors, wanted):
         values = [node.outputs[0] for node in several]
         columns = [wanted[value] for value in values if value in wanted]

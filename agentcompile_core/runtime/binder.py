@@ -15,7 +15,7 @@ from ..ops.aliasing import alias_roots, is_alias
 from ..ops.dtypes import torch_dtype, zeros
 from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
-from ..ops.joint_products import ProductMemory
+from ..ops.joint_products import Memory
 from ..ops.states_in_place import ADVANCING
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
@@ -214,10 +214,9 @@ class _Binder:
         backend = self.executables.backend
         several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed, but for what no kernel of a search does
         bodies = None if backend is None else backend.body if several else partial(_of_one_token, backend)
-        into = {} if self.apart else {name: self.planned[name] for name in copies}
-        products = ProductMemory(weights=self.environment, results=into) if self.shares_products else None
-        prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, products=products,
-                                 wanted={} if several else into)
+        into = {} if self.apart or self.moving is not None else {name: self.planned[name] for name in copies}
+        memory = Memory(weights=self.environment if self.shares_products else None, results=into)
+        prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, memory=memory)
         copies = tuple(name for name in copies if name not in prepared.written)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
         # What a graph captured behind this segment reads is where it was at the capture.
