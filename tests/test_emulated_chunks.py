@@ -79,5 +79,5 @@ def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: D
         assert used["place_heads"] and used["add_norm_rows"] and not used.keys() & {"rope_rows"}
         return
     wanted_kernels = {"norm_rows_warp", "add_norm_rows", "place_heads", "skinny_rows"}
-    wanted_kernels |= {"gate_rows", "expert_rows", "weigh_rows", "choose_rows"} if name == "qwen3_moe" else {"gate_rows", "gated_rows"}
+    wanted_kernels |= {"gate_rows", "expert_rows", "weigh_rows"} if name == "qwen3_moe" else {"gate_rows", "gated_rows"}
     assert used == dict.fromkeys(wanted_kernels, True)

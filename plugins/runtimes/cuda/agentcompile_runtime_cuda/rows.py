@@ -29,7 +29,6 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .choose_rows import ChooseRows
 from .compared import CLOSE_PRODUCTS, Compared
 from .expert_product import ExpertProduct, one_by_one
 from .gated_product import GatedProduct
@@ -106,7 +105,7 @@ class RowKernels:
         recurrent = RecurrentBodies(recurrences, ShortConvolution(backend, target), self._compared)
         self._norms = RowNorms(self._launch, self._compared)
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
-            **self._norms.bodies, **ChooseRows(backend, target, self._compared).bodies, (ROPE,): self._rope, (PRODUCT,): self._few_rows,
+            **self._norms.bodies, (ROPE,): self._rope, (PRODUCT,): self._few_rows,
             (EXPERTS,): self._chosen, WEIGHED: self._weighed,
             (RECURRENCE,): recurrent.recurrence, (CONVOLUTION,): recurrent.convolution,
             (RECURRENCE, COPY): recurrent.recurrence_in_place, (CONVOLUTION, COPY): recurrent.convolution_in_place}
