@@ -79,10 +79,16 @@ def _tangent(x: Tensor, factor: float = 0.044715) -> Tensor:
 @pytest.mark.parametrize("name, function", [
     ("another constant", lambda x: _tangent(x, 0.044725)), ("a sigmoid for it", lambda x: x * torch.sigmoid(1.702 * x)),
     ("another tensor in it", lambda x: 0.5 * x.flip(0) * (1 + torch.tanh(ROOT * (x + 0.044715 * x**3)))),
-    ("cut off", lambda x: torch.clamp(x, -4) * torch.sigmoid(torch.clamp(x, -4)) + 0 * x)])
+    ("cut off", lambda x: torch.clamp(x, -2) * torch.sigmoid(torch.clamp(x, -2))),
+    ("cut off far away", lambda x: torch.clamp(x, max=20000) * torch.sigmoid(x)),
+    ("a step near 0", lambda x: x * torch.sigmoid(x) + 1e-3 * (x.abs() < 1e-4)),
+    ("nothing where it is large", lambda x: torch.where(x > 1e20, 0 * x, x * torch.sigmoid(x)))])
 def test_other_functions_stay(name: str, function: Callable[[Tensor], Tensor]) -> None:
     graph, module, x = captured(function)
-    assert "gelu" not in kinds(graph), name
+    last = graph.producer[graph.outputs[0]]
+    assert last.kind not in ("gelu", "silu"), name
+    with torch.no_grad():
+        module.inner.bias.copy_(torch.tensor([3e4, -3e4, 0.0, 1e30, -1e30, 1e-5, 3.0, -3.0]))
     torch.testing.assert_close(run(graph, module, x), module(x), rtol=1e-6, atol=1e-6)
 
 
@@ -94,6 +100,21 @@ def test_what_is_read_on_the_way_stays() -> None:
     graph, module, x = captured(function)
     assert kinds(graph)["tanh"] == 1 and "gelu" not in kinds(graph)
     assert torch.equal(run(graph, module, x), module(x))
+
+
+def test_what_is_written_on_the_way_stays() -> None:
+    """Where the example writes nothing."""
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            hidden = x * 1.5
+            bent = torch.tanh(ROOT * (hidden + 0.044715 * hidden**3))
+            hidden.view(-1, 8).masked_fill_(padding, 1.0)
+            return 0.5 * hidden * (1 + bent)
+
+    module, x = Masked(), torch.randn(3, 8)
+    graph = normalize(forward_graph(module, x, torch.zeros(3, 1, dtype=torch.bool)))
+    padding = torch.tensor([[True], [False], [True]])
+    assert torch.equal(run(graph, module, x.clone(), padding), module(x, padding))
 
 
 def test_float64_keeps_every_digit() -> None:

@@ -15,10 +15,13 @@ import agentcompile_core as ac
 from agentcompile_core.errors import ContractError, UsageError
 from agentcompile_core.ir.graph import Graph, Ref, ValueKind
 from agentcompile_core.ir.weight_source import parameter_of, transposed
+from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.schema import argument
 from agentcompile_core.runtime.weights import WeightStore
 from agentcompile_core.stages.capture.collapse_linear import rows_where_read
+from agentcompile_core.stages.capture.comparison import weights_of
 from agentcompile_core.stages.capture.normalize import normalize
+from agentcompile_core.store import Store
 
 MORE = settings(max_examples=60, derandomize=True, database=None, deadline=None, phases=(Phase.generate,))
 AXES = st.lists(st.integers(1, 3), min_size=0, max_size=3).map(tuple)
@@ -192,3 +195,90 @@ def test_gpt2_generates_as_before_and_follows_its_weights() -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     assert alike()
+
+
+class Chained(nn.Module):
+    """Two matrices, one of which is returned as it is too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(64, 128) / 8), nn.Parameter(torch.randn(128, 64) / 11)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ self.up) @ self.down, self.down
+
+
+def test_emulated_kernels_read_a_matrix_by_columns_beside_other_sessions() -> None:
+    """One row is theirs; more rows of the same module, and the same matrix as a linear layer, are compiled behind it and leave it alone."""
+    class Other(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight)
+
+    torch.manual_seed(2)
+    module = Chained().requires_grad_(False)
+    given = torch.randn(1, 64), torch.randn(8, 64), torch.randn(1, 128)
+    modules = module, module, Other(module.up)
+    made = [ac.compile(one, example_inputs=(x,), device="cpu", run_on="emulation", budget_s=20.0, store=Store(None))
+            for one, x in zip(modules, given, strict=True)]
+    assert any(step.source is not None for selection in made[0].compilation.selections for step in selection.steps)
+    assert module.up.stride() == (1, 64) and module.down.is_contiguous()
+    place = module.up.data_ptr()
+    for _ in range(2):
+        for compiled, one, x in zip(made, modules, given, strict=True):
+            ours, theirs = compiled(x), one(x)
+            for mine, right in zip(*((found,) if isinstance(found, Tensor) else found for found in (ours, theirs)), strict=True):
+                torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+        assert module.up.data_ptr() == place and module.up.stride() == (1, 64)
+        module.up.data.add_(0.25)
+
+
+def test_a_refusal_leaves_nothing_behind() -> None:
+    store = WeightStore(Pair(), "cpu")
+    store.arrange([("up",)])
+    with pytest.raises(ContractError, match="up is read by rows and by columns"):
+        store.arrange([(transposed("up"),), (transposed("down"),)])
+    store.arrange([("down",)])
+
+
+class Padded(nn.Module):
+    """A product of rows of which some are written over before its result is put back into their axes."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.inner, self.copied = nn.Linear(4, 6), copied
+
+    def forward(self, x: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(x)
+        flat = hidden.view(-1, 4)
+        product = self.inner(flat.clone() if self.copied else flat)
+        hidden.masked_fill_(padding, 0.5)
+        return product.view(2, 3, 6), hidden
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_product_is_not_moved_behind_a_write_to_its_rows(copied: bool) -> None:
+    """Which an example without padding does not show."""
+    module, x = Padded(copied).requires_grad_(False), torch.randn(2, 3, 4)
+    graph = normalize(forward_graph(module, x, torch.zeros(2, 3, 1, dtype=torch.bool)))
+    padding = torch.rand(2, 3, 1) < 0.5
+    env = {**weights_of(module), "input.0": x.clone(), "input.1": padding}
+    found = compile_nodes(graph, device="cpu").run(env)
+    for name, right in zip(graph.outputs, module(x, padding), strict=True):
+        assert torch.equal(found[name], right)
+
+
+def test_a_bias_of_rows_that_lie_apart_is_rounded_as_the_model_rounds_it() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.transpose(0, 1).reshape(-1, 4)).view(3, 2, 6)
+
+    module, x = Turned().to(torch.bfloat16).requires_grad_(False), torch.randn(2, 3, 4).to(torch.bfloat16)
+    assert torch.equal(run(normalize(forward_graph(module, x)), module, x), module(x))

@@ -96,6 +96,7 @@ def test_results_lie_where_they_are_wanted(in_place: bool) -> None:
     ((CALL, (NEG, ("state",), ("v",), ()), COPIED), ("y", "v")),  # the state before it is read behind the operator
     ((CALL, COPIED, (NEG, ("last",), ("v",), ())), ("y", "v")),  # the last state is read by another one
     ((CALL, COPIED, (NEG, ("copied",), ("v",), ())), ("y", "v")),
+    (((VIEW, ("other",), ("seen",), ()), CALL, (NEG, ("state",), ("v",), ()), COPIED), ("y", "v")),
     (((CONVOLUTION, ("other", *CALL[1][1:]), *CALL[2:]), COPIED), ("y",)),  # it is the state behind another one
     ((CALL,), ("y", "last"))])
 def test_what_somebody_would_notice_stays_as_it_is(steps: tuple[Any, ...], outputs: tuple[str, ...]) -> None:

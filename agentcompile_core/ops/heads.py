@@ -39,10 +39,10 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
     narrow: Way | None = None  # up to a rotation in float32, as long as nothing is known to cast to it
     while (node := _maker(graph, way.source, reader, held)) is not None:
         kept = {"swapped": way.swapped, "norm": way.norm, "rope": way.rope, "wide": way.wide}
-        first = _copied(graph, node) or node.args[0]
+        first = _copied(graph, node) or next(iter(node.args), None)
         if _swaps(node):
             kept["swapped"] = not way.swapped
-        elif first is not node.args[0] or node.op in _COPIES:
+        elif node.op in _COPIES or _copied(graph, node) is not None:
             pass
         elif node.op == ROPE and way.rope is way.norm is None and not way.swapped:
             kept["rope"] = node

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ..ir.graph import Graph, Node, Ref
-from .aliasing import is_alias
+from ..ir.graph import Graph, Node, Ref, ValueKind
+from .aliasing import is_alias, memory_roots
 from .bodies import Bodies, written_between
 from .names import CONVOLUTION, RECURRENCE
 
@@ -63,13 +63,16 @@ def _only_copied(graph: Graph, first: Node, copy: Node, views: Sequence[Node], o
     if not isinstance(state, Ref) or not isinstance(first.args[0], Ref) or copy.mutates != (state.value,):
         return False
     given, before = _seen_through(graph, first.args[0].value)
-    if given != state.value:
+    if given != state.value or graph.kind_of(given) is not ValueKind.STATE:
         return False
     seen = {last, *(name for view in (*views, *before) for name in view.outputs)}
     among = {first.name, copy.name, *(view.name for view in (*views, *before))}
     if {*seen, *copy.outputs} & {*outputs, *graph.outputs} or any(graph.users.get(name) for name in copy.outputs):
         return False
-    readers = {user.name for name in (*seen, given) for user in graph.users.get(name, ())}
+    roots = memory_roots(graph)
+    memory = {roots[name] for name in (*seen, given)}
+    shown = {name for name, root in roots.items() if root in memory}  # other parts of the same memory among them
+    readers = {user.name for name in shown for user in graph.users.get(name, ())}
     return readers <= among and not written_between(graph, first, copy)
 
 

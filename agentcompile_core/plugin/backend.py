@@ -190,14 +190,17 @@ class Backend(Offer):
         tensors in any order and is the first one's only reader: then the first one's argument, the second one's other, and what else
         the first one takes, by name (``approximate`` of ``aten.gelu.default``). It returns a new tensor, or None where it does not
         serve these arguments, and may be captured behind calls of the same shapes. Of ``aten.add.Tensor`` and
-        ``agentcompile.rms_norm.default`` others read the sum too: the body takes both addends and what the norm takes behind its first
-        argument, and returns sum and norm. Of ``aten.linear.default``, an activation (``aten.silu.default``) and ``aten.mul.Tensor``,
-        a product of two products of the same rows, it takes the rows [1, T, K], the weight of the one under the activation [I, K], the
-        other one's, and what else the activation takes, by name. That of ``aten.linear.default`` alone takes ``out`` by name too:
-        [T, N], dense, which it writes and returns then. Matrices and biases of products are weights in any case, which nothing writes
-        while a program runs. Of ``aten.mul.Tensor`` and ``aten.sum.dim_IntList``, a sum along axes that alone reads a product of two
-        tensors, it takes both and the axes. Bodies of ``agentcompile.recurrence.default`` and ``agentcompile.causal_convolution.default``,
-        which no kernel of a search computes, run in steps of one row too; they return both results, which lie as the operators' do.
+        ``agentcompile.rms_norm.default``, ``agentcompile.layer_norm.default`` or ``aten.layer_norm.default`` others read the sum too: the
+        body takes both addends and what the norm takes behind its first argument, and returns sum and norm. Of
+        ``aten.linear.default``, an activation (``aten.silu.default``) and ``aten.mul.Tensor``, a product of two products of the same rows,
+        it takes the rows [1, T, K], the weight of the one under the activation [I, K], the other one's, and what else the activation takes,
+        by name. That of ``aten.linear.default`` alone takes ``out`` by name too: [T, N], dense, which it writes and returns then. Matrices
+        and biases of products are weights in any case, which nothing writes while a program runs. Of ``aten.mul.Tensor`` and
+        ``aten.sum.dim_IntList``, a sum along axes that alone reads a product of two tensors, it takes both and the axes. Bodies of
+        ``agentcompile.recurrence.default`` and ``agentcompile.causal_convolution.default``, which no kernel of a search computes, run in
+        steps of one row too; they return both results, which lie as the operators' do. Of one of these two and ``aten.copy_.default`` the
+        body takes the operator's arguments, and by name ``into``, a dense tensor or None: it writes the state behind the call over the
+        first argument, and returns the other result, ``into`` where that is given.
         """
         return None
 

@@ -98,7 +98,8 @@ class WeightStore:
         columns = {name for name, is_read in self._by_columns.items() if is_read}
         kept = {parameter_of(name)[0] for g in wanted for name in g} | set(self._group_of) | columns
         if wanted and self.device != "cpu":
-            self._pack([n for n, t in self._tensors.items() if n not in kept and t.numel() * t.element_size() < SMALL_BYTES])
+            small = [n for n, t in self._tensors.items() if n not in kept and t.numel() * t.element_size() < SMALL_BYTES]
+            self._pack([name for name in small if not lies_by_columns(self._tensors[name])])
         for names in wanted:
             self._concatenate(names)
             if self.device != "cpu":  # else the next one takes a part of what this one left, and the rest of that block stays empty
@@ -106,6 +107,8 @@ class WeightStore:
         for name, tensor in self._tensors.items():
             if tensor.layout is not torch.strided or tensor.is_quantized or name in self._group_of or not tensor.numel():
                 continue  # no graph reads it, or it lies where it is read
+            if name not in self._by_columns and lies_by_columns(tensor):
+                continue  # where the steps of another session read it, and none of this one
             rows = tensor.detach().t() if name in columns else tensor.detach()
             if tensor.data_ptr() % VECTOR_BYTES or not rows.is_contiguous():
                 rows = rows.clone(memory_format=torch.contiguous_format)
@@ -115,10 +118,11 @@ class WeightStore:
         """Note which parameters are read by columns, under all names of a tied one."""
         said = {name: (False, name) if name in self._tensors else (True, parameter_of(name)[0]) for name in sorted(sources)}
         read = {id(self._tensors[parameter]): by_columns for by_columns, parameter in said.values() if parameter in self._tensors}
-        self._by_columns |= {name: read[id(t)] for name, t in self._tensors.items() if id(t) in read and name not in self._by_columns}
-        both = next((parameter for by_columns, parameter in said.values() if self._by_columns.get(parameter, by_columns) != by_columns), "")
+        known = {name: read[id(t)] for name, t in self._tensors.items() if id(t) in read} | self._by_columns
+        both = next((parameter for by_columns, parameter in said.values() if known.get(parameter, by_columns) != by_columns), "")
         if both:
             raise ContractError(f"{both} is read by rows and by columns, and can be laid out for one of them")
+        self._by_columns = known
 
     def _pack(self, names: list[str]) -> None:
         """Move parameters behind each other into one allocation; tied ones stay tied."""
@@ -200,6 +204,14 @@ class WeightStore:
         """Bytes of all distinct storages."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors.values()}
         return sum(storages.values())
+
+
+def lies_by_columns(tensor: "torch.Tensor") -> bool:
+    """Whether it is a matrix of which only the transposition lies by rows, at an address that vectors begin at."""
+    import torch
+
+    return (tensor.layout is torch.strided and tensor.dim() == 2 and not tensor.is_contiguous() and tensor.t().is_contiguous()
+            and tensor.data_ptr() % VECTOR_BYTES == 0)
 
 
 def _range(tensor: "torch.Tensor") -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """Activations that a model writes out become the one operator that computes the same function.
 
-They are known by their values, not by how they are written: a group of pointwise operators of one tensor is evaluated in float64 where
-an activation bends and far beyond, beside those that the framework has.
+They are known by their values, not by how they are written: a group of smooth operators of one tensor is evaluated in float64 where an
+activation bends, near 0 and as far as float32 reaches, beside those that the framework has.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...ir.graph import Argument, DType, Graph, Node, Ref
 from ...ops.interpreter import compile_nodes
+from ...ops.names import operator
 from ...ops.overloads import is_pointwise
 from ...ops.schema import canonical
 from .rewrite import View, fuse
@@ -22,8 +23,10 @@ CLOSE = 1e-8  # of |x| + 1: constants that are written with as many digits as fl
 _TYPES = (DType.F16, DType.BF16, DType.F32)
 _BENDING = frozenset({"tanh", "erf", "sigmoid", "exp"})
 _ENDS = frozenset({"mul", "div", "add", "sub"})
-_POINTS = torch.cat((torch.linspace(-12, 12, 1501, dtype=torch.float64), torch.logspace(1.1, 4, 40, dtype=torch.float64),
-                     -torch.logspace(1.1, 4, 40, dtype=torch.float64)))
+# Without a threshold anywhere, so that functions that agree on many points are one.
+_SMOOTH = _BENDING | _ENDS | {"neg", "pow", "square", "reciprocal", "to", "_to_copy"}
+_FAR = torch.cat((torch.logspace(-30, -1, 60, dtype=torch.float64), torch.logspace(1.1, 38, 80, dtype=torch.float64)))
+_POINTS = torch.cat((torch.linspace(-12, 12, 1501, dtype=torch.float64), _FAR, -_FAR))
 
 
 @frozen
@@ -71,7 +74,7 @@ def _activation(view: View, last: Node, places: dict[str, int], known: dict[str,
 
 def _groups(graph: Graph, last: Node, places: dict[str, int]) -> Iterator[tuple[list[Node], str]]:
     """Pointwise nodes that end with ``last`` and read one value from outside, in order, and that value; smaller groups first."""
-    if graph.spec(last.outputs[0]).dtype not in _TYPES:
+    if graph.spec(last.outputs[0]).dtype not in _TYPES or not _is_smooth(last):
         return
     nodes, outside = [last], set(last.inputs)
     while len(nodes) <= MOST_NODES:
@@ -79,9 +82,13 @@ def _groups(graph: Graph, last: Node, places: dict[str, int]) -> Iterator[tuple[
             yield nodes, next(iter(outside))
         made = [node for value in outside if (node := graph.producer.get(value)) is not None]
         latest = max(made, key=lambda node: places[node.name], default=None)
-        if latest is None or len(latest.outputs) != 1 or latest.mutates or not latest.inputs or not is_pointwise(latest.op):
+        if latest is None or len(latest.outputs) != 1 or latest.mutates or not latest.inputs or not _is_smooth(latest):
             return
         nodes, outside = [latest, *nodes], (outside - {latest.outputs[0]}) | set(latest.inputs)
+
+
+def _is_smooth(node: Node) -> bool:
+    return operator(node)[0] in _SMOOTH and is_pointwise(node.op)
 
 
 def _form(nodes: list[Node], source: str) -> str:
@@ -103,4 +110,4 @@ def _function(graph: Graph, nodes: list[Node], source: str, last: Node) -> _Know
     if found.shape != _POINTS.shape or found.dtype is not _POINTS.dtype:
         return None
     far = CLOSE * (_POINTS.abs() + 1)
-    return next((one for one in _ACTIVATIONS if bool(((found - one.function(_POINTS)).abs() <= far).all())), None)
+    return next((one for one in _ACTIVATIONS if bool(((found - one.function(_POINTS)).abs() <= far).all())), None)  # NaN is near nothing

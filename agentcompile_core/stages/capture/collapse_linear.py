@@ -6,6 +6,7 @@ from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, TensorSpec, Value, ValueKind
 from ...ir.weight_source import parameter_of, transposed
+from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
 from .rewrite import View, fuse
@@ -45,8 +46,10 @@ def _of_rows(view: View, node: Node) -> Node | None:
     """The linear layer whose flattened rows ``node`` puts back into their axes, which nothing else reads."""
     product = view.node(node.args[0], "aten.linear.default") if node.op in _RESHAPED and node.args else None
     flat = view.node(product.args[0]) if product is not None and view.private((product,), node) else None
-    if product is None or flat is None or flat.op not in _RESHAPED:
+    if product is None or flat is None or flat.op not in _RESHAPED or view.crosses_a_write((flat, product), node):
         return None
+    if len(product.args) > 2 and not is_contiguous(view.graph.spec(flat.inputs[0])):
+        return None  # the framework adds a bias behind a product of such rows, which rounds once more
     before, after = view.shape(flat.args[0]), view.graph.spec(node.outputs[0]).shape
     if not before or before[:-1] != after[:-1] or view.shape(product.args[0])[-1:] != before[-1:]:
         return None
@@ -92,9 +95,10 @@ def _product(node: Node) -> tuple[Argument, Argument, Argument] | None:
 
 def _multiplied_alone(view: View) -> list[str]:
     """Matrices among the parameters that every reader multiplies with from the left."""
-    return [value.name for value in view.graph.values
-            if value.kind is ValueKind.WEIGHT and len(value.spec.shape) == 2 and value.spec.dtype.is_float
-            and (users := view.graph.users.get(value.name)) and all(_multiplies(view, user, value.name) for user in users)]
+    matrices = [value for value in view.graph.values if value.kind is ValueKind.WEIGHT and len(value.spec.shape) == 2
+                and value.spec.dtype.is_float and value.name not in view.graph.outputs]
+    return [value.name for value in matrices if (users := view.graph.users.get(value.name))
+            and all(_multiplies(view, user, value.name) for user in users)]
 
 
 def _multiplies(view: View, node: Node, weight: str) -> bool:

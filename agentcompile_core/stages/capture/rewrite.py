@@ -1,10 +1,12 @@
 """The tools of Graph -> Graph passes: look through an argument, replace a group of nodes, drop what nothing uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, map_refs
+from ...ops.aliasing import memory_roots
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
 
@@ -104,13 +106,37 @@ class View:
         return node.args[0], first, first + width
 
     def private(self, interior: Sequence[Node], last: Node) -> bool:
-        """Whether nothing but ``interior`` and ``last`` reads what ``interior`` makes."""
+        """Whether nothing but ``interior`` and ``last`` reads what ``interior`` makes, and all of them may run where ``last`` stands."""
+        if self.crosses_a_write(interior, last):
+            return False
         allowed = {*(node.name for node in interior), last.name}
         for node in interior:
             for out in node.outputs:
                 if out in self.graph.outputs or any(user.name not in allowed for user in self.graph.users.get(out, ())):
                     return False
         return True
+
+
+    def crosses_a_write(self, nodes: Sequence[Node], last: Node) -> bool:
+        """Whether memory that one of ``nodes`` reads or makes is written in place between the first of them and ``last``."""
+        if not self._writes or not nodes:
+            return False
+        first, end = min(self._places[node.name] for node in nodes), self._places[last.name]
+        ours = {node.name for node in (*nodes, last)}
+        written = {root for name, (place, roots) in self._writes.items() if first < place < end and name not in ours for root in roots}
+        roots = memory_roots(self.graph) if written else {}
+        return bool(written) and any(roots[name] in written for node in nodes for name in (*node.inputs, *node.outputs))
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {node.name: place for place, node in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def _writes(self) -> dict[str, tuple[int, set[str]]]:
+        """Where nodes that write in place stand, and what they write, by name."""
+        writers = [node for node in self.graph.nodes if node.mutates]
+        roots = memory_roots(self.graph) if writers else {}
+        return {node.name: (self._places[node.name], {roots[name] for name in node.mutates}) for node in writers}
 
 
 def rebuild(graph: Graph, nodes: Iterable[Node], renamed: Mapping[str, str] | None = None) -> Graph:

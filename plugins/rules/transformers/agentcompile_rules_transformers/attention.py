@@ -168,7 +168,10 @@ def _roped_wide(view: RegionView, value: str, inside: set[str]) -> Source | None
         return None
     wide, between = view.back(rope.x, {rope.node.name})
     cast = view.producer(wide)
-    if cast is None or cast.op not in CASTS or view.graph.spec(cast.inputs[0]).dtype is not narrow:
+    if cast is None or cast.op not in CASTS:
+        return None
+    given = view.graph.spec(cast.inputs[0])
+    if given.dtype is not narrow or not is_contiguous(given):
         return None
     widening = (cast.name,) if view.only_used_by(wide, {rope.node.name, *between}) else ()
     return Source(value=cast.inputs[0], nodes=(*views, back.name, *more, rope.node.name, *between, *widening), rope=rope)
