@@ -95,6 +95,15 @@ def _values(given: object) -> list[str]:
     return [name for item in given for name in _values(item)] if isinstance(given, tuple) else []
 
 
+def only_part(graph: Graph, node: Node) -> str:
+    """The one operand of a concatenation that is not empty, where there is just one; it may lie otherwise than the result."""
+    if node.op != "aten.cat.default" or not isinstance(node.args[0], tuple):
+        return ""
+    parts = [part.value for part in node.args[0] if isinstance(part, Ref) and graph.spec(part.value).numel]
+    same = len(parts) == 1 and graph.spec(parts[0]).shape == graph.spec(node.outputs[0]).shape
+    return parts[0] if same else ""
+
+
 def written_in_place(graph: Graph) -> frozenset[str]:
     """Every value that may share memory with one that an operator writes in place; states, whose writers declare them, apart."""
     written = {name for node in graph.nodes for name in node.mutates if graph.kind_of(name) is not ValueKind.STATE}

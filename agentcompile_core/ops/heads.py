@@ -5,6 +5,7 @@ from collections.abc import Container
 from attrs import field, frozen
 
 from ..ir.graph import DType, Graph, Node, Ref
+from .aliasing import only_part
 from .names import ATTENTION, RMS_NORM, ROPE
 from .schema import named
 
@@ -39,10 +40,11 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
     narrow: Way | None = None  # up to a rotation in float32, as long as nothing is known to cast to it
     while (node := _maker(graph, way.source, reader, held)) is not None:
         kept = {"swapped": way.swapped, "norm": way.norm, "rope": way.rope, "wide": way.wide}
-        first = _copied(graph, node) or next(iter(node.args), None)
+        part = only_part(graph, node)  # how it lies is nobody's business here
+        first = Ref(part) if part else next(iter(node.args), None)
         if _swaps(node):
             kept["swapped"] = not way.swapped
-        elif node.op in _COPIES or _copied(graph, node) is not None:
+        elif node.op in _COPIES or part:
             pass
         elif node.op == ROPE and way.rope is way.norm is None and not way.swapped:
             kept["rope"] = node
@@ -63,15 +65,6 @@ def _way(graph: Graph, attention: Node, operand: Ref, held: Container[str]) -> W
 
 def _type(graph: Graph, value: str) -> DType:
     return graph.spec(value).dtype
-
-
-def _copied(graph: Graph, node: Node) -> Ref | None:
-    """The one part of a concatenation that is not empty, where there is just one: in which order it lies is nobody's business here."""
-    if node.op != "aten.cat.default" or not isinstance(node.args[0], tuple):
-        return None
-    parts = [part for part in node.args[0] if isinstance(part, Ref) and graph.spec(part.value).numel]
-    same = len(parts) == 1 and graph.spec(parts[0].value).shape == graph.spec(node.outputs[0]).shape
-    return parts[0] if same else None
 
 
 def _widens(graph: Graph, node: Node, operand: str) -> bool:

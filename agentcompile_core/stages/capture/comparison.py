@@ -245,9 +245,14 @@ def _made_inputs(graph: Graph, module: nn.Module) -> tuple[object, ...]:
 
 
 def random_inputs(given: Arguments, draw: int = 0) -> Arguments:
-    """Normal floats of the same shapes, types and strides; integers and plain values as they are."""
+    """Normal floats of the same shapes, types and strides, and truth values of any kind; integers and plain values as they are."""
+    def other(a: Tensor) -> Tensor:
+        if a.dtype is torch.bool:
+            return torch.rand(a.shape, device=a.device) < 0.5
+        return torch.randn_like(a) if a.is_floating_point() else a
+
     torch.manual_seed(SEED + draw)
-    drawn: Arguments = pytree.tree_map_only(Tensor, lambda a: torch.randn_like(a) if a.is_floating_point() else a, given)
+    drawn: Arguments = pytree.tree_map_only(Tensor, other, given)
     return drawn
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from attrs import evolve
 
 from ...ir.graph import Graph, Node, Ref, Symbol
+from ...ops.aliasing import only_part
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .collapse_activations import collapse_activations
@@ -47,7 +48,7 @@ def drop_noise(graph: Graph) -> Graph:
     for node in graph.nodes:
         if _is_identity(graph, node, in_place):
             renamed[node.outputs[0]] = node.inputs[0]
-        elif not in_place and (only := _only_part(graph, node)):
+        elif not in_place and (only := only_part(graph, node)) and graph.spec(only) == graph.spec(node.outputs[0]):
             renamed[node.outputs[0]] = only
         else:
             kept.append(node)
@@ -91,15 +92,6 @@ _PADDING = ("aten.pad.default", "aten.constant_pad_nd.default")
 _SCALINGS = ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar")
 _BY_ONE = ((1,), (1.0,))
 _DROPOUT = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.native_dropout.default"})
-
-
-def _only_part(graph: Graph, node: Node) -> str:
-    """The one operand of a concatenation that is not empty, where there is just one."""
-    if node.op != "aten.cat.default" or not isinstance(node.args[0], tuple):
-        return ""
-    parts = [part.value for part in node.args[0] if isinstance(part, Ref) and graph.spec(part.value).numel]
-    same = len(parts) == 1 and graph.spec(parts[0]) == graph.spec(node.outputs[0])
-    return parts[0] if same else ""
 
 
 def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
