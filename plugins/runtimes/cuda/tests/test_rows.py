@@ -13,32 +13,16 @@ from agentcompile_runtime_cuda.recurrent_bodies import CONVOLUTION
 from agentcompile_runtime_cuda.row_norms import ADD, LAYER, PLAIN_LAYER
 from agentcompile_runtime_cuda.row_norms import RMS as NORM
 from agentcompile_runtime_cuda.rows import EXPERTS, MULTIPLY, PRODUCT, ROPE, WEIGHED, RowKernels, source
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from row_cases import HALVES, SETTINGS, near, normal
+from row_cases import rows as rows
 
 from agentcompile_core.ops import convolution, experts, operators
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import BuildError, DType, Heads
 
 GATED, SUM_AND_NORM = (SILU, MULTIPLY), (ADD, NORM)
-HALVES = (torch.float16, torch.bfloat16)
-SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=40)
-
-
-@pytest.fixture(scope="module")
-def rows() -> RowKernels:
-    emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
-    return RowKernels(emulation, lambda: preset("h200"), lambda: False)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def near(found: torch.Tensor | None, wanted: torch.Tensor) -> None:
-    """At most a unit in the last place apart, by the order of a sum or the exponential of another library."""
-    assert found is not None and found.dtype is wanted.dtype
-    torch.testing.assert_close(found, wanted, rtol=1.01 * torch.finfo(wanted.dtype).eps, atol=1e-6)
 
 
 @SETTINGS
@@ -80,62 +64,6 @@ def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, op
 
 @SETTINGS
 @given(st.data())
-def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
-    draw, dtype = data.draw, data.draw(st.sampled_from((*HALVES, torch.float32)))
-    columns, count = 8 * draw(st.sampled_from([1, 3, 16, 31, 33, 128, 130, 256])), draw(st.integers(1, 21))
-    x = normal(columns, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-3, 1.0, 50.0]))
-    weight = draw(st.sampled_from([None, normal(1, columns, dtype=dtype)]))
-    one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)])) if weight is not None else (False, False)
-    body = rows.body(NORM)
-    assert body is not None
-    near(body(x, weight, 1e-6, one_plus, once), operators.rms_norm(x, weight, 1e-6, one_plus, once))
-
-
-def test_layer_norms_take_all_that_the_frameworks_do(rows: RowKernels) -> None:
-    body = rows.body(LAYER)
-    assert body is not None
-    schema = torch.ops.aten.layer_norm.default._schema.arguments
-    assert [p.name for p in inspect.signature(body).parameters.values()] == [argument.name for argument in schema]
-
-
-@SETTINGS
-@given(st.data())
-def test_layer_norms_are_the_operators_alone_and_of_sums(rows: RowKernels, data: st.DataObject) -> None:
-    """Of either operator; also of rows whose mean is far above what they differ by."""
-    draw, dtype = data.draw, data.draw(st.sampled_from((*HALVES, torch.float32)))
-    columns, count = 8 * draw(st.sampled_from([1, 3, 16, 33, 128, 130, 258, 1100])), draw(st.integers(1, 9))
-    left, right = (normal(columns + i, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-2, 1.0, 50.0])) for i in (0, 1))
-    left = (left + draw(st.sampled_from([0.0, 0.0, 8.0]))).to(dtype)
-    weight, bias = (draw(st.sampled_from([None, normal(i, columns, dtype=dtype)])) for i in (1, 2))
-    plain = draw(st.booleans())
-    name, how = (PLAIN_LAYER, (weight, 1e-5)) if plain else (LAYER, ((columns,), weight, bias, 1e-5))
-    alone, both = rows.body(name), rows.body(ADD, name)
-    assert alone is not None and both is not None
-
-    def exactly(x: torch.Tensor) -> torch.Tensor:
-        scale, shift = (None if one is None else one.double() for one in (weight, None if plain else bias))
-        return torch.nn.functional.layer_norm(x.double(), (columns,), scale, shift, 1e-5)
-
-    def close(found: torch.Tensor | None, x: torch.Tensor) -> None:
-        assert found is not None and found.dtype is dtype
-        wanted, unit = exactly(x), torch.finfo(dtype).eps
-        rounded = 2.0**-20 * (x.double().abs().amax(-1, keepdim=True) / x.double().std(-1, keepdim=True, correction=0).clamp_min(1e-3) + 1)
-        spread = rounded * (1.0 if weight is None else float(weight.abs().max()))
-        assert bool(((found.double() - wanted).abs() <= 0.51 * unit * wanted.abs() + spread + 1e-7).all())
-
-    if dtype is torch.float32:  # means cancel otherwise there
-        assert alone(left, *how) is None and both(left, right, *how) is None
-        return
-    close(alone(left, *how), left)
-    total, out = both(left, right, *how)
-    assert torch.equal(total, left + right)
-    close(out, left + right)
-    if not plain:
-        assert alone(left, (count, columns), None, None, 1e-5) is None
-
-
-@SETTINGS
-@given(st.data())
 def test_rotations_are_the_operators_bit_by_bit(rows: RowKernels, data: st.DataObject) -> None:
     """Of heads as projections lie in memory, of some of their channels, and of a slice of wider rows."""
     draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
@@ -169,23 +97,6 @@ def test_merged_parts_are_rounded_once(rows: RowKernels, data: st.DataObject) ->
     torch.testing.assert_close(out.double(), wanted, rtol=0.52 * torch.finfo(dtype).eps, atol=2e-6)
     other = torch.empty(1, heads, tokens, dim, dtype=dtype)
     assert not rows.merge(parts * 3, out) and (heads == 1 or tokens == 1 or not rows.merge(parts, other))
-
-
-@SETTINGS
-@given(st.data())
-def test_sums_with_their_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
-    """The sum bit by bit, whether a row stays in registers or not."""
-    draw, dtype = data.draw, data.draw(st.sampled_from(HALVES))
-    columns, count = 8 * draw(st.sampled_from([1, 3, 33, 256, 258, 1100])), draw(st.integers(1, 5))
-    left, right = (normal(columns + i, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-3, 1.0, 50.0])) for i in (0, 1))
-    weight = draw(st.sampled_from([None, normal(1, columns, dtype=dtype)]))
-    one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)])) if weight is not None else (False, False)
-    body = rows.body(*SUM_AND_NORM)
-    assert body is not None
-    total, out = body(left, right, weight, 1e-6, one_plus, once)
-    assert torch.equal(total, left + right)
-    near(out, operators.rms_norm(left + right, weight, 1e-6, one_plus, once))
-    assert body(left, right[..., :8], weight, 1e-6) is None or columns == 8
 
 
 def placed_by_operators(one: Heads) -> torch.Tensor:
