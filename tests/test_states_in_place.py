@@ -56,7 +56,7 @@ def ran(graph: Graph, in_place: bool, wanted: dict[str, torch.Tensor] | None = N
         return {name: torch.randn(spec.shape, generator=generator) for name, (spec, _) in GIVEN.items()}
 
     ours, theirs = environment(), environment()
-    prepared = compile_nodes(graph, device="cpu", outputs=graph.outputs, bodies=bodies, memory=Memory(results=wanted or {}))
+    prepared = compile_nodes(graph, device="cpu", outputs=graph.outputs, bodies=bodies, memory=Memory(results=wanted or {}, joins=False))
     plain = compile_nodes(graph, device="cpu", outputs=graph.outputs)
     for _ in range(2):
         found, right = prepared.run(ours), plain.run(theirs)

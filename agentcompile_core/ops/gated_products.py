@@ -63,7 +63,7 @@ def with_gated_products(graph: Graph, nodes: Sequence[Node], outputs: Collection
         if gated is None or body is None:
             continue
         act, how = operator_of(gated.activation.op), dict(gated.activation.kwargs)
-        weights = gated.gate.matrix(memory.weights or {}), gated.up.matrix(memory.weights or {})
+        weights = gated.gate.matrix(memory.weights), gated.up.matrix(memory.weights)
         found[node.name] = _call((body, bodies(gated.activation.op, MULTIPLY), act), how, *weights)
         merged[node.name] = evolve(node, args=(gated.gate.rows,))
         gone |= {one.name for one in gated.nodes}

@@ -99,10 +99,9 @@ class Prepared:
         operators: dict[str, Callable[..., Any]] = {}
         self.written: frozenset[str] = frozenset()
         gated: dict[str, Callable[..., Any]] = {}
-        joins = memory is not None and memory.weights is not None
-        if memory is not None and joins and bodies is not None:
+        if memory is not None and memory.joins and bodies is not None:
             nodes, gated = with_gated_products(graph, nodes, outputs, bodies, memory, operator_of)
-        if memory is not None and joins:
+        if memory is not None and memory.joins:
             product = bodies(LINEAR) if bodies is not None else None
             nodes, operators, self.written = with_joint_products(graph, nodes, outputs, memory, product)
         if bodies is not None:

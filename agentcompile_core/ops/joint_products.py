@@ -27,10 +27,11 @@ _OURS = frozenset({RMS_NORM, ROPE, ATTENTION})
 
 @frozen(kw_only=True)
 class Memory:
-    """By value name, where ``weights`` lie from now on, and where some ``results`` are wanted. Without weights products stay apart."""
+    """By value name, where ``weights`` lie from now on, and where some ``results`` are wanted; ``joins``: whether products may be one."""
 
-    weights: "Mapping[str, Tensor] | None" = None
+    weights: "Mapping[str, Tensor]" = field(factory=dict)
     results: "Mapping[str, Tensor]" = field(factory=dict)
+    joins: bool = True
 
 
 def with_joint_products(
@@ -44,7 +45,7 @@ def with_joint_products(
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     written: set[str] = set()
-    tensors, wanted, places = memory.weights or {}, memory.results, {node.name: place for place, node in enumerate(nodes)}
+    tensors, wanted, places = memory.weights, memory.results, {node.name: place for place, node in enumerate(nodes)}
     for several in joint_runs(graph, nodes, set(outputs).difference(wanted), tensors, wanted):
         values = [node.outputs[0] for node in several]
         columns = [wanted[value] for value in values if value in wanted]

@@ -215,7 +215,7 @@ class _Binder:
         several = bool(self.apart) or self.graph.tokens > 1  # one token runs as it was timed, but for what no kernel of a search does
         bodies = None if backend is None else backend.body if several else partial(_of_one_token, backend)
         into = {} if self.apart or self.moving is not None else {name: self.planned[name] for name in copies}
-        memory = Memory(weights=self.environment if self.shares_products else None, results=into)
+        memory = Memory(weights=self.environment, results=into, joins=self.shares_products)
         prepared = compile_nodes(self.graph, nodes, device=self.device, outputs=wanted, bodies=bodies, memory=memory)
         copies = tuple(name for name in copies if name not in prepared.written)
         environment, planned, late, forget = self.environment, self.planned, self.late, self._forget
