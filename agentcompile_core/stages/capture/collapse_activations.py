@@ -50,16 +50,15 @@ def collapse_activations(graph: Graph) -> Graph:
     It is rounded once, where the original rounds at every operator.
     """
     view, known, found = View(graph), dict[str, _Known | None](), dict[str, Node]()
-    places = {node.name: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        activation = _activation(view, node, places, known) if node.kind in _ENDS else None
+        activation = _activation(view, node, known) if node.kind in _ENDS else None
         if activation is not None:
             found[node.name] = activation
     return fuse(graph, found) if found else graph
 
 
-def _activation(view: View, last: Node, places: dict[str, int], known: dict[str, _Known | None]) -> Node | None:
-    for nodes, source in _groups(view.graph, last, places):
+def _activation(view: View, last: Node, known: dict[str, _Known | None]) -> Node | None:
+    for nodes, source in _groups(view, last):
         if view.graph.spec(source) != view.graph.spec(last.outputs[0]) or not _BENDING & {node.kind for node in nodes}:
             continue
         if not view.private([node for node in nodes if node is not last], last):
@@ -72,16 +71,16 @@ def _activation(view: View, last: Node, places: dict[str, int], known: dict[str,
     return None
 
 
-def _groups(graph: Graph, last: Node, places: dict[str, int]) -> Iterator[tuple[list[Node], str]]:
+def _groups(view: View, last: Node) -> Iterator[tuple[list[Node], str]]:
     """Pointwise nodes that end with ``last`` and read one value from outside, in order, and that value; smaller groups first."""
-    if graph.spec(last.outputs[0]).dtype not in _TYPES or not _is_smooth(last):
+    if view.graph.spec(last.outputs[0]).dtype not in _TYPES or not _is_smooth(last):
         return
     nodes, outside = [last], set(last.inputs)
     while len(nodes) <= MOST_NODES:
         if len(outside) == 1 and len(nodes) > 1:
             yield nodes, next(iter(outside))
-        made = [node for value in outside if (node := graph.producer.get(value)) is not None]
-        latest = max(made, key=lambda node: places[node.name], default=None)
+        made = [node for value in outside if (node := view.graph.producer.get(value)) is not None]
+        latest = max(made, key=lambda node: view.places[node.name], default=None)
         if latest is None or len(latest.outputs) != 1 or latest.mutates or not latest.inputs or not _is_smooth(latest):
             return
         nodes, outside = [latest, *nodes], (outside - {latest.outputs[0]}) | set(latest.inputs)

@@ -116,19 +116,19 @@ class View:
                     return False
         return True
 
-
     def crosses_a_write(self, nodes: Sequence[Node], last: Node) -> bool:
         """Whether memory that one of ``nodes`` reads or makes is written in place between the first of them and ``last``."""
         if not self._writes or not nodes:
             return False
-        first, end = min(self._places[node.name] for node in nodes), self._places[last.name]
+        first, end = min(self.places[node.name] for node in nodes), self.places[last.name]
         ours = {node.name for node in (*nodes, last)}
         written = {root for name, (place, roots) in self._writes.items() if first < place < end and name not in ours for root in roots}
         roots = memory_roots(self.graph) if written else {}
         return bool(written) and any(roots[name] in written for node in nodes for name in (*node.inputs, *node.outputs))
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def places(self) -> dict[str, int]:
+        """Where each node stands, by name."""
         return {node.name: place for place, node in enumerate(self.graph.nodes)}
 
     @cached_property
@@ -136,7 +136,7 @@ class View:
         """Where nodes that write in place stand, and what they write, by name."""
         writers = [node for node in self.graph.nodes if node.mutates]
         roots = memory_roots(self.graph) if writers else {}
-        return {node.name: (self._places[node.name], {roots[name] for name in node.mutates}) for node in writers}
+        return {node.name: (self.places[node.name], {roots[name] for name in node.mutates}) for node in writers}
 
 
 def rebuild(graph: Graph, nodes: Iterable[Node], renamed: Mapping[str, str] | None = None) -> Graph:
