@@ -35,10 +35,11 @@ if TYPE_CHECKING:
         Value as Value, ValueKind as ValueKind, Workload as Workload,
     )
     from .ir.kind_names import (
-        ARGMAX as ARGMAX, ATTENTION as ATTENTION, CROSS_ENTROPY as CROSS_ENTROPY, ELEMENTWISE as ELEMENTWISE,
-        EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
+        ARGMAX as ARGMAX, ATTENTION as ATTENTION, CONVOLUTION_STEP as CONVOLUTION_STEP, CROSS_ENTROPY as CROSS_ENTROPY,
+        ELEMENTWISE as ELEMENTWISE, EXPERT_LINEAR as EXPERT_LINEAR, GATHER as GATHER,
         LINEAR as LINEAR, MASKED_ATTENTION as MASKED_ATTENTION, MATMUL as MATMUL, NORM as NORM, POOL as POOL,
-        REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SCAN as SCAN, SOFTMAX as SOFTMAX,
+        RECURRENCE_STEP as RECURRENCE_STEP, REDUCTION as REDUCTION, ROPE as ROPE, ROPE_TABLE as ROPE_TABLE, ROUTER as ROUTER, SCAN as SCAN,
+        SOFTMAX as SOFTMAX,
     )
     from .ir.plan import (
         Cover as Cover, Fusion as Fusion, Needs as Needs, Origin as Origin, Parameter as Parameter, PlanSpace as PlanSpace,
@@ -125,8 +126,8 @@ _NAMES = {
                     "f32 i32 i64 null pointer tiles",
     "ir.expression": "Expression Operation PointwiseKind",
     "ir.graph": "Argument DType Graph GraphKind GraphSet KVSpec LayerHeads ModelInfo Node Ref Symbol TensorSpec Value ValueKind Workload",
-    "ir.kind_names": "ARGMAX ATTENTION CROSS_ENTROPY ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM POOL"
-                     " REDUCTION ROPE ROPE_TABLE ROUTER SCAN SOFTMAX",
+    "ir.kind_names": "ARGMAX ATTENTION CONVOLUTION_STEP CROSS_ENTROPY ELEMENTWISE EXPERT_LINEAR GATHER LINEAR MASKED_ATTENTION MATMUL NORM"
+                     " POOL RECURRENCE_STEP REDUCTION ROPE ROPE_TABLE ROUTER SCAN SOFTMAX",
     "ir.plan": "Cover Fusion Needs Origin Parameter PlanSpace Schedule ScheduleSpace Step StepSpace",
     "ir.record": "Measurement TuningRecord",
     "ir.region": "Access Match MatchSummary Operand RegionSummary Role Scalar SemanticLabel",

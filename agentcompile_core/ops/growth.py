@@ -190,6 +190,8 @@ def cone(view: RegionView, last: Node, *, limit: int, fits: Callable[[str], bool
             break
         if node.name in taken or len(node.outputs) != 1 or not view.only_used_by(node.outputs[0], taken):
             continue
+        if not has_one_rounding(view, (node.name,), last.outputs[0]):
+            continue  # what it rounds is read as it is stored
         if _in_grammar(view, node) or _is_reshaped(view, node, last):
             taken.add(node.name)
             if len(_external(view, taken)) > limit:

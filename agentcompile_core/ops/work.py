@@ -21,8 +21,9 @@ _REDUCING = frozenset({
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "cumsum", "cumprod", "cummax", "cummin", "logsumexp", "var",
     "std", "norm", "any", "all", "logcumsumexp",
 })
+_OF_STATE = 6  # of each element of the state of a recurrence for every token: decay, product, sum, product, sum and its share of the rest
 _ATTENTION = ("attention", "scaled_dot_product_attention")
-_LAST_AXIS = frozenset({"rms_norm", "layer_norm", *_CONTRACTING, *_ATTENTION})
+_LAST_AXIS = frozenset({"rms_norm", "layer_norm", "recurrence", *_CONTRACTING, *_ATTENTION})
 _ALONG = frozenset({"softmax", "_softmax", "log_softmax", *_REDUCING})
 
 
@@ -42,6 +43,9 @@ def _flops(node: Node, graph: Graph) -> int:
         return 2 * results * (given[_CONTRACTING[kind]].shape or (1,))[-1] + added
     if kind == "convolution" and len(given) > 1:
         return 2 * results * math.prod(given[1].shape[1:])
+    if kind in ("recurrence", "causal_convolution"):
+        out, last = (graph.spec(name) for name in node.outputs)
+        return _OF_STATE * last.numel * out.shape[1] if kind == "recurrence" else 2 * out.numel * last.shape[-1]
     if kind in _ATTENTION and len(given) > 1:
         keys = given[3].shape[1] if kind == "attention" and len(given) > 3 else given[1].shape[-2]
         return 4 * given[0].numel * keys

@@ -38,6 +38,7 @@ class OperandKind:
             it are drawn as zeros, those of role LENGTH as the position of the case.
         filled_along: of a state: the axis along which it holds data up to the position; behind it the trial puts NaN.
         grows: of a state: every run appends one element, so that repeated timing needs room behind it.
+        moves: of a state: every run goes on from where the last one left it, so that it is put back before a result is looked at.
         mean, deviation: of a weight; None: 0, and 1/sqrt(fan-in) of a matrix, 0.1 of a vector.
         doc: shape and meaning.
     """
@@ -49,6 +50,7 @@ class OperandKind:
     index_of: str = field(default="", kw_only=True)
     filled_along: int | None = field(default=None, kw_only=True)
     grows: bool = field(default=False, kw_only=True)
+    moves: bool = field(default=False, kw_only=True)
     mean: float = field(default=0.0, kw_only=True)
     deviation: float | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)

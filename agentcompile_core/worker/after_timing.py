@@ -43,11 +43,14 @@ def impossible(measured: Measurement, cold: bool) -> str:
 
 def look(execution: Execution, turn: Rotation) -> Finding | None:
     """What is wrong after the timed runs of ``turn``, with its class; None: nothing is."""
-    timed = _compared(execution, turn, turn.case)
+    fresh = _fresh(execution, turn.copies[0].trial, turn.case)
+    execution.expected(turn.case, fresh.tensors(*GIVEN))
+    timed = "" if _moving(execution, fresh) else _compared(execution, turn, turn.case)
     runs = [execution.prepared(buffers) for buffers in turn.copies]
+    _put_back(execution, turn.copies, fresh)
     _again(execution, turn.copies, runs)
     again = _compared(execution, turn, turn.case)
-    touched = _touched(turn, _fresh(execution, turn.copies[0].trial, turn.case))
+    touched = _touched(turn, fresh)
     if touched:  # what is wrong with outputs then follows from it
         return Cause.MEMORY_FAULT, f"after it was timed: {touched}"
     if timed:
@@ -70,6 +73,7 @@ def look_untimed(execution: Execution, spare_s: float) -> Finding | None:
     execution.expected(case, fresh.tensors(*GIVEN))  # before a state moves on
     turn, run = timing.Rotation(copies=(buffers,), cold=False, case=case), execution.prepared(buffers)
     runs = 1 + _often(run, execution, spare_s)
+    _put_back(execution, turn.copies, fresh)
     _again(execution, turn.copies, (run,))
     again = _compared(execution, turn, case)
     touched = _touched(turn, fresh)
@@ -120,6 +124,20 @@ def _again(execution: Execution, copies: Iterable[Buffers], runs: Iterable[Calla
         poison(buffers)
         run(stream)
     execution.synchronize()
+
+
+def _moving(execution: Execution, buffers: Buffers) -> dict[str, torch.Tensor]:
+    """The states that every run moves on, by operand."""
+    states = buffers.tensors(Role.STATE)
+    return {name: tensor for name, tensor in states.items() if (said := execution.kind.operand(name)) is not None and said.moves}
+
+
+def _put_back(execution: Execution, copies: Iterable[Buffers], fresh: Buffers) -> None:
+    """What runs have moved on, as it is in ``fresh``, which nothing runs on."""
+    first = _moving(execution, fresh)
+    for buffers in copies if first else ():
+        for name, tensor in _moving(execution, buffers).items():
+            tensor.copy_(first[name])
 
 
 def poison(buffers: Buffers) -> None:

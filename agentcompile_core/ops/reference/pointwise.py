@@ -129,7 +129,7 @@ def add(a: Bounded, b: Bounded, alpha: float = 1.0, dtype: DType = DType.F32) ->
     value = a.value + scaled.value
     error = a.error + scaled.error
     # A sum of two nearby numbers keeps the absolute rounding of its operands' scale.
-    return Bounded(value, overflowing(computed(value, error.expand(value.shape), 1.0), scaled.value.abs()))
+    return _known(a, b, Bounded(value, overflowing(computed(value, error.expand(value.shape), 1.0), scaled.value.abs())))
 
 
 def mul(a: Bounded, b: Bounded, dtype: DType = DType.F32) -> Bounded:
@@ -142,7 +142,16 @@ def mul(a: Bounded, b: Bounded, dtype: DType = DType.F32) -> Bounded:
     less = torch.minimum(left, right)
     summed = less > MANY * UNIT_ROUNDOFF[dtype] * value.abs()
     error = left + right - torch.where(summed & less.isfinite(), 0.6 * less, 0.0) + times(a.error, b.error)
-    return Bounded(value, computed(value, error, 1.0))
+    return _known(a, b, Bounded(value, computed(value, error, 1.0)))
+
+
+def _known(a: Bounded, b: Bounded, made: Bounded) -> Bounded:
+    """What is ``made`` of two operands; of an infinity beside an operand of which nothing is known, nothing is known either."""
+    anything = ~(a.error.isfinite() & b.error.isfinite())
+    if not bool(anything.any()):
+        return made
+    unknown = anything & ~made.value.isfinite() & ~a.value.isnan() & ~b.value.isnan()
+    return Bounded(torch.where(unknown, 0.0, made.value), torch.where(unknown, torch.inf, made.error))
 
 
 def div(a: Bounded, b: Bounded) -> Bounded:

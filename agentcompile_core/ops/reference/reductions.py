@@ -152,9 +152,10 @@ def layer_norm(x: Bounded, weight: Bounded | None, bias: Bounded | None, eps: fl
 
 def softmax(x: Bounded, dim: int, depth: int, dtype: DType = DType.F32) -> Bounded:
     """Softmax: p_j errs by p_j times (its score's error + the mean error of the scores + the sum's); far below the maximum the
-    difference itself is rounded, and what leaves float32 flushes to zero."""
+    difference itself is rounded, and what leaves float32 flushes to zero. Nothing is known of a row with a score of which nothing is."""
     value, _, noise, shared = scores(x, dim)
-    grow = (noise + shared).clamp_max(50.0).expm1()
+    reach = noise + shared
+    grow = torch.where(reach.isfinite(), reach.clamp_max(50.0).expm1(), torch.inf)
     return Bounded(value, value * (grow + total(value, dim, depth)) + FLUSHED)
 
 

@@ -12,9 +12,9 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from . import along_axes, classes, losses, norms, piecewise, pointwise, pools, reductions, scans
+from . import along_axes, classes, losses, norms, piecewise, pointwise, pools, recurrences, reductions, scans
 from .attention import Attending, append, attention, masked_attention
-from .bounded import Bounded, exact
+from .bounded import Bounded, exact, rounded
 from .calls import Call, values_in
 from .choice import gather, topk
 from .experts import expert_linear
@@ -266,6 +266,14 @@ def _as_they_are(call: Call) -> tuple[Bounded, ...]:
     return (exact(result),) if call.node.outputs else ()
 
 
+def _copy(call: Call) -> tuple[Bounded, ...]:
+    """What is written over a value of the environment, as that stores it."""
+    written = call.node.mutates[0]
+    spec, src = call.graph.spec(written), call.bounded("src")
+    call.env[written] = rounded(src.value.expand(spec.shape), src.error.expand(spec.shape), spec.dtype)
+    return (call.env[written],) if call.node.outputs else ()
+
+
 def _overloads(names: Iterable[str], *overloads: str) -> tuple[str, ...]:
     return tuple(f"aten.{name}.{overload}" for name in names for overload in overloads)
 
@@ -319,5 +327,7 @@ _RULES: dict[str, Rule] = {
     "aten.scaled_dot_product_attention.default": _masked_attention,
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
     "aten.gather.default": gather, "aten.cumsum.default": scans.cumsum, "aten.cumprod.default": scans.cumprod,
-    "aten.cross_entropy_loss.default": classes.cross_entropy,
+    "aten.cross_entropy_loss.default": classes.cross_entropy, "aten.copy_.default": _copy,
+    "agentcompile.recurrence.default": recurrences.recurrence,
+    "agentcompile.causal_convolution.default": recurrences.causal_convolution,
 }

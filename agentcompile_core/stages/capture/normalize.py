@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from ...ir.graph import Graph, Node, Ref, Symbol
-from ...ops.aliasing import only_part
+from ...ir.graph import DType, Graph, Node, Ref, Symbol
+from ...ops.aliasing import memory_roots, only_part
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .collapse_activations import collapse_activations
@@ -56,9 +56,9 @@ def drop_noise(graph: Graph) -> Graph:
 
 
 def plain_casts(graph: Graph) -> Graph:
-    """Casts read what they cast, and nothing for the sake of its type.
+    """Casts read what they cast, and nothing for the sake of its type; those to a wider type and back read nothing.
 
-    Before: ``type_as(x, y)``. After: ``to(x, float16)``, where y is.
+    Before: ``a = type_as(x, y)``; ``b = to(to(w, float32), float16)`` of a float16 w. After: ``a = to(x, float16)``, where y is; b is w.
     """
     def plain(node: Node) -> Node:
         if node.op != "aten.type_as.default":
@@ -66,7 +66,20 @@ def plain_casts(graph: Graph) -> Graph:
         dtype = Symbol("dtype", graph.spec(node.outputs[0]).dtype.value)
         return canonical(evolve(node, op="aten.to.dtype", kind="cast", args=(node.args[0], dtype), kwargs=()))
 
-    return rebuild(graph, [plain(node) for node in graph.nodes])
+    nodes, roots = [plain(node) for node in graph.nodes], memory_roots(graph)
+    written = {roots[name] for node in nodes for name in node.mutates}  # what is read of it as it was is no name of it
+    back = {node.outputs[0]: before for node in nodes if (before := _before_widening(graph, node)) and roots[before] not in written}
+    return rebuild(graph, [node for node in nodes if not back.keys() & set(node.outputs)], resolve_chain(back))
+
+
+def _before_widening(graph: Graph, node: Node) -> str:
+    """What a cast gives back as it was before another cast made it wider; empty: it is no such cast."""
+    wide = graph.producer.get(node.inputs[0]) if node.kind == "cast" and len(node.inputs) == 1 else None
+    if wide is None or wide.kind != "cast" or len(wide.inputs) != 1:
+        return ""
+    first, between, last = (graph.spec(value) for value in (wide.inputs[0], node.inputs[0], node.outputs[0]))
+    exact = first.dtype in _HELD_BY and between.dtype in _HELD_BY[first.dtype]
+    return wide.inputs[0] if exact and first == last else ""
 
 
 def sort_choices(graph: Graph) -> Graph:
@@ -87,6 +100,7 @@ _SHAPED = frozenset({
     "aten.alias.default", "aten.detach.default", "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "aten.clone.default",
     "aten.flatten.using_ints", "aten.squeeze.default", "aten.squeeze.dim", "aten.view_as.default",
 })
+_HELD_BY = {DType.F16: (DType.F32, DType.F64), DType.BF16: (DType.F32, DType.F64), DType.F32: (DType.F64,)}  # types that hold all of a type
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
 _PADDING = ("aten.pad.default", "aten.constant_pad_nd.default")
 _SCALINGS = ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from agentcompile_core.plugin_api import RegionRule, hookimpl
 
 from .attention import AttentionRule
+from .convolution_step import ConvolutionStepRule
 from .cross_entropy import CrossEntropyRule
 from .elementwise import ElementwiseRule
 from .experts import ExpertRule
@@ -15,6 +16,7 @@ from .masked_attention import MaskedAttentionRule
 from .matmul import MatmulRule
 from .norm import NormRule
 from .pool import PoolRule
+from .recurrence_step import RecurrenceStepRule
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
@@ -30,4 +32,4 @@ def agentcompile_region_rules() -> Iterable[RegionRule]:
     """The rules for one-token graphs of transformers."""
     return (LinearRule(), AttentionRule(), NormRule(), RopeRule(), RopeHeadsRule(), RopeTableRule(), ElementwiseRule(), GatherRule(),
             ArgmaxRule(), SoftmaxRule(), ReductionRule(), MatmulRule(), ExpertRule(), RouterRule(), MaskedAttentionRule(),
-            ScanRule(), PoolRule(), CrossEntropyRule())
+            ScanRule(), PoolRule(), CrossEntropyRule(), RecurrenceStepRule(), ConvolutionStepRule())

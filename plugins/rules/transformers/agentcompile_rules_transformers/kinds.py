@@ -28,6 +28,7 @@ from .cross_entropy import CROSS_ENTROPIES
 from .expert_kinds import EXPERT_LINEAR, ROUTER
 from .masked_attention_kind import MASKED_ATTENTION
 from .pool_kind import POOLS
+from .recurrence_kinds import CONVOLUTION_STEPS, RECURRENCE_STEPS
 from .scan_kind import SCANS
 
 L = SemanticLabel
@@ -342,4 +343,4 @@ MATMUL = Matmul(
     ),
 )
 KINDS = (LINEAR, NORM, ROPE, ROPE_TABLE, ATTENTION, ELEMENTWISE, GATHER, ARGMAX, SOFTMAX, REDUCTION, MATMUL, EXPERT_LINEAR, ROUTER,
-         MASKED_ATTENTION, SCANS, POOLS, CROSS_ENTROPIES)
+         MASKED_ATTENTION, SCANS, POOLS, CROSS_ENTROPIES, RECURRENCE_STEPS, CONVOLUTION_STEPS)

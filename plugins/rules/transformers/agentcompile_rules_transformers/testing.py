@@ -32,6 +32,7 @@ from .masked_attention_cases import masked_attention_case
 from .matmul import MatmulRule
 from .norm_cases import channel_norm_case, norm_case, norms_beside_case
 from .pool_cases import pool_case
+from .recurrence_cases import convolution_step_case, recurrence_step_case
 from .reduction import ReductionRule
 from .rope import RopeRule, RopeTableRule
 from .rope_heads import RopeHeadsRule
@@ -41,10 +42,10 @@ from .softmax import SoftmaxRule
 Pair = tuple[Match, Graph]
 BINARY = ("add", "sub", "mul", "div")
 __all__ = [
-    "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "cross_entropy_case",
+    "Draft", "Pair", "argmax_case", "attention_case", "batch_norm_case", "channel_norm_case", "convolution_step_case", "cross_entropy_case",
     "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case",
-    "norm_case", "norms_beside_case", "part_case", "pool_case", "reduction_case", "rope_case", "rope_heads_case", "rope_table_case",
-    "router_case", "rows_case", "scan_case", "scored_router_case", "softmax_case",
+    "norm_case", "norms_beside_case", "part_case", "pool_case", "recurrence_step_case", "reduction_case", "rope_case", "rope_heads_case",
+    "rope_table_case", "router_case", "rows_case", "scan_case", "scored_router_case", "softmax_case",
 ]
 
 

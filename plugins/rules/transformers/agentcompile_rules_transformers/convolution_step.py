@@ -1,0 +1,57 @@
+"""One token of a short causal convolution whose last columns are written in place."""
+
+from collections.abc import Iterable, Iterator
+
+from agentcompile_core.plugin_api import (
+    CONVOLUTION_STEP,
+    KERNEL_TYPES,
+    Graph,
+    Match,
+    Node,
+    RegionRule,
+    RegionView,
+    Target,
+    argument,
+    is_contiguous,
+    ref,
+)
+
+from . import recurrence_kinds
+from .peeling import Peel
+from .recurrence_step import state_write
+
+CONVOLUTION = "agentcompile.causal_convolution.default"
+
+
+class ConvolutionStepRule(RegionRule):
+    """``convolution_step`` matches: convolutions of one column whose last columns go over the first."""
+
+    name = "convolution_step"
+    version = 1
+    kinds = (recurrence_kinds.CONVOLUTION_STEPS,)
+
+    def find(self, graph: Graph, target: Target) -> Iterable[Match]:
+        """Each with the views around it."""
+        view = RegionView(graph=graph)
+        return [match for node in graph.nodes if node.op == CONVOLUTION for match in _matches(view, node)]
+
+
+def _matches(view: RegionView, node: Node) -> Iterator[Match]:
+    write, bias = state_write(view, node), ref(argument(node, "bias"))
+    given = view.graph.spec(node.inputs[1])
+    if write is None or given.shape[2] != 1 or argument(node, "valid") is not None:
+        return
+    inside = frozenset({node.name, *write.nodes})
+    x, weight = (Peel(view, str(ref(argument(node, name))), inside).viewed() for name in ("x", "weight"))
+    channels, width = view.graph.spec(write.state).shape[1:]
+    operands = [("x", x.value), ("weight", weight.value), *([("bias", bias)] if bias is not None else [])]
+    if any(view.graph.spec(value).dtype not in KERNEL_TYPES or not is_contiguous(view.graph.spec(value)) for _, value in operands):
+        return
+    out, behind = view.forward(node.outputs[0])
+    state = view.state("state", write.state)
+    yield Match(
+        kind=CONVOLUTION_STEP, label=CONVOLUTION_STEP,
+        nodes=view.deps.members(view.deps.mask((node.name, *write.nodes, *x.nodes, *weight.nodes, *behind))),
+        operands=(state, *(view.read(name, value) for name, value in operands), view.write("out", out)),
+        attributes=(("channels", channels), ("width", width), ("silu", argument(node, "silu") is True),
+                    ("state_bytes", 2 * state.spec.nbytes)))
