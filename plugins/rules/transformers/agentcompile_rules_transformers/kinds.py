@@ -173,11 +173,11 @@ class Argmax(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, version=3, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=4, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(
-        OperandKind("x", READS, doc="[.., k] T"),
+        OperandKind("x", READS, doc="[.., k] T, or f32, rounded to T behind the norm"),
         OperandKind("weight", WEIGHTS, doc="[pair*n, k] T; several values: concatenated rows"),
         OperandKind("norm_weight", WEIGHTS, optional=True, doc="[k], of the prologue"),
         OperandKind("norm_bias", WEIGHTS, optional=True, doc="[k], of the prologue"),

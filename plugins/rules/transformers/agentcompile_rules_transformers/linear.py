@@ -29,7 +29,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import kinds
-from .norm import NormNode, norm_of
+from .linear_inputs import Input, inputs_of
 from .split import parts_of
 
 MOST_AUX = 2
@@ -73,7 +73,7 @@ class LinearRule(RegionRule):
     """``linear`` matches: every linear node of one token, alone and with what can be fused before and behind it."""
 
     name = "linear"
-    version = 3
+    version = 4
     kinds = (kinds.LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -213,29 +213,23 @@ def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
 
 
 def _with_norm(view: RegionView, product: Product) -> Iterator[Match]:
-    """The match as it is and, where nothing else reads the norm before it, with that norm as its prologue."""
+    """The match as it is and, where nothing else reads them, with the norm or the rounding before it as its prologue."""
     first = product.group[0]
-    yield _match(view, product, view.read("x", first.x))
-    source, views = view.back(first.x, set(product.nodes))
-    producer = view.producer(source)
-    norm = norm_of(view, producer) if producer is not None else None
-    if norm is None or norm.rows != 1 or not view.only_used_by(source, {*product.nodes, *views}):
-        return
-    if view.graph.spec(norm.weight or norm.x).dtype is not view.graph.spec(first.weight).dtype:
-        return
-    fused = SemanticLabel.NORM_GEMV if product.label == SemanticLabel.GEMV else product.label
-    yield _match(view, evolve(product, nodes=(norm.node.name, *views, *product.nodes), label=fused), view.read("x", norm.x), norm)
+    for given in inputs_of(view, first.x, frozenset(product.nodes), view.graph.spec(first.weight).dtype):
+        fused = SemanticLabel.NORM_GEMV if given.norm is not None and product.label == SemanticLabel.GEMV else product.label
+        yield _match(view, evolve(product, nodes=(*given.nodes, *product.nodes), label=fused), given)
 
 
-def _match(view: RegionView, product: Product, x: Operand, norm: NormNode | None = None) -> Match:
-    weight = view.read("weight", *(linear.weight for linear in product.group))
+def _match(view: RegionView, product: Product, given: Input) -> Match:
+    weight, norm = view.read("weight", *(linear.weight for linear in product.group)), given.norm
     parameters = []
     if norm is not None:
         parameters = [view.read(f"norm_{name}", value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
     attributes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", product.group[0].k), ("pair", product.pair),
                   ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0))
     return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),
-                 operands=(x, weight, *parameters, *product.aux, product.out), attributes=attributes, epilogue=product.expression)
+                 operands=(view.read("x", given.x), weight, *parameters, *product.aux, product.out), attributes=attributes,
+                 epilogue=product.expression)
 
 
 def _bias_expression() -> Expression:

@@ -7,6 +7,7 @@ from agentcompile_rules_transformers.testing import (
     batch_norm_case,
     channel_norm_case,
     chunked_case,
+    convolution_step_case,
     cross_entropy_case,
     elementwise_case,
     experts_case,
@@ -17,6 +18,7 @@ from agentcompile_rules_transformers.testing import (
     matmul_case,
     norm_case,
     pool_case,
+    recurrence_step_case,
     reduction_case,
     rope_case,
     rope_heads_case,
@@ -26,6 +28,7 @@ from agentcompile_rules_transformers.testing import (
     scan_case,
     scored_router_case,
     softmax_case,
+    wide_linear_case,
 )
 
 from agentcompile_core.plugin_api import DType
@@ -38,7 +41,8 @@ LOOKUP, NORM = gather_case(columns=8, vocabulary=9)[1], norm_case(columns=8)[1]
 class TestLinear(RegionRuleConformance):
     rule, unserved = RULES["linear"], (LOOKUP,)
     graphs = (linear_case(n=24, k=16, norm="rms", bias=True, residual=True)[1], linear_case(n=(8, 4, 4), k=16)[1],
-              gated_case(n=12, k=16, norm="rms", dtype=DType.F32)[1])
+              gated_case(n=12, k=16, norm="rms", dtype=DType.F32)[1], wide_linear_case(n=12, k=16, form="normed", residual=True)[1],
+              wide_linear_case(n=12, k=16, form="weighted", dtype=DType.F16)[1])
 
 
 class TestAttention(RegionRuleConformance):
@@ -148,6 +152,18 @@ class TestMaskedAttention(RegionRuleConformance):
     graphs = (masked_attention_case(sizes=(2, 4, 2, 5, 7, 8), mask=(2, 1, 1, 7))[1],
               masked_attention_case(sizes=(1, 2, 2, 3, 3, 8), value_dim=4, causal=True, turned=False, dtype=DType.F32)[1],
               masked_attention_case(sizes=(1, 2, 1, 3, 9, 8), mask=(3, 9), added=True, dtype=DType.BF16)[1])
+
+
+class TestRecurrenceStep(RegionRuleConformance):
+    rule, unserved = RULES["recurrence_step"], (LOOKUP, NORM)
+    graphs = (recurrence_step_case(heads=8, width=1, terms=16, gated=True)[1], recurrence_step_case(heads=4, width=8, terms=16, groups=2)[1],
+              recurrence_step_case(heads=4, width=8, terms=16, groups=2, form="delta", dtype=DType.F16)[1],
+              recurrence_step_case(heads=2, width=8, terms=16, form="bare", dtype=DType.F32)[1])
+
+
+class TestConvolutionStep(RegionRuleConformance):
+    rule, unserved = RULES["convolution_step"], (LOOKUP, NORM)
+    graphs = (convolution_step_case(channels=24)[1], convolution_step_case(channels=9, width=3, bias=False, silu=False, dtype=DType.F32)[1])
 
 
 def test_no_rule_is_left_out() -> None:

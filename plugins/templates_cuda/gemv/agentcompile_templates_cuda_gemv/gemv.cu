@@ -88,7 +88,7 @@ template <class Vector> struct Gemv {
     int row = row_begin + group * Plan::rows;
     fetch_all(row, first);
     constexpr int held = Plan::held_vectors;
-    ac::RowStage<Plan::norm, Plan::threads, held, Element, Vector> stage;
+    ac::RowStage<Plan::norm, Plan::threads, held, Element, Vector, Plan::X> stage;
     stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
 
     ac::grid_dependency_wait();
@@ -151,8 +151,8 @@ template <class Vector> __device__ __forceinline__ void run_gemv(const Operands&
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
-gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, float norm_eps) {
+gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
+            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, int n, int k, float norm_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ float partials[2 * Plan::warps * streams];
   AC_DYNAMIC_SHARED(Element, row);

@@ -57,10 +57,11 @@ class GemvFamily(TemplateFamily):
     """
 
     name = "gemv"
-    version = 3
+    version = 4
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
-        """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory."""
+        """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory; what is added may be of any of
+        these types, and the input of the weights' or float32."""
         if match.kind != LINEAR:
             return Reject(f"gemv serves {LINEAR} matches, not {match.kind}")
         reason = _operand_problem(match) or _attribute_problem(match)
@@ -116,7 +117,7 @@ class GemvFamily(TemplateFamily):
         features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * ring
         return make_source(
             FOLDER / ("gemv_ring.cu" if ring else "gemv.cu"),
-            plan={"T": c_type(element), "Out": c_type(match.need("out").spec.dtype), **constants},
+            plan={"T": c_type(element), **_types(match), "Out": c_type(match.need("out").spec.dtype), **constants},
             launches=(launch,),
             epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)),
             features=features,
@@ -124,6 +125,13 @@ class GemvFamily(TemplateFamily):
             reduction_depth=ceil_div(shape.k, WARP_SIZE * schedule.integer("warps_per_row")) + 5
             + schedule.integer("warps_per_row").bit_length(),
         )
+
+
+def _types(match: Match) -> dict[str, str]:
+    """Of operands that need not have the type of the weights."""
+    element = match.need("weight").spec.dtype
+    given = {"X": "x", "A0": "aux0", "A1": "aux1"}
+    return {name: c_type(operand.spec.dtype if (operand := match.operand(of)) is not None else element) for name, of in given.items()}
 
 
 def _ring_plan(shape: Shape, schedule: Schedule) -> dict[str, bool | int | float]:
@@ -178,10 +186,9 @@ def _operand_problem(match: Match) -> str:
     for operand in match.operands:
         if operand.spec.strides:
             return f"operand {operand.name} is not contiguous"
-        if operand.name != "out" and operand.spec.dtype is not element:
+        served = DTYPES if operand.name in ("out", "aux0", "aux1") else (element, DType.F32) if operand.name == "x" else (element,)
+        if operand.spec.dtype not in served:
             return f"operand {operand.name} is {operand.spec.dtype.value} beside weights in {element.value}"
-    if match.need("out").spec.dtype not in DTYPES:
-        return f"the result is {match.need('out').spec.dtype.value}; gemv writes {', '.join(d.value for d in DTYPES)}"
     return ""
 
 

@@ -3,7 +3,8 @@
 //   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
 //
 // x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
-// Types: T everywhere, out Plan::Out; fp32 accumulation. Each block owns a contiguous range of rows, as even as whole rows allow.
+// Types: T of weights and norm, x Plan::X (T or float, rounded to T behind the norm), aux Plan::A0 and A1, out Plan::Out; fp32
+// accumulation. Each block owns a contiguous range of rows, as even as whole rows allow.
 #pragma once
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
@@ -20,12 +21,12 @@ constexpr int streams = Plan::rows * Plan::pair;  // weight rows that are summed
 
 // Absent operands are null.
 struct Operands {
-  const Element* x;
+  const Plan::X* x;
   const Element* weight;
   const Element* norm_weight;
   const Element* norm_bias;
-  const Element* aux0;
-  const Element* aux1;
+  const Plan::A0* aux0;
+  const Plan::A1* aux1;
   Plan::Out* out;
   int n;
   int k;

@@ -164,7 +164,7 @@ __device__ __forceinline__ void consume_group(const Operands& operands, Ring rin
 __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring, RowRange range, const int* group_of, Element* staged,
                                             float* scratch, int warp, int lane) {
   const int vectors = operands.k / Vector::size;
-  ac::RowStage<Plan::norm, consumers, Plan::held_vectors, Element, Vector> stage;
+  ac::RowStage<Plan::norm, consumers, Plan::held_vectors, Element, Vector, Plan::X> stage;
   stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
 
   ac::grid_dependency_wait();
@@ -201,8 +201,8 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
-gemv_kernel(const Plan::T* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, unsigned int* tickets, int n, int k, float norm_eps) {
+gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
+            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, unsigned int* tickets, int n, int k, float norm_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ ac::Mbarrier full[Plan::stages];
   __shared__ ac::Mbarrier empty[Plan::stages];

@@ -100,7 +100,8 @@ def _changed(match: Match, name: str, **spec: object) -> Match:
 @pytest.mark.parametrize(("match", "word"), [
     (evolve(SHAPES["o"], kind="attention"), "attention"),
     (_changed(SHAPES["o"], "x", shape=(1, 2, 2048)), "one token"),
-    (_changed(SHAPES["o"], "x", dtype=DType.F32), "float32"),
+    (_changed(SHAPES["o"], "x", dtype=DType.BF16), "bfloat16"),
+    (_changed(SHAPES["o"], "out", dtype=DType.I8), "int8"),
     (_changed(SHAPES["o"], "weight", dtype=DType.I8), "int8"),
     (_changed(SHAPES["o"], "weight", strides=(1, 2048)), "contiguous"),
     (evolve(SHAPES["o"], epilogue=Expression(arguments=("aux7",))), "aux7"),

@@ -7,6 +7,9 @@
 
 struct Plan_DIGEST {
   using T = __half;
+  using X = __half;
+  using A0 = __half;
+  using A1 = __half;
   using Out = __half;
   static constexpr bool pdl = true;
   static constexpr int threads = 288;

@@ -63,14 +63,35 @@ __device__ __forceinline__ RowStatistics row_statistics(Each each, int columns, 
   return row;
 }
 
+// As many elements of type X as a Vector of T has: that very Vector where the types are one.
+template <class X, class T, class Vector, int Size> struct RowVector {
+  using type = ac::Vector<X, Size>;
+  static constexpr bool is_plain = false;
+};
+template <class X, class T, class Vector> struct RowVector<X, T, Vector, 1> {
+  using type = Vec1<X>;
+  static constexpr bool is_plain = false;
+};
+template <class T, class Vector, int Size> struct RowVector<T, T, Vector, Size> {
+  using type = Vector;
+  static constexpr bool is_plain = true;
+};
+template <class T, class Vector> struct RowVector<T, T, Vector, 1> {
+  using type = Vector;
+  static constexpr bool is_plain = true;
+};
+
 // Brings a row into shared memory, normalized on the way: the prologue of kernels that read one row many times.
 //
 // `Vector` is Vec16<T> or Vec1<T>; a row has `vectors` of them. The first `Held` vectors of each thread stay in registers
 // between the passes, so for rows up to Held * Threads vectors x is read once and never re-read; the loops over the rest are
 // not unrolled, since they should rarely run. `prefetch` loads the norm's weights and may run before the grid dependency
 // wait; `run` reads x and must come after it.
-template <int Kind, int Threads, int Held, class T, class Vector> struct RowStage {
+// x is of type X, which is T or float: its elements are normalized as they are.
+template <int Kind, int Threads, int Held, class T, class Vector, class X = T> struct RowStage {
   static constexpr int size = Vector::size;
+  static constexpr bool is_plain = RowVector<X, T, Vector, size>::is_plain;
+  using Row = typename RowVector<X, T, Vector, size>::type;
   Vector scale[Held];
   Vector shift[Held];
 
@@ -85,18 +106,21 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct RowStag
   // Writes the row and zeros behind it up to `padded` vectors to `staged` (16-byte aligned, shared); the barrier at the end
   // publishes it to all `Threads` threads. `scratch`: Threads / 32 floats in shared memory.
   template <class Barrier = BlockBarrier>
-  __device__ __forceinline__ void run(const T* x, const T* weight, const T* bias, T* staged, int vectors, int padded,
+  __device__ __forceinline__ void run(const X* x, const T* weight, const T* bias, T* staged, int vectors, int padded,
                                       float eps, float* scratch, int thread, Barrier barrier = {}) {
-    Vector row[Held];
+    Row row[Held];
 #pragma unroll
     for (int held = 0; held < Held; ++held) {
       const int index = thread + held * Threads;
-      row[held] = index < vectors ? Vector::load(x + index * size) : Vector::zero();
+      row[held] = index < vectors ? Row::load(x + index * size) : Row::zero();
     }
+    if constexpr (is_plain) {
 #pragma unroll 1
-    for (int index = thread + Held * Threads; index < vectors; index += Threads) {
-      Vector::load(x + index * size).store(staged + index * size);
+      for (int index = thread + Held * Threads; index < vectors; index += Threads) {
+        Row::load(x + index * size).store(staged + index * size);
+      }
     }
+    const auto again = [&](int index) { return Row::load((is_plain ? reinterpret_cast<const X*>(staged) : x) + index * size); };
     const auto each = [&](auto visit) {
 #pragma unroll
       for (int held = 0; held < Held; ++held) {
@@ -104,7 +128,7 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct RowStag
       }
 #pragma unroll 1
       for (int index = thread + Held * Threads; index < vectors; index += Threads) {
-        visit_vector(Vector::load(staged + index * size), visit);
+        visit_vector(again(index), visit);
       }
     };
     const RowStatistics statistics = row_statistics<Kind, Threads / warp_size>(
@@ -114,11 +138,11 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct RowStag
       const int index = thread + held * Threads;
       if (index < vectors) transform(row[held], statistics, held).store(staged + index * size);
     }
-    if constexpr (Kind != norm_none) {
+    if constexpr (Kind != norm_none || !is_plain) {
 #pragma unroll 1
       for (int index = thread + Held * Threads; index < vectors; index += Threads) {
         load_affine(weight, bias, vectors, index, 0);
-        transform(Vector::load(staged + index * size), statistics, 0).store(staged + index * size);
+        transform(again(index), statistics, 0).store(staged + index * size);
       }
     }
 #pragma unroll 1
@@ -127,9 +151,9 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct RowStag
   }
 
  private:
-  template <class Visit> static __device__ __forceinline__ void visit_vector(const Vector& vector, Visit visit) {
+  template <class Visit> static __device__ __forceinline__ void visit_vector(const Row& row, Visit visit) {
     float values[size];
-    vector.unpack(values);
+    row.unpack(values);
 #pragma unroll
     for (int lane = 0; lane < size; ++lane) visit(values[lane]);
   }
@@ -144,18 +168,23 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct RowStag
   __device__ __forceinline__ void load_affine(const T* weight, const T* bias, int vectors, int index, int held) {
     const bool valid = index < vectors;
     const float neutral = Kind == norm_rms_one_plus ? 0.0f : 1.0f;
+    if constexpr (Kind == norm_none) return;
     scale[held] = valid && weight != nullptr ? Vector::load(weight + index * size) : filled(neutral);
     if constexpr (Kind == norm_layer) {
       shift[held] = valid && bias != nullptr ? Vector::load(bias + index * size) : Vector::zero();
     }
   }
 
-  __device__ __forceinline__ Vector transform(const Vector& vector, RowStatistics row, int held) const {
-    if constexpr (Kind == norm_none) {
-      return vector;
+  __device__ __forceinline__ Vector transform(const Row& given, RowStatistics row, int held) const {
+    if constexpr (Kind == norm_none && is_plain) {
+      return given;
+    } else if constexpr (Kind == norm_none) {
+      float values[size];
+      given.unpack(values);
+      return Vector::pack(values);
     } else {
       float values[size], scales[size], shifts[size];
-      vector.unpack(values);
+      given.unpack(values);
       scale[held].unpack(scales);
       if constexpr (Kind == norm_layer) shift[held].unpack(shifts);
 #pragma unroll

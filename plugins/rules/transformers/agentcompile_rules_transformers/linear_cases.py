@@ -1,0 +1,32 @@
+"""Cases of linear layers whose input, or what is added behind them, is float32 beside narrower weights."""
+
+from agentcompile_core.plugin_api import DType, Graph, Match, UsageError
+from agentcompile_core.testing.matching import matched
+
+from .draft import Draft
+from .linear import LinearRule
+
+FORMS = ("rounded", "normed", "weighted")
+
+
+def wide_linear_case(*, n: int, k: int, form: str, norm: str = "rms", residual: bool = False,
+                     dtype: DType = DType.BF16) -> tuple[Match, Graph]:
+    """A linear layer of one token, ``n`` outputs from ``k`` inputs of ``dtype`` that are made of float32 ones.
+
+    ``form``: ``rounded``, as they are; ``normed``, rounded and then normed; ``weighted``, normed without weights, rounded, and then
+    multiplied with weights. ``residual``: float32, added behind the layer.
+    """
+    if form not in FORMS:
+        raise UsageError(f"unknown form {form!r}; allowed are {', '.join(FORMS)}")
+    draft, shape = Draft(), (1, 1, k)
+    x = draft.given("x", shape, DType.F32)
+    if form == "weighted":
+        rounded = draft.cast(draft.norm("norm", x, "rms_bare", shape, DType.F32), shape, dtype)
+        x = draft.one("aten.mul.Tensor", (draft.weight("norm.weight", k, dtype=dtype), rounded), shape, dtype)
+    else:
+        x = draft.cast(x, shape, dtype)
+        x = draft.norm("norm", x, norm, shape, dtype) if form == "normed" else x
+    out = draft.linear("linear", x, n, k, dtype)
+    if residual:
+        out = draft.one("aten.add.Tensor", (draft.given("residual", (1, 1, n), DType.F32), out), (1, 1, n), DType.F32)
+    return matched(LinearRule(), draft.graph(out))

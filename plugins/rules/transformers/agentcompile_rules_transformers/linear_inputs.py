@@ -1,0 +1,75 @@
+"""What a linear layer of one token may read instead of its operand: what a norm, a rounding or both make it of."""
+
+from collections.abc import Iterator
+
+from attrs import evolve, frozen
+
+from agentcompile_core.plugin_api import DType, Node, Ref, RegionView, is_contiguous
+
+from .norm import NormNode, norm_of
+
+
+@frozen(kw_only=True)
+class Input:
+    """``x``, the norm of it, and the nodes that make the operand of it; a float32 ``x`` is rounded on the way to narrower weights."""
+
+    x: str
+    nodes: tuple[str, ...] = ()
+    norm: NormNode | None = None
+
+
+def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> Iterator[Input]:
+    """``x`` as it is, then what it is made of by nodes that nothing but those of ``inside`` and each other read."""
+    yield Input(x=x)
+    before = _rounding(view, x, inside, dtype)
+    if before is not None:
+        yield Input(x=before[0], nodes=before[1])
+    source, views = view.back(x, set(inside))
+    node = view.producer(source)
+    if node is None or not view.only_used_by(source, {*inside, *views}):
+        return
+    norm = norm_of(view, node)
+    if norm is None:
+        weighted = _weighted(view, node, inside | set(views), dtype)
+        if weighted is not None:
+            yield evolve(weighted, nodes=(*weighted.nodes, *views))
+    elif norm.rows == 1 and view.graph.spec(norm.weight or norm.x).dtype is dtype and view.graph.spec(norm.x).dtype is dtype:
+        nodes = (node.name, *views)
+        yield Input(x=norm.x, nodes=nodes, norm=norm)
+        before = _rounding(view, norm.x, inside | set(nodes), dtype)
+        if before is not None:
+            yield Input(x=before[0], nodes=(*before[1], *nodes), norm=norm)
+
+
+def _rounding(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> tuple[str, tuple[str, ...]] | None:
+    """What ``x`` is rounded from, float32, and the nodes that do it."""
+    source, views = view.back(x, set(inside))
+    cast = view.producer(source)
+    if cast is None or cast.kind != "cast" or dtype is DType.F32 or not view.only_used_by(source, {*inside, *views}):
+        return None
+    given = view.graph.spec(cast.inputs[0])
+    is_wide = given.dtype is DType.F32 and view.graph.spec(source).dtype is dtype and is_contiguous(given)
+    return (cast.inputs[0], (cast.name, *views)) if is_wide else None
+
+
+def _weighted(view: RegionView, product: Node, inside: frozenset[str], dtype: DType) -> Input | None:
+    """A float32 row that is normalized, rounded and then multiplied with weights of ``dtype``, as RMS norms of another type are."""
+    if product.op != "aten.mul.Tensor" or len(product.inputs) != 2:
+        return None
+    made = view.graph.spec(product.outputs[0])
+    for weight, rounded in (product.inputs, product.inputs[::-1]):
+        given = view.graph.spec(weight)
+        if given.dtype is not dtype or not view.is_weight(Ref(weight), made.shape[-1]) or made.dtype is not dtype:
+            continue
+        before = _rounding(view, rounded, inside | {product.name}, dtype)
+        if before is None:
+            continue
+        nodes = (*before[1], product.name)
+        source, views = view.back(before[0], {*inside, *nodes})
+        node = view.producer(source)
+        norm = norm_of(view, node) if node is not None and view.only_used_by(source, {*inside, *nodes, *views}) else None
+        is_bare = norm is not None and norm.rows == 1 and norm.columns == made.shape[-1] and not norm.weight and norm.kind != "layer"
+        if norm is not None and is_bare and view.graph.spec(norm.x).dtype is DType.F32:
+            scaled = evolve(norm, weight=weight, kind="rms")
+            return Input(x=norm.x, nodes=(norm.node.name, *views, *nodes), norm=scaled)
+    return None
