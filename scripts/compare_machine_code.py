@@ -25,7 +25,7 @@ from typing import Any
 
 TARGETS = ("a100", "h200", "rtx5090")  # sm_80, sm_90, sm_120
 FAMILIES = ("gemv", "attention", "norm", "rope", "rope_table", "argmax", "elementwise", "gather", "softmax", "reduction",
-            "gemm", "experts", "router")
+            "gemm", "experts", "router", "recurrence_step", "convolution_step")
 INSTRUCTION_BYTES = 16
 FUNCTION_SECTION = ".text."
 Figures = dict[str, dict[str, Any]]
@@ -258,6 +258,9 @@ MAKERS = {
                               {"shapes": ((8, 12, 256, 64), (8, 12, 256, 64)), "turned": "b"}]),
     "gather": _small("gather", [{"columns": 2048, "vocabulary": 50}]),
     "experts": _small("experts", [{"sizes": (128, 8, 768, 2048)}, {"sizes": (128, 8, 2048, 768), "down": True}]),
+    "recurrence_step": _small("recurrence_step", [{"heads": 80, "width": 64, "terms": 128}, {"heads": 5120, "width": 1, "terms": 16},
+                                                  {"heads": 32, "width": 128, "terms": 128, "groups": 16, "form": "delta"}]),
+    "convolution_step": _small("convolution_step", [{"channels": 10496}]),
     "router": _small("router", [{"experts": 128, "slots": 8, "normalized": True}, {"experts": 40, "slots": 8, "after": True}]),
 }
 
