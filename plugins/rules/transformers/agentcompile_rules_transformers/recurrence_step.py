@@ -1,6 +1,6 @@
 """One token of a linear recurrence whose state is written in place, bare and with the small nodes that make its operands."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from attrs import evolve, frozen
 
@@ -10,18 +10,14 @@ from agentcompile_core.plugin_api import (
     DType,
     Expression,
     Graph,
-    Growth,
     Match,
     Node,
-    Operation,
     RegionRule,
     RegionView,
     Scalar,
     Target,
     ValueKind,
     argument,
-    cone,
-    grow,
     is_contiguous,
     ref,
 )
@@ -29,8 +25,8 @@ from agentcompile_core.plugin_api import (
 from . import recurrence_kinds
 from .parts import offset_of, strides_of
 from .peeling import Peel
+from .tails import runs_behind
 
-MOST_AUX = 2
 RECURRENCE, COPY = "agentcompile.recurrence.default", "aten.copy_.default"
 
 
@@ -237,31 +233,13 @@ def _tailed(view: RegionView, node: Node, write: StateWrite, operands: Operands)
     nodes = (node.name, *write.nodes, *operands.nodes)
     made = node.outputs[0]
     yield _match(view, write, operands, nodes, made)
-    for tail in _tails(view, made, frozenset(nodes)):
-        yield _match(view, write, operands, (*nodes, *tail.nodes), tail.output, tail.external, tail.expression)
-
-
-def _tails(view: RegionView, made: str, inside: frozenset[str]) -> Iterator[Growth]:
-    """Growing runs of pointwise nodes behind ``made``, which they call acc0, then those with what makes their other operands besides."""
     numel = view.graph.spec(made).numel
 
     def fits(value: str) -> bool:
         return view.graph.spec(value).numel == numel and is_contiguous(view.graph.spec(value))
 
-    for growth in grow(view, {made: "acc0"}, inside, prefix="aux", limit=MOST_AUX, fits=fits):
-        yield growth
-        last = view.producer(growth.output)
-        whole = cone(view, last, limit=1 + MOST_AUX, fits=fits) if last is not None else None
-        if whole is not None and made in whole.external and set(growth.nodes) < set(whole.nodes) and not inside & set(whole.nodes):
-            others = tuple(value for value in whole.external if value != made)
-            names = {f"in{i}": "acc0" if value == made else f"aux{others.index(value)}" for i, value in enumerate(whole.external)}
-            yield Growth(nodes=whole.nodes, output=whole.output, expression=_renamed(whole.expression, names), external=others)
-
-
-def _renamed(expression: Expression, names: Mapping[str, str]) -> Expression:
-    operations = tuple(Operation(op.kind, tuple(names.get(o, o) if isinstance(o, str) else o for o in op.operands))
-                       for op in expression.operations)
-    return Expression(arguments=tuple(sorted(names.values())), operations=operations)
+    for tail in runs_behind(view, made, frozenset(nodes), fits):
+        yield _match(view, write, operands, (*nodes, *tail.nodes), tail.output, tail.external, tail.expression)
 
 
 def _match(view: RegionView, write: StateWrite, operands: Operands, nodes: tuple[str, ...], out: str, aux: tuple[str, ...] = (),
