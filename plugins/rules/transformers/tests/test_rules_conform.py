@@ -163,7 +163,8 @@ class TestRecurrenceStep(RegionRuleConformance):
 
 class TestConvolutionStep(RegionRuleConformance):
     rule, unserved = RULES["convolution_step"], (LOOKUP, NORM)
-    graphs = (convolution_step_case(channels=24)[1], convolution_step_case(channels=9, width=3, bias=False, silu=False, dtype=DType.F32)[1])
+    graphs = (convolution_step_case(channels=24)[1],
+              convolution_step_case(channels=9, width=3, bias=False, silu=False, dtype=DType.F32)[1])
 
 
 def test_no_rule_is_left_out() -> None:
