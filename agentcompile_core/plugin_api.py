@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .ir.verdict import (
         Case as Case, Check as Check, InputFamily as InputFamily, Outcome as Outcome, Trial as Trial, Verdict as Verdict,
     )
+    from .ops.aliasing import memory_roots as memory_roots
     from .ops.absorbing import Prologue as Prologue, prologues as prologues, repeats as repeats
     from .ops.bits import same_bits as same_bits
     from .ops.growth import (
@@ -134,6 +135,7 @@ _NAMES = {
     "ir.source_check": "argument_values check_source",
     "ir.target": "NO_TARGET Target",
     "ir.verdict": "Case Check InputFamily Outcome Trial Verdict",
+    "ops.aliasing": "memory_roots",
     "ops.absorbing": "Prologue prologues repeats",
     "ops.growth": "Growth cone express grow has_one_rounding is_pointwise",
     "ops.grammar": "translate",

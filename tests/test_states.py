@@ -281,7 +281,7 @@ def test_chunks_of_a_state_visit_every_position_once(prompt: int, sizes: list[in
     assert not padded or sum(c.tokens == 1 for c in chunks) < min(sizes, default=prompt + 1)
 
 
-def test_lfm2_1_2b_is_planned_with_every_product_norm_and_attention_behind_a_generated_kernel() -> None:
+def test_lfm2_1_2b_is_planned_with_everything_behind_a_generated_kernel() -> None:
     """Its published shape in bfloat16, three of its layers (two convolutions, one attends)."""
     folder = Path(__file__).parents[1] / "benchmarks" / "configs" / "lfm2-1.2b"
     config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=3, full_attn_idxs=[2])
@@ -297,5 +297,5 @@ def test_lfm2_1_2b_is_planned_with_every_product_norm_and_attention_behind_a_gen
         moved += sum(m.bytes_moved for m in matches) * len(one.region.instances)
         ours |= {dict(i.nodes)[name] for i in one.region.instances for m in matches for name in m.nodes}
     left = {node.op.split(".")[1] for node in graph.nodes if node.name not in ours and not is_alias(graph, node)}
-    assert left == {"causal_convolution", "copy_"} and list(found.states) == ["state.conv.0.0", "state.conv.1.0"]
+    assert not left and list(found.states) == ["state.conv.0.0", "state.conv.1.0"]
     assert moved > 0.99 * step_bytes(found, 0)

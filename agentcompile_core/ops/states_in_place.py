@@ -48,6 +48,16 @@ def with_states_in_place(
     return [merged.get(node.name, node) for node in nodes if node.name not in gone], found, frozenset(written)
 
 
+def copied_over(graph: Graph) -> dict[str, int]:
+    """How many nodes copy something over each state: a state of fixed size, which a step leaves to the next one."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        for name in node.mutates if node.op == COPY else ():
+            if graph.kind_of(name) is ValueKind.STATE:
+                found[name] = found.get(name, 0) + 1
+    return found
+
+
 def _seen_through(graph: Graph, value: str) -> tuple[str, list[Node]]:
     """The value that ``value`` is a view of, of all its elements in their order, and the views."""
     views: list[Node] = []

@@ -16,7 +16,7 @@ from ..ops.dtypes import torch_dtype, zeros
 from ..ops.heads import ways_in
 from ..ops.interpreter import compile_nodes
 from ..ops.joint_products import Memory
-from ..ops.states_in_place import ADVANCING
+from ..ops.states_in_place import ADVANCING, copied_over
 from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
@@ -156,9 +156,11 @@ class _Binder:
         chained = False  # whether the node captured just before is a kernel of ours
         staging: dict[Any, torch.Tensor] = {}
         done = 0  # how many segments run already
+        shared = {name for name, writers in copied_over(self.graph).items() if writers > 1}  # kernels read states early (decision 0048)
         for index, segment in enumerate(self.segments):
             if index < done:
                 continue
+            chained = chained and not any(shared.intersection(self.graph.node_by_name[name].mutates) for name in segment.nodes)
             if not self.apart.keys().isdisjoint(segment.nodes):
                 append, attends = self._attention(segment, index, staging)
                 found += evolve(append, closing=index > last), evolve(attends, closing=index >= last)

@@ -6,7 +6,7 @@ no clock, all but the first of it is looked at too, in one copy and behind as ma
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from attrs import evolve
@@ -16,7 +16,7 @@ from ..ir.record import Measurement
 from ..ir.region import Role
 from ..ir.verdict import Case, Trial
 from ..ops.bits import words
-from ..ops.reference import compare
+from ..ops.reference import Bounded, compare
 from . import timing
 from .buffers import GIVEN, Buffers, fill
 from .execution import Execution
@@ -57,6 +57,9 @@ def look(execution: Execution, turn: Rotation) -> Finding | None:
         return Cause.TOLERANCE, f"the output that was timed is wrong: {timed}"
     if again:
         return Cause.TOLERANCE, f"it stopped doing its work: one more run after it was timed, on poisoned outputs, is wrong: {again}"
+    behind = _behind(execution, turn.copies[0], runs[0])
+    if behind:
+        return Cause.TOLERANCE, behind
     runs[0](execution.stream())  # the last run before: what remembers one call only remembers this one
     wrong = _on_other_inputs(execution, turn, runs[0])
     make_inputs(turn.copies[0].trial.match, execution.kind, turn.case, execution.device, into=turn.copies[0].tensors(*GIVEN))  # as before
@@ -81,7 +84,8 @@ def look_untimed(execution: Execution, spare_s: float) -> Finding | None:
         return Cause.MEMORY_FAULT, f"after {runs} runs at the same addresses: {touched}"
     if again:
         return Cause.TOLERANCE, f"it stopped doing its work: run {runs} at the same addresses, on poisoned outputs, is wrong: {again}"
-    return _on_other_inputs(execution, turn, run)
+    behind = _behind(execution, buffers, run)
+    return (Cause.TOLERANCE, behind) if behind else _on_other_inputs(execution, turn, run)
 
 
 def _filled(execution: Execution, buffers: Buffers, case: Case) -> dict[str, torch.Tensor]:
@@ -106,8 +110,7 @@ def _on_other_inputs(execution: Execution, turn: Rotation, run: Callable[[int], 
     expected = execution.expected(case, _filled(execution, first, case))
     run(execution.stream())
     execution.synchronize()
-    seen = {name: compare(tensor, expected[name]) for name, tensor in execution.values(first.tensors(Role.OUTPUT)).items()}
-    wrong = next((f"{name}: {one.detail}" for name, one in seen.items() if not one.ok), "")
+    wrong = _wrong(execution, first, expected)
     return (Cause.TOLERANCE, f"it does not look at its inputs again: where other inputs lie at the same addresses, and the answer to the "
                              f"ones before them in its outputs, {wrong}") if wrong else None
 
@@ -147,24 +150,43 @@ def poison(buffers: Buffers) -> None:
 
 
 def _compared(execution: Execution, turn: Rotation, case: Case) -> str:
-    """What is wrong with the outputs of the copies: the first against the reference, the others bit for bit against it.
+    """What is wrong with the results of the copies: the first against the reference, the others bit for bit against it.
 
     States of integers have moved on with every run and are not looked at.
     """
-    first = execution.values(turn.copies[0].tensors(Role.OUTPUT))
-    expected = execution.expected(case, turn.copies[0].tensors(*GIVEN))
-    for name, tensor in first.items():
-        comparison = compare(tensor, expected[name])
-        if not comparison.ok:
-            return f"{name}: {comparison.detail}"
+    first = _results(execution, turn.copies[0])
+    wrong = _wrong(execution, turn.copies[0], execution.expected(case, turn.copies[0].tensors(*GIVEN)))
+    if wrong:
+        return wrong
     differ: dict[str, list[torch.Tensor]] = {name: [] for name in first}
     for copy in turn.copies[1:]:
-        for name, tensor in execution.values(copy.tensors(Role.OUTPUT)).items():
+        for name, tensor in _results(execution, copy).items():
             differ[name].append((words(tensor) != words(first[name])).any())
     if not any_of(flag for flags in differ.values() for flag in flags):
         return ""
     unequal = [name for name, flags in differ.items() if any_of(flags)]
     return f"{', '.join(unequal)} differ between equal copies of the inputs"
+
+
+def _results(execution: Execution, buffers: Buffers) -> dict[str, torch.Tensor]:
+    """Outputs, and states that every run moves on, by value name."""
+    return execution.values({**buffers.tensors(Role.OUTPUT), **_moving(execution, buffers)})
+
+
+def _wrong(execution: Execution, buffers: Buffers, expected: Mapping[str, Bounded]) -> str:
+    """The first of the results that is not what is expected, and how; empty: none."""
+    seen = ((name, compare(tensor, expected[name])) for name, tensor in _results(execution, buffers).items())
+    return next((f"{name}: {one.detail}" for name, one in seen if not one.ok), "")
+
+
+def _behind(execution: Execution, buffers: Buffers, run: Callable[[int], None]) -> str:
+    """What is wrong with a run that goes on from the state that the one before left, as all runs do that are timed."""
+    if not _moving(execution, buffers):
+        return ""
+    expected = execution.following({name: tensor.clone() for name, tensor in buffers.tensors(*GIVEN).items()})
+    _again(execution, (buffers,), (run,))
+    wrong = _wrong(execution, buffers, expected)
+    return f"it works where its state was put back, and not where it left it itself: {wrong}" if wrong else ""
 
 
 def _touched(turn: Rotation, fresh: Buffers) -> str:

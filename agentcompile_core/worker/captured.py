@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import AgentCompileError, Reject
 from ..ops.agreement import disagreement
+from ..ops.states_in_place import copied_over
 from ..plugin.interfaces import Backend
 from ..runtime.bound_program import BoundProgram
 from ..runtime.graph_capture import record_program
@@ -44,7 +45,7 @@ class States:
 
     @property
     def integers(self) -> list[Tensor]:
-        """Tokens, positions and histories: what a step leaves behind that none of its outputs shows."""
+        """Tokens, positions and histories: what a step leaves behind that none of its outputs shows, beside states of fixed size."""
         return [tensor for tensor in self.tensors.values() if not tensor.is_floating_point()]
 
 
@@ -72,8 +73,10 @@ class Variant:
         return why
 
     def _results(self) -> list[Tensor]:
-        outputs = [self._bound.output(i) for i in range(len(self._bound.graph.outputs))]
-        return [*outputs, *self._states.integers]
+        graph = self._bound.graph
+        outputs = [self._bound.output(i) for i in range(len(graph.outputs))]
+        moved = {graph.by_name[name].source for name in copied_over(graph)} & self._states.tensors.keys()
+        return [*outputs, *self._states.integers, *(self._states.tensors[source] for source in sorted(moved))]
 
     @abstractmethod
     def replay(self) -> None:

@@ -213,6 +213,11 @@ class Execution:
             live, reference = self._live_part(case), self._reference(case, inputs, inputs)  # whoever asks changed them
             return reference if live is None else live.completed(reference, self._graph_values(inputs))
 
+    def following(self, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
+        """The same for ``inputs`` that no case makes: what a run has left behind. Not kept."""
+        with self._own():
+            return self._reference(self.trial.cases[0], inputs, inputs)
+
     def _expected(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         live = self._live_part(case)
         expected = self._oracles.get((self._digest, case, FULL), lambda: self._compact(case, inputs, live))

@@ -46,7 +46,8 @@ class Rotation:
 def copies_needed(trial: Trial, target: Target) -> tuple[int, bool]:
     """How many copies keep the weights cold, and whether that many are affordable."""
     big = sum(o.spec.nbytes for o in trial.match.operands if o.role in (Role.WEIGHT, Role.CONSTANT))
-    big += int(trial.match.attribute("state_bytes", 0)) - int(trial.match.attribute("unread_bytes", 0))
+    held = sum(o.spec.nbytes for o in trial.match.operands if o.role is Role.STATE)  # what is read and written is there once
+    big += min(int(trial.match.attribute("state_bytes", 0)), held) - int(trial.match.attribute("unread_bytes", 0))
     stored = sum(o.spec.nbytes for o in trial.match.operands)
     wanted = math.ceil(2 * target.l2_bytes / max(big, 1)) + 1
     allowed = max(2, min(MAX_COPIES, COPY_BYTES // max(stored, 1)))

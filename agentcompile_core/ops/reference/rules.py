@@ -267,8 +267,10 @@ def _as_they_are(call: Call) -> tuple[Bounded, ...]:
 
 
 def _copy(call: Call) -> tuple[Bounded, ...]:
-    """What is written over a value of the environment, as that stores it."""
+    """What is written over a value of the environment, as that stores it; one that the graph is given, of which nothing is a view yet."""
     written = call.node.mutates[0]
+    if written in call.graph.producer:
+        raise _refuse(call, "a view to write to")
     spec, src = call.graph.spec(written), call.bounded("src")
     call.env[written] = rounded(src.value.expand(spec.shape), src.error.expand(spec.shape), spec.dtype)
     return (call.env[written],) if call.node.outputs else ()

@@ -2,7 +2,7 @@
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
 ``collapse_products``, whose contractions add the same products in another order, ``collapse_linear``, whose products with a parameter's
-columns may, and ``collapse_activations``, which round once.
+columns may, ``turn_products``, whose products may, and ``collapse_activations``, which round once.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,8 @@ from .functional import without_writes
 from .lookups import look_up_positions
 from .packing import pack_operands, repeat_no_masks
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain, writes_in_place
+from .shared_lines import share_lines
+from .turned_products import turn_products
 from .write_out import drop_expansions, write_out
 
 
@@ -126,6 +128,6 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    linear_in_place, collapse_activations, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope,
-    collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, eliminate_dead_code,
+    turn_products, linear_in_place, collapse_activations, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope,
+    collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines, eliminate_dead_code,
 )

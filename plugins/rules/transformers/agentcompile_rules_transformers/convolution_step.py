@@ -8,6 +8,7 @@ from agentcompile_core.plugin_api import (
     Graph,
     Match,
     Node,
+    Ref,
     RegionRule,
     RegionView,
     Target,
@@ -38,14 +39,16 @@ class ConvolutionStepRule(RegionRule):
 
 def _matches(view: RegionView, node: Node) -> Iterator[Match]:
     write, bias = state_write(view, node), ref(argument(node, "bias"))
-    given = view.graph.spec(node.inputs[1])
-    if write is None or given.shape[2] != 1 or argument(node, "valid") is not None:
+    made = view.graph.spec(node.outputs[0]).shape
+    if write is None or made[2] != 1 or argument(node, "valid") is not None:
         return
     inside = frozenset({node.name, *write.nodes})
     x, weight = (Peel(view, str(ref(argument(node, name))), inside).viewed() for name in ("x", "weight"))
-    channels, width = view.graph.spec(write.state).shape[1:]
+    channels, width = made[1], view.graph.spec(weight.value).numel // made[1]
     operands = [("x", x.value), ("weight", weight.value), *([("bias", bias)] if bias is not None else [])]
     if any(view.graph.spec(value).dtype not in KERNEL_TYPES or not is_contiguous(view.graph.spec(value)) for _, value in operands):
+        return
+    if not all(view.is_weight(Ref(value)) for name, value in operands if name != "x"):
         return
     out, behind = view.forward(node.outputs[0])
     state = view.state("state", write.state)

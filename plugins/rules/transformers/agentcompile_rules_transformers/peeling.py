@@ -8,6 +8,7 @@ from agentcompile_core.plugin_api import DType, Node, Ref, RegionView, argument,
 
 from .parts import offset_of
 
+SMALLEST_EPS = 2.0**-126  # of float32
 SOFTPLUS, SOFTPLUS_FROM = "aten.softplus.default", 20  # from where on torch leaves numbers as they are by default
 
 
@@ -96,8 +97,11 @@ class Peel:
         further = peel.taking(node.inputs[0], [node.name])
         return (further, node.inputs[1]) if further is not None else None
 
-    def normed(self) -> "tuple[Peel, float] | None":
-        """Before lines are divided by their lengths, and what is added to their squares: ``x * rsqrt(sum(x * x, -1, True) + eps)``."""
+    def normed(self, columns: int) -> "tuple[Peel, float] | None":
+        """Before lines of ``columns`` are divided by their lengths, and what is added to their squares, which is positive.
+
+        That is ``x * rsqrt(sum(x * x, -1, True) + eps)``.
+        """
         peel = self.viewed()
         product = peel.producer
         if product is None or product.op != "aten.mul.Tensor" or len(product.inputs) != 2:
@@ -108,6 +112,8 @@ class Peel:
             return None
         eps, total = added.args[1], self.view.producer(added.inputs[0])
         if total is None or total.op != "aten.sum.dim_IntList" or not isinstance(eps, float) or argument(added, "alpha") != 1:
+            return None
+        if eps < SMALLEST_EPS or argument(total, "dtype") is not None or self.view.graph.spec(x).shape[-1:] != (columns,):
             return None
         square, rank = self.view.producer(total.inputs[0]), len(self.view.graph.spec(x).shape)
         if square is None or square.op != "aten.mul.Tensor" or square.args != (Ref(x), Ref(x)):

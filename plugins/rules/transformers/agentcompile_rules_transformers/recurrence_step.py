@@ -19,6 +19,7 @@ from agentcompile_core.plugin_api import (
     ValueKind,
     argument,
     is_contiguous,
+    memory_roots,
     ref,
 )
 
@@ -91,10 +92,22 @@ def state_write(view: RegionView, node: Node) -> StateWrite | None:
     copy, spec = users[0], view.graph.spec(state)
     if view.graph.kind_of(state) is not ValueKind.STATE or copy.mutates != (state,) or ref(copy.args[1]) != last:
         return None
+    if not _is_alone(view, {node.name, *before, *behind, copy.name}, (state, node.outputs[-1]), copy):
+        return None
     alike = view.graph.spec(last).shape == spec.shape and is_contiguous(view.graph.spec(last)) and is_contiguous(spec)
     if not alike or view.graph.spec(last).dtype is not spec.dtype or any(view.users(out) or view.leaves(out) for out in copy.outputs):
         return None
     return StateWrite(state=state, nodes=(*before, *behind, copy.name))
+
+
+def _is_alone(view: RegionView, nodes: set[str], states: tuple[str, str], copy: Node) -> bool:
+    """Whether nothing but ``nodes`` reads the memory of ``states``, and nothing but ``copy`` writes it."""
+    roots = memory_roots(view.graph)
+    memory = {roots[name] for name in states}
+    shown = {name for name, root in roots.items() if root in memory} - set(copy.outputs)
+    readers = {user.name for name in shown for user in view.users(name)}
+    writers = {one.name for one in view.graph.nodes if any(roots[name] in memory for name in one.mutates)}
+    return readers <= nodes and writers == {copy.name} and not any(view.leaves(name) for name in shown - {states[0]})
 
 
 def _matches(view: RegionView, node: Node) -> Iterator[Match]:
@@ -143,9 +156,9 @@ def _peeled(view: RegionView, node: Node, inside: frozenset[str], bare: Operands
         peel = of(name)
         assert peel is not None
         if name in ("keys", "queries"):
-            found = _line(found, name, peel)
+            found = _line(found, name, peel, view.graph.spec(str(ref(argument(node, "keys")))).shape[3])
         elif name == "decay":
-            found = _decay(found, peel, has_rates="rates" in bare.values)
+            found = _decay(found, peel, is_whole="rates" in bare.values or argument(node, "scaled") is True)
         elif name == "rates":
             found = _rates(found, peel)
         elif name == "strength":
@@ -155,21 +168,21 @@ def _peeled(view: RegionView, node: Node, inside: frozenset[str], bare: Operands
     return found
 
 
-def _line(found: Operands, name: str, peel: Peel) -> Operands:
+def _line(found: Operands, name: str, peel: Peel, terms: int) -> Operands:
     scale, at = 1.0, peel
     scaled = peel.scaled()
     if scaled is not None and name == "queries":
         at, scale = scaled
-    normed = at.normed()
+    normed = at.normed(terms)
     if normed is None:
         return found.having(name, peel.widened())
     attributes: list[tuple[str, Scalar]] = [(f"{name}_eps", normed[1])]
     return found.having(name, normed[0].widened(), *attributes, *([("queries_scale", scale)] if name == "queries" else []))
 
 
-def _decay(found: Operands, peel: Peel, has_rates: bool) -> Operands:
-    """``softplus(decay + bias)``, of a delta rule times a rate that each head has."""
-    if has_rates:
+def _decay(found: Operands, peel: Peel, is_whole: bool) -> Operands:
+    """``softplus(decay + bias)``; times a rate that each head has, where the recurrence reads their product alone (not ``is_whole``)."""
+    if is_whole:
         softened = _softened(found, peel)
         return softened if softened is not None else found.having("decay", peel.widened())
     product = peel.viewed().producer
@@ -196,7 +209,7 @@ def _softened(found: Operands, peel: Peel) -> Operands | None:
         return found.having("decay", soft.widened(), ("softplus", True))
     step, other = summed
     bias = evolve(step, value=other).widened()
-    if bias.numel != step.numel:
+    if not bias.numel == step.numel == soft.numel:
         return found.having("decay", soft.widened(), ("softplus", True))
     whole = evolve(step, nodes=bias.nodes).widened()
     if _is_given(whole) and not _is_given(bias):

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+from agentcompile_rules_transformers.convolution_step import ConvolutionStepRule
 from agentcompile_rules_transformers.draft import Draft
 from agentcompile_rules_transformers.recurrence_step import RecurrenceStepRule
+from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Ref, ValueKind
+from agentcompile_core.plugin_api import DType, Graph, Match, Ref, Symbol, ValueKind
 from agentcompile_core.testing.targets import FAKE
 
 HEADS, WIDTH, TERMS = 4, 8, 16
@@ -111,7 +113,19 @@ def scaled_first(draft: Step, last: Ref) -> None:
     draft.call("aten.copy_.default", (draft.state, half), STATE, dtype=F32, mutates=("state",))
 
 
-WRITES = (turned_back, to_another, read_besides, given_back, not_written, scaled_first)
+def written_twice(draft: Step, last: Ref) -> None:
+    draft.call("aten.copy_.default", (draft.state, last), STATE, dtype=F32, mutates=("state",))
+    draft.call("aten.copy_.default", (draft.state, draft.given("other", STATE, F32)), STATE, dtype=F32, mutates=("state",))
+
+
+def shown_by_a_view(draft: Step, last: Ref) -> None:
+    flat = (STATE[1] * STATE[2] * STATE[3],)
+    part = draft.one("aten.view.default", (draft.state, flat), flat, F32, kind="view")
+    draft.call("aten.copy_.default", (draft.state, last), STATE, dtype=F32, mutates=("state",))
+    draft.shown.append(draft.one("aten.neg.default", (part,), flat, F32))
+
+
+WRITES = (written_twice, shown_by_a_view, turned_back, to_another, read_besides, given_back, not_written, scaled_first)
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
@@ -130,3 +144,82 @@ def test_lines_are_normed_over_their_last_axis_alone(axis: tuple[int, ...]) -> N
 
     match = widest(Step().finished(keys=keys))
     assert match is not None and (dict(match.attributes).get("keys_eps", 0.0) == 1e-6) is (axis == (-1,))
+
+
+def normed(line: Ref, draft: Step, shape: tuple[int, ...], eps: float = 1e-6) -> Ref:
+    one = (*shape[:-1], 1)
+    total = draft.one("aten.sum.dim_IntList", (draft.one("aten.mul.Tensor", (line, line), shape, F32), (-1,), True), one, F32)
+    root = draft.one("aten.rsqrt.default", (draft.one("aten.add.Tensor", (total, eps), one, F32),), one, F32)
+    return draft.one("aten.mul.Tensor", (line, root), shape, F32)
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-6, 1e-50])
+def test_lines_without_a_positive_eps_are_no_normed_ones(eps: float) -> None:
+    match = widest(Step().finished(keys=lambda draft: normed(draft.cast(draft.given("k", LINES, BF16), LINES, F32), draft, LINES, eps)))
+    assert match is not None and "keys_eps" not in dict(match.attributes)
+
+
+def test_lines_are_normed_one_by_one() -> None:
+    """A norm of several lines as one, which are told apart behind it, is none of each; nor is one whose squares are summed in float16."""
+    def together(draft: Step) -> Ref:
+        whole = normed(draft.cast(draft.given("k", (1, 1, 2 * TERMS), BF16), (1, 1, 2 * TERMS), F32), draft, (1, 1, 2 * TERMS))
+        return draft.one("aten.view.default", (whole, (1, 1, 2, TERMS)), (1, 1, 2, TERMS), F32, kind="view")
+
+    def narrow(draft: Step) -> Ref:
+        made = normed(draft.cast(draft.given("k", LINES, BF16), LINES, F32), draft, LINES)
+        draft.nodes = [evolve(node, kwargs=(("dtype", Symbol("dtype", "float16")),)) if node.op.startswith("aten.sum") else node
+                       for node in draft.nodes]
+        return made
+
+    for keys in (together, narrow):
+        match = widest(Step().finished(keys=keys))
+        assert match is not None and "keys_eps" not in dict(match.attributes)
+
+
+def test_a_bias_that_makes_the_step_larger_is_no_bias_of_heads() -> None:
+    draft = Step()
+    pair, both = (1, 2, 1), (1, 2, 2)
+    step = draft.one("aten.add.Tensor", (draft.given("dt", pair, F32), draft.weight("dt_bias", 2, dtype=F32)), both, F32)
+    step = draft.one("aten.view.default", (draft.one("aten.softplus.default", (step,), both, F32), OF_HEADS), OF_HEADS, F32, kind="view")
+    keys, queries = draft.given("k", LINES, F32), draft.given("q", LINES, F32)
+    arguments = (draft.state, step, draft.given("x", SHAPE, BF16), keys, queries)
+    y, last = draft.call("agentcompile.recurrence.default", arguments, SHAPE, STATE, dtype=F32)
+    draft.call("aten.copy_.default", (draft.state, last), STATE, dtype=F32, mutates=("state",))
+    match = widest(draft.graph(y))
+    assert match is not None and match.operand("decay_bias") is None and match.need("decay").spec.numel == HEADS
+
+
+def test_a_step_that_scales_x_is_read_whole() -> None:
+    """What is multiplied with x is the product with the rates, not the step alone."""
+    draft = Step()
+    soft = draft.softplus(draft.given("dt", OF_HEADS, BF16))
+    logarithm = draft.given("A_log", (HEADS,), F32)
+    rate = draft.one("aten.neg.default", (draft.one("aten.exp.default", (logarithm,), (HEADS,), F32),), (HEADS,), F32)
+    product = draft.one("aten.mul.Tensor", (rate, draft.cast(soft, OF_HEADS, F32)), OF_HEADS, F32)
+    given = (draft.state, product, draft.given("x", SHAPE, BF16), draft.given("k", LINES, F32), draft.given("q", LINES, F32))
+    y, last = draft.call("agentcompile.recurrence.default", (*given, None, None, None, None, True), SHAPE, STATE, dtype=F32)
+    draft.call("aten.copy_.default", (draft.state, last), STATE, dtype=F32, mutates=("state",))
+    match = widest(draft.graph(y))
+    assert match is not None and match.operand("rates") is None and match.need("decay").values == (product.value,)
+
+
+def convolution(state: tuple[int, ...], weight_kind: ValueKind = ValueKind.WEIGHT) -> list[Match]:
+    draft, shape = Draft(), (1, 8, 4)
+    kept = draft.given("state", state, F32, ValueKind.STATE)
+    seen = draft.one("aten.view.default", (kept, shape), shape, F32, kind="view") if state != shape else kept
+    arguments = (seen, draft.given("x", (1, 8, 1), F32), draft.given("weight", shape[1:], F32, weight_kind))
+    out, last = draft.call("agentcompile.causal_convolution.default", arguments, (1, 8, 1), shape, dtype=F32)
+    if seen is not kept:
+        last = draft.one("aten.view.default", (last, state), state, F32, kind="view")
+    draft.call("aten.copy_.default", (kept, last), state, dtype=F32, mutates=("state",))
+    return list(ConvolutionStepRule().find(draft.graph(out), FAKE))
+
+
+@pytest.mark.parametrize("state", [(1, 8, 4), (8, 4), (1, 8, 1, 4), (2, 4, 4)])
+def test_convolutions_have_their_channels_whatever_their_states_are_called(state: tuple[int, ...]) -> None:
+    match, = convolution(state)
+    assert (match.integer("channels"), match.integer("width")) == (8, 4)
+
+
+def test_a_convolution_with_computed_weights_is_left_to_the_framework() -> None:
+    assert convolution((1, 8, 4), ValueKind.INPUT) == []

@@ -156,7 +156,8 @@ class TestMaskedAttention(RegionRuleConformance):
 
 class TestRecurrenceStep(RegionRuleConformance):
     rule, unserved = RULES["recurrence_step"], (LOOKUP, NORM)
-    graphs = (recurrence_step_case(heads=8, width=1, terms=16, gated=True)[1], recurrence_step_case(heads=4, width=8, terms=16, groups=2)[1],
+    graphs = (recurrence_step_case(heads=8, width=1, terms=16, gated=True)[1],
+              recurrence_step_case(heads=4, width=8, terms=16, groups=2)[1],
               recurrence_step_case(heads=4, width=8, terms=16, groups=2, form="delta", dtype=DType.F16)[1],
               recurrence_step_case(heads=2, width=8, terms=16, form="bare", dtype=DType.F32)[1])
 
