@@ -26,7 +26,7 @@ from .moving import Moving, late_values, lies_as, own_results
 from .moving_launches import MovingLaunch, enqueue, moving_launch
 from .pieces import cut, fixed_values, runs_outside
 from .program import Program, Segment
-from .row_buffers import columns_of, joined_results, products_by_rows, rows_of_operands, without_taken
+from .row_buffers import columns_of, joined_results, parts_of_operands, products_by_rows, rows_of_operands, without_taken
 from .row_runs import alike, runs_beside
 from .workspaces import Workspaces
 
@@ -51,7 +51,8 @@ class _Binder:
                       for name in (live_nodes(program.graph) if live is not None else ())}
         before = {name: tuple(dict.fromkeys(node for way in ways.values() for node in way.nodes)) for name, ways in self.apart.items()}
         segments, several = cut(program.graph, without_views(program.graph, program.segments), before), self.graph.tokens > 1 and not moves
-        self.taken = rows_of_operands(self.graph, segments) if several else {}
+        inside = rows_of_operands if several else parts_of_operands
+        self.taken = {} if moves else inside(self.graph, segments)
         self.segments = without_taken(self.graph, segments, self.taken)
         self.last_reads = last_reads(self.graph, self.segments, self._outside) if self.apart else ((),) * len(self.segments)
         self.read_until = {value: index for index, segment in enumerate(self.segments) for value in self._reads(segment)}

@@ -1,15 +1,16 @@
-"""Values of a program of several rows that lie inside others, so that nothing copies them: rows that steps read or write."""
+"""Values of a program that lie inside others, so that nothing copies them: rows that steps read or write, and parts of one token's values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ..ir.graph import Graph, Ref, ValueKind
-from ..ir.region import Role
+from ..ir.graph import Graph, Node, Ref, ValueKind
+from ..ir.region import PROMISED_BYTES, Role
 from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots
 from ..ops.joint_products import joint_runs
+from ..ops.region_view import is_contiguous
 from ..ops.schema import argument
 from .program import Segment
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 _SLICE, _CAT = "aten.slice.Tensor", "aten.cat.default"
+_SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
 
 
 @frozen(kw_only=True)
@@ -31,29 +33,49 @@ class Inside:
 
 def rows_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Inside]:
     """Operands of steps that are slices of another value and lie in one piece of it."""
+    return _inside(graph, segments, (_SLICE,), ALIGNMENT_BYTES)
+
+
+def parts_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Inside]:
+    """The same of one token, whose values are also split into what lies in one piece each."""
+    return _inside(graph, segments, (_SLICE, *_SPLITS), PROMISED_BYTES)
+
+
+def _inside(graph: Graph, segments: Sequence[Segment], ops: Collection[str], alignment_bytes: int) -> dict[str, Inside]:
     found: dict[str, Inside] = {}
+    by_steps = {name for segment in segments if segment.step is not None for name in segment.nodes}
     for value in dict.fromkeys(value for segment in segments for _, values in segment.operands for value in values):
         node = graph.producer.get(value)
-        if node is None or node.op != _SLICE or not isinstance(node.args[0], Ref):
+        if node is None or node.op not in ops or node.name in by_steps or not isinstance(node.args[0], Ref):
+            continue  # a step that cuts its result writes the parts
+        base, axis, first = node.args[0].value, argument(node, "dim"), _start(graph, node, value)
+        if not isinstance(axis, int) or first is None:
             continue
-        base, axis, first = node.args[0].value, argument(node, "dim"), argument(node, "start")
-        if not isinstance(axis, int) or not isinstance(first, int) or min(axis, first) < 0 or argument(node, "step") != 1:
-            continue
-        has_states = graph.kind_of(base) is ValueKind.STATE
-        if not graph.spec(base).strides and (has_states or base in graph.producer) and _in_one_piece(graph, value, base, axis, first):
+        axis %= len(graph.spec(base).shape)
+        is_placed = is_contiguous(graph.spec(base)) and (graph.kind_of(base) is ValueKind.STATE or base in graph.producer)
+        if is_placed and _in_one_piece(graph, value, base, axis, first, alignment_bytes):
             found[value] = Inside(whole=base, axis=axis, start=first, count=graph.spec(value).shape[axis])
     return found
 
 
+def _start(graph: Graph, node: Node, value: str) -> int | None:
+    """Where a part begins along its axis; None: not known."""
+    axis = argument(node, "dim")
+    if node.op != _SLICE:
+        return sum(graph.spec(out).shape[axis] for out in node.outputs[: node.outputs.index(value)]) if isinstance(axis, int) else None
+    first = argument(node, "start")
+    return first if isinstance(first, int) and first >= 0 and argument(node, "step") == 1 else None
+
+
 def without_taken(graph: Graph, segments: Sequence[Segment], taken: Mapping[str, Inside]) -> tuple[Segment, ...]:
-    """Drop framework segments that hold nothing but slices which only steps read, from where they are ``taken``."""
+    """Drop framework segments that hold nothing but parts which only steps read, from where they are ``taken``."""
     by_steps = {name for segment in segments if segment.step is not None for name in segment.nodes}
 
     def needless(name: str) -> bool:
         node = graph.node_by_name[name]
         readers = {user.name for value in node.outputs for user in graph.users.get(value, ())}
-        is_taken = all(value in taken and value not in graph.outputs for value in node.outputs)
-        return node.op == _SLICE and is_taken and readers <= by_steps
+        is_taken = all((value in taken or not graph.users.get(value)) and value not in graph.outputs for value in node.outputs)
+        return node.op in (_SLICE, *_SPLITS) and is_taken and readers <= by_steps
 
     return tuple(segment for segment in segments if segment.step is not None or not all(map(needless, segment.nodes)))
 
@@ -82,11 +104,11 @@ def joined_results(graph: Graph, segments: Sequence[Segment]) -> dict[str, Insid
     return found
 
 
-def _in_one_piece(graph: Graph, value: str, whole: str, axis: int, start: int) -> bool:
+def _in_one_piece(graph: Graph, value: str, whole: str, axis: int, start: int, alignment_bytes: int = ALIGNMENT_BYTES) -> bool:
     """Whether what begins at ``start`` lies in one piece of ``whole``, where kernels can read vectors from."""
     shape, one = graph.spec(whole).shape, graph.spec(value)
     at = start * prod(shape[axis + 1 :]) * one.dtype.bytes
-    return prod(shape[:axis]) == 1 and (one.numel == 1 or at % ALIGNMENT_BYTES == 0)
+    return prod(shape[:axis]) == 1 and (one.numel == 1 or at % alignment_bytes == 0)
 
 
 def products_by_rows(graph: Graph, segments: Sequence[Segment], taken: Mapping[str, Inside],
