@@ -1,4 +1,4 @@
-"""Values of a program that lie inside others, so that nothing copies them: rows that steps read or write, and parts of one token's values."""
+"""Values of a program that lie inside others, so that nothing copies them: rows that steps read or write, parts of one token."""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod

@@ -126,6 +126,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("lanes_padded", "attention", _attention(heads=(3, 1), head_dim=80, capacity=70, rope="none"), {**LANES, "splits": 1, "lanes": 8}),
     ("lanes_many_splits", "attention", _attention(heads=(1, 1), head_dim=256, capacity=600, rope="none"),
      {**LANES, "splits": 16, "merge": "global", "warps": 4}),
+    ("lanes_more_splits_than_teams", "attention", _attention(heads=(2, 1), head_dim=256, capacity=600, rope="none"),
+     {**LANES, "splits": 16, "merge": "global", "warps": 4}),
     ("tensor_wide_group", "attention", _attention(heads=(8, 1), head_dim=128, capacity=300),
      {**TENSOR, "splits": 8, "merge": "global", "warps": 4, "unroll": 1, "parts": None}),
     ("tensor_split_bf16", "attention", _attention(heads=(4, 1), head_dim=64, capacity=160, rope="rms", dtype=DType.BF16),

@@ -19,14 +19,22 @@ from agentcompile_core.plugin_api import (
     Role,
 )
 
+KNOWN = "known"
+STILL = -40.0  # the softplus of which is nothing
 FASTEST_RATE, LONGEST_STEP, SHORTEST_STEP = 16.0, 0.1, 0.001  # of trained scans: rates from -16 to -1, steps as they are initialized
 
 
 class RecurrenceStep(MatchKind):
     """A step of a recurrence: factors are below one, as those of trained models are."""
 
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """Of delta rules, states that know already what comes: only the exact sum of what they know takes all of it off."""
+        return (KNOWN,) if match.operand("strength") is not None else ()
+
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Rates and steps of scans, and decays of delta rules; what is made softplus or -exp of is drawn so that those come out."""
+        if case.family == KNOWN:
+            return _known(match, operand, case, device)
         if operand.name not in ("rates", "decay", "decay_bias"):
             return None
         drawn = torch.rand(operand.spec.shape, generator=generator, device=generator.device).to(device)
@@ -39,6 +47,25 @@ class RecurrenceStep(MatchKind):
             return math.log(SHORTEST_STEP) + (math.log(2.0) - math.log(SHORTEST_STEP)) * drawn
         steps = SHORTEST_STEP * (LONGEST_STEP / SHORTEST_STEP) ** drawn
         return steps if match.operand("rates") is not None else -FASTEST_RATE * steps
+
+
+def _known(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
+    """Operands of a state whose product with the keys is x, and that does not decay."""
+    heads, width, terms, groups = (match.integer(name) for name in ("heads", "width", "terms", "groups"))
+    drawn = torch.Generator().manual_seed(case.seed)
+    x, keys = (torch.randn(shape, generator=drawn).to(getattr(torch, match.need(name).spec.dtype.value)).double()
+               for name, shape in (("x", (heads, width)), ("keys", (groups, terms))))
+    if operand.name in ("x", "keys"):
+        return (x if operand.name == "x" else keys).reshape(operand.spec.shape).to(device)
+    if operand.name in ("decay", "decay_bias"):
+        still = STILL if operand.name == "decay" and match.flag("softplus") else 0.0
+        return torch.full(operand.spec.shape, still, device=device)
+    if operand.name != "state":
+        return None
+    length = keys.square().sum(-1, keepdim=True)
+    lines = (keys / (length.sqrt() if match.number("keys_eps") > 0.0 else length)).repeat_interleave(heads // groups, 0)
+    rows = x.unsqueeze(-1) * lines.unsqueeze(1)
+    return (rows.transpose(1, 2) if match.flag("by_rows") else rows).reshape(operand.spec.shape).to(device)
 
 
 class ConvolutionStep(MatchKind):
