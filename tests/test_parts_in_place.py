@@ -121,6 +121,21 @@ def test_parts_are_what_they_are_alone(made: Made) -> None:
             assert torch.equal(bound.output(index), wanted[name]), name
 
 
+@SETTINGS
+@given(made_graphs)
+def test_each_step_finds_its_operands_by_name(made: Made) -> None:
+    """As a check that runs steps one by one does, beside the framework's operators on the same values."""
+    x = torch.randn(made.graph.spec("x").shape, generator=torch.Generator().manual_seed(4))
+    bound = made.bound(x)
+    for segment, part in zip(bound.segments, bound.parts, strict=True):
+        if segment.step is not None:
+            given = {name: bound.environment[name].clone() for _, names in segment.operands[:1] for name in names}
+            wanted = compile_nodes(made.graph, segment.nodes, device="cpu").run(given)
+        part.run()
+        for name, tensor in wanted.items() if segment.step is not None else ():
+            assert torch.equal(bound.environment[name], tensor), name
+
+
 def test_cuts_that_only_steps_read_are_no_segments() -> None:
     seen = {"taken": 0, "dropped": 0}
 

@@ -117,6 +117,7 @@ class _Binder:
             assert whole is not None
             part = whole.view(self.graph.spec(one.whole).shape).narrow(one.axis, one.start, one.count)
             self.planned[name] = part.view(spec.shape)
+        self.environment |= {name: self.planned[name] for name in self.taken}  # where steps are looked at one by one
         for name in results:  # until the first call brings its own
             self.planned[name] = zeros(self.graph.spec(name), self.device)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
