@@ -61,7 +61,7 @@ COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_p
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["batches"] = ("model", "dtype", "workload", "batch", "together_us", "single_us", "system", "e2e_ms", "spread_ms", "repetitions",
                       "why")
-COLUMNS["sweep"] = COLUMNS["sweep_loop"] = (*COLUMNS["decode"], "context", "run", "why")
+COLUMNS["sweep"] = COLUMNS["sweep_loop"] = COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds", "place")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
@@ -237,7 +237,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
     "sampling": ("sampling", sampling_tables.sampling), "batches": ("batches", batch_tables.batches), "steps": ("steps", step_tables.steps),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
-    "sweep_loop": ("sweep_loop", sweep_tables.ratios),
+    "sweep_loop": ("sweep_loop", sweep_tables.ratios), "sweep_loop_llama": ("sweep_loop_llama", sweep_tables.ratios),
+    "sweep_loop_4b": ("sweep_loop_4b", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
     "planned": ("planned", coverage_tables.planned), "kernelbench": ("kernelbench", kernelbench_table),
