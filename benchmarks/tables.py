@@ -61,7 +61,8 @@ COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_p
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["batches"] = ("model", "dtype", "workload", "batch", "together_us", "single_us", "system", "e2e_ms", "spread_ms", "repetitions",
                       "why")
-COLUMNS["sweep"] = COLUMNS["sweep_loop"] = COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = (*COLUMNS["decode"], "context", "run", "why")
+COLUMNS["sweep"] = COLUMNS["sweep_loop"] = (*COLUMNS["decode"], "context", "run", "why")
+COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = COLUMNS["sweep"]
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds", "place")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
