@@ -12,6 +12,7 @@ DATA_DEPENDENT = frozenset({
 ATTENTION, CACHED = "agentcompile.attention.default", "agentcompile.cached.default"
 RMS_NORM, ROPE = "agentcompile.rms_norm.default", "agentcompile.rope.default"
 NORMS = (RMS_NORM, "agentcompile.layer_norm.default", "aten.layer_norm.default")
+SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
 RECURRENCE, CONVOLUTION = "agentcompile.recurrence.default", "agentcompile.causal_convolution.default"
 
 

@@ -10,6 +10,7 @@ from ..ir.graph import Graph, Node, Ref, ValueKind
 from ..ir.region import PROMISED_BYTES, Role
 from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots
 from ..ops.joint_products import joint_runs
+from ..ops.names import SPLITS
 from ..ops.region_view import is_contiguous
 from ..ops.schema import argument
 from .program import Segment
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 _SLICE, _CAT = "aten.slice.Tensor", "aten.cat.default"
-_SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
 
 
 @frozen(kw_only=True)
@@ -38,7 +38,7 @@ def rows_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Ins
 
 def parts_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Inside]:
     """The same of one token, whose values are also split into what lies in one piece each."""
-    return _inside(graph, segments, (_SLICE, *_SPLITS), PROMISED_BYTES)
+    return _inside(graph, segments, (_SLICE, *SPLITS), PROMISED_BYTES)
 
 
 def _inside(graph: Graph, segments: Sequence[Segment], ops: Collection[str], alignment_bytes: int) -> dict[str, Inside]:
@@ -75,7 +75,7 @@ def without_taken(graph: Graph, segments: Sequence[Segment], taken: Mapping[str,
         node = graph.node_by_name[name]
         readers = {user.name for value in node.outputs for user in graph.users.get(value, ())}
         is_taken = all((value in taken or not graph.users.get(value)) and value not in graph.outputs for value in node.outputs)
-        return node.op in (_SLICE, *_SPLITS) and is_taken and readers <= by_steps
+        return node.op in (_SLICE, *SPLITS) and is_taken and readers <= by_steps
 
     return tuple(segment for segment in segments if segment.step is not None or not all(map(needless, segment.nodes)))
 

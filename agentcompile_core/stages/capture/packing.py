@@ -3,10 +3,11 @@
 from attrs import evolve
 
 from ...ir.graph import Graph, Node, Ref, TensorSpec, Value
+from ...ops.names import SPLITS
 from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of
 from ...ops.schema import with_argument
-from .rewrite import SPLITS, View, beside, eliminate_dead_code, rebuild
+from .rewrite import View, beside, eliminate_dead_code, rebuild
 
 _WANTED = {
     "agentcompile.attention.default": ("q", "k", "v"), "agentcompile.rope.default": ("x",), "agentcompile.rms_norm.default": ("x",),

@@ -7,10 +7,9 @@ from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, map_refs
 from ...ops.aliasing import memory_roots
+from ...ops.names import SPLITS
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
-
-SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default")
 
 
 class View:
