@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from agentcompile_rules_transformers.draft import Draft
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,15 @@ class Made:
         self.graph = Graph(name="token", kind=GraphKind.DECODE, values=tuple(self.values), nodes=tuple(self.nodes), inputs=("x",),
                            outputs=tuple(dict.fromkeys(outputs))).verify()
 
-    def _cut(self, draw: Any, whole: str, sizes: list[int]) -> list[tuple[str, int]]:
+    def _cut(self, draw: Any, whole: str, sizes: list[int], deep: bool = True) -> list[tuple[str, int]]:
+        """Parts in order; some are cut again, and what is cut may be seen as another shape, or be the input as it is."""
+        if deep and draw(st.integers(0, 4)) == 0:
+            whole = "x"
+        if draw(st.integers(0, 3)) == 0:
+            whole = self._node("aten.view.default", (Ref(whole), (1, 1, sum(sizes))), sum(sizes), kind="view")
+        if deep and draw(st.integers(0, 2)) == 0:
+            first, rest = self._cut(draw, whole, [sizes[0], sum(sizes[1:])], deep=False)
+            return [first, *self._cut(draw, rest[0], sizes[1:], deep=False)] if len(sizes) > 2 else [first, rest]
         if draw(st.booleans()):
             outputs = tuple(f"p{len(self.nodes)}.{i}" for i in range(len(sizes)))
             for name, size in zip(outputs, sizes, strict=True):
@@ -134,6 +143,40 @@ def test_each_step_finds_its_operands_by_name(made: Made) -> None:
         part.run()
         for name, tensor in wanted.items() if segment.step is not None else ():
             assert torch.equal(bound.environment[name], tensor), name
+
+
+@SETTINGS
+@given(made_graphs, st.randoms(use_true_random=False))
+def test_the_order_of_steps_does_not_matter(made: Made, order: Any) -> None:
+    """Parts of parts may be read before the parts themselves."""
+    order.shuffle(made.steps)
+    made.bound(torch.zeros(made.graph.spec("x").shape))
+
+
+def test_a_part_of_a_state_is_what_the_state_is_when_it_is_cut() -> None:
+    draft = Draft()
+    state = draft.given("state", (1, 1, 32), DType.F32, ValueKind.STATE)
+    fresh = draft.given("x", (1, 1, 32), DType.F32)
+    half = draft.one("aten.slice.Tensor", (state, 2, 0, 16), (1, 1, 16), DType.F32, kind="view")
+    first = draft.one("aten.tanh.default", (half,), (1, 1, 16), DType.F32)
+    draft.call("aten.copy_.default", (state, fresh), (1, 1, 32), dtype=DType.F32, mutates=("state",))
+    part = draft.one("aten.slice.Tensor", (half, 2, 4, 8), (1, 1, 4), DType.F32, kind="view")
+    graph = draft.graph(first, draft.one("aten.sin.default", (part,), (1, 1, 4), DType.F32))
+    segments = with_steps(framework_program(graph), [evolve(one, version=1) for one in steps_of(graph, ("tanh", "sin"))]).segments
+    assert parts_of_operands(graph, segments) == {}
+
+
+def steps_of(graph: Graph, names: tuple[str, ...]) -> list[Segment]:
+    """A step for each operator of those names."""
+    found = []
+    for node in graph.nodes:
+        if node.kind in names:
+            reads = Operand(name="x", role=Role.INPUT, spec=graph.spec(node.inputs[0]), values=node.inputs, access=Access.READ)
+            writes = Operand(name="out", role=Role.OUTPUT, spec=graph.spec(node.outputs[0]), values=node.outputs, access=Access.WRITE)
+            match = evolve(fake_match()[0], nodes=(node.name,), operands=(reads, writes), epilogue=None)
+            step = Step(match_id="m", implementation=f"test/{node.kind}", origin=Origin.GENERATED, schedule=Schedule({}))
+            found.append(Segment(nodes=match.nodes, step=step, match=match, operands=(("x", reads.values), ("out", writes.values))))
+    return found
 
 
 def test_cuts_that_only_steps_read_are_no_segments() -> None:

@@ -22,7 +22,7 @@ WEIGHTS = (Role.WEIGHT, Role.CONSTANT)
 STANDARD = {"state_bytes": int, "unread_bytes": int, "bytes_moved": int}  # attributes that a match of any kind may have
 UNKNOWN_CAPACITY = 4096  # positions that are tried where neither an attribute nor a state says how many there are
 TIMED_POSITIONS = 512  # as ``state_bytes`` of the project's attention counts them
-EMULATED_POSITIONS, EMULATED_TIMED = 256, 40  # emulation is slow
+EMULATED_POSITIONS, EMULATED_TIMED = 272, 40  # emulation is slow; 33 splits of tiles of 8 are no one round of merging
 _EDGES = (0, 1, 31, 32, 33)
 
 

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
 from ..ir.region import PROMISED_BYTES, Role
-from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots
+from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots, memory_roots
 from ..ops.joint_products import joint_runs
 from ..ops.names import SPLITS
 from ..ops.region_view import is_contiguous
@@ -37,8 +37,14 @@ def rows_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Ins
 
 
 def parts_of_operands(graph: Graph, segments: Sequence[Segment]) -> dict[str, Inside]:
-    """The same of one token, whose values are also split into what lies in one piece each."""
-    return _inside(graph, segments, (_SLICE, *SPLITS), PROMISED_BYTES)
+    """The same of one token, whose values are also split into what lies in one piece each: parts of what a step alone writes, to a place
+    of its own."""
+    roots, memory = alias_roots(graph), memory_roots(graph)
+    made = {roots[values[0]] for segment in segments for name, values in segment.operands
+            if segment.match is not None and segment.match.need(name).role is Role.OUTPUT and len(values) == 1}
+    written = {memory[name] for node in graph.nodes for name in node.mutates}
+    found = _inside(graph, segments, (_SLICE, *SPLITS), PROMISED_BYTES)
+    return {value: one for value, one in found.items() if roots[one.whole] in made and memory[one.whole] not in written}
 
 
 def _inside(graph: Graph, segments: Sequence[Segment], ops: Collection[str], alignment_bytes: int) -> dict[str, Inside]:

@@ -4,7 +4,7 @@ from attrs import evolve
 
 from ...errors import ContractError
 from ...ir.graph import Graph, ValueKind
-from ...ir.region import Match, Operand, Role
+from ...ir.region import PROMISED_BYTES, Match, Operand, Role
 from ...ops.aliasing import alias_roots, written_in_place
 from ...ops.dependency import Dependencies
 from ...plugin.match_kind import MatchKind
@@ -81,7 +81,7 @@ def problem(match: Match, graph: Graph, deps: Dependencies) -> str:
         return f"its operands name {unknown[0]!r}, which is no value of the region"
     if not deps.is_convex(deps.mask(match.nodes)):
         return "it is not convex: something outside it lies between its nodes"
-    return _mutation(match, graph) or _outputs(match, graph) or _inputs(match, graph) or _roles(match, graph)
+    return _mutation(match, graph) or _outputs(match, graph) or _beside(match, graph) or _inputs(match, graph) or _roles(match, graph)
 
 
 def _values(match: Match, *roles: Role) -> set[str]:
@@ -110,6 +110,18 @@ def _outputs(match: Match, graph: Graph) -> str:
         leaves = value in graph.outputs or any(user.name not in inside for user in graph.users.get(value, ()))
         if leaves and value not in declared and roots[value] not in reachable:
             return f"it hides {value!r}, which others read"
+    return ""
+
+
+def _beside(match: Match, graph: Graph) -> str:
+    """Results that lie side by side may not bring one that is whole vectors to an address that no vector begins at."""
+    for operand in match.operands:
+        begin = 0
+        for value in operand.values if operand.role is Role.OUTPUT and len(operand.values) > 1 else ():
+            nbytes = graph.spec(value).nbytes
+            if begin % PROMISED_BYTES and nbytes % PROMISED_BYTES == 0:
+                return f"its output {value!r} would lie {begin} bytes behind the others, where no kernel may read it by vectors"
+            begin += nbytes
     return ""
 
 

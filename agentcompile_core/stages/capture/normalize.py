@@ -2,7 +2,8 @@
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
 ``collapse_products``, whose contractions add the same products in another order, ``collapse_linear``, whose products with a parameter's
-columns may, ``turn_products``, whose products may, and ``collapse_activations``, which round once.
+columns may, ``turn_products``, whose products may, ``share_lines``, whose sums a GPU may add otherwise where there are fewer of them, and
+``collapse_activations``, which round once.
 """
 
 from collections.abc import Callable

@@ -68,7 +68,7 @@ def _weighted(view: RegionView, product: Node, inside: frozenset[str], dtype: DT
         source, views = view.back(before[0], {*inside, *nodes})
         node = view.producer(source)
         norm = norm_of(view, node) if node is not None and view.only_used_by(source, {*inside, *nodes, *views}) else None
-        is_bare = norm is not None and norm.rows == 1 and norm.columns == made.shape[-1] and not norm.weight and norm.kind != "layer"
+        is_bare = norm is not None and norm.rows == 1 and norm.columns == made.numel and not norm.weight and norm.kind != "layer"
         if norm is not None and is_bare and view.graph.spec(norm.x).dtype is DType.F32:
             scaled = evolve(norm, weight=weight, kind="rms")
             return Input(x=norm.x, nodes=(norm.node.name, *views, *nodes), norm=scaled)
