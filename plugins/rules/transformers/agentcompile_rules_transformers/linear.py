@@ -30,7 +30,7 @@ from agentcompile_core.plugin_api import (
 
 from . import kinds
 from .linear_inputs import Input, inputs_of
-from .split import parts_of
+from .split import lie_well, parts_of
 
 MOST_AUX = 2
 
@@ -208,6 +208,8 @@ def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
         outs = [part for linear, found in zip(group, cut, strict=True) for part in (found[0] if found else (linear.out,))]
         forms.append(((*nodes, *(name for found in cut if found for name in found[1])), outs))
     for taken, outs in forms:
+        if not lie_well(view, outs):
+            continue
         yield from _with_norm(view, Product(group=group, nodes=taken, out=view.write("out", *outs), aux=aux, label=label,
                                             expression=_bias_expression() if biases else None))
 

@@ -1,12 +1,25 @@
 """Projections that are one matrix from the start: a linear node whose result is only read in parts."""
 
 import math
+from collections.abc import Sequence
 
 from agentcompile_core.plugin_api import Node, RegionView, argument, is_contiguous
 
 SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
 
 Part = tuple[int, str]  # first element, value
+VECTOR_BYTES = 16  # what kernels read at once, and whose multiples the addresses of whole vectors are
+
+
+def lie_well(view: RegionView, values: Sequence[str]) -> bool:
+    """Whether none of ``values``, which lie side by side in this order, is whole vectors behind others that are not."""
+    begin = 0
+    for value in values:
+        nbytes = view.graph.spec(value).nbytes
+        if begin % VECTOR_BYTES and nbytes % VECTOR_BYTES == 0:
+            return False
+        begin += nbytes
+    return True
 
 
 def parts_of(view: RegionView, value: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -36,9 +49,8 @@ def parts_of(view: RegionView, value: str) -> tuple[tuple[str, ...], tuple[str, 
         if first != end or not is_contiguous(view.graph.spec(name)):
             return None
         end += view.graph.spec(name).numel
-    if end != shape[-1] or len(parts) < 2:
-        return None
-    return tuple(name for _, name in parts), tuple(cuts)
+    values = tuple(name for _, name in parts)
+    return (values, tuple(cuts)) if end == shape[-1] and len(parts) > 1 and lie_well(view, values) else None
 
 
 def _behind_views(view: RegionView, node: Node) -> tuple[list[Part], list[str]] | None:
