@@ -30,7 +30,7 @@ from agentcompile_core.plugin_api import (
 
 from . import kinds
 from .linear_inputs import Input, inputs_of
-from .split import lie_well, parts_of
+from .split import VECTOR_BYTES, lie_well, parts_of
 
 MOST_AUX = 2
 
@@ -195,7 +195,8 @@ def _split(view: RegionView, linear: Linear) -> Iterator[Match]:
                                             aux=aux, pair=2, expression=growth.expression, label=SemanticLabel.GATED_MLP))
 
 
-def _siblings(view: RegionView, group: list[Linear]) -> Iterator[Match]:
+def _siblings(view: RegionView, siblings: list[Linear]) -> Iterator[Match]:
+    group = sorted(siblings, key=lambda linear: view.graph.spec(linear.out).nbytes % VECTOR_BYTES != 0)  # whole vectors come first
     biases = [linear.bias for linear in group if linear.bias]
     if biases and len(biases) != len(group):
         return
