@@ -16,7 +16,7 @@ from agentcompile_core.plugin_api import DType
 from agentcompile_core.stages.plan import checked
 
 ROOT = Path(__file__).parents[1]
-SEED, EACH = 23, 26  # plans per target: each draw once at the least
+SEED, EACH = 23, 31  # plans per target: each draw once at the least
 MODULES = ("random_planning", "random_planning.draws", "random_planning.plans", "random_planning.results", "random_plans", "harness")
 
 

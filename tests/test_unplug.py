@@ -15,7 +15,7 @@ CONFIG = Config(budget_plans=3, rounds=1, budget_s=240.0)
 TOKENS = 4
 # Entry points whose loss takes kernels away, and what selected steps must then not use.
 FAMILIES = ("gemv", "norm", "elementwise", "rope", "attention", "argmax")
-UNUSED = ("softmax", "reduction", "gemm", "moe")  # families without work in the tiny model
+UNUSED = ("softmax", "reduction", "gemm", "moe", "recurrence")  # families without work in the tiny model
 OTHERS = (
     "transformers_rules", "random", "replay", "litellm", "cuda", "cudagraph", "flashattn", "flashkv", "triton", "vendor", "emulation",
     "numerics",

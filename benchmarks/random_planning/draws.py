@@ -177,12 +177,25 @@ def _masked_attention(draw: Draw) -> Pair:
                                       added=draw.random() < 0.5, causal=draw.random() < 0.3, turned=draw.random() < 0.7, dtype=_type(draw))
 
 
+def _recurrence_step(draw: Draw) -> Pair:
+    groups, terms = draw.choice((1, 1, 2, 8)), draw.choice((16, 64, 128, 256, size(draw, 1, 300)))
+    width = draw.choice((1, 64, 128, size(draw, 1, 300)))
+    return made.recurrence_step_case(heads=groups * size(draw, 1, 512), width=width, terms=terms, groups=groups, gated=draw.random() < 0.4,
+                                     form=draw.choice(("bare", "scan", "delta")), dtype=_type(draw))
+
+
+def _convolution_step(draw: Draw) -> Pair:
+    return made.convolution_step_case(channels=size(draw, 1, 30000), width=draw.choice((2, 3, 4, 4, 8, size(draw, 1, 100))),
+                                      silu=draw.random() < 0.5, bias=draw.random() < 0.5, dtype=_type(draw))
+
+
 # Kinds with more forms and paths come more often.
 MAKERS: tuple[Callable[[Draw], Pair], ...] = (
     _linear, _matmul, _attention, _reduction, _softmax, _gated, _rows, _sloped, _chunked, _norm, _elementwise, _experts, _linear, _matmul,
     _attention, _reduction, _softmax, _argmax, _gather, _rope, _rope_table, _router, _part, _rows, _experts,
     *((_masked_attention,) if hasattr(made, "masked_attention_case") else ()),
     *((_scan, _pool, _cross_entropy) if hasattr(made, "cross_entropy_case") else ()),
+    *((_recurrence_step, _convolution_step) if hasattr(made, "recurrence_step_case") else ()),
 )
 
 
