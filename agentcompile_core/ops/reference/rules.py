@@ -12,6 +12,7 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
+from ..names import CONVOLUTION, RECURRENCE
 from . import along_axes, classes, losses, norms, piecewise, pointwise, pools, recurrences, reductions, scans
 from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact, rounded
@@ -330,6 +331,6 @@ _RULES: dict[str, Rule] = {
     "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
     "aten.gather.default": gather, "aten.cumsum.default": scans.cumsum, "aten.cumprod.default": scans.cumprod,
     "aten.cross_entropy_loss.default": classes.cross_entropy, "aten.copy_.default": _copy,
-    "agentcompile.recurrence.default": recurrences.recurrence,
-    "agentcompile.causal_convolution.default": recurrences.causal_convolution,
+    RECURRENCE: recurrences.recurrence,
+    CONVOLUTION: recurrences.causal_convolution,
 }

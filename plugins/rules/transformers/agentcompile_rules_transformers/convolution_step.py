@@ -19,7 +19,7 @@ from agentcompile_core.plugin_api import (
 
 from . import recurrence_kinds
 from .peeling import Peel
-from .recurrence_step import state_write
+from .state_write import state_write
 
 CONVOLUTION = "agentcompile.causal_convolution.default"
 
