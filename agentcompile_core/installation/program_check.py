@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ..errors import UsageError
-from ..ir.graph import Graph, GraphKind
+from ..ir.graph import OFFSET, Graph, GraphKind
 from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
 from ..runtime.bound_program import BoundProgram
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BEYOND = 2.0  # in rows of the cache that are not written yet: no score of half precision overflows by it
 UNWRITTEN = -1  # in the history of tokens
+AHEAD = 3  # positions by which a step is told that images shortened the prompt
 SEED = 7
 FACTS = 2  # of the pairs of a run the last ones: the token that it chose, beside its own logits, and the history
 BY_ROUNDING = "its rms error"  # how a difference is called that roundings might have made
@@ -296,6 +297,8 @@ def _poison_states(session: Session, start: int) -> None:
     for tensor in _written(session):
         tensor[:, start:].fill_(BEYOND)
     session.history.fill_(UNWRITTEN)
+    if session.graphs.has_offset:
+        session.states[OFFSET].fill_(AHEAD)
 
 
 def _left(session: Session, start: int, count: int) -> "list[torch.Tensor]":

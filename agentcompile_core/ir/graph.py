@@ -91,6 +91,7 @@ class Symbol:
     name: str
 
 
+OFFSET = "session.offset"  # i64 [1]: how much further than its row in the cache the position of a token is; 0 behind tokens alone
 STATE_PREFIX = "state."  # of the sources of states of fixed size: state.conv.3.0
 
 Argument = None | bool | int | float | str | Ref | Symbol | tuple["Argument", ...]
@@ -332,6 +333,16 @@ class GraphSet:
     def states(self) -> dict[str, TensorSpec]:
         """What ``Graph.kept`` says of all graphs, by source."""
         return {value.source: value.spec for graph in self.graphs for value in graph.kept}
+
+    @cached_property
+    def has_offset(self) -> bool:
+        """Whether a step is told an ``OFFSET``."""
+        return any(value.source == OFFSET for graph in self.graphs for value in graph.values)
+
+    @cached_property
+    def zeroed(self) -> dict[str, TensorSpec]:
+        """What is zero before a prompt: ``states``, and the offset, where there is one."""
+        return {**self.states, **({OFFSET: TensorSpec(shape=(1,), dtype=DType.I64)} if self.has_offset else {})}
 
     def verify(self) -> "GraphSet":
         """Verify every graph; return self.

@@ -67,3 +67,12 @@ def program_bound(graph: Graph) -> float:
     """The relative rms error that programs of one graph may have: a state or result in float32 errs as what it was computed from."""
     narrow = {v.spec.dtype for v in graph.values} & {DType.F16, DType.BF16}
     return max((half_bound(torch_dtype(dtype)) for dtype in narrow), default=FLOAT32_BOUND)
+
+
+def beyond(found: Tensor, wanted: Tensor, bound: float, named: str = "the single step") -> str:
+    """One clause on how the rms error of ``found`` is more than ``bound`` of the rms of ``wanted``, that of ``named``; empty: it is not."""
+    one, other = found.double(), wanted.double()
+    if not bool(torch.isfinite(one).all()) or not bool(torch.isfinite(other).all()):
+        return "it makes numbers that are NaN or infinite"
+    error, rms = float((one - other).square().mean().sqrt()), float(other.square().mean().sqrt())
+    return "" if error <= bound * rms else f"its rms error is {error:.3g} where {named}'s rms is {rms:.3g}"

@@ -10,15 +10,15 @@ from math import prod
 
 from attrs import define, evolve, field, frozen
 
-from ..ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, Value, ValueKind, map_refs
+from ..ir.graph import OFFSET, Argument, DType, Graph, Node, Ref, TensorSpec, Value, ValueKind, map_refs
 from .names import ATTENTION
 from .row_axes import Together, together
 from .schema import argument, canonical, shared_arguments
 
 ADVANCE, ADVANCE_ROWS, ARGMAX = "agentcompile.advance.default", "agentcompile.advance_rows.default", "agentcompile.argmax.default"
-IDS, POSITION, HISTORY, LIVE = "rows.ids", "rows.position", "rows.history", "rows.live"
+IDS, POSITION, HISTORY, LIVE, OFFSETS = "rows.ids", "rows.position", "rows.history", "rows.live", "rows.offset"
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
-_OF_SESSION = {"session.ids": (IDS, 1), "session.position": (POSITION, 0)}
+_OF_SESSION = {"session.ids": (IDS, 1), "session.position": (POSITION, 0), OFFSET: (OFFSETS, 0)}
 
 
 class NoRows(Exception):
@@ -42,7 +42,7 @@ def rows_graph(graph: Graph, rows: int, apart: Collection[str] = ()) -> RowsGrap
     """The graph of ``rows`` tokens, each of its own sequence, from the decode step of one. Nodes ``apart`` are copied in any case.
 
     Its states: ``rows.ids`` [1, B], ``rows.position`` [B], ``rows.history`` [B, capacity + 1], ``rows.live`` [B], all i64: a row
-    moves on by ``live``, 1 or 0; and the caches, by ``cache_of``.
+    moves on by ``live``, 1 or 0; ``rows.offset`` [B] where the step has one; and the caches, by ``cache_of``.
 
     Raises:
         NoRows: the step keeps states of fixed size, writes in place what is no cache, or returns something else.

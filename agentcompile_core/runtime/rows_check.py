@@ -67,7 +67,7 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
     """``standing``: the last row does not move on."""
     import torch
 
-    from ..ops.agreement import program_bound
+    from ..ops.agreement import beyond, program_bound
 
     state, bound = step.state, program_bound(step.bound.graph)
     for row, case in enumerate(cases):
@@ -83,7 +83,7 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
     for row, case in enumerate(cases):
         left = [tensor[:, case.position] for tensor in state.tensors(row)]
         for found, wanted in zip((logits[0, row], *left), (case.logits, *case.left), strict=True):
-            if why := _beyond(found, wanted, bound):
+            if why := beyond(found, wanted, bound):
                 return f"{why} (row {row})"
         if not all(map(torch.equal, (t[:, case.position + 1] for t in state.tensors(row)), case.behind)):
             return f"it writes behind its position (row {row})"
@@ -97,12 +97,3 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
             return f"it does not move on as a single step does (row {row})"
     return ""
 
-
-def _beyond(found: "torch.Tensor", wanted: "torch.Tensor", bound: float) -> str:
-    import torch
-
-    one, other = found.double(), wanted.double()
-    if not bool(torch.isfinite(one).all()) or not bool(torch.isfinite(other).all()):
-        return "it makes numbers that are NaN or infinite"
-    error, rms = float((one - other).square().mean().sqrt()), float(other.square().mean().sqrt())
-    return "" if error <= bound * rms else f"its rms error is {error:.3g} where the single step's rms is {rms:.3g}"

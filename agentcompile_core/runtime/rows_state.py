@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..ir.graph import GraphSet
-from ..ops.rows import HISTORY, IDS, LIVE, POSITION, cache_of
+from ..ops.rows import HISTORY, IDS, LIVE, OFFSETS, POSITION, cache_of
 from ..plugin.running import KVState, SessionState
 from .bound_program import BoundProgram
 
@@ -51,6 +51,7 @@ class RowsState:
         self.position: torch.Tensor = torch.zeros(1, dtype=torch.int64, device=device)  # warm-ups begin at 0 in each row
         self.history: torch.Tensor = torch.zeros((size, session.history.shape[0]), dtype=torch.int64, device=device)
         self.live: torch.Tensor = torch.ones(size, dtype=torch.int64, device=device)
+        self.offsets: torch.Tensor = torch.zeros(size, dtype=torch.int64, device=device)  # rows are tokens alone
         self.kv = caches[0]
 
     @property
@@ -65,7 +66,7 @@ class RowsState:
 
     def named(self) -> "dict[str, torch.Tensor]":
         """Tensors by source."""
-        found = {IDS: self.ids, POSITION: self.positions, HISTORY: self.history, LIVE: self.live}
+        found = {IDS: self.ids, POSITION: self.positions, HISTORY: self.history, LIVE: self.live, OFFSETS: self.offsets}
         for row, cache in enumerate(self.caches):
             for i, (key, value) in enumerate(zip(cache.keys, cache.values, strict=True)):
                 found[cache_of(row, f"kv.key.{i}")], found[cache_of(row, f"kv.value.{i}")] = key, value

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from ..plugin.interfaces import Backend
     from .weights import WeightStore
 
+    Read = Callable[[torch.Tensor, int], BoundProgram]  # (prompt [1, n], new tokens): stands behind it as ``Session.prefill`` does
+    Tokens = Generator[int, None, None]
+
 
 class Session:
     """Runs requests over bound programs. States of fixed size are its own: allocated here, zero before a prompt.
@@ -48,17 +51,8 @@ class Session:
     replayed alone. It may be set between two requests.
     """
 
-    def __init__(
-        self,
-        graphs: GraphSet,
-        programs: Mapping[str, Program],
-        weights: "WeightStore",
-        executables: Executables,
-        *,
-        kv_state: KVState,
-        decode: DecodeRuntime,
-        steps_per_graph: int = 1,
-    ) -> None:
+    def __init__(self, graphs: GraphSet, programs: Mapping[str, Program], weights: "WeightStore", executables: Executables, *,
+                 kv_state: KVState, decode: DecodeRuntime, steps_per_graph: int = 1) -> None:
         import torch
 
         self.graphs, self.kv, self._each = graphs, kv_state, cost_of_each(graphs)
@@ -69,7 +63,7 @@ class Session:
         self.position: torch.Tensor = torch.zeros((1,), dtype=torch.int64, device=device)
         count = next((v.spec.shape[0] for g in graphs.graphs for v in g.values if v.source == "session.history"), kv_state.capacity + 1)
         self.history: torch.Tensor = torch.zeros((count,), dtype=torch.int64, device=device)
-        self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.states.items()}
+        self._kept: dict[str, torch.Tensor] = {source: zeros(spec, device) for source, spec in graphs.zeroed.items()}
         self._bound, self._steps = dict[str, BoundProgram](), dict[str, Callable[[], None]]()
         self._several, self.steps_per_graph = SeveralSteps(decode), steps_per_graph
         # Parts know it by a proxy: in a circle it would keep a device's memory, when it is gone, until somebody collects garbage.
@@ -226,7 +220,7 @@ class Session:
         Every request passes here before anything of it runs. Raises UsageError: there is not enough; nothing has changed then.
         """
         whole = self.graphs.whole_chunks
-        chunks = plan_chunks(length, self.chunk_sizes, self.kv.capacity, padded=not whole, again=not self._kept, each=self._each)
+        chunks = plan_chunks(length, self.chunk_sizes, self.kv.capacity, padded=not whole, again=not self.graphs.states, each=self._each)
         self.rows.hold(max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
         return chunks
 
@@ -237,7 +231,6 @@ class Session:
         # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
         for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
             name = self._run_chunk(chunk, rows, more=chunk is not chunks[-1])
-        self._at = prompt.shape[1]
         return self.bound(name)
 
     def forget(self) -> None:
@@ -302,12 +295,17 @@ class Session:
         self.position.fill_(position)
         return self.bound(self._run_decode(position, program)).output(0)[0, -1].clone()
 
-    def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool) -> Generator[int, None, None]:
-        """The most likely tokens behind a prompt, for whoever has the right to run; ``watched``: somebody waits for each one.
+    def _begin(self, prompt: "torch.Tensor", count: int, read: "Read | None") -> BoundProgram:
+        self._at = prompt.shape[1]
+        return (read or self.prefill)(prompt, count)
 
-        However it ends, the session stands at the last token that was taken; what runs beyond it is overwritten before it is read.
+    def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool, read: "Read | None" = None) -> "Tokens":
+        """The most likely tokens behind a prompt, which ``read`` reads, else ``prefill``, for whoever has the right to run.
+
+        ``watched``: somebody waits for each one. However it ends, the session stands at the last token that was taken; what runs beyond it
+        is overwritten before it is read.
         """
-        self.prefill(prompt, count)
+        self._begin(prompt, count, read)
         last, token = self._at - 1, 0
         try:
             for token in token_groups(count, self._advance_by, look_for(self.history, prompt.shape[1], count, eos, watched)):
@@ -319,9 +317,9 @@ class Session:
                 self.position.fill_(last)
                 self._at = last
 
-    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True) -> Generator[int, None, None]:
+    def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True, read: "Read | None" = None) -> "Tokens":
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""
-        self._last = self.prefill(prompt, count)
+        self._last = self._begin(prompt, count, read)
         if pick.alone is not None:
             look = look_for(self.history, prompt.shape[1], count, pick.alone.eos, watched or bool(pick.alone.eos))
             yield from self._choices.begin(pick, pick.alone, prompt).tokens(count, self._advance, look, self._logits)

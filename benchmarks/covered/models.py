@@ -79,10 +79,15 @@ def tiny(model_type: str, special: dict[str, Any], scale: float = 8.0, wider: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-        for parameter in model.parameters():
-            if parameter.dim() < 2:
-                parameter.data.add_(0.1 * torch.randn_like(parameter))
-            elif id(parameter) not in looked_up:
-                parameter.data.mul_(scale)
+        return varied(model, scale)
+
+
+def varied(model: nn.Module, scale: float) -> nn.Module:
+    """``model`` with matrices scaled up and vectors that are not all one, by torch's random numbers as they come."""
+    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+        elif id(parameter) not in looked_up:
+            parameter.data.mul_(scale)
     return model.eval().requires_grad_(False)

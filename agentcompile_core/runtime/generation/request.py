@@ -13,10 +13,12 @@ from .settings import ARGUMENTS, effective, eos_of, ignored, mode_of, new_tokens
 if TYPE_CHECKING:
     import torch
 
-Runner = Literal["device", "session", "framework"]
+Runner = Literal["device", "session", "module prompt", "framework"]
 _OVER_THE_STEP = ("greedy_search", "sample", "beam_search", "beam_sample", "assisted_generation")
 _WITHOUT_EFFECT = ("tokenizer", "assistant_tokenizer", "trust_remote_code", "synced_gpus")  # where nothing else asks for them
-_OF_FORWARD = ("inputs_embeds", "past_key_values", "cache", "position_ids", "token_type_ids")
+_ONE_BY_ONE = _OVER_THE_STEP[:2]  # of which each token follows from the ones before it
+_INSTEAD_OF_TOKENS = ("inputs_embeds", "past_key_values", "cache")
+_OF_FORWARD = (*_INSTEAD_OF_TOKENS, "position_ids", "token_type_ids")
 _OURS = (None, "static", "dynamic", "hybrid")  # caches that hold what the session's holds
 
 
@@ -51,8 +53,8 @@ class Request:
 
     ``config`` are all settings that hold, ``eos`` the tokens that end it. ``fields``, ``own`` and ``arguments`` are what the caller gave:
     settings by name, a ``generation_config`` and everything else. ``runs`` says who runs it: the ``device`` alone, choosing the most
-    likely token; the ``session`` under transformers' rules; or the ``framework``, because of ``why``. ``notes`` has a sentence
-    for each thing that is ignored.
+    likely token; the ``session`` under transformers' rules, because of ``why`` behind a ``module prompt``, which HuggingFace's own model
+    reads; or the ``framework``, because of ``why``. ``notes`` has a sentence for each thing that is ignored.
     """
 
     prompts: Prompts | None
@@ -88,10 +90,14 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     mode = mode_of(config, arguments.get("assistant_model"))
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
     why = (not greedy and _own_loop(module)) or _beyond(mode, config, arguments, prompts) or _taken_back(mode, graphs)
-    plain = greedy and prompts is not None and prompts.is_one
+    runs: Runner = "framework" if why else "device" if greedy and prompts is not None and prompts.is_one else "session"
+    if not why and (more := _of_the_prompt(arguments)):
+        runs, why = "module prompt", f"{more[0]} is given"
+        if prompts is None or not prompts.is_one or mode not in _ONE_BY_ONE:
+            runs = "framework"
     arguments |= _shown(asked, prompts)
-    return Request(prompts=prompts, count=count, config=config, eos=eos, fields=fields, own=own, arguments=arguments,
-                   runs="device" if plain and not why else "framework" if why else "session", why=why, notes=ignored(config, fields))
+    return Request(prompts=prompts, count=count, config=config, eos=eos, fields=fields, own=own, arguments=arguments, runs=runs, why=why,
+                   notes=ignored(config, fields))
 
 
 def _prompts(asked: Asked, config: Any, eos: frozenset[int], arguments: Mapping[str, Any], vocabulary: int) -> Prompts | None:
@@ -138,13 +144,18 @@ def _beyond(mode: str, config: Any, arguments: Mapping[str, Any], prompts: Promp
         return mode.replace("_", " ")
     if config.cache_implementation not in _OURS:
         return f"cache_implementation={config.cache_implementation!r}"
-    free = arguments.get("custom_generate") is not None  # has arguments of its own
-    others = [name for name in arguments if (name in _OF_FORWARD if free else name not in ARGUMENTS)]
+    others = [name for name in arguments if name in (_OF_FORWARD if arguments.get("custom_generate") is not None else _INSTEAD_OF_TOKENS)]
     if others or arguments.get("synced_gpus"):
         return f"{(*others, 'synced_gpus')[0]} is given"
     if prompts is not None and not prompts.is_padded_left:
         return "the prompt holds padding that is not before its tokens"
     return ""
+
+
+def _of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:
+    """Names of what a prompt is made of beside its tokens: images and sounds, kinds of tokens, positions."""
+    free = arguments.get("custom_generate") is not None  # has arguments of its own
+    return [] if free else [name for name in arguments if name not in ARGUMENTS]
 
 
 def _taken_back(mode: str, graphs: GraphSet) -> str:

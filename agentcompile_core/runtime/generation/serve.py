@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .framework_loop import by_framework, drawing, of_request, refusing
+from .module_prompt import by_module_prompt
 from .request import Request, longest_of, on_device
 from .settings import for_the_session, mode_of
 
@@ -28,6 +29,8 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
     with session.exclusive():
         if wanted.runs == "session":
             return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
+        if wanted.runs == "module prompt":
+            return by_module_prompt(module, session, wanted, seed=seed, streamer=streamer, say=say)
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
         inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
         return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)

@@ -22,7 +22,7 @@ from .sequences import Sequences
 from .step_cache import StepCache
 
 if TYPE_CHECKING:
-    from ..session import Session
+    from ..session import Read, Session
 
 Say = Callable[[str], None]
 
@@ -34,12 +34,13 @@ class StepModel(GenerationMixin):
         module: HuggingFace's model, of which everything that is not about computing is taken.
         settings: the GenerationConfig that holds.
         say: gets one line where a loop of transformers runs.
+        read: stands behind the one prompt of the request, where somebody else has read it; None: the session reads prompts.
     """
 
     main_input_name = "input_ids"
 
-    def __init__(self, module: Any, session: "Session", settings: Any, say: Say) -> None:
-        self.module, self.session, self.config, self._say = module, session, module.config, say
+    def __init__(self, module: Any, session: "Session", settings: Any, say: Say, read: "Read | None" = None) -> None:
+        self.module, self.session, self.config, self._say, self._read = module, session, module.config, say, read
         self.generation_config = settings
         self.device = session.ids.device  # with its number, as transformers compares it
         self._is_stateful = bool(session.graphs.states)
@@ -86,7 +87,7 @@ class StepModel(GenerationMixin):
     def _sample(self, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any,  # type: ignore[override]
                 streamer: Any = None, **others: Any) -> Any:
         """Greedy search and sampling: by the session where it can alone."""
-        why = self._beyond_the_session(input_ids, generation_config, others.get("attention_mask"))
+        why = self.beyond_the_session(input_ids, generation_config, others.get("attention_mask"))
         is_plain = not (generation_config.do_sample or len(logits_processor) or self._beyond_length_and_end(stopping_criteria))
         if is_plain and not generation_config.return_dict_in_generate and (streamer is None or len(input_ids) == 1):
             return self._each_row(input_ids, others.get("attention_mask"), stopping_criteria, generation_config, streamer)
@@ -118,7 +119,7 @@ class StepModel(GenerationMixin):
         self._say(f"transformers' own loop runs this request over compiled steps: {why}")
 
     @staticmethod
-    def _beyond_the_session(input_ids: torch.Tensor, config: Any, mask: torch.Tensor | None) -> str:
+    def beyond_the_session(input_ids: torch.Tensor, config: Any, mask: torch.Tensor | None) -> str:
         """Why the session's own loop over one row cannot run a request; empty: it can."""
         if config.return_dict_in_generate:
             return "outputs beside the tokens (return_dict_in_generate)"
@@ -160,8 +161,9 @@ class StepModel(GenerationMixin):
         prompts = [(row if mask is None else row[mask[index] == 1]).unsqueeze(0).cpu() for index, row in enumerate(input_ids)]
         for prompt in prompts:
             check_length(prompt.shape[1], count, self.session.max_context)
-        together = self.session.rows.tokens(prompts, count, eos) if streamer is None else [None] * len(prompts)
-        found = [one if one is not None else collected(self.session.greedy(prompt, count, eos, streamer is not None or bool(eos)), streamer)
+        together = self.session.rows.tokens(prompts, count, eos) if streamer is None and self._read is None else [None] * len(prompts)
+        watched = streamer is not None or bool(eos)
+        found = [one if one is not None else collected(self.session.greedy(prompt, count, eos, watched, self._read), streamer)
                  for prompt, one in zip(prompts, together, strict=True)]
         width = max(map(len, found))
         padding = int(config._pad_token_tensor) if eos else 0  # transformers names one wherever a row may end
@@ -170,5 +172,5 @@ class StepModel(GenerationMixin):
 
     def _tokens(self, input_ids: torch.Tensor, count: int, pick: Pick, streamer: Any) -> torch.Tensor:
         check_length(input_ids.shape[1], count, self.session.max_context)
-        new = collected(self.session.picking(input_ids.cpu(), count, pick, streamer is not None), streamer)
+        new = collected(self.session.picking(input_ids.cpu(), count, pick, streamer is not None, self._read), streamer)
         return torch.cat([input_ids, torch.tensor([new], dtype=torch.int64, device=input_ids.device)], dim=1)

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from ...ir.graph import Graph, GraphKind, GraphSet, ValueKind
+from ...ir.graph import OFFSET, Graph, GraphKind, GraphSet, ValueKind
 from ...ops.aliasing import memory_roots
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import Prepared, compile_nodes
@@ -17,7 +17,7 @@ from .states import cache_keyword
 
 HALVES = (torch.float16, torch.bfloat16)
 FIRST, SECOND, STEPS = 5, 4, 2  # tokens of the prompt's two chunks, and decode steps
-SEED, LARGE = 7, 64.0
+SEED, LARGE, AHEAD = 7, 64.0, 3
 HANDED_ON_SHARE, SEEN = 0.25, 1e-3  # how far off what a large state leaves may be, of itself and of a large number (Nemotron-H: 0.06)
 
 
@@ -25,7 +25,8 @@ HANDED_ON_SHARE, SEEN = 0.25, 1e-3  # how far off what a large state leaves may 
 class Trial:
     """``tokens`` i64 [1, first + second + steps]: what is fed; ``chunks``: the sizes of prompt chunks to run it through, 0: none.
 
-    ``at_once``: the model itself is given the whole prompt at once, since what it hands on between parts is what is tried.
+    ``at_once``: the model itself is given the whole prompt at once, since what it hands on between parts is what is tried. ``offset``: how
+    much further than their rows in the cache the positions of steps are, as behind images.
     """
 
     tokens: Tensor
@@ -35,6 +36,7 @@ class Trial:
     chunks: tuple[int, ...]
     device: torch.device
     at_once: bool = False
+    offset: int = 0
 
 
 def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int = 0) -> tuple[Trial, ...]:
@@ -62,7 +64,8 @@ def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: in
     steps, device = min(steps, graphs.workload.max_context - first - second), next(model.parameters()).device
     generator = torch.Generator().manual_seed(SEED + draw)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
-    return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states))
+    return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states),
+                 offset=AHEAD if graphs.has_offset else 0)
 
 
 def prompt_rows(model: nn.Module, trials: Sequence[Trial]) -> dict[int, Tensor]:
@@ -81,10 +84,12 @@ def reference(model: nn.Module, trial: Trial) -> list[Tensor]:
     keyword, rows, cache = cache_keyword(model), [], None
     ends = [trial.first - 1, trial.first + trial.second - 1][: 2 if trial.second else 1]
     prompt, *steps = trial.tokens.split([ends[-1] + 1, *[1] * trial.steps], dim=1)
-    at, counts = 0, trial.at_once and "position_ids" in inspect.signature(model.forward).parameters
+    at, counts = 0, (trial.at_once or trial.offset) and "position_ids" in inspect.signature(model.forward).parameters
+    behind = ends[-1] + 1
     for part in (prompt, *steps) if trial.at_once else _parts(trial):
         # Who generates says where a part begins; not every model with states asks its cache.
-        positions = {"position_ids": torch.arange(at, at + part.shape[1], device=trial.device)[None]} if counts else {}
+        ahead = trial.offset if at >= behind else 0
+        positions = {"position_ids": torch.arange(at + ahead, at + ahead + part.shape[1], device=trial.device)[None]} if counts else {}
         answer = model(input_ids=part, use_cache=True, **{keyword: cache}, **positions)
         cache, at = getattr(answer, keyword), at + part.shape[1]
         rows += [answer.logits[0, end] for end in (ends if part is prompt else [-1])]
@@ -119,6 +124,7 @@ class GraphRun:
             self._check(rows[-1], at)
         for part in parts[len(names):]:
             self.environment["session.ids"].copy_(part)
+            self.environment[OFFSET].fill_(trial.offset if at >= trial.first + trial.second else 0)
             rows.append(self._run(self.graphs.of_kind(GraphKind.DECODE)[0], {}))
             at += 1
             self._check(rows[-1], at)
@@ -205,7 +211,7 @@ class GraphRun:
         for name, spec in self.graphs.states.items():
             kept = torch_dtype(spec.dtype)
             self.environment[name] = torch.zeros(spec.shape, dtype=self.wide if self.wide and kept in HALVES else kept, device=self.device)
-        for name, extent in (("ids", (1, 1)), ("position", (1,)), ("history", (kv.capacity + 1,))):
+        for name, extent in (("ids", (1, 1)), ("position", (1,)), ("offset", (1,)), ("history", (kv.capacity + 1,))):
             self.environment[f"session.{name}"] = torch.zeros(extent, dtype=torch.int64, device=self.device)
 
     def _capacity(self, trial: Trial) -> int:

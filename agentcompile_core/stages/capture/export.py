@@ -15,7 +15,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...ir.graph import KVSpec
+from ...ir.graph import OFFSET, KVSpec
 from ...ops.dtypes import torch_dtype
 from ...runtime import calls
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
@@ -55,7 +55,8 @@ class _Step(nn.Module):
 
     def recorder(self, caches: tuple[Tensor, ...], position: Tensor, tokens: int = 1, valid: Tensor | None = None) -> Recorder:
         """What sees the calls of attention and cache: ``caches`` are K and then V of all layers, then the states."""
-        keys, values, states = caches[: self.layers], caches[self.layers : 2 * self.layers], caches[2 * self.layers :]
+        states = caches[2 * self.layers : 2 * self.layers + len(self.held.states)]
+        keys, values = caches[: self.layers], caches[self.layers : 2 * self.layers]
         return Recorder(keys, values, position, self.capacity, tokens=tokens, tracing=self.tracing, held=self.held, states=states,
                         valid=None if self.held.whole_chunks else valid)
 
@@ -77,10 +78,12 @@ class _Step(nn.Module):
 
 
 class DecodeStep(_Step):
-    """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K, V and states of all layers."""
+    """One token. Inputs: ids [1, 1], position [1], history [capacity + 1], all i64, then K, V and states of all layers, and the offset
+    i64 [1] where there is one."""
 
     def forward(self, ids: Tensor, position: Tensor, history: Tensor, *caches: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.call(ids, position, self.recorder(caches, position), None)
+        turned = position + caches[-1] if self.held.offset else position
+        logits = self.call(ids, turned, self.recorder(caches, position), None)
         token = torch.ops.agentcompile.argmax.default(logits)
         torch.ops.agentcompile.advance.default(token, ids, position, history)
         return logits, token
@@ -123,7 +126,7 @@ def export_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN
     ``tracing``: what is marked for own_attention.py or derived.py, which find it in the graph. ``held``: what its cache holds.
     """
     device = next(model.parameters()).device
-    state, names = _state(kv, device, held)
+    state, names = _step(kv, device, held)
     return _export(DecodeStep(model, kv, tracing, held), state, names)
 
 
@@ -146,7 +149,7 @@ def calls_of_prefill(
 
 def calls_of_decode(model: nn.Module, kv: KVSpec, tracing: Tracing = Tracing.PLAIN, held: Held = NOTHING) -> tuple[Call, ...]:
     """The same of ``export_decode``."""
-    return _calls(DecodeStep(model, kv, tracing, held), _state(kv, torch.device("meta"), held)[0])
+    return _calls(DecodeStep(model, kv, tracing, held), _step(kv, torch.device("meta"), held)[0])
 
 
 def _calls(step: _Step, arguments: tuple[Tensor, ...]) -> tuple[Call, ...]:
@@ -202,9 +205,14 @@ def _state(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, 
     return (ids, position, history, *caches, *states), ("session.ids", "session.position", "session.history", *names)
 
 
+def _step(kv: KVSpec, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    state, names = _state(kv, device, held)
+    return ((*state, torch.zeros(1, dtype=torch.int64, device=device)), (*names, OFFSET)) if held.offset else (state, names)
+
+
 def given_to(kv: KVSpec, tokens: int, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Arguments of a chunk of ``tokens`` on ``device`` and their names; of 0 tokens: of the decode step."""
-    return _chunk(kv, tokens, device, held) if tokens else _state(kv, device, held)
+    return _chunk(kv, tokens, device, held) if tokens else _step(kv, device, held)
 
 
 def _chunk(kv: KVSpec, tokens: int, device: torch.device, held: Held) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:

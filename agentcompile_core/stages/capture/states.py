@@ -42,12 +42,14 @@ class StateSpec:
 class Held:
     """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others.
 
-    ``padded``: a chunk's recurrences are told how many of its rows are tokens.
+    ``padded``: a chunk's recurrences are told how many of its rows are tokens. ``offset``: positions need not be those of the cache, since
+    the tokens of an image share some.
     """
 
     attending: tuple[int, ...] | None = None
     states: tuple[StateSpec, ...] = ()
     padded: bool = False
+    offset: bool = False
 
     @property
     def whole_chunks(self) -> bool:
@@ -90,18 +92,19 @@ def held_by(model: nn.Module) -> Held:
     Raises:
         Unsupported: its forward takes no cache, or a state is of an element type that is not one of ours.
     """
-    keyword = cache_keyword(model)
+    keyword, offset = cache_keyword(model), any(hasattr(part, "rope_deltas") for part in model.modules())
     try:
         cache: Any = DynamicCache(config=text_config(model))
     except Exception:  # a configuration that transformers' own cache cannot read; whether the model runs is seen where it is traced
-        return Held()
+        return Held(offset=offset)
     if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
-        return Held()
+        return Held(offset=offset)
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{keyword: cache})
     attending = tuple(i for i, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None)
-    return Held(attending=attending, states=tuple(one for i, layer in enumerate(cache.layers) for one in _states_of(layer, i)))
+    states = tuple(one for i, layer in enumerate(cache.layers) for one in _states_of(layer, i))
+    return Held(attending=attending, states=states, offset=offset)
 
 
 def _states_of(layer: Any, number: int) -> list[StateSpec]:

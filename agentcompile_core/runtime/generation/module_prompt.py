@@ -1,0 +1,133 @@
+"""Prompts of more than tokens (images, sounds): HuggingFace's own model reads them, and compiled steps make the tokens behind them.
+
+transformers prepares the request, and the model's own forward fills a cache of its own, which becomes the session's. Whether a step of
+the session is what the model would do next is not believed: what transformers would give the model for the next token must be what a
+step takes, and for one token the logits of both are compared. Else HuggingFace's own loop runs all of the request.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...ir.graph import OFFSET
+from ..imported import import_cache, stand_behind
+from .framework_loop import by_framework, drawing, of_request, refusing
+from .request import Request, on_device
+from .settings import for_the_session
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..session import Session
+
+
+class _Unlike(Exception):
+    """The session cannot go on behind a prompt; why, in one clause."""
+
+
+def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:
+    """transformers' ``generate`` of one prompt that the session cannot read; somebody holds the session exclusively.
+
+    Raises:
+        UsageError: transformers refuses the request.
+    """
+    assert wanted.prompts is not None
+    ids = wanted.prompts.ids.to(session.device)
+    session.ready(ids.shape[1], wanted.count)
+    config = for_the_session(wanted.config, wanted.count)
+    arguments = on_device({"attention_mask": ids.new_ones(ids.shape), **wanted.arguments}, session.device)
+    loop = _loop(session, streamer, say)
+    with drawing(seed, session.device), refusing(module, streamer, *arguments.values()):
+        try:
+            found = module.generate(ids, generation_config=config, custom_generate=loop, **arguments)
+        except _Unlike as unlike:
+            why = str(unlike)
+        else:
+            say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
+            return found
+    say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {why}")
+    return by_framework(module, ids, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
+
+
+def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Callable[..., Any]:
+    """For ``custom_generate`` of HuggingFace's own model."""
+
+    def loop(model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any) -> Any:
+        from .step_model import StepModel
+
+        if why := StepModel.beyond_the_session(input_ids, generation_config, given.get("attention_mask")):
+            raise _Unlike(why)
+        logits = _read(model, session, input_ids, given)
+        step = StepModel(model, session, generation_config, say, lambda prompt, _: stand_behind(session, prompt, logits))
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        return step.run(input_ids, logits_processor, stopping_criteria, given.get("attention_mask"), streamer)
+
+    return loop
+
+
+def _read(model: Any, session: "Session", input_ids: "torch.Tensor", given: dict[str, Any]) -> "torch.Tensor":
+    """Logits [vocabulary] behind the prompt [1, n], as the model itself reads it with what else is ``given``; the session stands behind it.
+
+    Raises:
+        _Unlike: the session cannot go on there.
+    """
+    import torch
+
+    from ...ops.agreement import beyond, program_bound
+    from .cache_name import CACHE_NAME
+
+    length = input_ids.shape[1]
+    read = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given), return_dict=True)
+    given = model._update_model_kwargs_for_generation(read, given, is_encoder_decoder=False)
+    cache, logits = given.get(CACHE_NAME), read.logits[0, -1].clone()
+    if cache is None or cache.get_seq_length() != length:
+        raise _Unlike(f"the model cached {0 if cache is None else cache.get_seq_length()} positions of {length} tokens")
+    token = logits.argmax().view(1, 1)
+    following = model.prepare_inputs_for_generation(torch.cat([input_ids, token], dim=1), next_sequence_length=1, **given)
+    offset = _offset(following.get("position_ids"), length) if session.graphs.has_offset else 0
+    if why := _unlike_a_step({name: value for name, value in following.items() if name != CACHE_NAME}, length, offset):
+        raise _Unlike(why)
+    if why := import_cache(session, cache, length):
+        raise _Unlike(why)
+    if offset:
+        session.states[OFFSET].fill_(offset)
+    states = {source: session.states[source].clone() for source in session.graphs.states}
+    wanted = model(**following, return_dict=True).logits[0, -1]
+    found = session.read_next(int(token), length)
+    if why := beyond(found, wanted, program_bound(session.bound("decode").graph), "the model's own step"):
+        raise _Unlike(f"a compiled step behind it computes something else: {why}")
+    for source, state in states.items():
+        session.states[source].copy_(state)
+    return logits
+
+
+def _offset(positions: Any, length: int) -> int:
+    """How much further than ``length`` the position is that all but the first of several ``positions`` [3 or 4, 1, 1] name; 0: they are no
+    such positions. The first of four is where the token is cached."""
+    import torch
+
+    if not isinstance(positions, torch.Tensor) or positions.dim() != 3 or positions.numel() not in (3, 4):
+        return 0
+    return int(positions.flatten()[-1]) - length
+
+
+def _unlike_a_step(inputs: Mapping[str, Any], length: int, offset: int) -> str:
+    """One clause on what ``inputs`` of the model's forward for one token behind ``length``, whose position is ``offset`` further, say that
+    no step of a session knows."""
+    import torch
+
+    for name, value in inputs.items():
+        if not isinstance(value, torch.Tensor):
+            known = value is None or isinstance(value, bool | int | str)
+        elif name == "input_ids":
+            known = value.shape == (1, 1)
+        elif name == "attention_mask":
+            known = value.shape == (1, length + 1) and bool((value == 1).all())
+        elif name == "position_ids":
+            turned = value.flatten()[1:] if value.dim() == 3 and value.numel() == 4 else value
+            known = bool((turned == length + offset).all()) and int(value.flatten()[0]) in (length, length + offset)
+        else:
+            known = not bool(value.any())  # kinds of tokens: text
+        if not known:
+            return f"{name} of the tokens behind it is not what a compiled step knows"
+    return ""

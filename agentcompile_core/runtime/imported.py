@@ -1,0 +1,60 @@
+"""A session behind a prompt that it did not read itself: what HuggingFace's own model cached of it becomes the session's K, V and states."""
+
+from typing import TYPE_CHECKING, Any
+
+from ..ir.graph import STATE_PREFIX
+
+if TYPE_CHECKING:
+    import torch
+
+    from .bound_program import BoundProgram
+    from .session import Session
+
+
+def import_cache(session: "Session", cache: Any, length: int) -> str:
+    """Copy a cache of transformers behind ``length`` tokens of one sequence; one clause on why it cannot be, and nothing has changed then.
+
+    ``cache.layers[i].keys`` [1, heads, T, channels] and ``.values``: T is ``length``, or what a sliding window keeps of it. States of fixed
+    size: ``conv_states[j]`` and ``recurrent_states[j]``. The session holds memory for ``length`` positions already.
+    """
+    layers = list(getattr(cache, "layers", ()))
+    attending = [layer for layer in layers if getattr(layer, "keys", None) is not None]
+    if len(attending) != len(session.kv.keys):
+        return f"{len(attending)} layers cached K and V, and the session has them of {len(session.kv.keys)}"
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer, keys, values in zip(attending, session.kv.keys, session.kv.values, strict=True):
+        for theirs, ours in ((layer.keys.transpose(1, 2), keys), (layer.values.transpose(1, 2), values)):
+            kept = theirs.shape[1]
+            whole = kept == length or (0 < kept < length and getattr(layer, "is_sliding", False))
+            if not whole or theirs.dtype != ours.dtype or (theirs.shape[0], *theirs.shape[2:]) != (1, *ours.shape[2:]):
+                return f"a layer cached {tuple(theirs.shape)} {theirs.dtype} behind {length} tokens, and the session has {tuple(ours.shape)}"
+            copies.append((ours[:, length - kept : length], theirs))
+    for source in session.graphs.states:
+        ours = session.states[source]
+        theirs = _state(layers, source)
+        if theirs is None or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+            return f"it holds no {source.removeprefix(STATE_PREFIX)} of {tuple(ours.shape)} {ours.dtype}"
+        copies.append((ours, theirs))
+    session.forget()
+    for to, source in copies:
+        to.copy_(source)
+    return ""
+
+
+def _state(layers: list[Any], source: str) -> "torch.Tensor | None":
+    part, layer, index = source.removeprefix(STATE_PREFIX).split(".")
+    found = getattr(layers[int(layer)], f"{part}_states", {}) if int(layer) < len(layers) else {}
+    state: torch.Tensor | None = found.get(int(index))
+    return state
+
+
+def stand_behind(session: "Session", prompt: "torch.Tensor", logits: "torch.Tensor") -> "BoundProgram":
+    """Ids, position, history and logits as ``Session.prefill`` leaves them behind ``prompt`` [1, n]; ``logits`` [vocabulary] are given."""
+    length = prompt.shape[1]
+    program = session.bound(session.decode_program(length))
+    program.output(0)[0, -1].copy_(logits)
+    token = program.output(0)[0, -1].argmax()
+    session.ids.fill_(token)
+    session.position.fill_(length)
+    session.history[length] = token
+    return program
