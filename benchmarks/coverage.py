@@ -1,4 +1,4 @@
-"""Compiles tiny models of transformers' types and plain modules, and compares each with HuggingFace or torch; writes coverage.json.
+"""Compiles tiny models of transformers' types, some with images, and plain modules, and compares each with HuggingFace or torch; writes coverage.json.
 
 All share one cache and are compiled twice, in two orders. Without a GPU generated kernels run on the emulator, with
 ``--device cuda`` those that were selected by their times run:
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names of models and modules, by commas")
     parser.add_argument("--all", action="store_true", help="every type that is known to be made tiny, not only those of the list")
     parser.add_argument("--limit", type=int, default=0, help="at most this many models and this many modules, drawn by the seed")
-    parser.add_argument("--kind", default="", choices=("", "model", "module"), help="only models or only modules")
+    parser.add_argument("--kind", default="", choices=("", "model", "image", "module"), help="only models, models with images, or modules")
     parser.add_argument("--shard", default="1/1", help="only this part of them, such as 2/8; shards may share --cache and --out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=7200.0, help="no other one is begun after this time")

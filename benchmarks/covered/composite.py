@@ -16,21 +16,21 @@ from . import models
 
 PATCH, IMAGE, FIRST_SPECIAL = 4, 16, 100  # pixels; image tokens and their like are numbered from the third on
 TYPES = tuple("""
-    aria aya_vision cohere2_vision deepseek_vl gemma3 gemma4 glm4v glm46v got_ocr2 idefics2 idefics3 internvl janus lfm2_vl lighton_ocr
-    llava llava_next llava_onevision mistral3 ovis2 paddleocr_vl paligemma perception_lm qwen2_5_vl qwen2_vl qwen3_5 qwen3_vl
-    qwen3_vl_moe smolvlm vipllava
+    aya_vision cohere2_vision deepseek_vl gemma3 gemma4 glm4v glm46v got_ocr2 idefics2 idefics3 internvl lighton_ocr llava llava_next
+    llava_onevision mistral3 ovis2 paligemma qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm vipllava
 """.split())  # noqa: SIM905
 _ROPE: dict[str, Any] = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}}
-_LAYERED = {"vision_feature_layer": -1, "vision_config": {"num_hidden_layers": 2}}
 SPECIAL: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "glm4v", "glm46v", "paddleocr_vl"), _ROPE),
-    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"num_kv_shared_layers": 0}},
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "glm4v", "glm46v"), _ROPE),
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"num_kv_shared_layers": 0, "pad_token_id": 0}},
+    **dict.fromkeys(("llava_next", "llava_onevision"), {"image_grid_pinpoints": [[IMAGE, IMAGE]]}),
+    "internvl": {"image_seq_length": 16},
     "vipllava": {"vision_feature_layers": [-1, -2]},
 }
 _VISION: dict[str, Any] = {"patch_size": PATCH, "image_size": IMAGE, "depth": 2, "num_heads": 2, "out_hidden_size": models.WIDTH,
                            "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1], "fullatt_block_indexes": [1],
                            "window_size": 2 * PATCH, "hidden_size": models.WIDTH, "embed_dim": models.WIDTH,
-                           "projection_dim": models.WIDTH, "head_dim": 16}
+                           "projection_dim": models.WIDTH}
 _COUNTS = {"image_seq_length": 16, "mm_tokens_per_image": 4}
 
 
@@ -44,7 +44,7 @@ def options_of(config: Any, special: dict[str, Any]) -> dict[str, Any]:
     found = models.shrunk(config, {})
     known = vars(config)
     if "patch_size" in known or "image_size" in known:
-        found |= {name: value for name, value in _VISION.items() if name in known and isinstance(known[name], int | list)}
+        found |= {name: value for name, value in _VISION.items() if name in known and isinstance(known[name], int | list | tuple)}
     found |= {name: value for name, value in _COUNTS.items() if known.get(name)}
     if isinstance(known.get("layer_types"), list | tuple) and known["layer_types"]:
         kinds = list(dict.fromkeys(known["layer_types"]))
@@ -76,13 +76,14 @@ def tiny(model_type: str, scale: float = 8.0) -> nn.Module:
 def image_prompt(model: nn.Module, seed: int = 3) -> dict[str, Tensor]:
     """Arguments of ``generate`` for two tokens, an image and three tokens."""
     drawn = torch.Generator().manual_seed(seed)
-    images = _grid(model, drawn) if "image_grid_thw" in inspect.signature(model.forward).parameters else _pixels(model, drawn)
+    takes = inspect.signature(model.forward).parameters
+    images = next((draw for name, draw in _DRAWN.items() if name in takes), _pixels)(model, drawn)
     with torch.no_grad():
         features = _features(model, images)
     image = next(value for name in ("image_token_id", "image_token_index") if isinstance(value := getattr(model.config, name, None), int))
     ids = torch.cat([torch.tensor([5, 6]), torch.full((features,), image), torch.tensor([8, 9, 10])])[None]
     kinds = {name: (ids == image).long() for name in ("token_type_ids", "mm_token_type_ids")
-             if name in inspect.signature(model.forward).parameters}
+             if name in takes}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images, **kinds}
 
 
@@ -101,12 +102,20 @@ def _pixels(model: nn.Module, drawn: torch.Generator) -> dict[str, Tensor]:
     name = type(model).__name__
     if name.startswith(("Idefics", "SmolVLM")):
         return {"pixel_values": pixels[None]}
-    found = {"pixel_values": pixels}
-    if "image_sizes" in inspect.signature(model.forward).parameters:
-        found["image_sizes"] = torch.tensor([[size, size]])
-        if name.startswith(("LlavaNext", "LlavaOnevision", "AyaVision")):
-            found["pixel_values"] = pixels.repeat(2, 1, 1, 1)[None]
-    return found
+    if name.startswith(("LlavaNext", "LlavaOnevision")):  # the whole image, and the one part that it is cut into
+        return {"pixel_values": pixels.repeat(2, 1, 1, 1)[None], "image_sizes": torch.tensor([[size, size]])}
+    sizes = {"image_sizes": torch.tensor([[size, size]])} if name.startswith(("Mistral3", "LightOn")) else {}
+    return {"pixel_values": pixels, **sizes}
+
+
+def _patches(model: nn.Module, drawn: torch.Generator) -> dict[str, Tensor]:
+    vision: Any = model.config.vision_config
+    side = 2 * vision.pooling_kernel_size
+    places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), -1).reshape(1, -1, 2)
+    return {"pixel_values": torch.rand(1, side * side, 3 * vision.patch_size**2, generator=drawn), "image_position_ids": places}
+
+
+_DRAWN = {"image_grid_thw": _grid, "image_position_ids": _patches}
 
 
 def _features(model: Any, images: dict[str, Tensor]) -> int:

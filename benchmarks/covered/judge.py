@@ -16,7 +16,7 @@ from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.runtime.program import Program
 from agentcompile_core.store import Store
 
-from . import judging, models
+from . import composite, judging, models
 from .case import Case
 from .ran import Launches
 from .special import SPECIAL
@@ -95,6 +95,39 @@ def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]
     program = mine.session.bound("decode").program if is_captured else None
     return why, {**_facts(mine, launches, program), "class": type(original).__name__, "error": judging.relative_rms(forced, logits),
                  "distinct_tokens": len(set(wanted[0, len(PROMPT):].tolist()))}
+
+
+def image_row(model_type: str, bench: Bench) -> Row:
+    """A model that reads images: 32 greedy tokens behind one and behind tokens alone, and drawn ones behind an image."""
+    return judged("image", model_type, lambda launches: _image(model_type, bench, launches), bench)
+
+
+def _image(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]:
+    ways: tuple[Row, ...] = ({"do_sample": False}, {"do_sample": True, "top_k": 8})
+    try:
+        original = composite.tiny(model_type).to(bench.device)
+        given, others = (judging.moved(composite.image_prompt(original, seed), bench.device) for seed in (3, 4))
+        alone = {name: given[name][:, -3:] for name in ("input_ids", "attention_mask")}
+        asked = [(given, ways[0]), (alone, ways[0]), (others, ways[1])]
+        wanted = [_generated(original, *one) for one in asked]
+    except Exception as exc:
+        raise NoReferenceError(f"HuggingFace's own model cannot be made or does not generate: {exc}") from exc
+    mine = bench.compiled(composite.tiny(model_type), max_context=2 * CONTEXT)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = [_generated(mine, *one) for one in asked]
+    why = next((why for one, other in zip(found, wanted, strict=True) if (why := judging.tokens_differ(one, other))), "")
+    is_captured = bool(mine.graphs.graphs)
+    said = {str(one.message) for one in heard if "request" in str(one.message)}
+    if is_captured and not why:
+        why = next((one for one in said if "without kernels" in one), "")
+    program = mine.session.bound("decode").program if is_captured else None
+    return why, {**_facts(mine, launches, program), "class": type(original).__name__, "said": sorted(said)}
+
+
+def _generated(model: Any, given: Row, way: Row) -> Any:
+    torch.manual_seed(5)
+    return model.generate(**given, **way, max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0)
 
 
 def _facts(mine: Any, launches: Launches, program: Program | None) -> Row:

@@ -14,8 +14,8 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.store import Store
 
-from . import models
-from .judge import Bench, Row, TooLong, model_row, module_row
+from . import composite, models
+from .judge import Bench, Row, TooLong, image_row, model_row, module_row
 from .modules import CASES
 
 Item = tuple[str, str]  # kind and name
@@ -26,7 +26,7 @@ def items(options: argparse.Namespace) -> list[Item]:
     chosen = [name for name in options.only.split(",") if name]
     draw = random.Random(options.seed)
     found: list[Item] = []
-    for kind, names in (("model", models.covered(options.all or bool(chosen))), ("module", tuple(CASES))):
+    for kind, names in (("model", models.covered(options.all or bool(chosen))), ("image", composite.covered()), ("module", tuple(CASES))):
         some = [name for name in names if (name in chosen or not chosen) and options.kind in ("", kind)]
         found += [(kind, name) for name in (draw.sample(some, min(options.limit, len(some))) if options.limit else some)]
     draw.shuffle(found)
@@ -37,7 +37,7 @@ def items(options: argparse.Namespace) -> list[Item]:
 def row_of(item: Item, bench: Bench) -> Row:
     """Compile and judge one."""
     kind, name = item
-    return model_row(name, bench) if kind == "model" else module_row(CASES[name], bench)
+    return module_row(CASES[name], bench) if kind == "module" else {"model": model_row, "image": image_row}[kind](name, bench)
 
 
 def _too_long(*_: Any) -> None:

@@ -8,11 +8,12 @@ step takes, and for one token the logits of both are compared. Else HuggingFace'
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...errors import UsageError
 from ...ir.graph import OFFSET
 from ..imported import import_cache, stand_behind
-from .framework_loop import by_framework, drawing, of_request, refusing
-from .request import Request, on_device
-from .settings import for_the_session
+from .framework_loop import by_framework, of_request, refusing
+from .request import Request
+from .settings import OF_THE_CACHE
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from ..session import Session
 
 
-class _Unlike(Exception):
-    """The session cannot go on behind a prompt; why, in one clause."""
+class _Unlike(UsageError):
+    """The session cannot go on behind a prompt; why, in one clause. Nobody but this module sees it."""
 
 
 def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:
@@ -31,21 +32,16 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
         UsageError: transformers refuses the request.
     """
     assert wanted.prompts is not None
-    ids = wanted.prompts.ids.to(session.device)
+    ids, keywords = wanted.prompts.ids.to(session.device), of_request(wanted)
     session.ready(ids.shape[1], wanted.count)
-    config = for_the_session(wanted.config, wanted.count)
-    arguments = on_device({"attention_mask": ids.new_ones(ids.shape), **wanted.arguments}, session.device)
-    loop = _loop(session, streamer, say)
-    with drawing(seed, session.device), refusing(module, streamer, *arguments.values()):
-        try:
-            found = module.generate(ids, generation_config=config, custom_generate=loop, **arguments)
-        except _Unlike as unlike:
-            why = str(unlike)
-        else:
-            say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
-            return found
-    say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {why}")
-    return by_framework(module, ids, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
+    by_steps = {**keywords, **dict.fromkeys(OF_THE_CACHE), "custom_generate": _loop(session, streamer, say)}
+    try:
+        found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None)
+    except _Unlike as unlike:
+        say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
+        return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
+    say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
+    return found
 
 
 def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Callable[..., Any]:
@@ -56,7 +52,8 @@ def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Call
 
         if why := StepModel.beyond_the_session(input_ids, generation_config, given.get("attention_mask")):
             raise _Unlike(why)
-        logits = _read(model, session, input_ids, given)
+        with refusing(model):
+            logits = _read(model, session, input_ids, given)
         step = StepModel(model, session, generation_config, say, lambda prompt, _: stand_behind(session, prompt, logits))
         if streamer is not None:
             streamer.put(input_ids.cpu())
@@ -126,8 +123,8 @@ def _unlike_a_step(inputs: Mapping[str, Any], length: int, offset: int) -> str:
         elif name == "position_ids":
             turned = value.flatten()[1:] if value.dim() == 3 and value.numel() == 4 else value
             known = bool((turned == length + offset).all()) and int(value.flatten()[0]) in (length, length + offset)
-        else:
-            known = not bool(value.any())  # kinds of tokens: text
+        else:  # the kind of a token, which says nothing to a step, or what both steps compute shows it
+            known = value.shape == (1, 1) and not value.is_floating_point() and name.endswith("token_type_ids")
         if not known:
             return f"{name} of the tokens behind it is not what a compiled step knows"
     return ""

@@ -29,7 +29,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 ARGUMENTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "assistant_model", "negative_prompt_ids",
              "negative_prompt_attention_mask", "custom_generate", "tokenizer", "assistant_tokenizer", "trust_remote_code")
 # Values that only forms of the cache, of compilation or of chunking read: the cache and the chunks are the session's.
-_OF_THE_CACHE = ("cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile")
+OF_THE_CACHE = ("cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile")
 
 
 def settings(module: Any, options: Mapping[str, Any], given: Any = None) -> Any:
@@ -215,7 +215,7 @@ def mode_of(config: Any, assistant: Any = None) -> str:
 def for_the_session(config: Any, count: int) -> Any:
     """A copy for transformers' preparation of a request for ``count`` new tokens that runs over the session's cache and chunks."""
     found = copy.deepcopy(config)
-    for name in _OF_THE_CACHE:
+    for name in OF_THE_CACHE:
         setattr(found, name, None)
     found.max_new_tokens, found.max_length = count, None
     return found

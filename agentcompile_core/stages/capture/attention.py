@@ -6,7 +6,7 @@ The cache hands new K and V through, since the operator owns the append. Everyth
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attrs import define, field, frozen
@@ -76,6 +76,8 @@ class CausalMask:
     length: int = field(default=0, eq=False)
     chunk: int = 0
 
+    ndim: ClassVar[int] = 4  # as of a mask that is drawn already
+
     def size(self) -> tuple[int, int, int, int]:
         """What a model that checks its mask expects: as many keys as the cache hands on."""
         return (1, 1, self.tokens, self.length or self.tokens)
@@ -114,6 +116,8 @@ class OtherMask:
     """Stands for a mask that is not understood, which matters only where it is used."""
 
     reason: str
+
+    ndim: ClassVar[int] = 4
 
     def _computed_with(self, *_: Any) -> Any:
         raise Unsupported(self.reason)
@@ -236,8 +240,10 @@ def mask_interface(
     """What ``create_*_mask`` calls instead of building a tensor: find out what the mask means by asking it.
 
     A mask that is neither causal nor causal in a sliding window or in chunks is refused where it is used: some models make one for
-    nothing.
+    nothing. One that a model made already, and hands to a part of it that makes masks too, stays what it is, as transformers' own does.
     """
+    if isinstance(attention_mask, CausalMask | OtherMask):
+        return attention_mask
     about = known()
     if attention_mask is not None and not (about is not None and about.is_ones(attention_mask)):
         return OtherMask("a padding mask reaches its attention")

@@ -13,6 +13,7 @@ import huggingface_hub
 import torch
 import transformers
 from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
 from ...errors import UsageError, bounded
@@ -61,6 +62,8 @@ def load_pretrained(what: str, *, dtype: str | None, device: str, meta: bool, ra
     if getattr(config, "is_encoder_decoder", False):
         notes += (f"{name} is an encoder-decoder model and was opened as its decoder alone, as AutoModelForCausalLM does; "
                   "pass a live model to run both",)
+    if hasattr(config, "vision_config") and not hasattr(module.config, "vision_config"):
+        notes += (f"{name} was opened as its language model alone, as AutoModelForCausalLM does; pass a live model to read images",)
     return LoadedModel(module=module, name=name, tokenizer=tokenizer, path=folder if local else None, notes=notes)
 
 
@@ -113,11 +116,18 @@ def _attention(config: Any) -> dict[str, str]:
     return {"attn_implementation": "eager"} if any(getattr(c, "attn_logit_softcapping", None) for c in configs) else {}
 
 
+def _auto_class(config: Any) -> Any:
+    """What opens a model: as a language model, else with what it reads images by."""
+    kind = config.model_type
+    only_with_images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return transformers.AutoModelForImageTextToText if only_with_images else transformers.AutoModelForCausalLM
+
+
 def _from_config(config: Any, name: str, dtype: torch.dtype | None, device: str) -> nn.Module:
     dtype = dtype or getattr(config, "dtype", None) or torch.float32
     try:
         with torch.device(device):
-            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False, **_attention(config))
+            module = _auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False, **_attention(config))
     except Exception as exc:
         raise UsageError(f"{name} ({config.model_type}) cannot be built as a causal language model: {_line(exc)}") from exc
     return module.eval().requires_grad_(False)
@@ -135,7 +145,7 @@ def _with_weights(config: Any, source: str, name: str, dtype: torch.dtype | None
             if not Path(source).is_dir():
                 _check_remote_index(source, offline)
             with _no_progress_bar():
-                found: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                found: Any = _auto_class(config).from_pretrained(
                     source, config=config, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=False, output_loading_info=True,
                     local_files_only=offline, **_attention(config),
                 )
