@@ -1,7 +1,7 @@
 """The owner of everything that changes: KV cache, position, tokens, captured graphs, the lock. One request at a time."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
@@ -75,6 +75,7 @@ class Session:
         self._decoding = DecodePrograms(self._programs, kv_state.capacity)
         self._at = 0  # the position of the token that the next step reads, as the host knows it
         self._trailing = Trailing(self.position.device)
+        self.agreed: set[Hashable] = set()  # kinds of prompts that others read and behind which its steps were seen to be the model's own
 
     @property
     def max_context(self) -> int:

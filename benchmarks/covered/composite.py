@@ -70,28 +70,37 @@ def tiny(model_type: str, scale: float = 8.0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and not bool(parameter.any()):
+                parameter.data.normal_(0, 0.02)  # Gemma 3 would see nothing by its first projection of images
         return models.varied(model, scale)
 
 
-def image_prompt(model: nn.Module, seed: int = 3) -> dict[str, Tensor]:
-    """Arguments of ``generate`` for two tokens, an image and three tokens."""
+def image_prompt(model: nn.Module, seed: int = 3, grid: tuple[int, int] = (4, 6)) -> dict[str, Tensor]:
+    """Arguments of ``generate`` for two tokens, an image and three tokens, on the model's device.
+
+    ``grid``: rows and columns of patches, for a model that takes images of any size.
+    """
     drawn = torch.Generator().manual_seed(seed)
     takes = inspect.signature(model.forward).parameters
-    images = next((draw for name, draw in _DRAWN.items() if name in takes), _pixels)(model, drawn)
+    shape = next((name for name in ("image_grid_thw", "image_position_ids") if name in takes), "")
+    images = {"image_grid_thw": lambda: _grid(model, drawn, grid), "image_position_ids": lambda: _patches(model, drawn),
+              "": lambda: _pixels(model, drawn)}[shape]()
+    images = {name: one.to(model.device, model.dtype if one.is_floating_point() else None) for name, one in images.items()}
     with torch.no_grad():
         features = _features(model, images)
     image = next(value for name in ("image_token_id", "image_token_index") if isinstance(value := getattr(model.config, name, None), int))
-    ids = torch.cat([torch.tensor([5, 6]), torch.full((features,), image), torch.tensor([8, 9, 10])])[None]
+    ids = torch.cat([torch.tensor([5, 6]), torch.full((features,), image), torch.tensor([8, 9, 10])])[None].to(model.device)
     kinds = {name: (ids == image).long() for name in ("token_type_ids", "mm_token_type_ids")
              if name in takes}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images, **kinds}
 
 
-def _grid(model: nn.Module, drawn: torch.Generator) -> dict[str, Tensor]:
+def _grid(model: nn.Module, drawn: torch.Generator, size: tuple[int, int]) -> dict[str, Tensor]:
     vision: Any = model.config.vision_config
     channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", None) or vision.num_channels
     patch = channels * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
-    grid = torch.tensor([[1, 4, 6]])
+    grid = torch.tensor([[1, *size]])
     return {"pixel_values": torch.randn(int(grid.prod()), patch, generator=drawn), "image_grid_thw": grid}
 
 
@@ -113,9 +122,6 @@ def _patches(model: nn.Module, drawn: torch.Generator) -> dict[str, Tensor]:
     side = 2 * vision.pooling_kernel_size
     places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), -1).reshape(1, -1, 2)
     return {"pixel_values": torch.rand(1, side * side, 3 * vision.patch_size**2, generator=drawn), "image_position_ids": places}
-
-
-_DRAWN = {"image_grid_thw": _grid, "image_position_ids": _patches}
 
 
 def _features(model: Any, images: dict[str, Tensor]) -> int:

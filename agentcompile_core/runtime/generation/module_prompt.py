@@ -2,7 +2,8 @@
 
 transformers prepares the request, and the model's own forward fills a cache of its own, which becomes the session's. Whether a step of
 the session is what the model would do next is not believed: what transformers would give the model for the next token must be what a
-step takes, and for one token the logits of both are compared. Else HuggingFace's own loop runs all of the request.
+step takes; and for one token behind the first prompt of each kind the logits of both are compared. Else HuggingFace's own loop runs all of
+the request.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,6 +41,9 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
     except _Unlike as unlike:
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
         return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
+    finally:
+        if session.graphs.has_offset:
+            session.states[OFFSET].zero_()
     say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
     return found
 
@@ -88,14 +92,22 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", given: dict
         raise _Unlike(why)
     if offset:
         session.states[OFFSET].fill_(offset)
-    states = {source: session.states[source].clone() for source in session.graphs.states}
-    wanted = model(**following, return_dict=True).logits[0, -1]
-    found = session.read_next(int(token), length)
-    if why := beyond(found, wanted, program_bound(session.bound("decode").graph), "the model's own step"):
-        raise _Unlike(f"a compiled step behind it computes something else: {why}")
-    for source, state in states.items():
-        session.states[source].copy_(state)
+    kind = (frozenset(name for name, value in given.items() if value is not None), _cut(cache, length), offset != 0)
+    if kind not in session.agreed:
+        states = {source: session.states[source].clone() for source in session.graphs.states}
+        wanted = model(**following, return_dict=True).logits[0, -1]
+        found = session.read_next(int(token), length)
+        if why := beyond(found, wanted, program_bound(session.bound("decode").graph), "the model's own step"):
+            raise _Unlike(f"a compiled step behind it computes something else: {why}")
+        for source, state in states.items():
+            session.states[source].copy_(state)
+        session.agreed.add(kind)
     return logits
+
+
+def _cut(cache: Any, length: int) -> tuple[bool, ...]:
+    """Of each layer whether it keeps less than the whole prompt."""
+    return tuple(getattr(layer, "keys", None) is not None and layer.keys.shape[-2] < length for layer in cache.layers)
 
 
 def _offset(positions: Any, length: int) -> int:
