@@ -57,7 +57,7 @@ def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Call
         if why := StepModel.beyond_the_session(input_ids, generation_config, given.get("attention_mask")):
             raise _Unlike(why)
         with refusing(model):
-            logits = _read(model, session, input_ids, given)
+            logits = _read(model, session, input_ids, dict(given))
         step = StepModel(model, session, generation_config, say, lambda prompt, _: stand_behind(session, prompt, logits))
         if streamer is not None:
             streamer.put(input_ids.cpu())
@@ -135,8 +135,8 @@ def _unlike_a_step(inputs: Mapping[str, Any], length: int, offset: int) -> str:
         elif name == "position_ids":
             turned = value.flatten()[1:] if value.dim() == 3 and value.numel() == 4 else value
             known = bool((turned == length + offset).all()) and int(value.flatten()[0]) in (length, length + offset)
-        else:  # the kind of a token, which says nothing to a step, or what both steps compute shows it
-            known = value.shape == (1, 1) and not value.is_floating_point() and name.endswith("token_type_ids")
+        else:  # kinds of tokens and sizes of images, the same for every step: if they say anything to one, the comparison shows it
+            known = not value.is_floating_point()
         if not known:
             return f"{name} of the tokens behind it is not what a compiled step knows"
     return ""
