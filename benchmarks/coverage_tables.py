@@ -33,8 +33,8 @@ def supported(document: dict[str, Any]) -> str:
 def counts(document: dict[str, Any]) -> str:
     """Outcomes by kind and order."""
     rows = []
-    for kind in ("model", "module"):
-        for order in (1, 2):
+    for kind in ("model", "image", "module"):
+        for order in (1, 2) if _rows(document, kind) else ():
             some = [row for row in document["rows"] if (row["kind"], row["order"]) == (kind, order)]
             found = Counter(row["outcome"] for row in some)
             run = sum(1 for row in some if row.get("kernels_run"))
@@ -60,6 +60,12 @@ def planned(document: dict[str, Any]) -> str:
 def models(document: dict[str, Any]) -> str:
     """One row per model type."""
     return _each(_rows(document, "model"), "model type")
+
+
+def images(document: dict[str, Any]) -> str:
+    """One row per model type that reads images."""
+    found = _rows(document, "image")
+    return _each(found, "model type") if found else "No images were judged here."
 
 
 def modules(document: dict[str, Any]) -> str:

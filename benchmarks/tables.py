@@ -17,6 +17,7 @@ import architecture_tables
 import batch_tables
 import budget_tables
 import coverage_tables
+import image_tables
 import kernel_tables
 import mutant_tables
 import sampling_tables
@@ -61,6 +62,8 @@ COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_p
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["batches"] = ("model", "dtype", "workload", "batch", "together_us", "single_us", "system", "e2e_ms", "spread_ms", "repetitions",
                       "why")
+COLUMNS["images"] = ("model", "dtype", "workload", "prompt", "system", "e2e_ms", "prefill_ms", "step_ms", "floor_step_ms", "spread_ms",
+                     "repetitions")
 COLUMNS["sweep"] = COLUMNS["sweep_loop"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = COLUMNS["sweep"]
 COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds", "place")
@@ -242,6 +245,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sweep_loop_4b": ("sweep_loop_4b", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
     "coverage_models": ("coverage", coverage_tables.models), "coverage_modules": ("coverage", coverage_tables.modules),
+    "coverage_images": ("coverage", coverage_tables.images), "images": ("images", image_tables.images),
     "planned": ("planned", coverage_tables.planned), "kernelbench": ("kernelbench", kernelbench_table),
     "mutant_classes": ("mutants", mutant_tables.by_class), "mutant_families": ("mutants", mutant_tables.by_family),
     "mutants_right": ("mutants", mutant_tables.right), "budgets": ("budgets", budget_tables.budgets),

@@ -23,6 +23,7 @@ from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
 from .full_masks import drop_full_masks
 from .functional import without_writes
+from .invariants import hoist_invariants
 from .lookups import look_up_positions
 from .packing import pack_operands, repeat_no_masks
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain, writes_in_place
@@ -130,5 +131,5 @@ def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
     turn_products, linear_in_place, collapse_activations, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope,
-    collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines, eliminate_dead_code,
+    collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines, hoist_invariants, eliminate_dead_code,
 )
