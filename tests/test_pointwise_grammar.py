@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from agentcompile_cuda_kit.targets import preset
+from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_capture_normalize import forward_graph
@@ -124,6 +126,24 @@ def test_a_result_with_all_that_it_is_made_from(name: str, dtype: torch.dtype, s
     expected = oracle(graph, values)
     assert not disagreement(graph, values, expected)
     assert compare(CHAINS[name](*inputs), expected[graph.outputs[0]]).ok
+
+
+def test_branches_that_meet_again_may_read_more_on_the_way() -> None:
+    """xIELU has five inputs, and its two branches in the middle of it eight."""
+    def xielu(x: Tensor, up: Tensor, down: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+        above = F.softplus(up) * x * x + beta * x
+        return torch.where(x > 0, above, (torch.expm1(torch.min(x, eps)) - x) * (beta + F.softplus(down)) + beta * x)
+
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(3, 8, generator=generator), *(torch.rand(1, generator=generator) for _ in range(3)), torch.tensor(-1e-6)]
+    graph = normalize(forward_graph(Module(xielu), *inputs))
+    view = RegionView(graph=graph)
+    found = cone(view, graph.nodes[-1], limit=6, fits=lambda value: True)
+    assert found is not None and set(found.nodes) == set(graph.node_by_name) and len(found.external) == 5
+    match = next(one for one in ElementwiseRule().find(graph, preset("h200")) if set(one.nodes) == set(found.nodes))
+    assert sorted(match.text(f"broadcast{i}") for i in range(5)) == ["full", "scalar", "scalar", "scalar", "scalar"]
+    wide = {f"in{i}": inputs[int(value.rpartition(".")[2])].double() for i, value in enumerate(found.external)}
+    torch.testing.assert_close(meaning(found.expression, wide), xielu(*(one.double() for one in inputs)), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["leaky_relu", "clamp", "hardswish", "elu", "softplus", "mish", "floor", "logsigmoid", "cube", "rsqrt"])

@@ -184,6 +184,24 @@ def cone(view: RegionView, last: Node, *, limit: int, fits: Callable[[str], bool
     """
     if not _in_grammar(view, last) or view.graph.spec(last.outputs[0]).dtype not in KERNEL_TYPES:
         return None
+    taken = _cone_of(view, last, 2 * limit)  # halfway there may be more inputs than at the end, where branches meet again
+    if len(_external(view, taken)) > limit:
+        taken = _cone_of(view, last, limit)
+    nodes = [node for node in view.graph.nodes if node.name in taken]
+    external = _external(view, taken)
+    if len(nodes) < 2 or not all(view.graph.spec(value).dtype in KERNEL_TYPES and fits(value) for value in external):
+        return None
+    names = tuple(node.name for node in nodes)
+    if not has_one_rounding(view, names, last.outputs[0]) or not view.deps.is_convex(view.deps.mask(names)):
+        return None
+    builder = _Builder(view, {value: f"in{i}" for i, value in enumerate(external)})
+    for node in nodes:
+        builder.alias(node.inputs[0], node.outputs[0]) if view.is_free(node) else builder.add(node)
+    return Growth(nodes=names, output=last.outputs[0], expression=builder.expression(), external=external)
+
+
+def _cone_of(view: RegionView, last: Node, limit: int) -> set[str]:
+    """Names of the nodes of ``cone``, taken one by one from the end, with at most ``limit`` inputs at any time."""
     taken = {last.name}
     for node in reversed(view.graph.nodes):
         if len(taken) >= MOST_CONE_NODES:
@@ -196,17 +214,7 @@ def cone(view: RegionView, last: Node, *, limit: int, fits: Callable[[str], bool
             taken.add(node.name)
             if len(_external(view, taken)) > limit:
                 taken.remove(node.name)
-    nodes = [node for node in view.graph.nodes if node.name in taken]
-    external = _external(view, taken)
-    if len(nodes) < 2 or not all(view.graph.spec(value).dtype in KERNEL_TYPES and fits(value) for value in external):
-        return None
-    names = tuple(node.name for node in nodes)
-    if not has_one_rounding(view, names, last.outputs[0]) or not view.deps.is_convex(view.deps.mask(names)):
-        return None
-    builder = _Builder(view, {value: f"in{i}" for i, value in enumerate(external)})
-    for node in nodes:
-        builder.alias(node.inputs[0], node.outputs[0]) if view.is_free(node) else builder.add(node)
-    return Growth(nodes=names, output=last.outputs[0], expression=builder.expression(), external=external)
+    return taken
 
 
 def _is_reshaped(view: RegionView, node: Node, last: Node) -> bool:

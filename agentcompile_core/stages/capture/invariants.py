@@ -37,7 +37,7 @@ def hoist_invariants(graph: Graph) -> Graph:
     gone = {node.name for number in wanted for node in alike[number][1:]}
     kept = [node for node in graph.nodes if node.name not in gone | firsts]
     for first in (node for node in graph.nodes if node.name in firsts):
-        names = {name for name in first.inputs if name in graph.producer}
+        names = {renamed.get(name, name) for name in first.inputs if name in graph.producer}
         place = 1 + max((i for i, node in enumerate(kept) if names.intersection(node.outputs)), default=-1)
         kept.insert(place, evolve(first, layer=-1))
     return rebuild(graph, kept, renamed)

@@ -35,7 +35,7 @@ class ElementwiseRule(RegionRule):
     """``elementwise`` matches: each pointwise node, and each chain from it on that ends in one value."""
 
     name = "elementwise"
-    version = 5
+    version = 6
     kinds = (kinds.ELEMENTWISE,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -117,6 +117,8 @@ def lies(spec: TensorSpec, result: TensorSpec) -> tuple[str, int]:
 def _read(view: RegionView, nodes: tuple[str, ...], value: str, result: TensorSpec) -> tuple[str, int]:
     """How all of ``nodes`` that read an input do, and the result (a view on the way may change what a row is); empty where they differ."""
     spec, found = view.graph.spec(value), set()
+    if spec.numel == 1 < result.numel:  # also where a number is made of it first, which each element may make for itself
+        return "scalar", 1
     for node in (view.graph.node_by_name[name] for name in nodes):
         if value not in node.inputs:
             continue
