@@ -35,7 +35,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "ministral": {"head_dim": 8},
-    "nemotron": {"head_dim": 8},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "gemma3n_text": {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
     "modernbert-decoder": {"pad_token_id": 0},
     "reformer": {"is_decoder": True},
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "bert",
@@ -50,10 +52,10 @@ TYPES = tuple("""
     rwkv seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma whisper xglm xlnet youtu
 """.split())  # noqa: SIM905
 MORE = tuple("""
-    afmoe aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe cpmant
-    cwm data2vec-text deepseek_v4 doge electra ernie flex_olmo flint gemma4_unified_text gpt-sw3 gpt_neox_japanese
-    granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder
-    jais2 kolibri1 laguna lfm2_moe lfm3 marian mbart megatron-bert mellum mimo_v2_flash minimax_m3_vl_text ministral3
-    modernbert-decoder moshi mvp nemotron_h olmo_hybrid pegasus plbart qwen3_5_moe_text qwen3_5_text rembert roberta roberta-prelayernorm
-    roformer trocr xlm-roberta xlm-roberta-xl zaya
+    afmoe apertus1p5_text aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe
+    cpmant cwm data2vec-text deepseek_v4 doge electra ernie flex_olmo flint gemma3n_text gemma4_unified_text gpt-sw3 gpt_neox_japanese
+    granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2
+    kimi_linear kolibri1 laguna lara_mini lfm2_moe lfm3 marian mbart megatron-bert mellum mimo_v2_flash minimax_m3_vl_text ministral3
+    modernbert-decoder moshi mvp nemotron nemotron_h olmo_hybrid pegasus phi4_multimodal plbart qwen3_5_moe_text qwen3_5_text rembert
+    roberta roberta-prelayernorm roformer sarvam_mla sarvam_moe trocr xlm-roberta xlm-roberta-xl zaya
 """.split())  # noqa: SIM905
