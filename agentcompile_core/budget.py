@@ -6,7 +6,7 @@ from collections.abc import Callable
 # Of a budget of FIRST_S nothing is kept, from 21 s on all of it: with less a kernel for every step is worth more than the best of some.
 FIRST_S, RAMP = 8.0, 1.6
 CHAIN_SHARE = 0.27
-RANGES_SHARE = 0.13  # for steps at later positions, where a model has some
+RANGES_SHARE, RANGES_LEAST_S = 0.13, 1.5  # for steps at later positions, where a model has some
 WINNERS_SHARE = 0.1
 SPARE_SHARE = 0.05  # of the total at the most, and of what is left, for validators of winners that need not be asked
 ADVICE_SHARE = 0.5  # of what is left for the search when a round begins
@@ -36,9 +36,11 @@ class Budget:
         assert self._end is not None
         self._end += seconds
 
-    def reserve(self, purpose: str, share: float) -> None:
-        """Keep ``share`` of the total, of a small one less, for ``purpose``, which comes later."""
-        self._reserved[purpose] = share * min(self.total_s, max(0.0, RAMP * (self.total_s - FIRST_S)))
+    def reserve(self, purpose: str, share: float, least_s: float = 0.0) -> None:
+        """Keep ``share`` of the total, of a small one less, for ``purpose``, which comes later; ``least_s`` at least, but of the smallest
+        nothing."""
+        least_s = least_s if self.total_s > FIRST_S else 0.0
+        self._reserved[purpose] = max(least_s, share * min(self.total_s, max(0.0, RAMP * (self.total_s - FIRST_S))))
 
     def now(self) -> float:
         """The time on its clock."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from .budget import CHAIN_SHARE, RANGES_SHARE, WINNERS_SHARE
+from .budget import CHAIN_SHARE, RANGES_LEAST_S, RANGES_SHARE, WINNERS_SHARE
 from .context import Context
 from .errors import Failure, StageName, UsageError, bounded
 from .garbage import uncollected
@@ -191,7 +191,7 @@ def _reserve_selecting(ctx: Context, ranged: bool) -> None:
     if chain.possible(ctx):
         ctx.budget.reserve("chain", CHAIN_SHARE)
         if ranged:
-            ctx.budget.reserve("ranges", RANGES_SHARE)
+            ctx.budget.reserve("ranges", RANGES_SHARE, RANGES_LEAST_S)
 
 
 def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple[Selection, ...]) -> dict[str, Program]:

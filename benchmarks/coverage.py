@@ -1,7 +1,7 @@
-"""Compiles tiny models of transformers' types, some with images, and plain modules, and compares each with HuggingFace or torch; writes coverage.json.
+"""Compiles tiny models of transformers' types and plain modules, and compares each with HuggingFace or torch; writes coverage.json.
 
-All share one cache and are compiled twice, in two orders. Without a GPU generated kernels run on the emulator, with
-``--device cuda`` those that were selected by their times run:
+Some models read images. All share one cache and are compiled twice, in two orders. Without a GPU generated kernels run on the emulator,
+with ``--device cuda`` those that were selected by their times run:
 
     python benchmarks/coverage.py                      # make coverage
     python benchmarks/coverage.py --device cuda --seconds 1500

@@ -42,7 +42,8 @@ def systems_of(model: Any, prompt: dict[str, torch.Tensor]) -> dict[str, Callabl
 
     def eager(count: int) -> Any:
         with torch.inference_mode():
-            return module.generate(**prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0, disable_compile=True)
+            return module.generate(**prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
+                                   disable_compile=True)
 
     return {"eager": eager,
             "agentcompile": lambda count: model.generate(**prompt, max_new_tokens=count, eos_token_id=None, do_sample=False)}

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 TYPES = ("gemma3", "qwen2_5_vl", "qwen3_5", "mistral3")
 BY_STEPS, BY_LOOP = "compiled steps make its tokens", "without kernels"
 SETTINGS: dict[str, st.SearchStrategy[Any]] = {
-    "repetition_penalty": st.floats(0.7, 2.0), "top_k": st.integers(1, 40), "temperature": st.floats(0.5, 3.0), "top_p": st.floats(0.3, 1.0),
+    "repetition_penalty": st.floats(0.7, 2.0), "top_k": st.integers(1, 40), "temperature": st.floats(0.5, 3.0),
+    "top_p": st.floats(0.3, 1.0),
     "eos_token_id": st.lists(st.integers(0, 99), min_size=1, max_size=20, unique=True), "no_repeat_ngram_size": st.integers(1, 3),
 }
 WAYS = st.lists(st.sampled_from(sorted(SETTINGS)), max_size=3, unique=True).flatmap(
@@ -103,7 +104,8 @@ def test_images_matter_and_steps_are_told_where_they_are(composite: Any, compile
     read_next = mine.session.read_next
     monkeypatch.setattr(mine.session, "read_next", lambda *given: told.append(int(mine.session.states[OFFSET])) or read_next(*given)
                         if mine.graphs.has_offset else read_next(*given))
-    several = [generated(mine, 0, **composite.image_prompt(original, seed), max_new_tokens=12, eos_token_id=None)[0] for seed in range(1, 9)]
+    asked = {"max_new_tokens": 12, "eos_token_id": None}
+    several = [generated(mine, 0, **composite.image_prompt(original, seed), **asked)[0] for seed in range(1, 9)]
     assert len({tuple(one[0].tolist()) for one in several}) > 1
     assert mine.graphs.has_offset == (name in ("qwen2_5_vl", "qwen3_5"))
     if mine.graphs.has_offset:

@@ -4,6 +4,7 @@ A selection that begins at a position holds in place of the one of its region be
 that begins there serves the steps from there on.
 """
 
+import math
 from collections.abc import Iterable
 
 from .selection import Selection
@@ -20,6 +21,15 @@ def starts(capacity: int) -> tuple[int, ...]:
         found.append(start)
         start *= FACTOR
     return tuple(found)
+
+
+def judged(capacity: int, count: int) -> tuple[tuple[int, int], ...]:
+    """The first ``count`` of ``starts``, each with the position at which it is judged. Where that is not all of them, the last one holds
+    for everything behind it and is judged far inside, at the geometric mean of its ends."""
+    found, every = [(start, middle(start, capacity)) for start in starts(capacity)], starts(capacity)
+    if 0 < count < len(every):
+        found[count - 1] = (every[count - 1], math.isqrt(every[count - 1] * capacity))
+    return tuple(found[:count])
 
 
 def middle(start: int, capacity: int) -> int:

@@ -1,4 +1,4 @@
-"""A session behind a prompt that it did not read itself: what HuggingFace's own model cached of it becomes the session's K, V and states."""
+"""A session behind a prompt that it did not read itself: what HuggingFace's own model cached becomes the session's K, V and states."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +24,20 @@ def import_cache(session: "Session", cache: Any, length: int) -> str:
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     for layer, keys, values in zip(attending, session.kv.keys, session.kv.values, strict=True):
         for theirs, ours in ((layer.keys.transpose(1, 2), keys), (layer.values.transpose(1, 2), values)):
-            kept = theirs.shape[1]
-            whole = kept == length or (0 < kept < length and getattr(layer, "is_sliding", False))
+            count = theirs.shape[1]
+            whole = count == length or (0 < count < length and getattr(layer, "is_sliding", False))
             if not whole or theirs.dtype != ours.dtype or (theirs.shape[0], *theirs.shape[2:]) != (1, *ours.shape[2:]):
-                return f"a layer cached {tuple(theirs.shape)} {theirs.dtype} behind {length} tokens, and the session has {tuple(ours.shape)}"
-            copies.append((ours[:, length - kept : length], theirs))
+                return (f"a layer cached {tuple(theirs.shape)} {theirs.dtype} behind {length} tokens, where the session has "
+                        f"{tuple(ours.shape)} {ours.dtype}")
+            copies.append((ours[:, length - count : length], theirs))
     for source in session.graphs.states:
-        ours = session.states[source]
-        theirs = _state(layers, source)
-        if theirs is None or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-            return f"it holds no {source.removeprefix(STATE_PREFIX)} of {tuple(ours.shape)} {ours.dtype}"
-        copies.append((ours, theirs))
+        kept, state = session.states[source], _state(layers, source)
+        if state is None or state.shape != kept.shape or state.dtype != kept.dtype:
+            return f"it holds no {source.removeprefix(STATE_PREFIX)} of {tuple(kept.shape)} {kept.dtype}"
+        copies.append((kept, state))
     session.forget()
-    for to, source in copies:
-        to.copy_(source)
+    for ours, theirs in copies:
+        ours.copy_(theirs)
     return ""
 
 

@@ -23,7 +23,7 @@ _ROPE: dict[str, Any] = {"text_config": {"rope_parameters": {"rope_type": "defau
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "glm4v", "glm46v"), _ROPE),
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"num_kv_shared_layers": 0, "pad_token_id": 0}},
-    **dict.fromkeys(("llava_next", "llava_onevision"), {"image_grid_pinpoints": [[IMAGE, IMAGE]]}),
+    **{name: {"image_grid_pinpoints": [[IMAGE, IMAGE]]} for name in ("llava_next", "llava_onevision")},
     "internvl": {"image_seq_length": 16},
     "vipllava": {"vision_feature_layers": [-1, -2]},
 }

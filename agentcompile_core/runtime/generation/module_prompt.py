@@ -26,7 +26,8 @@ class _Unlike(UsageError):
     """The session cannot go on behind a prompt; why, in one clause. Nobody but this module sees it."""
 
 
-def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:
+def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any,
+                     say: Callable[[str], None]) -> Any:
     """transformers' ``generate`` of one prompt that the session cannot read; somebody holds the session exclusively.
 
     Raises:

@@ -23,7 +23,7 @@ from . import chain
 
 MOST_PER_STEP = 16
 MOST_PER_NEIGHBOUR = 4
-LEAST_S = 1.0  # for a range: less is over before the chain is made
+LEAST_S, WORTH_S = 1.0, 2.0  # for a range: less is over before the chain is made; what one is worth where there are others to judge
 
 
 @frozen(kw_only=True)
@@ -53,16 +53,16 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
     """What wins from each further position on, beginning with what holds before it. ``selections``: of the first range; ``trials``: of
     the chain that chose them."""
     regions, capacity = tuple(plan.region for plan in plans), chain.capacity_of(graph)
-    starts, held, made = ranges.starts(capacity), selections, Later()
+    held, made = selections, Later()
     reading = alternatives_of(graph, regions, selections, found, ctx)
     alternatives = (*reading, *_beside(reading, regions, selections, trials, found, ctx)) if reading else ()
     stop_at = ctx.budget.stop_at("ranges")
-    for index, start in enumerate(starts if alternatives else ()):
-        left_s = (stop_at - ctx.budget.now()) / (len(starts) - index)
+    judged = _affordable(capacity, stop_at - ctx.budget.now(), ctx) if alternatives else ()
+    for index, (start, position) in enumerate(judged):
+        left_s = (stop_at - ctx.budget.now()) / (len(judged) - index)
         if left_s < LEAST_S:
-            ctx.emit(Skipped(subject="ranges", message=f"no time was left to choose again for positions from {start} on"))
+            _skipped(start, ctx)
             break
-        position = ranges.middle(start, capacity)
         question = chain.question_of(graph, regions, held, alternatives, position, left_s, ctx)
         won, answer = chain.ask(evolve(question, with_framework=False), held, found, ctx)
         if answer is None:
@@ -73,6 +73,23 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
         changed = {s.signature for s in others}
         held = (*(s for s in held if s.signature not in changed), *others)
     return made
+
+
+def _affordable(capacity: int, seconds: float, ctx: Context) -> tuple[tuple[int, int], ...]:
+    """Where ranges that ``seconds`` suffice for begin, and where each is judged: what wins behind the first one wins by much, and one
+    choice for all positions from there on has most of it."""
+    starts = ranges.starts(capacity)
+    count = min(len(starts), max(int(seconds / WORTH_S), int(seconds >= LEAST_S)))
+    if not count:
+        _skipped(starts[0], ctx)
+    elif count < len(starts):
+        together = f"positions from {starts[count - 1]} on were chosen for as one range, since time was short"
+        ctx.emit(Skipped(subject="ranges", message=together))
+    return ranges.judged(capacity, count)
+
+
+def _skipped(start: int, ctx: Context) -> None:
+    ctx.emit(Skipped(subject="ranges", message=f"no time was left to choose again for positions from {start} on"))
 
 
 def _from(start: int, new: Selection, old: Selection, position: int) -> Selection:
