@@ -103,12 +103,12 @@ def test_images_matter_and_steps_are_told_where_they_are(composite: Any, compile
     mine.session.agreed.clear()
     read_next = mine.session.read_next
     monkeypatch.setattr(mine.session, "read_next", lambda *given: told.append(int(mine.session.states[OFFSET])) or read_next(*given)
-                        if mine.graphs.has_offset else read_next(*given))
+                        if OFFSET in mine.graphs.zeroed else read_next(*given))
     asked = {"max_new_tokens": 12, "eos_token_id": None}
     several = [generated(mine, 0, **composite.image_prompt(original, seed), **asked)[0] for seed in range(1, 9)]
     assert len({tuple(one[0].tolist()) for one in several}) > 1
-    assert mine.graphs.has_offset == (name in ("qwen2_5_vl", "qwen3_5"))
-    if mine.graphs.has_offset:
+    assert (OFFSET in mine.graphs.zeroed) == (name in ("qwen2_5_vl", "qwen3_5"))
+    if OFFSET in mine.graphs.zeroed:
         assert set(told) == {-3}, "six tokens of an image have three positions"
         assert int(mine.session.states[OFFSET]) == 0, "of whoever comes next"
 

@@ -297,7 +297,7 @@ def _poison_states(session: Session, start: int) -> None:
     for tensor in _written(session):
         tensor[:, start:].fill_(BEYOND)
     session.history.fill_(UNWRITTEN)
-    if session.graphs.has_offset:
+    if OFFSET in session.graphs.zeroed:
         session.states[OFFSET].fill_(AHEAD)
 
 

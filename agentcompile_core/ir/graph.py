@@ -1,6 +1,7 @@
 """The normalized IR: a Graph of nodes over named, typed values. A Graph alone can be run (see ``interpreter``)."""
 
 import enum
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
@@ -45,10 +46,7 @@ class TensorSpec:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        n = 1
-        for extent in self.shape:
-            n *= extent
-        return n
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -141,11 +139,8 @@ class Node:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values read, in argument order, without repetition."""
-        found: dict[str, None] = {}
-        for argument in (*self.args, *(value for _, value in self.kwargs)):
-            for name in refs_of(argument):
-                found[name] = None
-        return tuple(found)
+        given = (*self.args, *(value for _, value in self.kwargs))
+        return tuple(dict.fromkeys(name for argument in given for name in refs_of(argument)))
 
 
 class GraphKind(enum.Enum):
@@ -335,14 +330,9 @@ class GraphSet:
         return {value.source: value.spec for graph in self.graphs for value in graph.kept}
 
     @cached_property
-    def has_offset(self) -> bool:
-        """Whether a step is told an ``OFFSET``."""
-        return any(value.source == OFFSET for graph in self.graphs for value in graph.values)
-
-    @cached_property
     def zeroed(self) -> dict[str, TensorSpec]:
-        """What is zero before a prompt: ``states``, and the offset, where there is one."""
-        return {**self.states, **({OFFSET: TensorSpec(shape=(1,), dtype=DType.I64)} if self.has_offset else {})}
+        """What is zero before a prompt, by source: ``states``, and the ``OFFSET`` of a step that is told one."""
+        return self.states | {v.source: v.spec for graph in self.graphs for v in graph.values if v.source == OFFSET}
 
     def verify(self) -> "GraphSet":
         """Verify every graph; return self.

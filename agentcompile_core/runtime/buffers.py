@@ -1,15 +1,11 @@
 """Which values of a program need memory of its own, when, and where in one arena."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..ir.graph import Graph, Node, ValueKind
 from ..ir.region import Role
 from ..ops.aliasing import alias_roots, is_alias, memory_roots
 from .placement import Block, place, side_by_side
-
-if TYPE_CHECKING:
-    pass
 from .program import Program, Segment
 
 

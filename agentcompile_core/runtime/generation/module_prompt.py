@@ -43,7 +43,7 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
         return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
     finally:
-        if session.graphs.has_offset:
+        if OFFSET in session.graphs.zeroed:
             session.states[OFFSET].zero_()
     say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
     return found
@@ -86,7 +86,7 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", given: dict
         raise _Unlike(f"the model cached {0 if cache is None else cache.get_seq_length()} positions of {length} tokens")
     token = logits.argmax().view(1, 1)
     following = model.prepare_inputs_for_generation(torch.cat([input_ids, token], dim=1), next_sequence_length=1, **given)
-    offset = _offset(following.get("position_ids"), length) if session.graphs.has_offset else 0
+    offset = _offset(following.get("position_ids"), length) if OFFSET in session.graphs.zeroed else 0
     if why := _unlike_a_step({name: value for name, value in following.items() if name != CACHE_NAME}, length, offset):
         raise _Unlike(why)
     if why := import_cache(session, cache, length):

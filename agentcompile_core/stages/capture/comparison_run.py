@@ -65,7 +65,7 @@ def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: in
     generator = torch.Generator().manual_seed(SEED + draw)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
     return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states),
-                 offset=AHEAD if graphs.has_offset else 0)
+                 offset=AHEAD if OFFSET in graphs.zeroed else 0)
 
 
 def prompt_rows(model: nn.Module, trials: Sequence[Trial]) -> dict[int, Tensor]:
