@@ -25,8 +25,10 @@ def supported(document: dict[str, Any]) -> str:
     right = {name: rows for name, rows in _rows(document, "model").items() if _is_ok(rows)}
     captured = sorted(name for name, rows in right.items() if rows[0]["path"] == "captured")
     rest = sorted(name for name, rows in right.items() if rows[0]["path"] != "captured")
+    seeing = sorted(name for name, rows in _rows(document, "image").items() if _is_ok(rows) and rows[0]["path"] == "captured")
     return table(("how it runs", "model types of transformers"),
                  [("compiled: captured, kernels where one is better", ", ".join(f"`{name}`" for name in captured)),
+                  *([("the same, with prompts of images", ", ".join(f"`{name}`" for name in seeing))] if seeing else []),
                   ("HuggingFace's own loop, with the reason shown", ", ".join(f"`{name}`" for name in rest))])
 
 

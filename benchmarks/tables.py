@@ -251,7 +251,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "mutants_right": ("mutants", mutant_tables.right), "budgets": ("budgets", budget_tables.budgets),
 }
 
-ONCE = frozenset({"supported"})  # one table, from the last folder that has it: a GPU's rather than the emulator's
+ONCE = frozenset({"supported"})  # one table, from the newest file: what is supported grows
 
 
 def section(marker: str, gpus: dict[str, dict[str, dict[str, Any]]]) -> str:
@@ -265,7 +265,7 @@ def section(marker: str, gpus: dict[str, dict[str, dict[str, Any]]]) -> str:
     name, make = TABLES[marker]
     some = {gpu: results for gpu, results in gpus.items() if name in results}
     if marker in ONCE:
-        some = dict(list(some.items())[-1:])
+        some = dict([max(some.items(), key=lambda item: str(item[1][name]["date"]))]) if some else {}
     some = dict(sorted(some.items(), key=lambda item: -_models(item[1][name])))
     parts = [f"{make(results[name])}\n\n{conditions(results[name])} ([{name}.json]({{path}}benchmarks/results/{gpu}/{name}.json))"
              for gpu, results in some.items()]
