@@ -206,6 +206,37 @@ def test_each_kind_of_prompt_is_compared_once(composite: Any, compiled: Any, mon
     assert len(mine.session.agreed) == 2, "no layer cuts three tokens, and one cuts nine"
 
 
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl"])
+def test_kinds_of_tokens_that_say_nothing_are_left_out_once_that_is_known(composite: Any, compiled: Any, name: str) -> None:
+    original, mine = compiled[name]
+    kinds = next(one for one in composite.image_prompt(original) if one.endswith("token_type_ids"))
+    mine.session.agreed.clear()
+    said = []
+    for ids in ([[5, 9, 7]], [[8, 3]], [[4, 4, 6, 7]]):
+        tokens = torch.tensor(ids)
+        asked = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), kinds: torch.zeros_like(tokens), "max_new_tokens": 5}
+        found, note = generated(mine, 1, **asked, do_sample=True, top_k=9)
+        assert torch.equal(found, generated(original, 1, **asked, do_sample=True, top_k=9)[0])
+        said.append(note)
+    assert BY_STEPS in said[0] and said[1:] == ["", ""], "compiled chunks read the others"
+    image = {**composite.image_prompt(original), "max_new_tokens": 5}
+    assert torch.equal(generated(mine, 1, **image)[0], generated(original, 1, **image)[0])
+
+
+def test_kinds_of_tokens_that_say_something_are_read_by_the_model_each_time() -> None:
+    """GPT-2 adds the embedding of token 0 where a kind is 0."""
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+    original = transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
+    original.transformer.wte.weight.data.mul_(40)
+    mine = made(original, 64)
+    tokens = torch.tensor([[5, 9, 7, 11]])
+    for kinds in ({"token_type_ids": torch.zeros_like(tokens)}, {"token_type_ids": torch.zeros_like(tokens)}, {}):
+        asked = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **kinds, "max_new_tokens": 6, "pad_token_id": 0}
+        found, note = generated(mine, 0, **asked)
+        assert torch.equal(found, generated(original, 0, **asked)[0]) and (BY_LOOP in note) == bool(kinds)
+
+
 def llama() -> Any:
     torch.manual_seed(1)
     return transformers.LlamaForCausalLM(CONFIG).eval().requires_grad_(False)

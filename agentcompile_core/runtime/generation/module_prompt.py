@@ -9,11 +9,13 @@ the request.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from ...errors import UsageError
 from ...ir.graph import OFFSET
 from ..imported import import_cache, stand_behind
 from .framework_loop import by_framework, of_request, refusing
-from .request import Request
+from .request import Request, of_the_prompt
 from .settings import OF_THE_CACHE
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
     assert wanted.prompts is not None
     ids, keywords = wanted.prompts.ids.to(session.device), of_request(wanted)
     session.ready(ids.shape[1], wanted.count)
-    by_steps = {**keywords, **dict.fromkeys(OF_THE_CACHE), "custom_generate": _loop(session, streamer, say)}
+    by_steps = {**keywords, **dict.fromkeys(OF_THE_CACHE), "custom_generate": _loop(session, _idle(wanted), streamer, say)}
     try:
         found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None)
     except _Unlike as unlike:
@@ -49,8 +51,35 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
     return found
 
 
-def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Callable[..., Any]:
-    """For ``custom_generate`` of HuggingFace's own model."""
+def as_tokens(session: "Session", wanted: Request) -> Request | None:
+    """The same request of tokens alone, where all else is known to say nothing; None: it is not."""
+    idle = _idle(wanted)
+    if not idle or idle not in session.agreed:
+        return None
+    return evolve(wanted, arguments={name: one for name, one in wanted.arguments.items() if name not in idle}, runs="session", why="")
+
+
+def _idle(wanted: Request) -> frozenset[str]:
+    """Names of what the prompt holds beside its tokens, if none of it looks as if it said anything: kinds of tokens that are all 0, as
+    processors give them with text, and positions that count from 0."""
+    import torch
+
+    assert wanted.prompts is not None
+    shape = wanted.prompts.ids.shape
+
+    def is_idle(name: str, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.shape[-1:] != shape[-1:]:
+            return False
+        if name == "position_ids":
+            return bool((value == torch.arange(shape[1], device=value.device)).all())
+        return value.shape == shape and not bool(value.any())
+
+    names = of_the_prompt(wanted.arguments)
+    return frozenset(names if all(is_idle(name, wanted.arguments[name]) for name in names) else ())
+
+
+def _loop(session: "Session", idle: frozenset[str], streamer: Any, say: Callable[[str], None]) -> Callable[..., Any]:
+    """For ``custom_generate`` of HuggingFace's own model. ``idle``: what might as well not have been given, see ``_idle``."""
 
     def loop(model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any) -> Any:
         from .step_model import StepModel
@@ -58,7 +87,7 @@ def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Call
         if why := StepModel.beyond_the_session(input_ids, generation_config, given.get("attention_mask")):
             raise _Unlike(why)
         with refusing(model):
-            logits = _read(model, session, input_ids, dict(given))
+            logits = _read(model, session, input_ids, idle, dict(given))
         step = StepModel(model, session, generation_config, say, lambda prompt, _: stand_behind(session, prompt, logits))
         if streamer is not None:
             streamer.put(input_ids.cpu())
@@ -67,7 +96,7 @@ def _loop(session: "Session", streamer: Any, say: Callable[[str], None]) -> Call
     return loop
 
 
-def _read(model: Any, session: "Session", input_ids: "torch.Tensor", given: dict[str, Any]) -> "torch.Tensor":
+def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: frozenset[str], given: dict[str, Any]) -> "torch.Tensor":
     """Logits [vocabulary] behind the prompt [1, n], as the model itself reads it with what else is ``given``; the session stands behind it.
 
     Raises:
@@ -89,6 +118,9 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", given: dict
     offset = _offset(following.get("position_ids"), length) if OFFSET in session.graphs.zeroed else 0
     if why := _unlike_a_step({name: value for name, value in following.items() if name != CACHE_NAME}, length, offset):
         raise _Unlike(why)
+    bound = program_bound(session.bound("decode").graph)
+    if idle and idle not in session.agreed and not beyond(session.read(input_ids.cpu()), logits, bound):
+        session.agreed.add(idle)  # the session reads the next such prompt
     if why := import_cache(session, cache, length):
         raise _Unlike(why)
     if offset:
@@ -98,7 +130,7 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", given: dict
         states = {source: session.states[source].clone() for source in session.graphs.states}
         wanted = model(**following, return_dict=True).logits[0, -1]
         found = session.read_next(int(token), length)
-        if why := beyond(found, wanted, program_bound(session.bound("decode").graph), "the model's own step"):
+        if why := beyond(found, wanted, bound, "the model's own step"):
             raise _Unlike(f"a compiled step behind it computes something else: {why}")
         for source, state in states.items():
             session.states[source].copy_(state)

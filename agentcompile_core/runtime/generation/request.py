@@ -91,7 +91,7 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
     why = (not greedy and _own_loop(module)) or _beyond(mode, config, arguments, prompts) or _taken_back(mode, graphs)
     runs: Runner = "framework" if why else "device" if greedy and prompts is not None and prompts.is_one else "session"
-    if not why and (more := _of_the_prompt(arguments)):
+    if not why and (more := of_the_prompt(arguments)):
         runs, why = "module prompt", f"{more[0]} is given"
         if prompts is None or not prompts.is_one or mode not in _ONE_BY_ONE:
             runs = "framework"
@@ -152,10 +152,10 @@ def _beyond(mode: str, config: Any, arguments: Mapping[str, Any], prompts: Promp
     return ""
 
 
-def _of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:
+def of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:
     """Names of what a prompt is made of beside its tokens: images and sounds, kinds of tokens, positions."""
     free = arguments.get("custom_generate") is not None  # has arguments of its own
-    return [] if free else [name for name in arguments if name not in ARGUMENTS]
+    return [] if free else [name for name in arguments if name not in (*ARGUMENTS, "attention_mask")]
 
 
 def _taken_back(mode: str, graphs: GraphSet) -> str:

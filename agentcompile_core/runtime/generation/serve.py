@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .framework_loop import by_framework, drawing, of_request, refusing
-from .module_prompt import by_module_prompt
+from .module_prompt import as_tokens, by_module_prompt
 from .request import Request, longest_of, on_device
 from .settings import for_the_session, mode_of
 
@@ -27,6 +27,8 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
     if not hasattr(module, "generate"):
         raise UsageError(f"{type(module).__name__} has no generate of transformers; only the most likely tokens of one prompt can be taken")
     with session.exclusive():
+        if wanted.runs == "module prompt":
+            wanted = as_tokens(session, wanted) or wanted
         if wanted.runs == "session":
             return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
         if wanted.runs == "module prompt":
