@@ -54,7 +54,7 @@ TYPES = tuple("""
 MORE = tuple("""
     afmoe apertus1p5_text aria_text beam bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert cohere2_moe
     cpmant cwm data2vec-text deepseek_v4 doge electra ernie flex_olmo flint gemma3n_text gemma4_unified_text gpt-sw3 gpt_neox_japanese
-    granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2
+    granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder jais2
     kimi_linear kolibri1 laguna lara_mini lfm2_moe lfm3 marian mbart megatron-bert mellum mimo_v2_flash minimax_m3_vl_text ministral3
     modernbert-decoder moshi mvp nemotron nemotron_h olmo_hybrid pegasus phi4_multimodal plbart qwen3_5_moe_text qwen3_5_text rembert
     roberta roberta-prelayernorm roformer sarvam_mla sarvam_moe trocr xlm-roberta xlm-roberta-xl zaya
