@@ -182,32 +182,6 @@ def test_where_the_same_wins_everywhere_there_is_one_program(planned: Any) -> No
     assert set(programs_of(graphs, regions, first)) == {g.name for g in graphs.graphs}
 
 
-@SETTINGS
-@given(capacity=st.integers(1, 1 << 20), count=st.integers(0, 6))
-def test_what_no_time_is_for_is_chosen_with_what_is_before_it(capacity: int, count: int) -> None:
-    found, starts = ranges.judged(capacity, count), ranges.starts(capacity)
-    assert [start for start, _ in found] == list(starts[:count])
-    for (start, position), end in zip(found, [*(start for start, _ in found[1:]), capacity], strict=False):
-        assert start < position < end
-    if 0 < count < len(starts):
-        assert found[-1][1] > ranges.middle(starts[0], capacity)
-    else:
-        assert [position for _, position in found] == [ranges.middle(start, capacity) for start in starts[:count]]
-
-
-@pytest.mark.parametrize(("budget_s", "asked"), [(60.0, (1024, 4096)), (4.1, (1024, 4096)), (2.1, (1024,)), (1.1, (1024,)), (0.9, ())])
-def test_short_of_time_one_choice_holds_for_all_that_is_behind(planned: Any, budget_s: float, asked: tuple[int, ...]) -> None:
-    ctx, heard = planned[0], list[str]()
-    listening = ctx.watched(lambda event: heard.append(str(getattr(event, "message", ""))))
-    first, _, later, worker = chosen((listening, *planned[1:]), lambda position: 4, budget_s=budget_s)
-    assert [q.position for q in worker.asked] == [position for _, position in ranges.judged(CONTEXT, len(asked))]
-    assert tuple(log.start for log in later.logs) == asked
-    held = [grid_of((*first, *later.selections), position) for position in (1024, CONTEXT)]
-    assert (held == [{4}, {4}]) == bool(asked)
-    assert any("as one range" in one for one in heard) == (len(asked) == 1)
-    assert any("no time was left" in one for one in heard) == (not asked)
-
-
 def test_without_time_nothing_is_asked(planned: Any) -> None:
     _, _, later, worker = chosen(planned, lambda position: 4, budget_s=0.5)
     assert not worker.asked and later == later_ranges.Later()

@@ -184,12 +184,16 @@ def cone(view: RegionView, last: Node, *, limit: int, fits: Callable[[str], bool
     """
     if not _in_grammar(view, last) or view.graph.spec(last.outputs[0]).dtype not in KERNEL_TYPES:
         return None
-    taken = _cone_of(view, last, 2 * limit)  # halfway there may be more inputs than at the end, where branches meet again
-    if len(_external(view, taken)) > limit:
-        taken = _cone_of(view, last, limit)
+    # Halfway there may be more inputs than at the end, where branches meet again.
+    found = (_grown(view, last, _cone_of(view, last, most), limit, fits) for most in (2 * limit, limit))
+    return next((one for one in found if one is not None), None)
+
+
+def _grown(view: RegionView, last: Node, taken: set[str], limit: int, fits: Callable[[str], bool]) -> Growth | None:
     nodes = [node for node in view.graph.nodes if node.name in taken]
     external = _external(view, taken)
-    if len(nodes) < 2 or not all(view.graph.spec(value).dtype in KERNEL_TYPES and fits(value) for value in external):
+    read = all(view.graph.spec(value).dtype in KERNEL_TYPES and fits(value) for value in external)
+    if len(nodes) < 2 or len(external) > limit or not read:
         return None
     names = tuple(node.name for node in nodes)
     if not has_one_rounding(view, names, last.outputs[0]) or not view.deps.is_convex(view.deps.mask(names)):

@@ -96,4 +96,3 @@ def _unlike(step: RowsStep, cases: list[_Case], standing: bool) -> str:
         if int(state.positions[row]) != at or not torch.equal(state.history[row], history):
             return f"it does not move on as a single step does (row {row})"
     return ""
-

@@ -1,6 +1,7 @@
 """HuggingFace's own ``generate`` of HuggingFace's own model: for what no compiled step can serve, and what was never captured."""
 
 import copy
+import inspect
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +13,10 @@ from .request import Request, on_device
 from .settings import one_line
 
 
-def by_framework(module: Any, inputs: Any, count: int | None, keywords: Mapping[str, Any], *, seed: int | None, streamer: Any) -> Any:
+def by_framework(module: Any, inputs: Any, count: int | None, keywords: Mapping[str, Any], *, seed: int | None, streamer: Any,
+                 callers: Iterable[Any] | None = None) -> Any:
     """What ``module.generate(inputs, ...)`` returns; tensors stay on the device of ``module``. ``count`` None: as long as ``keywords`` say.
+    ``callers``: whose errors come through as they are; None: those of ``streamer`` and ``keywords``.
 
     Raises:
         UsageError: transformers refused or failed; the message says what it said.
@@ -28,8 +31,9 @@ def by_framework(module: Any, inputs: Any, count: int | None, keywords: Mapping[
     else:  # transformers wants one or the other
         keywords["generation_config"] = own = copy.deepcopy(own)
         own.max_new_tokens, own.max_length = count, None
-    with drawing(seed, device), refusing(module, streamer, *keywords.values()):
-        return module.generate(inputs, streamer=streamer, **keywords)
+    first = "inputs" if "inputs" in inspect.signature(module.generate).parameters else "input_ids"  # of a class with a generate of its own
+    with drawing(seed, device), refusing(module, *((streamer, *keywords.values()) if callers is None else callers)):
+        return module.generate(**({} if inputs is None else {first: inputs}), streamer=streamer, **keywords)
 
 
 def of_request(wanted: Request) -> dict[str, Any]:

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from ..session import Session
+    from .step_model import StepModel
 
 
-class _Unlike(UsageError):
-    """The session cannot go on behind a prompt; why, in one clause. Nobody but this module sees it."""
+class Unlike(UsageError):
+    """The session cannot go on behind a prompt; why, in one clause."""
 
 
 def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any,
@@ -35,26 +36,29 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
     Raises:
         UsageError: transformers refuses the request.
     """
+    import torch
+
     assert wanted.prompts is not None
     ids, keywords = wanted.prompts.ids.to(session.device), of_request(wanted)
     session.ready(ids.shape[1], wanted.count)
     by_steps = {**keywords, **dict.fromkeys(OF_THE_CACHE), "custom_generate": _loop(session, _idle(wanted), streamer, say)}
     try:
-        found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None)
-    except _Unlike as unlike:
+        found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None, callers=(streamer, *keywords.values()))
+    except Unlike as unlike:
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
         return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
     finally:
         if OFFSET in session.graphs.zeroed:
-            session.states[OFFSET].zero_()
+            with torch.inference_mode():
+                session.states[OFFSET].zero_()
     say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
     return found
 
 
-def as_tokens(session: "Session", wanted: Request) -> Request | None:
+def as_tokens(module: Any, session: "Session", wanted: Request) -> Request | None:
     """The same request of tokens alone, where all else is known to say nothing; None: it is not."""
     idle = _idle(wanted)
-    if not idle or idle not in session.agreed:
+    if not idle or (idle, _written(module)) not in session.agreed:
         return None
     return evolve(wanted, arguments={name: one for name, one in wanted.arguments.items() if name not in idle}, runs="session", why="")
 
@@ -68,27 +72,24 @@ def _idle(wanted: Request) -> frozenset[str]:
     shape = wanted.prompts.ids.shape
 
     def is_idle(name: str, value: Any) -> bool:
-        if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.shape[-1:] != shape[-1:]:
+        if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.shape != shape or shape[1] < 2:
             return False
-        if name == "position_ids":
-            return bool((value == torch.arange(shape[1], device=value.device)).all())
-        return value.shape == shape and not bool(value.any())
+        return bool((value == (torch.arange(shape[1], device=value.device) if name == "position_ids" else 0)).all())
 
     names = of_the_prompt(wanted.arguments)
     return frozenset(names if all(is_idle(name, wanted.arguments[name]) for name in names) else ())
+
+
+def _written(module: Any) -> int:
+    """Grows with every write to the weights."""
+    return sum(0 if one.is_inference() else one._version for one in (*module.parameters(), *module.buffers()))
 
 
 def _loop(session: "Session", idle: frozenset[str], streamer: Any, say: Callable[[str], None]) -> Callable[..., Any]:
     """For ``custom_generate`` of HuggingFace's own model. ``idle``: what might as well not have been given, see ``_idle``."""
 
     def loop(model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any) -> Any:
-        from .step_model import StepModel
-
-        if why := StepModel.beyond_the_session(input_ids, generation_config, given.get("attention_mask")):
-            raise _Unlike(why)
-        with refusing(model):
-            logits = _read(model, session, input_ids, idle, dict(given))
-        step = StepModel(model, session, generation_config, say, lambda prompt, _: stand_behind(session, prompt, logits))
+        step = behind_prompt(model, session, input_ids, generation_config, given, say, idle)
         if streamer is not None:
             streamer.put(input_ids.cpu())
         return step.run(input_ids, logits_processor, stopping_criteria, given.get("attention_mask"), streamer)
@@ -96,11 +97,28 @@ def _loop(session: "Session", idle: frozenset[str], streamer: Any, say: Callable
     return loop
 
 
+def behind_prompt(model: Any, session: "Session", input_ids: "torch.Tensor", config: Any, given: Mapping[str, Any],
+                  say: Callable[[str], None], idle: frozenset[str] = frozenset()) -> "StepModel":
+    """What makes the tokens behind a prompt [1, n] that the model itself reads with all that transformers has ``given``.
+
+    Raises:
+        Unlike: the session cannot.
+        UsageError: the model refuses the prompt.
+    """
+    from .step_model import StepModel
+
+    if why := StepModel.beyond_the_session(input_ids, config, given.get("attention_mask")):
+        raise Unlike(why)
+    with refusing(model):
+        logits = _read(model, session, input_ids, idle, dict(given))
+    return StepModel(model, session, config, say, lambda prompt, _: stand_behind(session, prompt, logits))
+
+
 def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: frozenset[str], given: dict[str, Any]) -> "torch.Tensor":
     """Logits [vocabulary] behind the prompt [1, n], as the model itself reads it with what else is ``given``; the session stands behind it.
 
     Raises:
-        _Unlike: the session cannot go on there.
+        Unlike: the session cannot go on there.
     """
     import torch
 
@@ -112,30 +130,43 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: froze
     given = model._update_model_kwargs_for_generation(read, given, is_encoder_decoder=False)
     cache, logits = given.get(CACHE_NAME), read.logits[0, -1].clone()
     if cache is None or cache.get_seq_length() != length:
-        raise _Unlike(f"the model cached {0 if cache is None else cache.get_seq_length()} positions of {length} tokens")
+        raise Unlike(f"the model cached {0 if cache is None else cache.get_seq_length()} positions of {length} tokens")
     token = logits.argmax().view(1, 1)
     following = model.prepare_inputs_for_generation(torch.cat([input_ids, token], dim=1), next_sequence_length=1, **given)
+    said = {name: value for name, value in following.items() if name != CACHE_NAME}
     offset = _offset(following.get("position_ids"), length) if OFFSET in session.graphs.zeroed else 0
-    if why := _unlike_a_step({name: value for name, value in following.items() if name != CACHE_NAME}, length, offset):
-        raise _Unlike(why)
-    bound = program_bound(session.bound("decode").graph)
-    if idle and idle not in session.agreed and not beyond(session.read(input_ids.cpu()), logits, bound):
-        session.agreed.add(idle)  # the session reads the next such prompt
-    if why := import_cache(session, cache, length):
-        raise _Unlike(why)
-    if offset:
-        session.states[OFFSET].fill_(offset)
-    kind = (frozenset(name for name, value in given.items() if value is not None), _cut(cache, length), offset != 0)
-    if kind not in session.agreed:
+    if why := _unlike_a_step(said, length, offset):
+        raise Unlike(why)
+    bound, written = program_bound(session.bound("decode").graph), _written(model)
+    with torch.inference_mode():
+        if idle and (idle, written) not in session.agreed and not beyond(session.read(input_ids.cpu()), logits, bound):
+            session.agreed.add((idle, written))  # the session reads the next such prompt
+        if why := import_cache(session, cache, length):
+            raise Unlike(why)
+        if offset:
+            session.states[OFFSET].fill_(offset)
         states = {source: session.states[source].clone() for source in session.graphs.states}
+    kind = (_known(said), _cut(cache, length), offset != 0, written)
+    if kind not in session.agreed:
         wanted = model(**following, return_dict=True).logits[0, -1]
-        found = session.read_next(int(token), length)
-        if why := beyond(found, wanted, bound, "the model's own step"):
-            raise _Unlike(f"a compiled step behind it computes something else: {why}")
-        for source, state in states.items():
-            session.states[source].copy_(state)
+        with torch.inference_mode():
+            if why := beyond(session.read_next(int(token), length), wanted, bound, "the model's own step"):
+                raise Unlike(f"a compiled step behind it computes something else: {why}")
+            for source, state in states.items():
+                session.states[source].copy_(state)
         session.agreed.add(kind)
     return logits
+
+
+def _known(said: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a step of the model is told beside its token, its position and what it attends to; the same for every step of a request."""
+    import torch
+
+    def value_of(value: Any) -> Any:
+        return (tuple(value.shape), tuple(value.flatten().tolist())) if isinstance(value, torch.Tensor) else value
+
+    own = ("input_ids", "attention_mask", "position_ids")
+    return tuple((name, value_of(value)) for name, value in sorted(said.items()) if name not in own)
 
 
 def _cut(cache: Any, length: int) -> tuple[bool, ...]:
@@ -168,7 +199,7 @@ def _unlike_a_step(inputs: Mapping[str, Any], length: int, offset: int) -> str:
         elif name == "position_ids":
             turned = value.flatten()[1:] if value.dim() == 3 and value.numel() == 4 else value
             known = bool((turned == length + offset).all()) and int(value.flatten()[0]) in (length, length + offset)
-        else:  # kinds of tokens and sizes of images, the same for every step: if they say anything to one, the comparison shows it
+        else:  # kinds of tokens and sizes of images, the same for every step: what they say to one, the comparison of their kind shows
             known = not value.is_floating_point()
         if not known:
             return f"{name} of the tokens behind it is not what a compiled step knows"

@@ -8,7 +8,7 @@ from attrs import evolve, field, frozen
 from ...errors import UsageError
 from ...ir.graph import GraphSet
 from ..prompts import Prompts, check_length, prompts_of
-from .settings import ARGUMENTS, effective, eos_of, ignored, mode_of, new_tokens, padding_of, parted, settings, with_eos
+from .settings import ARGUMENTS, effective, eos_of, ignored, mode_of, new_tokens, of_forward, padding_of, parted, settings, with_eos
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,6 @@ _OVER_THE_STEP = ("greedy_search", "sample", "beam_search", "beam_sample", "assi
 _WITHOUT_EFFECT = ("tokenizer", "assistant_tokenizer", "trust_remote_code", "synced_gpus")  # where nothing else asks for them
 _ONE_BY_ONE = _OVER_THE_STEP[:2]  # of which each token follows from the ones before it
 _INSTEAD_OF_TOKENS = ("inputs_embeds", "past_key_values", "cache")
-_OF_FORWARD = (*_INSTEAD_OF_TOKENS, "position_ids", "token_type_ids")
 _OURS = (None, "static", "dynamic", "hybrid")  # caches that hold what the session's holds
 
 
@@ -89,12 +88,12 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     check_length(length if prompts is None else longest_of(prompts), count, graphs.workload.max_context)
     mode = mode_of(config, arguments.get("assistant_model"))
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
-    why = (not greedy and _own_loop(module)) or _beyond(mode, config, arguments, prompts) or _taken_back(mode, graphs)
+    why = (not greedy and _own_loop(module)) or _beyond(module, mode, config, arguments, prompts) or _taken_back(mode, graphs)
     runs: Runner = "framework" if why else "device" if greedy and prompts is not None and prompts.is_one else "session"
     if not why and (more := of_the_prompt(arguments)):
         runs, why = "module prompt", f"{more[0]} is given"
-        if prompts is None or not prompts.is_one or mode not in _ONE_BY_ONE:
-            runs = "framework"
+        if beside := _beside(mode, prompts):
+            runs, why = "framework", f"{why} with {beside}"
     arguments |= _shown(asked, prompts)
     return Request(prompts=prompts, count=count, config=config, eos=eos, fields=fields, own=own, arguments=arguments, runs=runs, why=why,
                    notes=ignored(config, fields))
@@ -135,7 +134,7 @@ def _effective(arguments: Mapping[str, Any]) -> tuple[str, ...]:
                  if name not in _WITHOUT_EFFECT and not (isinstance(value, list | tuple) and not value))
 
 
-def _beyond(mode: str, config: Any, arguments: Mapping[str, Any], prompts: Prompts | None) -> str:
+def _beyond(module: Any, mode: str, config: Any, arguments: Mapping[str, Any], prompts: Prompts | None) -> str:
     """Why a compiled step cannot serve a request: what it asks for is no function of logits of tokens. Empty: it can."""
     for name in ("output_attentions", "output_hidden_states", "use_mtp", "assistant_early_exit", "speculation_type"):
         if getattr(config, name, None) not in (None, False):
@@ -144,12 +143,20 @@ def _beyond(mode: str, config: Any, arguments: Mapping[str, Any], prompts: Promp
         return mode.replace("_", " ")
     if config.cache_implementation not in _OURS:
         return f"cache_implementation={config.cache_implementation!r}"
-    others = [name for name in arguments if name in (_OF_FORWARD if arguments.get("custom_generate") is not None else _INSTEAD_OF_TOKENS)]
+    own = arguments.get("custom_generate") is not None
+    others = [name for name in arguments if name in _INSTEAD_OF_TOKENS or (own and name in of_forward(module))]
     if others or arguments.get("synced_gpus"):
         return f"{(*others, 'synced_gpus')[0]} is given"
     if prompts is not None and not prompts.is_padded_left:
         return "the prompt holds padding that is not before its tokens"
     return ""
+
+
+def _beside(mode: str, prompts: Prompts | None) -> str:
+    """With what no session goes on behind a prompt that the model itself reads; empty: it may."""
+    if mode not in _ONE_BY_ONE:
+        return mode.replace("_", " ")
+    return "" if prompts is not None and prompts.is_one else "several prompts or padding"
 
 
 def of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:

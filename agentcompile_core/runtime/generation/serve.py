@@ -1,15 +1,18 @@
 """Running a request for tokens: by the device alone, by the session under transformers' rules, or by HuggingFace's own model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ...ir.graph import OFFSET
 from .framework_loop import by_framework, drawing, of_request, refusing
-from .module_prompt import as_tokens, by_module_prompt
+from .module_prompt import Unlike, as_tokens, behind_prompt, by_module_prompt
 from .request import Request, longest_of, on_device
 from .settings import for_the_session, mode_of
 
 if TYPE_CHECKING:
+    import torch
+
     from ..session import Session
 
 
@@ -28,7 +31,7 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
         raise UsageError(f"{type(module).__name__} has no generate of transformers; only the most likely tokens of one prompt can be taken")
     with session.exclusive():
         if wanted.runs == "module prompt":
-            wanted = as_tokens(session, wanted) or wanted
+            wanted = as_tokens(module, session, wanted) or wanted
         if wanted.runs == "session":
             return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
         if wanted.runs == "module prompt":
@@ -74,9 +77,28 @@ def custom_loop(session: "Session", say: Callable[[str], None]) -> Callable[...,
         if past is not None and past.get_seq_length():
             raise UsageError(f"{CACHE_NAME} holds {past.get_seq_length()} tokens; the session keeps its own cache: leave it out")
         with session.exclusive():
-            step = StepModel(model, session, generation_config, say)
-            found = step.run(input_ids.to(session.device), logits_processor, stopping_criteria, others.get("attention_mask"),
-                             others.get("streamer"))
+            ids = input_ids.to(session.device)
+            try:
+                step = (behind_prompt(model, session, ids, generation_config, {CACHE_NAME: past, **others}, say)
+                        if _holds_more(ids, others) else StepModel(model, session, generation_config, say))
+            except Unlike as unlike:
+                raise UsageError(f"custom_generate cannot serve this prompt: {unlike}; call generate of the compiled model") from unlike
+            found = step.run(ids, logits_processor, stopping_criteria, others.get("attention_mask"), others.get("streamer"))
+            if OFFSET in session.graphs.zeroed:
+                session.forget()
             return _without_cache(found) if isinstance(found, dict) else found.to(input_ids.device)
 
     return loop
+
+
+def _holds_more(ids: "torch.Tensor", given: Mapping[str, Any]) -> bool:
+    """Whether a prompt that transformers has prepared is more than tokens: other tensors, or positions that do not count them."""
+    import torch
+
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if any(isinstance(one, torch.Tensor | list | tuple) for name, one in given.items() if name not in ("attention_mask", "position_ids")):
+        return True
+    if positions is None:
+        return False
+    shown = torch.ones_like(ids) if mask is None else mask
+    return bool(((positions != shown.cumsum(-1) - 1) & (shown == 1)).any())

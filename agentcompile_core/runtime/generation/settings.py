@@ -77,13 +77,13 @@ def parted(module: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     names = {name for name in vars(config if config is not None else GenerationConfig()) if not name.startswith("_")}
     fields = {name: value for name, value in options.items() if name in names}
     others = {CACHE_NAME if name in CACHE_NAMES else name: value for name, value in options.items() if name not in names}
-    unknown = [name for name in others if name not in ARGUMENTS and name not in _of_forward(module)]
+    unknown = [name for name in others if name not in ARGUMENTS and name not in of_forward(module)]
     if unknown and others.get("custom_generate") is None:  # whose own arguments transformers checks
         _refuse(unknown[0], names)
     return fields, {name: value for name, value in others.items() if value is not None}
 
 
-def _of_forward(module: Any) -> set[str]:
+def of_forward(module: Any) -> set[str]:
     """Names that a model's ``forward`` takes beside ``input_ids``."""
     if not hasattr(module, "forward"):
         return set()

@@ -59,7 +59,7 @@ def load_pretrained(what: str, *, dtype: str | None, device: str, meta: bool, ra
     else:
         module = _with_weights(config, str(folder) if local else what, name, kind, device)
     tokenizer = _tokenizer(folder if local else what)
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) and _auto_class(config) is transformers.AutoModelForCausalLM:
         notes += (f"{name} is an encoder-decoder model and was opened as its decoder alone, as AutoModelForCausalLM does; "
                   "pass a live model to run both",)
     if hasattr(config, "vision_config") and not hasattr(module.config, "vision_config"):

@@ -1,13 +1,13 @@
 """What several layers compute alike from what no layer makes (tables of positions) is computed once, in front of them."""
 
 from collections import defaultdict
-from collections.abc import Hashable
 
+import torch
 from attrs import evolve
 
 from ...ir.graph import Graph, Node, map_refs, refs_of
 from ...ops.aliasing import memory_roots
-from ...ops.overloads import is_pointwise
+from ...ops.overloads import is_pointwise, operator_of
 from .rewrite import rebuild
 
 _MADE = frozenset({"cat", "stack", "arange", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "embedding", "index_select"})
@@ -23,7 +23,7 @@ def hoist_invariants(graph: Graph) -> Graph:
     Only what moves or computes elements by themselves, and never what is written in place, or read on both sides of a write.
     """
     numbers = _numbered(graph)
-    by_number = defaultdict[Hashable, list[Node]](list)
+    by_number = defaultdict[str, list[Node]](list)
     for node in graph.nodes:
         if node.name in numbers:
             by_number[numbers[node.name]].append(node)
@@ -43,25 +43,29 @@ def hoist_invariants(graph: Graph) -> Graph:
     return rebuild(graph, kept, renamed)
 
 
-def _numbered(graph: Graph) -> dict[str, Hashable]:
+def _numbered(graph: Graph) -> dict[str, str]:
     """By node of a layer that depends on no layer, a number that is the same for nodes that compute the same."""
     roots = memory_roots(graph)
     written = {roots[name]: place for place, node in reversed(list(enumerate(graph.nodes))) for name in node.mutates}
-    found: dict[str, Hashable] = {}
+    found: dict[str, str] = {}
     values: dict[str, str] = {}  # results that are told apart by their numbers, each with the name of one that is alike
-    known: dict[Hashable, tuple[str, ...]] = {}
+    known: dict[str, tuple[str, ...]] = {}
     for place, node in enumerate(graph.nodes):
-        free = node.layer >= 0 and not node.mutates and (node.kind == _FREE or node.kind in _MADE or is_pointwise(node.op))
+        free = node.layer >= 0 and not node.mutates and (node.kind == _FREE or node.kind in _MADE or _is_pointwise(node.op))
         if not free or not all(_is_outside(graph, name) or name in values for name in node.inputs):
             continue
         if any(written.get(roots[name], len(graph.nodes)) < place for name in (*node.inputs, *node.outputs)):
             continue
         args = tuple(map_refs(one, values) for one in node.args)
-        number = (node.op, args, tuple((key, map_refs(one, values)) for key, one in node.kwargs),
-                  tuple(graph.spec(name) for name in node.outputs))
+        # As text: 0.0 and -0.0 are equal, and so are 1 and True.
+        number = repr((node.op, args, [(key, map_refs(one, values)) for key, one in node.kwargs], [graph.spec(o) for o in node.outputs]))
         found[node.name] = number
         values |= dict(zip(node.outputs, known.setdefault(number, node.outputs), strict=True))
     return found
+
+
+def _is_pointwise(op: str) -> bool:
+    return is_pointwise(op) and torch.Tag.nondeterministic_seeded not in operator_of(op).tags  # type: ignore[attr-defined]
 
 
 def _layers(graph: Graph, nodes: list[Node]) -> set[int]:
@@ -75,7 +79,7 @@ def _is_outside(graph: Graph, name: str) -> bool:
     return made is None or made.layer < 0
 
 
-def _worth(graph: Graph, alike: dict[Hashable, list[Node]], numbers: dict[str, Hashable]) -> list[Hashable]:
+def _worth(graph: Graph, alike: dict[str, list[Node]], numbers: dict[str, str]) -> list[str]:
     """Those that cost something in each layer, with the views that they are made of; written ones never."""
     roots = memory_roots(graph)
     written = {roots[name] for node in graph.nodes for name in node.mutates if name in graph.producer}
