@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-def import_cache(session: "Session", cache: Any, length: int) -> str:
+def import_cache(session: "Session", cache: Any, length: int, config: Any = None) -> str:
     """Copy a cache of transformers behind ``length`` tokens of one sequence; one clause on why it cannot be, and nothing has changed then.
 
     ``cache.layers[i].keys`` [1, heads, T, channels] and ``.values``: T is ``length``, or what a sliding window keeps of it. States of fixed
-    size: ``conv_states[j]`` and ``recurrent_states[j]``. The session holds memory for ``length`` positions already.
+    size: ``conv_states[j]`` and ``recurrent_states[j]``. The session holds memory for ``length`` positions already. ``config``, the
+    model's, says which layers attend to what others cached; here each has its own.
     """
     layers = list(getattr(cache, "layers", ()))
-    attending = [layer for layer in layers if getattr(layer, "keys", None) is not None]
+    attending = _with_shared([layer for layer in layers if getattr(layer, "keys", None) is not None], len(session.kv.keys), config)
     if len(attending) != len(session.kv.keys):
         return f"{len(attending)} layers cached K and V, and the session has them of {len(session.kv.keys)}"
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -39,6 +40,17 @@ def import_cache(session: "Session", cache: Any, length: int) -> str:
     for ours, theirs in copies:
         ours.copy_(theirs)
     return ""
+
+
+def _with_shared(attending: list[Any], count: int, config: Any) -> list[Any]:
+    """What each of ``count`` layers attends to, where the last ones share it (``num_kv_shared_layers`` of Gemma 3n and 4): with the last
+    layer of their own kind that caches."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    kinds, own = getattr(text, "layer_types", None) or (), len(attending)
+    if not getattr(text, "num_kv_shared_layers", 0) or len(kinds) != count or own >= count:
+        return attending
+    last = dict(zip(kinds, attending, strict=False))
+    return [*attending, *(last[kind] for kind in kinds[own:] if kind in last)]
 
 
 def _state(layers: list[Any], source: str) -> "torch.Tensor | None":

@@ -22,7 +22,8 @@ TYPES = tuple("""
 _ROPE: dict[str, Any] = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}}
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "glm4v", "glm46v"), _ROPE),
-    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"num_kv_shared_layers": 0, "pad_token_id": 0}},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "pad_token_id": 0}},
     **{name: {"image_grid_pinpoints": [[IMAGE, IMAGE]]} for name in ("llava_next", "llava_onevision")},
     "internvl": {"image_seq_length": 16},
     "vipllava": {"vision_feature_layers": [-1, -2]},

@@ -141,7 +141,7 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: froze
     with torch.inference_mode():
         if idle and (idle, written) not in session.agreed and not beyond(session.read(input_ids.cpu()), logits, bound):
             session.agreed.add((idle, written))  # the session reads the next such prompt
-        if why := import_cache(session, cache, length):
+        if why := import_cache(session, cache, length, model.config):
             raise Unlike(why)
         if offset:
             session.states[OFFSET].fill_(offset)
