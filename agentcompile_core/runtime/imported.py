@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..ir.graph import STATE_PREFIX
+from ..ir.graph import OFFSET, STATE_PREFIX
 
 if TYPE_CHECKING:
     import torch
@@ -70,3 +70,12 @@ def stand_behind(session: "Session", prompt: "torch.Tensor", logits: "torch.Tens
     session.position.fill_(length)
     session.history[length] = token
     return program
+
+
+def without_offset(session: "Session") -> None:
+    """Behind a request: the next one begins with tokens that are where they are cached."""
+    import torch
+
+    if OFFSET in session.graphs.zeroed:
+        with torch.inference_mode():
+            session.states[OFFSET].zero_()

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ...errors import UsageError
 from ...ir.graph import OFFSET
-from ..imported import import_cache, stand_behind
+from ..imported import import_cache, stand_behind, without_offset
 from .framework_loop import by_framework, of_request, refusing
 from .request import Request, of_the_prompt
 from .settings import OF_THE_CACHE
@@ -21,6 +21,7 @@ from .settings import OF_THE_CACHE
 if TYPE_CHECKING:
     import torch
 
+    from ..bound_program import BoundProgram
     from ..session import Session
     from .step_model import StepModel
 
@@ -36,8 +37,6 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
     Raises:
         UsageError: transformers refuses the request.
     """
-    import torch
-
     assert wanted.prompts is not None
     ids, keywords = wanted.prompts.ids.to(session.device), of_request(wanted)
     session.ready(ids.shape[1], wanted.count)
@@ -48,9 +47,7 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
         return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
     finally:
-        if OFFSET in session.graphs.zeroed:
-            with torch.inference_mode():
-                session.states[OFFSET].zero_()
+        without_offset(session)
     say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
     return found
 
@@ -111,7 +108,12 @@ def behind_prompt(model: Any, session: "Session", input_ids: "torch.Tensor", con
         raise Unlike(why)
     with refusing(model):
         logits = _read(model, session, input_ids, idle, dict(given))
-    return StepModel(model, session, config, say, lambda prompt, _: stand_behind(session, prompt, logits))
+
+    def read(prompt: "torch.Tensor", count: int) -> "BoundProgram":
+        session.ready(prompt.shape[1], count)
+        return stand_behind(session, prompt, logits)
+
+    return StepModel(model, session, config, say, read)
 
 
 def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: frozenset[str], given: dict[str, Any]) -> "torch.Tensor":
@@ -126,6 +128,7 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: froze
     from .cache_name import CACHE_NAME
 
     length = input_ids.shape[1]
+    session.ready(length, 1)
     read = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given), return_dict=True)
     given = model._update_model_kwargs_for_generation(read, given, is_encoder_decoder=False)
     cache, logits = given.get(CACHE_NAME), read.logits[0, -1].clone()

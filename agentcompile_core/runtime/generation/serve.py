@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...ir.graph import OFFSET
+from ..imported import without_offset
 from .framework_loop import by_framework, drawing, of_request, refusing
 from .module_prompt import Unlike, as_tokens, behind_prompt, by_module_prompt
 from .request import Request, longest_of, on_device
@@ -81,11 +81,11 @@ def custom_loop(session: "Session", say: Callable[[str], None]) -> Callable[...,
             try:
                 step = (behind_prompt(model, session, ids, generation_config, {CACHE_NAME: past, **others}, say)
                         if _holds_more(ids, others) else StepModel(model, session, generation_config, say))
+                found = step.run(ids, logits_processor, stopping_criteria, others.get("attention_mask"), others.get("streamer"))
             except Unlike as unlike:
                 raise UsageError(f"custom_generate cannot serve this prompt: {unlike}; call generate of the compiled model") from unlike
-            found = step.run(ids, logits_processor, stopping_criteria, others.get("attention_mask"), others.get("streamer"))
-            if OFFSET in session.graphs.zeroed:
-                session.forget()
+            finally:
+                without_offset(session)
             return _without_cache(found) if isinstance(found, dict) else found.to(input_ids.device)
 
     return loop
