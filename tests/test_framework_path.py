@@ -144,6 +144,19 @@ def test_whisper_takes_its_features() -> None:
         mine.generate([1, 2, 3], 4)
 
 
+def test_blip_takes_its_image_first() -> None:
+    torch.manual_seed(0)
+    text = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "max_position_embeddings": 32, "encoder_hidden_size": 16, "bos_token_id": 1, "sep_token_id": 2, "pad_token_id": 0}
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+              "patch_size": 8}
+    model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(text_config=text, vision_config=vision)).eval()
+    mine, pixels = compiled(model, max_context=None), torch.randn(1, 3, 16, 16)
+    prompt = torch.tensor([[1, 5, 9, 7]])
+    wanted = model.generate(pixels, input_ids=prompt, max_new_tokens=4)
+    assert torch.equal(mine.generate(prompt, 4, pixel_values=pixels), wanted)
+
+
 def test_what_hugging_face_raises_is_one_sentence() -> None:
     mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
     for options in ({"no_such_option": 3}, {"do_sample": True, "temperature": -1.0}, {"num_beams": 2, "num_return_sequences": 3}):

@@ -31,9 +31,12 @@ def by_framework(module: Any, inputs: Any, count: int | None, keywords: Mapping[
     else:  # transformers wants one or the other
         keywords["generation_config"] = own = copy.deepcopy(own)
         own.max_new_tokens, own.max_length = count, None
-    first = "inputs" if "inputs" in inspect.signature(module.generate).parameters else "input_ids"  # of a class with a generate of its own
+    first = next(iter(inspect.signature(module.generate).parameters), "")
+    given: tuple[Any, ...] = (inputs,)
+    if first in keywords:  # a class whose own generate takes something else first, as BLIP takes its image
+        given, keywords = (), {**keywords, **({} if inputs is None else {"input_ids": inputs})}
     with drawing(seed, device), refusing(module, *((streamer, *keywords.values()) if callers is None else callers)):
-        return module.generate(**({} if inputs is None else {first: inputs}), streamer=streamer, **keywords)
+        return module.generate(*given, streamer=streamer, **keywords)
 
 
 def of_request(wanted: Request) -> dict[str, Any]:
