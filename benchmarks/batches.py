@@ -46,14 +46,7 @@ def systems_of(model: Any, ids: torch.Tensor, eager: bool) -> dict[str, Callable
 
     found = {"together": by_session("measured"), "one by one": by_session("never")}
     if eager:
-        module, given = model.loaded.module, ids.cuda()
-
-        def by_module(count: int) -> Any:
-            with torch.inference_mode():
-                return module.generate(given, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
-                                       attention_mask=torch.ones_like(given), disable_compile=True)
-
-        found["eager"] = by_module
+        found["eager"] = bench.framework(model.loaded.module, ids, 0, "eager")
     return found
 
 

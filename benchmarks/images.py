@@ -38,14 +38,8 @@ def grid_of(text: str) -> tuple[int, int]:
 
 def systems_of(model: Any, prompt: dict[str, torch.Tensor]) -> dict[str, Callable[[int], Any]]:
     """What is timed, by name; each is called with the number of new tokens."""
-    module = model.loaded.module
-
-    def eager(count: int) -> Any:
-        with torch.inference_mode():
-            return module.generate(**prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
-                                   disable_compile=True)
-
-    return {"eager": eager,
+    more = {name: one for name, one in prompt.items() if name not in ("input_ids", "attention_mask")}
+    return {"eager": bench.framework(model.loaded.module, prompt["input_ids"], 0, "eager", **more),
             "agentcompile": lambda count: model.generate(**prompt, max_new_tokens=count, eos_token_id=None, do_sample=False)}
 
 

@@ -32,7 +32,7 @@ UNWRITTEN = -1  # in the history of tokens
 AHEAD = 3  # positions by which a step is told that images shortened the prompt
 SEED = 7
 FACTS = 2  # of the pairs of a run the last ones: the token that it chose, beside its own logits, and the history
-BY_ROUNDING = "its rms error"  # how a difference is called that roundings might have made
+BY_ROUNDING = "its rms error"  # how a difference is called that roundings might have made (ops.agreement.beyond)
 
 
 def difference(session: "Session | ModuleSession", programs: Mapping[str, Program], weights: "WeightStore", loaded: LoadedModel,
@@ -314,6 +314,8 @@ def _left(session: Session, start: int, count: int) -> "list[torch.Tensor]":
 def _beyond(found: Any, wanted: Any, bound: float) -> str:
     import torch
 
+    from ..ops.agreement import beyond
+
     if not wanted.is_floating_point():
         count = int((found != wanted).sum())
         return f"{count} of {wanted.numel()} integers differ, or are not written" if count else ""
@@ -321,8 +323,4 @@ def _beyond(found: Any, wanted: Any, bound: float) -> str:
     if not torch.equal(finite, torch.isfinite(found)):
         count = int((finite != torch.isfinite(found)).sum())
         return f"{count} of its {wanted.numel()} results are NaN or infinite where the framework's are not, or the other way round"
-    one, other = found[finite].double(), wanted[finite].double()
-    if not other.numel():
-        return ""
-    error, rms = float((one - other).square().mean().sqrt()), float(other.square().mean().sqrt())
-    return "" if error <= bound * rms or error == 0.0 else f"{BY_ROUNDING} is {error:.3g} where the framework's rms is {rms:.3g}"
+    return beyond(found[finite], wanted[finite], bound, "the framework") if bool(finite.any()) else ""

@@ -184,9 +184,10 @@ def cone(view: RegionView, last: Node, *, limit: int, fits: Callable[[str], bool
     """
     if not _in_grammar(view, last) or view.graph.spec(last.outputs[0]).dtype not in KERNEL_TYPES:
         return None
-    # Halfway there may be more inputs than at the end, where branches meet again.
-    found = (_grown(view, last, _cone_of(view, last, most), limit, fits) for most in (2 * limit, limit))
-    return next((one for one in found if one is not None), None)
+    wide = _cone_of(view, last, 2 * limit)  # halfway there may be more inputs than at the end, where branches meet again
+    if len(wide) < 2:
+        return None
+    return _grown(view, last, wide, limit, fits) or _grown(view, last, _cone_of(view, last, limit), limit, fits)
 
 
 def _grown(view: RegionView, last: Node, taken: set[str], limit: int, fits: Callable[[str], bool]) -> Growth | None:

@@ -108,10 +108,11 @@ def _synchronize() -> None:
         torch.accelerator.synchronize()
 
 
-def framework(module: Any, ids: "torch.Tensor", length: int, name: str) -> Callable[[int], Any]:
+def framework(module: Any, ids: "torch.Tensor", length: int, name: str, **more: Any) -> Callable[[int], Any]:
     """transformers' own ``generate`` behind the prompt ``ids``: greedy, as many new tokens as it is called with.
 
     ``eager``: with its dynamic cache; ``torch_compile``: with a static cache of ``length`` positions, compiled and captured.
+    ``more``: what the prompt holds beside its tokens, such as ``pixel_values``.
 
     Raises:
         UsageError: the module has no ``generate``.
@@ -123,7 +124,7 @@ def framework(module: Any, ids: "torch.Tensor", length: int, name: str) -> Calla
     device = next(module.parameters()).device
     on_device = ids.to(device)
     mask = torch.ones_like(on_device)
-    common: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": mask}
+    common: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": mask, **more}
     if name == "torch_compile":
         common |= {"cache_implementation": "static", "max_length": None}
         module.generation_config.max_cache_len = length

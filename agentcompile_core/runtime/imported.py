@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-def import_cache(session: "Session", cache: Any, length: int, config: Any = None) -> str:
+def import_cache(session: "Session", cache: Any, length: int, config: Any) -> str:
     """Copy a cache of transformers behind ``length`` tokens of one sequence; one clause on why it cannot be, and nothing has changed then.
 
     ``cache.layers[i].keys`` [1, heads, T, channels] and ``.values``: T is ``length``, or what a sliding window keeps of it. States of fixed

@@ -26,9 +26,9 @@ def _placed() -> Any:
 def place(parameter: "torch.Tensor", data: "torch.Tensor") -> None:
     """Let ``parameter`` be the same values at another place, ``data``."""
     then, known = parameter.data_ptr(), _placed().get(parameter)
-    before = known[2] if known is not None and known[:2] == (then, _version(parameter)) else ()
+    before = known[2] if known is not None and known[:2] == (then, version_of(parameter)) else ()
     parameter.data = data
-    _placed()[parameter] = data.data_ptr(), _version(parameter), (*before, then)
+    _placed()[parameter] = data.data_ptr(), version_of(parameter), (*before, then)
 
 
 class AsBound:
@@ -95,10 +95,10 @@ class AsBound:
 def _moved_by_a_store(parameter: "torch.Tensor", then: int) -> bool:
     """Whether it lies elsewhere than at ``then`` only because it was compiled once more, with the same values since."""
     known = _placed().get(parameter)
-    return known is not None and known[:2] == (parameter.data_ptr(), _version(parameter)) and then in known[2]
+    return known is not None and known[:2] == (parameter.data_ptr(), version_of(parameter)) and then in known[2]
 
 
-def _version(tensor: "torch.Tensor") -> int:
+def version_of(tensor: "torch.Tensor") -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 

@@ -84,9 +84,10 @@ def image_prompt(model: nn.Module, seed: int = 3, grid: tuple[int, int] = (4, 6)
     """
     drawn = torch.Generator().manual_seed(seed)
     takes = inspect.signature(model.forward).parameters
-    shape = next((name for name in ("image_grid_thw", "image_position_ids") if name in takes), "")
-    images = {"image_grid_thw": lambda: _grid(model, drawn, grid), "image_position_ids": lambda: _patches(model, drawn),
-              "": lambda: _pixels(model, drawn)}[shape]()
+    if "image_grid_thw" in takes:
+        images = _grid(model, drawn, grid)
+    else:
+        images = (_patches if "image_position_ids" in takes else _pixels)(model, drawn)
     images = {name: one.to(model.device, model.dtype if one.is_floating_point() else None) for name, one in images.items()}
     with torch.no_grad():
         features = _features(model, images)

@@ -14,6 +14,7 @@ from agentcompile_core.configuration import Config
 from agentcompile_core.ops.graph_check import check_graphs
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.runtime.program import Program
+from agentcompile_core.stages.capture.states import cache_keyword
 from agentcompile_core.store import Store
 
 from . import composite, judging, models
@@ -102,13 +103,13 @@ def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]
 
 def _by_steps(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [n, vocabulary] behind each of ``tokens`` [1, n], by HuggingFace's own steps."""
-    takes, rows, cache = inspect.signature(model.forward).parameters, [], {}
+    takes, rows, keyword = inspect.signature(model.forward).parameters, [], cache_keyword(model)
+    cache: Any = None
     with torch.inference_mode():
         for at, token in enumerate(tokens.split(1, dim=1)):
             positions = {"position_ids": torch.full_like(token, at)} if "position_ids" in takes else {}
-            answer = model(input_ids=token, use_cache=True, **cache, **positions)
-            name = next(name for name in ("cache", "past_key_values", "cache_params") if getattr(answer, name, None) is not None)
-            cache = {name: getattr(answer, name)}
+            answer = model(input_ids=token, use_cache=True, **{keyword: cache}, **positions)
+            cache = getattr(answer, keyword)
             rows.append(answer.logits[0, -1])
     return torch.stack(rows)
 

@@ -14,6 +14,7 @@ from attrs import evolve
 from ...errors import UsageError
 from ...ir.graph import OFFSET
 from ..imported import import_cache, stand_behind, without_offset
+from ..module_changes import version_of
 from .framework_loop import by_framework, of_request, refusing
 from .request import Request, of_the_prompt
 from .settings import OF_THE_CACHE
@@ -79,7 +80,7 @@ def _idle(wanted: Request) -> frozenset[str]:
 
 def _written(module: Any) -> int:
     """Grows with every write to the weights."""
-    return sum(0 if one.is_inference() else one._version for one in (*module.parameters(), *module.buffers()))
+    return sum(map(version_of, (*module.parameters(), *module.buffers())))
 
 
 def _loop(session: "Session", idle: frozenset[str], streamer: Any, say: Callable[[str], None]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from collections import defaultdict
 import torch
 from attrs import evolve
 
-from ...ir.graph import Graph, Node, map_refs, refs_of
+from ...ir.graph import Graph, Node, map_refs
 from ...ops.aliasing import memory_roots
 from ...ops.overloads import is_pointwise, operator_of
 from .rewrite import rebuild
@@ -91,4 +91,4 @@ def _worth(graph: Graph, alike: dict[str, list[Node]], numbers: dict[str, str]) 
             wanted.add(number)
     # What is moved in front of the layers reads nothing that stays in them.
     return [number for number, nodes in alike.items() if number in wanted and all(
-        _is_outside(graph, name) or numbers[graph.producer[name].name] in wanted for name in refs_of(nodes[0].args))]
+        _is_outside(graph, name) or numbers[graph.producer[name].name] in wanted for name in nodes[0].inputs)]
