@@ -59,6 +59,7 @@ COLUMNS["kernelbench"] = ("level", "number", "name", "correct", "correct_ours", 
                          "baseline_us", "speedup")
 COLUMNS["steps"] = ("model", "dtype", "workload", "context", "position", "from_position", "us", "us_first", "spread_us", "floor_us",
                     "repetitions")
+COLUMNS["capacities"] = ("model", "dtype", "workload", "context", "capacity", "position", "us", "us_context", "spread_us", "repetitions")
 COLUMNS["sampling"] = ("model", "dtype", "workload", "settings", "system", "e2e_ms", "prefill_ms", "step_ms", "spread_ms", "repetitions")
 COLUMNS["batches"] = ("model", "dtype", "workload", "batch", "together_us", "single_us", "system", "e2e_ms", "spread_ms", "repetitions",
                       "why")
@@ -240,6 +241,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
     "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
     "sampling": ("sampling", sampling_tables.sampling), "batches": ("batches", batch_tables.batches), "steps": ("steps", step_tables.steps),
+    "capacities": ("capacities", step_tables.capacities),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "sweep_loop": ("sweep_loop", sweep_tables.ratios), "sweep_loop_llama": ("sweep_loop_llama", sweep_tables.ratios),
     "sweep_loop_4b": ("sweep_loop_4b", sweep_tables.ratios), "sweep_loop_4b_long": ("sweep_loop_4b_long", sweep_tables.ratios),

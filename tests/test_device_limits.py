@@ -1,0 +1,171 @@
+"""On a GPU: replays are bit-identical, and tokens are HuggingFace's at every edge of chunks and ranges, up to the last position."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from agentcompile_core.errors import UsageError
+from agentcompile_core.ir import ranges
+from agentcompile_core.ir.selection import Selection
+
+TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+CONTEXT = 8192
+REPLAYS = 1000
+NEAR_TIE = 1e-4  # standard deviations of the logits: two tokens so close may change places in fp32
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def compiled(what: Any, dtype: str, budget_s: float) -> Any:
+    import agentcompile_core as ac
+    from agentcompile_core.configuration import Config
+    from agentcompile_core.store import Store
+
+    config = Config(budget_plans=80, budget_s=budget_s, rounds=1, origins=("generated",))
+    model = ac.compile(what, dtype=dtype, max_context=CONTEXT, config=config, store=Store(None))
+    model.context.close()
+    assert model.graphs.kv is not None, model.notes
+    return model
+
+
+def in_ranges(model: Any) -> tuple[Selection, ...]:
+    """The selections, and in every later range other schedules of what reads the cache: each of those that was found right, in turn."""
+    from agentcompile_core.runtime.sources import source_of
+
+    first, found = [s for s in model.compilation.selections if not s.start], []
+    regions = {region.signature: region for region in model.compilation.regions}
+    for turn, start in enumerate(ranges.starts(CONTEXT)):
+        for selection in first:
+            steps = []
+            for x in selection.steps:
+                others = [r.step for r in model.compilation.records if r.usable and r.signature == selection.signature
+                          and r.step.match_id == x.step.match_id and r.step.origin is x.step.origin and r.step != x.step]
+                other = others[turn % len(others)] if others and x.step.match_id.startswith("attention") else x.step
+                match = regions[selection.signature].match_by_id[other.match_id]
+                steps.append(evolve(x, step=other, source=source_of(other, match, model.context.catalog, model.context.target)))
+            if steps != list(selection.steps):
+                found.append(evolve(selection, start=start, steps=tuple(steps)))
+    return (*first, *found)
+
+
+def with_ranges(model: Any) -> Any:
+    """A session of the model over the same weights with a program for every range."""
+    from agentcompile_core.installation.building import built
+    from agentcompile_core.installation.install import Runnable, install
+    from agentcompile_core.pipeline import programs_of
+
+    programs = programs_of(model.graphs, model.compilation.regions, in_ranges(model))
+    wanted = {"decode", *(f"decode_from_{start}" for start in ranges.starts(CONTEXT))}
+    assert wanted <= programs.keys()
+    what = Runnable(graphs=model.graphs, programs=programs, kernels=built(programs, model.compilation.kernels, model.context))
+    session, notes = install(model.loaded, what, "cuda", "auto", model.context, model.session._weights)
+    assert not [note for note in notes if "on the framework" in note], notes
+    assert all(session.step(name).captured for name in wanted)
+    return session
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """(the tiny model in fp32 with more positions than it was trained on, its session with a program for every range)"""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    folder = tmp_path_factory.mktemp("models") / "tiny_model"
+    shutil.copytree(TINY, folder)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "max_position_embeddings": CONTEXT}))
+    model = compiled(str(folder), "float32", 30.0)
+    return model, with_ranges(model)
+
+
+@pytest.fixture(scope="module")
+def wide() -> tuple[Any, Any]:
+    """Four layers of Qwen3-1.7B's widths in float16."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(vocab_size=32768, hidden_size=2048, intermediate_size=6144, num_hidden_layers=4, num_attention_heads=16,
+                         num_key_value_heads=8, head_dim=128, max_position_embeddings=CONTEXT, eos_token_id=None)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        module = Qwen3ForCausalLM(config).to(torch.float16).eval()
+    model = compiled(module, "float16", 30.0)
+    return model, with_ranges(model)
+
+
+def prompt_of(length: int) -> torch.Tensor:
+    return torch.randint(2, 2000, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+def edges() -> list[int]:
+    """Positions where another program runs, or another chunk begins."""
+    return [2048, *ranges.starts(CONTEXT)]
+
+
+def agreed(module: Any, whole: torch.Tensor, given: int) -> None:
+    """Every token of ``whole`` [1, n] behind the ``given`` first is what HuggingFace's forward over all before it takes for most likely."""
+    with torch.inference_mode():
+        logits = module(whole.cuda(), use_cache=False).logits[0, given - 1 : -1].float()
+    taken = logits.gather(1, whole[0, given:].cuda().unsqueeze(1)).squeeze(1)
+    behind = (logits.max(1).values - taken) / logits.std()
+    assert float(behind.max()) <= NEAR_TIE, f"token {int(behind.argmax())} is {float(behind.max()):.2e} behind the best"
+
+
+def differing(session: Any, program: str, position: int, count: int) -> tuple[int, int]:
+    """How many of ``count`` replays of a step at ``position`` gave other bits than the first one: of logits, of what it wrote to caches."""
+    step, bound, kv = session.step(program), session.bound(program), session.kv
+    written = [t.narrow(t.shape.index(CONTEXT), position, 1) for t in (*kv.keys, *kv.values)]
+    first: list[torch.Tensor] = []
+    of_logits = of_caches = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(count):
+        session.ids.fill_(7)
+        session.position.fill_(position)
+        for row in written:
+            row.zero_()
+        step()
+        now = [bound.output(0), *written]
+        first = first or [t.clone() for t in now]
+        of_logits = of_logits + (now[0] != first[0]).any()
+        of_caches = of_caches + torch.stack([(t != known).any() for t, known in zip(now[1:], first[1:], strict=True)]).any()
+    assert bool(first[0].isfinite().all()) and all(bool(row.any()) for row in first[1:]), "a step that wrote nothing is no step"
+    return int(of_logits), int(of_caches)
+
+
+@pytest.mark.parametrize("which", ["tiny", "wide"])
+@pytest.mark.parametrize("start", [0, *ranges.starts(CONTEXT)])
+def test_a_thousand_replays_are_bit_identical(which: str, start: int, request: pytest.FixtureRequest) -> None:
+    """At both ends of each range, over caches that hold a prompt."""
+    session = request.getfixturevalue(which)[1]
+    end = next((s for s in ranges.starts(CONTEXT) if s > start), CONTEXT)
+    with torch.inference_mode():
+        session.generate(prompt_of(CONTEXT - 2), 2)
+        with session.exclusive():
+            program = session.decode_program(start)
+            assert session.decode_program(end - 1) == program and program == (f"decode_from_{start}" if start else "decode")
+            for position in (start or 192, end - 1):
+                assert differing(session, program, position, REPLAYS // 2) == (0, 0), position
+
+
+def test_generation_over_every_edge_gives_hugging_faces_tokens(tiny: tuple[Any, Any]) -> None:
+    model, session = tiny
+    for edge in edges():
+        for length in (edge - 7, edge - 1, edge, edge + 1):
+            found = session.generate(prompt_of(length), 16)
+            wanted = model.loaded.module.generate(prompt_of(length).cuda(), max_new_tokens=16, do_sample=False, eos_token_id=None,
+                                                  pad_token_id=0, disable_compile=True).cpu()
+            if not torch.equal(found.cpu(), wanted):
+                agreed(model.loaded.module, found.cpu(), length)
+
+
+@pytest.mark.parametrize("length", [5, CONTEXT - 60, CONTEXT - 1])
+def test_generation_to_the_context_limit_is_hugging_faces(tiny: tuple[Any, Any], length: int) -> None:
+    """From a few tokens through all ranges, from just before the end, and of the last token alone; then there is no more."""
+    model, session = tiny
+    whole = session.generate(prompt_of(length), CONTEXT - length).cpu()
+    assert whole.shape == (1, CONTEXT) and torch.equal(whole[:, :length], prompt_of(length))
+    agreed(model.loaded.module, whole, length)
+    with pytest.raises(UsageError, match=f"exceed the context of {CONTEXT}"):
+        session.generate(prompt_of(length), CONTEXT - length + 1)
+    assert torch.equal(session.generate(prompt_of(length), CONTEXT - length).cpu(), whole), "a refusal changes nothing"
