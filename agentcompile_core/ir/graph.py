@@ -303,7 +303,7 @@ class ModelInfo:
     config_json: str = field(repr=False)
     digest: str  # of configuration and weights
     parameter_bytes: int
-    vocab_size: int = 0  # 0: no language model
+    vocab_size: int = 0  # token ids that it reads are below; 0: no language model
     limit: int = 0  # longest context the model itself allows; 0: none known
 
 

@@ -11,6 +11,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2,
                          "mamba_chunk_size": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 1, "mamba_ngroups": 1,
+               "n_mamba_heads": 4, "adapter_rank": 4, "chunk_size": 8, "num_key_value_heads": 4, "attention_hidden_size": 64,
+               "attention_head_dim": 16, "mamba_d_state": 8},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 4},
     "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 16, "head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"], "num_layers": 2},
@@ -57,5 +60,5 @@ MORE = tuple("""
     granite_swa granitemoe_swa granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder jais2
     kimi_linear kolibri1 laguna lara_mini lfm2_moe lfm3 marian mbart megatron-bert mellum mimo_v2_flash minimax_m3_vl_text ministral3
     modernbert-decoder moshi mvp nemotron nemotron_h olmo_hybrid pegasus phi4_multimodal plbart qwen3_5_moe_text qwen3_5_text rembert
-    roberta roberta-prelayernorm roformer sarvam_mla sarvam_moe trocr xlm-roberta xlm-roberta-xl zaya
+    roberta roberta-prelayernorm roformer sarvam_mla sarvam_moe trocr xlm-roberta xlm-roberta-xl zamba2 zaya
 """.split())  # noqa: SIM905

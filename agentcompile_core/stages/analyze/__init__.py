@@ -14,6 +14,7 @@ from ...plugin.match_kind import MatchKind
 from .boundaries import partition
 from .checking import completed, kind_problem, normalized, problem
 from .merging import merge
+from .shared_weights import without_torn
 from .summaries import region_label, summarize
 
 
@@ -29,7 +30,7 @@ def run(graphs: GraphSet, ctx: Context) -> tuple[Analysis, ...]:
 
 def analyze(graph: Graph, ctx: Context) -> Analysis:
     """The merged regions of one graph, with their matches and summaries."""
-    regions = tuple(with_matches(region, ctx) for region in merge(graph, partition(graph)))
+    regions = without_torn(graph, tuple(with_matches(region, ctx) for region in merge(graph, partition(graph))))
     return Analysis(graph=graph.name, regions=regions, summaries=tuple(summarize(region, ctx.catalog.kinds) for region in regions))
 
 

@@ -33,7 +33,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
 
 def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None, versions: tuple[str, ...] | None) -> GraphSet:
     from .dependence import dependence, training_matters
-    from .describe import describe
+    from .describe import describe, of_graphs
     from .identity import identity
 
     check(workload, loaded)
@@ -49,7 +49,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     if stored is not None:
         return stored
     ctx.prepare_worker()
-    graphs = evolve(_captured(loaded, workload, ctx, frontend), model=info)
+    graphs = of_graphs(_captured(loaded, workload, ctx, frontend), info)
     why = _unreadable(graphs)
     if why:
         return evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}", notes=(*graphs.notes, *notes))
@@ -69,13 +69,14 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
 def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tuple[GraphSet | None, tuple[str, ...]]:
     """The stored graphs where they can be read and compute what the module computes; else a note on why not."""
     from ...ops.schema import verify_canonical
+    from .describe import of_graphs
 
     text = ctx.store.text("capture", key)
     if text is None:
         return None, ()
     try:
         with uncollected():
-            graphs = evolve(verify_canonical(serial.loads(text, GraphSet).verify()), model=info)
+            graphs = of_graphs(verify_canonical(serial.loads(text, GraphSet).verify()), info)
         before = ctx.store.text("agreed", key) or ""
         why, agreed = _difference(graphs, loaded, before)
     except (UsageError, VerificationError):

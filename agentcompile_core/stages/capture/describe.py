@@ -3,14 +3,17 @@
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from ...ir import serial
-from ...ir.graph import DType, ModelInfo, Workload
+from ...ir.graph import DType, GraphSet, ModelInfo, Workload
+from ...ops.aliasing import alias_roots
 from ...plugin.interfaces import LoadedModel
 from .identity import Identity, config_text, identity
 
 DEFAULT_CONTEXT = 8192
+_LOOKUP, _IDS = "aten.embedding.default", "session.ids"
 
 
 def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
@@ -30,6 +33,16 @@ def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
         vocab_size=int(getattr(inner, "vocab_size", 0) or 0),
         limit=limit_of(inner),
     )
+
+
+def of_graphs(graphs: GraphSet, info: ModelInfo) -> GraphSet:
+    """``graphs`` of the model that ``info`` describes, with as many token ids as every table has rows in which they are looked up.
+
+    A configuration may name more: of Gemma 3n's some stand for images and sounds, and one of its tables has no rows for them.
+    """
+    rows = [graph.spec(node.inputs[0]).shape[0] for graph in graphs.graphs for node in graph.nodes if node.op == _LOOKUP
+            and graph.by_name[alias_roots(graph)[node.inputs[1]]].source == _IDS]
+    return evolve(graphs, model=evolve(info, vocab_size=min((info.vocab_size, *rows)) if info.vocab_size else 0))
 
 
 def default_workload(model: nn.Module) -> Workload:
