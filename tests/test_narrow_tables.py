@@ -15,26 +15,26 @@ from agentcompile_core.store import Store
 VOCABULARY, ROWS, CONTEXT = 400, 7, 40
 
 
-class TwoTables(transformers.LlamaForCausalLM):
-    """A Llama that adds to each token's vector one of a second table."""
+class TwoTables(nn.Module):
+    """The sum of a token's vectors in two tables."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.second = nn.Embedding(config.rows, config.hidden_size)
+    def __init__(self, first: nn.Embedding, rows: int) -> None:
+        super().__init__()
+        self.first, self.second = first, nn.Embedding(rows, first.embedding_dim)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
-                past_key_values: Any = None, use_cache: bool | None = None, logits_to_keep: int = 0) -> Any:
-        found = self.second(input_ids) + self.model.embed_tokens(input_ids)
-        return super().forward(inputs_embeds=found, attention_mask=attention_mask, position_ids=position_ids,
-                               past_key_values=past_key_values, use_cache=use_cache, logits_to_keep=logits_to_keep)
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.first(ids) + self.second(ids)
+        return found
 
 
-def model(rows: int) -> nn.Module:
+def model(rows: int) -> Any:
     config = transformers.LlamaConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
                                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None,
-                                      pad_token_id=0, rows=rows)
+                                      pad_token_id=0)
     torch.manual_seed(0)
-    return TwoTables(config).eval()
+    found = transformers.LlamaForCausalLM(config)
+    found.model.embed_tokens = TwoTables(found.model.embed_tokens, rows)
+    return found.eval()
 
 
 @pytest.mark.parametrize("rows", [ROWS, VOCABULARY, 2 * VOCABULARY])
