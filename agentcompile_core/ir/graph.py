@@ -8,6 +8,7 @@ from functools import cached_property
 from attrs import Factory, evolve, field, frozen
 
 from ..errors import VerificationError
+from .frequencies import Frequencies, verify_frequencies
 
 
 class DType(enum.Enum):
@@ -117,13 +118,12 @@ def map_refs(argument: Argument, names: Mapping[str, str]) -> Argument:
 class Node:
     """One operator call.
 
-    ``op`` is the exact overload (``aten.linear.default``), so the node can be run; ``kind`` is the normalized word
-    that rules match (``linear``). Arguments have one form, that of ``schema.canonical``: those before the schema's
-    keyword-only marker are positional, without trailing ones that equal their defaults; keyword-only ones follow in
-    schema order, without those that equal their defaults. ``schema.argument`` reads one by its name, with the schema's
-    default; nothing else knows positions or defaults. ``outputs`` names one value per returned tensor; ``mutates`` names the operands that
-    the call writes in place. ``module`` is the path of the module that made the call, ``layer`` the index of the
-    repeated layer it belongs to (-1: none).
+    ``op`` is the exact overload (``aten.linear.default``), so the node can be run; ``kind`` is the normalized word that rules match
+    (``linear``). Arguments have one form, that of ``schema.canonical``: those before the schema's keyword-only marker are positional,
+    without trailing ones that equal their defaults; keyword-only ones follow in schema order, without those that equal their defaults.
+    ``schema.argument`` reads one by its name, with the schema's default; nothing else knows positions or defaults. ``outputs`` names one
+    value per returned tensor; ``mutates`` names the operands that the call writes in place. ``module`` is the path of the module that made
+    the call, ``layer`` the index of the repeated layer it belongs to (-1: none).
     """
 
     name: str
@@ -319,6 +319,7 @@ class GraphSet:
     notes: tuple[str, ...] = ()  # sentences for the user
     call: str = ""  # of a plain module: the shape of its arguments and of what it returns (calls.py)
     whole_chunks: bool = False  # prompt chunks take no padding: what is left of a prompt goes through the decode step
+    frequencies: tuple[Frequencies, ...] = ()
 
     def of_kind(self, kind: GraphKind) -> tuple[Graph, ...]:
         """The graphs of one kind, smallest number of tokens first."""
@@ -338,13 +339,12 @@ class GraphSet:
         """Verify every graph; return self.
 
         Raises:
-            VerificationError: a graph is not well formed, two have one name, or more than one says how tokens are made.
+            VerificationError: a graph is not well formed, two have one name or make tokens, or frequencies are of no buffer.
         """
-        names = [graph.name for graph in self.graphs]
+        names = [graph.verify().name for graph in self.graphs]
         if len(set(names)) < len(names):
             raise VerificationError(f"two graphs are called {next(n for n in names if names.count(n) > 1)!r}")
         if len(self.of_kind(GraphKind.DECODE)) > 1:
             raise VerificationError(f"{', '.join(g.name for g in self.of_kind(GraphKind.DECODE))} are all decode steps; a model has one")
-        for graph in self.graphs:
-            graph.verify()
+        verify_frequencies(self.frequencies, {v.source: v.spec for g in self.graphs for v in g.values if v.kind is ValueKind.CONSTANT})
         return self

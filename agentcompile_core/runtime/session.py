@@ -31,6 +31,7 @@ from .sampling import Pick
 from .several_steps import SeveralSteps
 from .token_loop import Picking, collected, look_for, token_groups, token_stream
 from .trailing import Trailing
+from .turning import Turning
 
 if TYPE_CHECKING:
     import torch
@@ -69,12 +70,11 @@ class Session:
         # Parts know it by a proxy: in a circle it would keep a device's memory, when it is gone, until somebody collects garbage.
         self.rows = Rows(proxy(self), self._programs.get("decode"), weights, executables, decode)
         self._last: BoundProgram | None = None  # the program that ran last
-        self._prefill_inputs: dict[int, ChunkInputs] = {}
+        self._prefill_inputs, self._at = dict[int, ChunkInputs](), 0  # the host's own position: of the token that the next step reads
         self._live = HostPosition() if executables.prefill == "live" else None
         self._choices = DeviceChoices(proxy(self), executables.backend.draw if executables.backend is not None else None)
         self._decoding = DecodePrograms(self._programs, kv_state.capacity)
-        self._at = 0  # the position of the token that the next step reads, as the host knows it
-        self._trailing = Trailing(self.position.device)
+        self._trailing, self._turning = Trailing(self.position.device), Turning(proxy(self), weights)
         self.agreed: set[Hashable] = set()  # kinds of prompts that others read and behind which its steps were seen to be the model's own
 
     @property
@@ -181,12 +181,11 @@ class Session:
 
         prompt = self.checked(input_ids, max_new_tokens)
         eos = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
-        watched = streamer is not None or bool(eos)
         with self.exclusive():
             if streamer is not None:
                 self.ready(prompt.shape[1], max_new_tokens)  # a request that is refused shows nothing
                 streamer.put(prompt)
-            new = collected(self.greedy(prompt, max_new_tokens, eos, watched), streamer)
+            new = collected(self.greedy(prompt, max_new_tokens, eos, streamer is not None or bool(eos)), streamer)
             return torch.cat([prompt, torch.tensor([new], dtype=torch.int64)], dim=1)
 
     @contextmanager
@@ -228,15 +227,16 @@ class Session:
     def prefill(self, prompt: "torch.Tensor", new: int = 0) -> BoundProgram:
         """Run a prompt [1, n] through the prefill programs; then ids, position and history stand at the first of ``new`` tokens."""
         chunks = self.ready(prompt.shape[1], new)
-        self.forget()
+        self.forget(prompt)
         # All of it goes to the device at once: a copy from the host between two chunks would wait for the first of them.
         for chunk, rows in zip(chunks, rows_of(chunks, prompt, self.device), strict=True):
             name = self._run_chunk(chunk, rows, more=chunk is not chunks[-1])
         return self.bound(name)
 
-    def forget(self) -> None:
-        """Stand before position 0: nothing of earlier tokens is read."""
+    def forget(self, prompt: "torch.Tensor | None" = None) -> None:
+        """Stand before position 0, where ``prompt`` will be read: nothing of earlier tokens is read."""
         self.kv.reset()
+        self._turning.begin(prompt)
         for state in self._kept.values():
             state.zero_()
 
@@ -277,6 +277,7 @@ class Session:
         tokens = self.checked(tokens, 1)
         with self._lock, self._trailing.behind(), as_captured(), torch.inference_mode():
             first = self.read(tokens[:, :1], tokens.shape[1])
+            self._turning.begin(tokens)  # at position 0 nothing is turned
             return torch.stack([first, *(self.read_next(token, 1 + i) for i, token in enumerate(tokens[0, 1:].tolist()))])
 
     def read(self, prompt: "torch.Tensor", new: int = 0) -> "torch.Tensor":
@@ -328,20 +329,20 @@ class Session:
             yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
 
     def _advance(self) -> None:
+        self._turning.step(self._at)
         self._last = self.bound(self._run_decode(self._at))
         self._at += 1
 
     def _advance_by(self, left: int) -> int:
         """Make steps whose tokens the device chooses, at most ``left``; how many. All of them in one program, for a graph holds one."""
-        steps = self.steps_per_graph
-        if 1 < steps <= min(left, self._decoding.end(self._at) - self._at):
-            several = self._steps_at_once(self.decode_program(self._at), steps)
-            if several is not None:
-                several()
-                self._at += steps
-                return steps
-        self._advance()
-        return 1
+        steps, room = self.steps_per_graph, min(left, self._decoding.end(self._at) - self._at, self._turning.room(self._at))
+        several = self._steps_at_once(self.decode_program(self._at), steps) if 1 < steps <= room else None
+        if several is None:
+            self._advance()
+            return 1
+        several()
+        self._at += steps
+        return steps
 
     def _logits(self) -> "torch.Tensor":
         """Logits [vocabulary] behind the last position, of the program that ran last."""

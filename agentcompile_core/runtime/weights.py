@@ -41,6 +41,7 @@ class WeightStore:
         self._module: torch.nn.Module | None = module
         self._as_bound: AsBound | None = None
         self._tensors: dict[str, torch.Tensor] = {}
+        self._own: set[str] = set()
         self._groups: dict[tuple[str, ...], torch.Tensor] = {}
         self._group_of: dict[str, tuple[str, ...]] = {}  # by the name of the parameter
         self._by_columns: dict[str, bool] = {}  # whether steps read the transposition; of parameters that steps read
@@ -56,7 +57,7 @@ class WeightStore:
         """A store over plain tensors, without a module (synthetic weights of a worker)."""
         store = cls.__new__(cls)
         store.device = device
-        store._tensors = dict(tensors)
+        store._tensors, store._own = dict(tensors), set()
         store._groups, store._group_of, store._by_columns = {}, {}, {}
         store._module = store._as_bound = None
         return store
@@ -76,6 +77,13 @@ class WeightStore:
         if parameter not in self._tensors or (is_transposed and self._tensors[parameter].dim() != 2):
             raise UsageError(f"the model has no parameter {parameter!r}; the program was compiled for another model")
         return self._tensors[parameter].detach().t()
+
+    def own(self, name: str) -> "torch.Tensor":
+        """The buffer called ``name``, from now on in memory of its own: what is written there changes programs, and not the module."""
+        if name not in self._own:
+            self._tensors[name] = self._tensors[name].detach().clone()
+            self._own.add(name)
+        return self._tensors[name]
 
     def learn(self) -> bool:
         """Whether a parameter or buffer asks for a gradient."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, field, frozen
 
 from ...errors import UsageError
+from ...ir.frequencies import near_of
 from ...ir.graph import GraphSet
 from ..prompts import Prompts, check_length, prompts_of
 from .settings import ARGUMENTS, effective, eos_of, ignored, mode_of, new_tokens, of_forward, padding_of, parted, settings, with_eos
@@ -88,7 +89,8 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     check_length(length if prompts is None else longest_of(prompts), count, graphs.workload.max_context)
     mode = mode_of(config, arguments.get("assistant_model"))
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
-    why = (not greedy and _own_loop(module)) or _beyond(module, mode, config, arguments, prompts) or _taken_back(mode, graphs)
+    why = ((not greedy and _own_loop(module)) or _beyond(module, mode, config, arguments, prompts) or _taken_back(mode, graphs)
+           or _turned_again(mode, arguments, prompts, length + count, near_of(graphs.frequencies)))
     runs: Runner = "framework" if why else "device" if greedy and prompts is not None and prompts.is_one else "session"
     if not why and (more := of_the_prompt(arguments)):
         runs, why = "module prompt", f"{more[0]} is given"
@@ -157,6 +159,16 @@ def _beside(mode: str, prompts: Prompts | None) -> str:
     if mode not in _ONE_BY_ONE:
         return mode.replace("_", " ")
     return "" if prompts is not None and prompts.is_one else "several prompts or padding"
+
+
+def _turned_again(mode: str, arguments: Mapping[str, Any], prompts: Prompts | None, positions: int, near: int) -> str:
+    """Why a session cannot serve a request for ``positions`` beyond ``near``, where all of a sequence turns by other frequencies; empty:
+    it can, or 0: there are no others."""
+    if positions <= near or not near:
+        return ""
+    if mode in _ONE_BY_ONE and prompts is not None and prompts.is_one and not of_the_prompt(arguments):
+        return ""
+    return f"beyond {near} positions all that is cached is turned otherwise, which compiled steps follow for one prompt of tokens alone"
 
 
 def of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
+from ...ir.frequencies import near_of
 from ...ir.graph import OFFSET, Graph, GraphKind, GraphSet, ValueKind
 from ...ops.aliasing import memory_roots
 from ...ops.dtypes import torch_dtype
@@ -45,7 +46,7 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
     Where chunks take no padding: two whole ones of the smallest size and steps, steps alone, and one of each other size, without steps:
     these are beginnings of one prompt, for the model's own forward of which a scan may take gigabytes and seconds.
     """
-    context = graphs.workload.max_context
+    context = min(graphs.workload.max_context, near_of(graphs.frequencies) or graphs.workload.max_context)
     if graphs.whole_chunks:
         smallest, *others = [chunk for chunk in chunks if chunk < context] or [0]
         handed = [(smallest, smallest if 2 * smallest < context else 0, (smallest,))] if smallest else []
@@ -61,7 +62,8 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
 
 
 def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: int, chunks: tuple[int, ...], *, steps: int = STEPS) -> Trial:
-    steps, device = min(steps, graphs.workload.max_context - first - second), next(model.parameters()).device
+    longest = min(graphs.workload.max_context, near_of(graphs.frequencies) or graphs.workload.max_context)
+    steps, device = min(steps, longest - first - second), next(model.parameters()).device
     generator = torch.Generator().manual_seed(SEED + draw)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
     return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states),

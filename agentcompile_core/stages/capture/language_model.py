@@ -31,6 +31,7 @@ from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
+from .rotary import frequencies_of
 from .states import Held, check_states, held_by
 
 # Rows of a chunk where there are experts: each row has the results of all that it chose in memory, of both of their layers.
@@ -58,13 +59,15 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
                 held = held_by(model)
             kv, graphs, held = _captured(model, workload, held)
         graphs = rows_where_read(graphs)
+        frequencies = frequencies_of(model, {value.source for graph in graphs for value in graph.values})
         if held.whole_chunks:
             notes = _notes_on_prompts(info.model_type, graphs, workload)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs
         keeps = f"; its modules keep tensors of their own between calls ({left[0]})" if left else ""
         reason = f"{info.model_type} runs on the framework: {why_not(exc)}{keeps}"
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=reason)
-    return GraphSet(model=info, workload=workload, graphs=tuple(graphs), kv=kv, whole_chunks=held.whole_chunks, notes=notes)
+    return GraphSet(model=info, workload=workload, graphs=tuple(graphs), kv=kv, whole_chunks=held.whole_chunks, notes=notes,
+                    frequencies=frequencies)
 
 
 def _notes_on_prompts(model_type: str, graphs: list[Graph], workload: Workload) -> tuple[str, ...]:

@@ -2,17 +2,21 @@
 
 import copy
 import enum
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 
+from ...ir.frequencies import Frequencies
 from ...ops import operators as ops  # noqa: F401  # registers them
+from .unsupported import Unsupported
 
 _PREFIX = "inv_freq"
-_DYNAMIC = ("dynamic", "longrope")
+_LONG, _GROWING = "longrope", "dynamic"  # two sets of frequencies; one that changes with every position beyond the model's own limit
+_NEAR_LIMIT = "original_max_position_embeddings"  # of a configuration, and of what it says of rotations
 _GRIDS = 3
 _CLOSE = 2.0**-22  # of cos and sin, computed by two functions
 
@@ -49,6 +53,71 @@ def semantic_rotary(model: nn.Module) -> Iterator[None]:
             del module.forward
 
 
+def frequencies_of(model: nn.Module, sources: Collection[str]) -> tuple[Frequencies, ...]:
+    """What those of ``sources`` hold that are buffers of modules whose frequencies depend on how long a sequence is.
+
+    Raises:
+        Unsupported: they are chosen otherwise than by one limit.
+    """
+    found = []
+    for path, module in model.named_modules():
+        source = f"{path}.{_PREFIX}"
+        if source in sources and _depends_on_length(module):
+            pair = _near_and_far(module)
+            if pair is None:
+                raise Unsupported(f"the frequencies of {path} depend on the length of a sequence otherwise than by one limit")
+            limit, near, far = pair
+            found.append(Frequencies(source=source, limit=limit, near=tuple(near.tolist()), far=tuple(far.tolist()),
+                                     rereads=_drops_its_cache(model)))
+    return tuple(found)
+
+
+def _depends_on_length(module: nn.Module) -> bool:
+    kinds = getattr(module, "rope_type", "")
+    return any(kind in (_LONG, _GROWING) for kind in (kinds.values() if isinstance(kinds, dict) else (kinds,)))
+
+
+def _drops_its_cache(model: nn.Module) -> bool:
+    """Whether generation reads a sequence again that grows beyond the limit: Phi's models say so where they prepare a step."""
+    own = getattr(type(model), "prepare_inputs_for_generation", None)
+    return own is not GenerationMixin.prepare_inputs_for_generation and hasattr(getattr(model, "config", None), _NEAR_LIMIT)
+
+
+def _near_and_far(module: nn.Module) -> tuple[int, Tensor, Tensor] | None:
+    """Up to which length a sequence has which frequencies, and those beyond; None where the module turns otherwise.
+
+    It is asked: for sequences as long as the limit, and one longer, back and forth, it returns what the operator does. Nothing is compiled
+    beyond the limit of those that grow: it is the model's.
+    """
+    config: Any = module.config
+    is_long, twin, found = module.rope_type == _LONG, _apart(module), list[Tensor]()
+    limit = int(config.rope_parameters[_NEAR_LIMIT] if is_long else config.max_position_embeddings)
+    for length in (limit, limit + 1, limit, limit + 7, 1) if is_long else (limit, limit // 2, 1):
+        had: Any = twin.inv_freq
+        positions, x = torch.tensor([[0, length // 3, length - 1]], device=had.device), torch.zeros(1, 3, 2 * len(had), device=had.device)
+        got, used = type(module).forward(twin, x, positions), getattr(twin, _PREFIX).detach().clone()
+        found.append(used)
+        want = _table(positions, used, float(twin.attention_scaling), x.dtype, _Style.HALF)  # type: ignore[arg-type]
+        if not all(torch.equal(g, w) for g, w in zip(got, want, strict=True)):
+            return None
+    near, far = found[:2]
+    same = all(torch.equal(one, near if index % 2 == 0 else far) for index, one in enumerate(found)) and (is_long or torch.equal(near, far))
+    return (limit, near.float().cpu(), far.float().cpu()) if same else None
+
+
+def _apart(module: nn.Module) -> nn.Module:
+    """A copy whose buffers and attributes share no memory with the module's; one made anew where it has none."""
+    if any(buffer.is_meta for buffer in module.buffers()):
+        made: nn.Module = type(module)(config=module.config)
+        return made
+    twin = copy.copy(module)
+    twin._buffers = {name: None if buffer is None else buffer.detach().clone() for name, buffer in module._buffers.items()}
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor):
+            vars(twin)[name] = value.detach().clone()
+    return twin
+
+
 def _layer_types(module: nn.Module) -> list[str | None]:
     """The prefixes of the module's frequency buffers; ``None`` for the one without a prefix."""
     names = [name for name, _ in module.named_buffers(recurse=False)]
@@ -64,10 +133,8 @@ def _names(layer_type: str | None) -> tuple[str, str]:
 
 
 def _qualifies(module: nn.Module, style: _Style) -> bool:
-    kinds = getattr(module, "rope_type", "default")
-    kinds = kinds.values() if isinstance(kinds, dict) else (kinds,)
     layer_types = _layer_types(module)
-    if any(kind in _DYNAMIC for kind in kinds) or not layer_types:
+    if not layer_types or (_depends_on_length(module) and layer_types != [None]):
         return False
     return all(_agrees(module, layer_type, style) for layer_type in layer_types)
 
@@ -75,6 +142,8 @@ def _qualifies(module: nn.Module, style: _Style) -> bool:
 def _agrees(module: nn.Module, layer_type: str | None, style: _Style, grids: bool = False) -> bool:
     """Whether the module returns what the operator does; with ``grids`` for three times the same positions."""
     twin = copy.copy(module)
+    if _depends_on_length(module):  # which frequencies it takes is another question, see ``frequencies_of``
+        twin.rope_type = "default"  # type: ignore[assignment]
     frequencies, scaling = _names(layer_type)
     half = getattr(module, frequencies).shape[0]
     # A plain dict entry instead of a registered buffer: the twin shares nothing that a write could reach.

@@ -1,0 +1,49 @@
+"""Rotary frequencies that depend on how long a sequence is (LongRoPE)."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from ..errors import VerificationError
+
+if TYPE_CHECKING:
+    from .graph import TensorSpec
+
+
+@frozen(kw_only=True)
+class Frequencies:
+    """What a buffer of frequencies holds, by how long a sequence is: up to ``limit`` positions ``near``, beyond them ``far``; float32.
+
+    All positions of a sequence are turned by the same ones. ``rereads``: one that grows beyond the limit is read again from its first
+    token; else what is cached stays as it was turned.
+    """
+
+    source: str  # qualified name of the buffer
+    limit: int
+    near: tuple[float, ...] = field(repr=False)
+    far: tuple[float, ...] = field(repr=False)
+    rereads: bool
+
+
+def near_of(several: tuple[Frequencies, ...]) -> int:
+    """Positions of the longest sequence that is turned by the ``near`` ones of all; 0: there are none."""
+    return min((one.limit for one in several), default=0)
+
+
+def verify_frequencies(several: tuple[Frequencies, ...], buffers: "Mapping[str, TensorSpec]") -> None:
+    """``buffers``: those that graphs read, by their names.
+
+    Raises:
+        VerificationError: a buffer is none of these, or has another shape, a number is not finite, or limits differ.
+    """
+    for one in several:
+        spec = buffers.get(one.source)
+        if spec is None or spec.dtype.value != "float32" or not spec.shape == (len(one.near),) == (len(one.far),):
+            raise VerificationError(f"frequencies of {one.source!r} are those of no buffer of this shape that a graph reads")
+        if one.limit < 1 or one.limit != near_of(several) or not all(map(math.isfinite, (*one.near, *one.far))):
+            raise VerificationError(f"frequencies of {one.source!r} hold up to {one.limit} positions; one limit for all of at least 1 is "
+                                    "allowed, and finite numbers")
+    if len({one.source for one in several}) < len(several) or len({one.rereads for one in several}) > 1:
+        raise VerificationError("frequencies of one buffer are there twice, or some are read again and others not")
