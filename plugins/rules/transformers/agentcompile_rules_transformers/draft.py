@@ -68,22 +68,24 @@ class Draft:
         self.values = [evolve(v, spec=evolve(v.spec, dtype=dtype)) if v.name == value.value else v for v in self.values]
 
     def norm(self, name: str, x: Ref, norm: str, shape: tuple[int, ...], dtype: DType, weights: DType | None = None) -> Ref:
-        """A norm over the last axis: ``rms``, ``rms_one_plus``, ``rms_once`` or ``layer``, or ``rms_bare``, which has no weight.
+        """A norm over the last axis: ``rms``, ``rms_one_plus``, ``rms_once``, ``layer`` or ``layer_one_plus``, whose 1 is added by a node.
 
-        ``weights``: the type of its weight, if not ``dtype``.
+        ``rms_bare`` has no weight. ``weights``: the type of its weight, if not ``dtype``.
         """
         if norm == "rms_bare":
             return self.one("agentcompile.rms_norm.default", (x, None, EPS), shape, dtype)
         weight = self.weight(f"{name}.weight", shape[-1], dtype=weights or dtype)
-        if norm == "layer":
+        if norm in ("layer", "layer_one_plus"):
             bias = self.weight(f"{name}.bias", shape[-1], dtype=dtype)
+            if norm == "layer_one_plus":
+                weight = self.one("aten.add.Tensor", (weight, 1), (shape[-1],), dtype)
             return self.one("aten.layer_norm.default", (x, (shape[-1],), weight, bias, EPS), shape, dtype)
         if norm == "rms_once" and weights is not None:
             return self.one("agentcompile.rms_norm.default", (x, weight, EPS, False, True), shape, dtype)
         if norm == "rms_once":
             return self.one("aten.rms_norm.default", (x, (shape[-1],), weight, EPS), shape, dtype)
         if norm not in ("rms", "rms_one_plus"):
-            raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_bare, rms_once, rms_one_plus and layer")
+            raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_bare, rms_once, rms_one_plus, layer and layer_one_plus")
         return self.one("agentcompile.rms_norm.default", (x, weight, EPS, norm == "rms_one_plus"), shape, dtype)
 
     def linear(self, name: str, x: Ref, n: int, k: int, dtype: DType, bias: bool = False) -> Ref:

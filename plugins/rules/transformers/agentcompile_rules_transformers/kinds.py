@@ -37,7 +37,7 @@ OUT = (Role.OUTPUT,)
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
 NORM_ATTRIBUTES = (
-    AttributeKind("norm", str, doc="none, rms, rms_one_plus, rms_once or layer"), AttributeKind("norm_eps", float),
+    AttributeKind("norm", str, doc="none, rms, rms_one_plus, rms_once, layer or layer_one_plus"), AttributeKind("norm_eps", float),
 )
 
 
@@ -67,11 +67,11 @@ class Normed(MatchKind):
         norm_weights = ("weight", "weight_beside") if self.name == kind_names.NORM else ("norm_weight", "q_norm", "k_norm")
         if operand.name not in norm_weights:
             return super().weight_scale(match, operand)
-        return (0.0 if match.text("norm", "none") == "rms_one_plus" else 1.0), 0.1
+        return (0.0 if match.text("norm", "none").endswith("one_plus") else 1.0), 0.1
 
     def lasting_families(self, match: Match) -> tuple[str, ...]:
         """Sums whose small terms are lost where they are kept in half precision."""
-        layer = self.name == kind_names.NORM and match.text("norm", "none") == "layer"
+        layer = self.name == kind_names.NORM and match.text("norm", "none").startswith("layer")
         found = (sums.SWAMPED, sums.SWAMPED_MEAN) if layer else (sums.SWAMPED,)
         return found if match.need("x").spec.dtype in sums.NARROW else ()
 

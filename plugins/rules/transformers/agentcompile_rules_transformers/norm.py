@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import permutations
 
 from attrs import frozen
 
@@ -15,6 +16,7 @@ from agentcompile_core.plugin_api import (
     Match,
     Node,
     Operand,
+    Ref,
     RegionRule,
     RegionView,
     Scalar,
@@ -31,6 +33,7 @@ from .channel_norm import channel_norms
 from .tails import tails
 
 ATEN = ("aten.layer_norm.default", "aten.rms_norm.default")
+ADDITIONS = ("aten.add.Tensor", "aten.add.Scalar")
 
 
 @frozen(kw_only=True)
@@ -41,19 +44,27 @@ class NormNode:
     x: str
     weight: str
     bias: str
-    kind: str  # rms, rms_one_plus, rms_once, layer
+    kind: str  # rms, rms_one_plus, rms_once, layer, layer_one_plus
     eps: float
     rows: int
     columns: int
+    addition: str = ""  # the node that adds 1 to the weight, for this norm alone
 
     @property
     def out(self) -> str:
         """The value it makes."""
         return self.node.outputs[0]
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that it consists of."""
+        return (self.node.name, *((self.addition,) if self.addition else ()))
 
-def norm_of(view: RegionView, node: Node, *, several: bool = False) -> NormNode | None:
-    """The norm of a node over its last axis (``several``: or axes), if its operands are contiguous and its rows of one kernel type.
+
+def norm_of(view: RegionView, node: Node, *, alone: bool = False) -> NormNode | None:
+    """The norm of a node over its last axis, if its operands are contiguous and its rows of one kernel type.
+
+    ``alone``: what only a kernel of its own serves as well: norms over several axes, and layer norms that multiply with 1 + weight.
 
     Its weight and bias have one type, which differs from that of the rows only where nothing is rounded between the two.
     """
@@ -63,9 +74,12 @@ def norm_of(view: RegionView, node: Node, *, several: bool = False) -> NormNode 
     kind, x, weight, bias, eps = called
     if x is None or not isinstance(eps, int | float) or len(node.outputs) != 1:
         return None
+    plus = _one_plus(view, node, weight) if alone and kind == "layer" else None
+    if plus is not None:
+        kind, weight = "layer_one_plus", plus[0]
     spec = view.graph.spec(x)
     columns = _columns(node, spec.shape)
-    if spec.shape and columns != spec.shape[-1] and not several:
+    if spec.shape and columns != spec.shape[-1] and not alone:
         return None
     if not columns or spec.dtype not in KERNEL_TYPES or not is_contiguous(spec):
         return None
@@ -77,7 +91,7 @@ def norm_of(view: RegionView, node: Node, *, several: bool = False) -> NormNode 
     if given - {spec.dtype} and (kind == "rms" or node.op in ATEN):
         return None
     return NormNode(node=node, x=x, weight=ref(weight) or "", bias=ref(bias) or "", kind=kind, eps=float(eps),
-                    rows=spec.numel // columns, columns=columns)
+                    rows=spec.numel // columns, columns=columns, addition=plus[1] if plus is not None else "")
 
 
 def _columns(node: Node, shape: tuple[int, ...]) -> int:
@@ -85,6 +99,19 @@ def _columns(node: Node, shape: tuple[int, ...]) -> int:
     named = argument(node, "normalized_shape") if node.op in ATEN else None
     axes = len(named) if isinstance(named, tuple) and named else 1
     return math.prod(shape[len(shape) - axes:]) if shape else 0
+
+
+def _one_plus(view: RegionView, norm: Node, given: Argument) -> tuple[Ref, str] | None:
+    """The weight to which a node adds 1 for a norm alone, as in Nemotron, and that node; the sum is rounded to the type of the weight."""
+    made = ref(given)
+    add = view.producer(made) if made is not None else None
+    if add is None or made is None or add.op not in ADDITIONS or argument(add, "alpha") != 1 or not view.only_used_by(made, {norm.name}):
+        return None
+    for weight, one in permutations((argument(add, "self"), argument(add, "other"))):
+        if isinstance(weight, Ref) and type(one) in (int, float) and one == 1 and view.is_weight(weight):
+            spec, total = view.graph.spec(weight.value), view.graph.spec(made)
+            return (weight, add.name) if (spec.shape, spec.dtype) == (total.shape, total.dtype) else None
+    return None
 
 
 _Called = tuple[str, str | None, Argument, Argument, Argument]
@@ -111,14 +138,14 @@ class NormRule(RegionRule):
     """``norm`` matches: every norm, also with what is behind it; those over the last axes with what is before them and beside them."""
 
     name = "norm"
-    version = 6
+    version = 7
     kinds = (kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Norms alone, with their residual, with growing tails, then two of a kind."""
         view = RegionView(graph=graph)
         found: list[Match] = []
-        norms = [norm for node in graph.nodes if (norm := norm_of(view, node, several=True)) is not None]
+        norms = [norm for node in graph.nodes if (norm := norm_of(view, node, alone=True)) is not None]
         for norm in norms:
             before = [_Before(reads=(view.read("x", norm.x),)), *_residual(view, norm)]
             found += [_match(view, norm, one, (), norm.out, (), None) for one in before]
@@ -152,7 +179,7 @@ def _residual(view: RegionView, norm: NormNode) -> Iterator[_Before]:
 def _match(view: RegionView, norm: NormNode, before: _Before, behind: tuple[str, ...], out: str, aux: tuple[str, ...],
            expression: Expression | None) -> Match:
     others = [view.read(f"aux{i}", value) for i, value in enumerate(aux)]
-    nodes = (*before.nodes, norm.node.name, *behind)
+    nodes = (*before.nodes, *norm.nodes, *behind)
     return Match(
         kind=NORM, label=before.label, nodes=view.deps.members(view.deps.mask(nodes)),
         operands=(*before.reads, *_parameters(view, norm), *others, view.write("out", out), *before.writes),
@@ -176,7 +203,7 @@ def _beside(view: RegionView, norms: list[NormNode]) -> Iterator[Match]:
             continue
         weights = [view.read(f"weight{where}", norm.weight) for where, norm in (("", one), ("_beside", other)) if norm.weight]
         yield Match(
-            kind=NORM, label=SemanticLabel.NORM, nodes=view.deps.members(view.deps.mask((one.node.name, other.node.name))),
+            kind=NORM, label=SemanticLabel.NORM, nodes=view.deps.members(view.deps.mask((*one.nodes, *other.nodes))),
             operands=(view.read("x", one.x), view.read("x_beside", other.x), *weights, view.write("out", one.out),
                       view.write("out_beside", other.out)),
             attributes=(*_attributes(one), ("rows_beside", other.rows), ("columns_beside", other.columns)),

@@ -24,7 +24,8 @@ from agentcompile_core.plugin_api import (
 from .space import WARP, is_channels, part_of, shape_of, vectors_each
 
 FOLDER = Path(__file__).parent
-NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
+NORMS = {"rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4, "layer_one_plus": 3}  # as ac::Norm in row.cuh
+ONE_PLUS = FOLDER / "norm_one_plus.cuh"  # what tells a layer_one_plus from a layer, in plan.cuh
 AUX = ("aux0", "aux1")
 POINTERS = ("x", "weight", "bias", "residual", *AUX, "out", "residual_out", "x_beside", "weight_beside", "out_beside")
 EARLY_WORDS = 64  # registers of weights that a thread of a cluster has beside its elements
@@ -89,7 +90,7 @@ def lower_split(match: Match, schedule: Schedule, target: Target) -> StepSource:
         Launch(entry="norm_write_kernel", grid=grid, block=block, pdl=pdl,
                arguments=(again, *_pointers(match, ("weight", "bias", *AUX)), _workspace(Access.READ), *_pointers(match, ("out",)),
                           f32("eps", match.number("norm_eps")), *_channels(match))))
-    workspace = Workspace(name="ws_parts", nbytes=4 * shape.rows * splits * (1 + (match.text("norm") == "layer")))
+    workspace = Workspace(name="ws_parts", nbytes=4 * shape.rows * splits * (1 + (NORMS[match.text("norm")] == NORMS["layer"])))
     depth = int(plan["vectors"]) * shape.step + threads.bit_length() + -(-splits // WARP)
     return _source(match, "norm_split.cu", plan, launches, depth, (workspace,))
 
@@ -136,8 +137,9 @@ def _parts(match: Match, threads: int, splits: int) -> dict[str, int]:
 
 def _source(match: Match, template: str, plan: Plan, launches: tuple[Launch, ...], depth: int, workspaces: tuple[Workspace, ...] = (),
             features: tuple[Feature, ...] = ()) -> StepSource:
+    one_plus = ONE_PLUS.read_text(encoding="utf-8") if match.text("norm") == "layer_one_plus" else ""
     return make_source(FOLDER / template, plan=plan, launches=launches, workspaces=workspaces, reduction_depth=depth,
-                       epilogue=epilogue_struct(match.epilogue, 1, len(AUX)),
+                       epilogue=one_plus + epilogue_struct(match.epilogue, 1, len(AUX)),
                        features=[*features, *[Feature.GRIDDEPCONTROL] * bool(plan["pdl"])])
 
 

@@ -44,8 +44,8 @@ class NormFamily(TemplateFamily):
             return Reject("a norm that is rounded before its weight has a weight of the same type")
         if not {o.name for o in match.operands} <= set(POINTERS):
             return Reject(f"operands {', '.join(o.name for o in match.operands)}; served are {', '.join(POINTERS)}")
-        if match.text("norm") == "rms_one_plus" and match.operand("weight") is None:
-            return Reject("rms_one_plus needs a weight")
+        if match.text("norm").endswith("one_plus") and match.operand("weight") is None:
+            return Reject(f"{match.text('norm')} needs a weight")
         if (match.operand("residual") is None) != (match.operand("residual_out") is None):
             return Reject("a residual and its sum come together")
         beside = [match.operand(name) is not None for name in ("x_beside", "out_beside", "weight_beside")]

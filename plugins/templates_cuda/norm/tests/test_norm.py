@@ -59,7 +59,9 @@ def budget_use(match: Match, tensors: dict[str, torch.Tensor], depth: int) -> fl
     bias = tensors["bias"].double() if "bias" in tensors else 0.0
     kind = match.text("norm")
     statistics = 2 * math.sqrt(depth) * 2.0**-24 + 2.0**-21
-    if kind == "layer":
+    if kind == "layer_one_plus":
+        weight = (tensors["weight"] + 1).double()  # rounded, as the framework adds
+    if kind.startswith("layer"):
         mean = x.mean(-1, keepdim=True)
         y = (x - mean) * torch.rsqrt(x.var(-1, keepdim=True, correction=0) + EPS)
         expected, roundings = y * weight + bias, 1.001
@@ -80,7 +82,8 @@ def emulated(match: Match, threads: int, warps_per_row: int) -> Emulated:
 
 
 @pytest.mark.parametrize("kind,dtype,bias", [("rms", DType.F16, False), ("rms_one_plus", DType.BF16, False), ("layer", DType.F16, True),
-                                             ("rms", DType.F32, False), ("rms_once", DType.F16, False)], ids=str)
+                                             ("rms", DType.F32, False), ("rms_once", DType.F16, False), ("layer_one_plus", DType.F16, True),
+                                             ("layer_one_plus", DType.BF16, True), ("layer_one_plus", DType.F32, False)], ids=str)
 @FEW
 @given(data=st.data())
 def test_within_budget(kind: str, dtype: DType, bias: bool, data: st.DataObject) -> None:
@@ -107,9 +110,10 @@ def test_residual_sum_is_rounded_written_and_normalized(dtype: DType) -> None:
 @pytest.mark.parametrize("weights", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32], ids=lambda d: d.value)
 @settings(FEW, max_examples=4)  # of each pair of types, and each is a build
-@given(kind=st.sampled_from(("rms_once", "rms_one_plus", "layer")), columns=st.sampled_from((7, 64, 520, 1000)), seed=st.integers(0, 99))
+@given(kind=st.sampled_from(("rms_once", "rms_one_plus", "layer", "layer_one_plus")), columns=st.sampled_from((7, 64, 520, 1000)),
+       seed=st.integers(0, 99))
 def test_weights_of_another_type_than_the_rows(dtype: DType, weights: DType, kind: str, columns: int, seed: int) -> None:
-    match = norm_match(2, columns, kind, dtype, weights=weights, bias=kind == "layer")
+    match = norm_match(2, columns, kind, dtype, weights=weights, bias=kind.startswith("layer"))
     tensors = draw(match, seed, 1.0)
     kernel = emulated(match, 128, 4)
     kernel.run(tensors)
@@ -176,6 +180,28 @@ def test_a_norm_that_rounds_twice_is_none_that_rounds_once() -> None:
     assert budget_use(twice, tensors, kernel.source.reduction_depth) <= 1.0 < budget_use(once, tensors, kernel.source.reduction_depth)
 
 
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda d: d.value)
+def test_one_plus_weight_of_a_layer_norm_is_rounded_like_the_framework(dtype: DType) -> None:
+    """Within the budget of one rounding of what the framework multiplies with; where it is not rounded, beyond it."""
+    match = norm_match(5, 1000, "layer_one_plus", dtype, bias=True)
+    tensors = draw(match, 9, 1.0)
+    source = FAMILY.lower(match, Schedule({"threads": 64, "warps_per_row": 2}), H200)
+    exact = tuple((name, text.replace("ac::round_to<Plan_" + source.digest + "::W>", "")) for name, text in source.headers)
+    assert exact != source.headers
+    for headers, is_within in ((source.headers, True), (exact, False)):
+        Emulated(evolve(source, headers=headers), match, H200).run(tensors)
+        assert (budget_use(match, tensors, source.reduction_depth) <= 1.0) is is_within
+
+
+def test_one_plus_says_itself_in_the_plan_alone() -> None:
+    """The text of other norms stays as it was, and so does what is stored of them."""
+    layer, one_plus = (FAMILY.lower(norm_match(1, 64, kind, bias=True), Schedule({"threads": 64, "warps_per_row": 2}), H200)
+                       for kind in ("layer", "layer_one_plus"))
+    texts = [{name: text.replace(source.digest, "") for name, text in (("", source.code), *source.headers)} for source in (layer, one_plus)]
+    assert {name for name in texts[0].keys() | texts[1].keys() if texts[0].get(name) != texts[1].get(name)} == {"plan.cuh"}
+    assert "normalize_unrounded" not in texts[0]["plan.cuh"]
+
+
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_without_weight(kind: str) -> None:
     match = norm_match(1, 96, kind, weight=False)
@@ -201,6 +227,8 @@ def test_space_and_rejects() -> None:
         assert FAMILY.accepts(match, H200) is True
     assert FAMILY.space(norm_match(32, 128, "rms"), H200).points[0]["warps_per_row"] == 1
     assert FAMILY.space(norm_match(1, 2048, "rms"), H200).points[0]["warps_per_row"] > 1
+    for kind in ("rms_one_plus", "layer_one_plus"):
+        assert "needs a weight" in FAMILY.accepts(norm_match(1, 64, kind, weight=False), H200).reason
     assert "unknown norm" in FAMILY.accepts(norm_match(1, 64, "batch"), H200).reason
     assert "same type" in FAMILY.accepts(norm_match(1, 64, "rms", weights=DType.F32), H200).reason
     plain = norm_match(1, 64, "rms")

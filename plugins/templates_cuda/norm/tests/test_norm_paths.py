@@ -71,8 +71,9 @@ def budget_use(match: Match, tensors: dict[str, torch.Tensor], depth: int) -> fl
     """Largest error over what its roundings, its sums in float32 and, of layer norms, the mean in float32 may cost."""
     dtype, kind = tensors["x"].dtype, match.text("norm")
     x = tensors["residual_out"].double() if "residual" in tensors else tensors["x"].double()
-    weight, bias = tensors["weight"].double(), tensors["bias"].double() if "bias" in tensors else 0.0
-    mean = x.mean(-1, keepdim=True) if kind == "layer" else torch.zeros_like(x[..., :1])
+    weight = (tensors["weight"] + 1 if kind == "layer_one_plus" else tensors["weight"]).double()  # rounded, as the framework adds
+    bias = tensors["bias"].double() if "bias" in tensors else 0.0
+    mean = x.mean(-1, keepdim=True) if kind.startswith("layer") else torch.zeros_like(x[..., :1])
     inverse = torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + EPS)
     scaled = (x - mean) * inverse * (1 + weight if kind == "rms_one_plus" else weight)
     statistics = 2 * math.sqrt(depth) * 2.0**-24 + 2.0**-21
@@ -89,11 +90,12 @@ def budget_use(match: Match, tensors: dict[str, torch.Tensor], depth: int) -> fl
 def test_within_budget(path: str, data: st.DataObject) -> None:
     kind, dtype, weights = data.draw(st.sampled_from((
         ("layer", DType.F16, DType.F16), ("layer", DType.F32, DType.F32), ("rms", DType.BF16, DType.BF16),
-        ("rms_once", DType.F32, DType.F16), ("rms_one_plus", DType.BF16, DType.F32))))
+        ("rms_once", DType.F32, DType.F16), ("rms_one_plus", DType.BF16, DType.F32),
+        ("layer_one_plus", DType.BF16, DType.BF16), ("layer_one_plus", DType.F32, DType.F16))))
     rows = data.draw(st.sampled_from((1, 3, 9, 70) if path in MANY_ROWS else (1, 3)))
     columns, residual = data.draw(st.sampled_from(COLUMNS[path])), path != "looped" and data.draw(st.booleans())
-    match = norm_match(rows, columns, kind, dtype, bias=kind == "layer", weights=weights, residual=residual)
-    mean = data.draw(st.sampled_from((0.0, 300.0))) if kind == "layer" else 0.0
+    match = norm_match(rows, columns, kind, dtype, bias=kind.startswith("layer"), weights=weights, residual=residual)
+    mean = data.draw(st.sampled_from((0.0, 300.0))) if kind.startswith("layer") else 0.0
     scale, offset = data.draw(st.sampled_from((1e-2, 1.0, 50.0))), data.draw(st.sampled_from((0, 1)))
     tensors = draw(match, data.draw(st.integers(0, 99)), scale, mean, offset)
     kernel = kernel_of(match, path)
