@@ -13,6 +13,7 @@ from torch import nn
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError, VerificationError
 from agentcompile_core.ir.frequencies import Frequencies
+from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.store import Store
 
 POSITIONS, LIMIT = 96, 40
@@ -195,6 +196,34 @@ def test_frequencies_that_fit_no_graph_are_refused(phi: tuple[Any, Any], change:
         evolve(graphs, frequencies=(evolve(one, **change),)).verify()
     with pytest.raises(VerificationError, match="frequencies of"):
         evolve(graphs, frequencies=(one, one)).verify()
+
+
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "dynamic": {"factor": 2.0}, "yarn": {"factor": 4.0, "original_max_position_embeddings": LIMIT},
+    "longrope": {"original_max_position_embeddings": LIMIT, "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0] * 8,
+                 "factor": 2.0}}
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"head_dim": 16}, "cohere": {},
+    "deepseek_v3": {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 16,
+                    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                    "num_key_value_heads": 4}}
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_rotations_of_all_kinds_and_forms(name: str, rotation: str) -> None:
+    """Of several types of layers, of neighbouring channels, of latent attention; prompts in chunks on both sides of the limit."""
+    kind = transformers.CONFIG_MAPPING[name]
+    base = kind(**SIZES | MODELS[name]).rope_parameters
+    said = {"rope_type": rotation, **ROTATIONS[rotation]}
+    given = {**base, "full_attention": {**base["full_attention"], **said}} if "full_attention" in base else {**base, **said}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = transformers.AutoModelForCausalLM.from_config(kind(**SIZES | MODELS[name], rope_parameters=given)).eval()
+    mine = compiled(model, workload=Workload(dtype=DType.F32, max_context=POSITIONS, prefill_chunks=(16,)))
+    assert mine.graphs.kv is not None, mine.notes
+    for length, count in ((9, 20), (60, 20), (9, 50), (LIMIT + 1, 5)):
+        assert torch.equal(mine.generate(prompt_of(length), count, eos_token_id=None), by_hugging_face(model, prompt_of(length), count))
 
 
 def test_another_rule_than_one_limit_is_left_to_the_framework() -> None:

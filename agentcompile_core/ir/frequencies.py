@@ -1,15 +1,11 @@
 """Rotary frequencies that depend on how long a sequence is (LongRoPE)."""
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
 from ..errors import VerificationError
-
-if TYPE_CHECKING:
-    from .graph import TensorSpec
 
 
 @frozen(kw_only=True)
@@ -27,20 +23,19 @@ class Frequencies:
     rereads: bool
 
 
-def near_of(several: tuple[Frequencies, ...]) -> int:
+def near_of(several: Sequence[Frequencies]) -> int:
     """Positions of the longest sequence that is turned by the ``near`` ones of all; 0: there are none."""
     return min((one.limit for one in several), default=0)
 
 
-def verify_frequencies(several: tuple[Frequencies, ...], buffers: "Mapping[str, TensorSpec]") -> None:
-    """``buffers``: those that graphs read, by their names.
+def verify_frequencies(several: tuple[Frequencies, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """``shapes``: of the float32 buffers that graphs read, by their names.
 
     Raises:
         VerificationError: a buffer is none of these, or has another shape, a number is not finite, or limits differ.
     """
     for one in several:
-        spec = buffers.get(one.source)
-        if spec is None or spec.dtype.value != "float32" or not spec.shape == (len(one.near),) == (len(one.far),):
+        if not shapes.get(one.source) == (len(one.near),) == (len(one.far),):
             raise VerificationError(f"frequencies of {one.source!r} are those of no buffer of this shape that a graph reads")
         if one.limit < 1 or one.limit != near_of(several) or not all(map(math.isfinite, (*one.near, *one.far))):
             raise VerificationError(f"frequencies of {one.source!r} hold up to {one.limit} positions; one limit for all of at least 1 is "

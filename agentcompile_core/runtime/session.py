@@ -74,7 +74,7 @@ class Session:
         self._live = HostPosition() if executables.prefill == "live" else None
         self._choices = DeviceChoices(proxy(self), executables.backend.draw if executables.backend is not None else None)
         self._decoding = DecodePrograms(self._programs, kv_state.capacity)
-        self._trailing, self._turning = Trailing(self.position.device), Turning(proxy(self), weights)
+        self._trailing, self._turning = Trailing(self.position.device), Turning(proxy(self), graphs.frequencies, weights)
         self.agreed: set[Hashable] = set()  # kinds of prompts that others read and behind which its steps were seen to be the model's own
 
     @property

@@ -1,14 +1,25 @@
 """Which rotary frequencies a session's programs turn by: those of short sequences, or of long ones (docs/decisions/0050)."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from ..ir.frequencies import near_of
+from ..ir.frequencies import Frequencies, near_of
 
 if TYPE_CHECKING:
     import torch
 
-    from .session import Session
     from .weights import WeightStore
+
+
+class Reads(Protocol):
+    """What reads a prompt [1, n] and stands behind it: token, position and history int64, on the device."""
+
+    ids: "torch.Tensor"
+    position: "torch.Tensor"
+    history: "torch.Tensor"
+
+    def prefill(self, prompt: "torch.Tensor", new: int = 0) -> object:
+        """Read it from position 0."""
 
 
 class Turning:
@@ -18,13 +29,13 @@ class Turning:
     weights run one after the other, so each writes them before a prompt.
     """
 
-    def __init__(self, session: "Session", weights: "WeightStore") -> None:
+    def __init__(self, session: Reads, several: Sequence[Frequencies], weights: "WeightStore") -> None:
         import torch
 
-        self._session, several = session, session.graphs.frequencies
+        self._session = session
         self._limit, self._rereads = near_of(several), any(one.rereads for one in several)
         self._places = [weights.own(one.source) for one in several]
-        self._near, self._far = ([torch.tensor(getattr(one, which), device=session.device) for one in several] for which in ("near", "far"))
+        self._near, self._far = ([torch.tensor(getattr(one, which), device=weights.device) for one in several] for which in ("near", "far"))
         self._prompt: torch.Tensor | None = None
         self._is_far = self._grown = False
         self.turn(False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from ...ir.graph import DType, Graph, Node
+from ...ir.graph import DType, Graph, Node, ValueKind
 from ...ops.aliasing import is_alias, seen_changing
 from ...ops.dependency import Dependencies, bits, dependencies
 from ...ops.names import DATA_DEPENDENT, operator
@@ -77,7 +77,18 @@ def _keys(graph: Graph, deps: Dependencies) -> list[str]:
             keys.append("body")
         else:
             keys.append("head" if deps.ancestors[i] & layered else "prologue")
-    return keys
+    return _with_what_it_reads(graph, keys)
+
+
+def _with_what_it_reads(graph: Graph, keys: list[str]) -> list[str]:
+    """``keys``, where what is made of weights alone and read by the head alone belongs to the head (Nemotron's last weight + 1)."""
+    found, place = list(keys), {node.name: i for i, node in enumerate(graph.nodes)}
+    for i, node in reversed(list(enumerate(graph.nodes))):
+        of_weights = all(graph.kind_of(value) is ValueKind.WEIGHT for value in node.inputs)
+        if found[i] == "prologue" and of_weights and not any(value in graph.outputs for value in node.outputs):
+            readers = {found[place[user.name]] for value in node.outputs for user in graph.users.get(value, ())}
+            found[i] = "head" if readers == {"head"} else found[i]
+    return found
 
 
 def layer_indices(nodes: Sequence[Node]) -> dict[str, int]:

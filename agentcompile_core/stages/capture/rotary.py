@@ -61,20 +61,27 @@ def frequencies_of(model: nn.Module, sources: Collection[str]) -> tuple[Frequenc
     """
     found = []
     for path, module in model.named_modules():
-        source = f"{path}.{_PREFIX}"
-        if source in sources and _depends_on_length(module):
-            pair = _near_and_far(module)
-            if pair is None:
-                raise Unsupported(f"the frequencies of {path} depend on the length of a sequence otherwise than by one limit")
-            limit, near, far = pair
-            found.append(Frequencies(source=source, limit=limit, near=tuple(near.tolist()), far=tuple(far.tolist()),
-                                     rereads=_drops_its_cache(model)))
+        for layer_type in _layer_types(module) if _kinds(module) else []:
+            source = f"{path}.{_names(layer_type)[0]}"
+            if source in sources and _kind_of(module, layer_type) in (_LONG, _GROWING):
+                pair = _near_and_far(module, layer_type)
+                if pair is None:
+                    raise Unsupported(f"the frequencies of {path} depend on the length of a sequence otherwise than by one limit")
+                limit, near, far = pair
+                found.append(Frequencies(source=source, limit=limit, near=tuple(near.tolist()), far=tuple(far.tolist()),
+                                         rereads=_drops_its_cache(model)))
     return tuple(found)
 
 
-def _depends_on_length(module: nn.Module) -> bool:
+def _kinds(module: nn.Module) -> set[str]:
+    """What the configuration calls the module's frequencies, of all types of layers."""
     kinds = getattr(module, "rope_type", "")
-    return any(kind in (_LONG, _GROWING) for kind in (kinds.values() if isinstance(kinds, dict) else (kinds,)))
+    return {str(kind) for kind in (kinds.values() if isinstance(kinds, dict) else (kinds,))} - {""}
+
+
+def _kind_of(module: nn.Module, layer_type: str | None) -> str:
+    kinds: Any = module.rope_type
+    return str(kinds if layer_type is None else kinds[layer_type])
 
 
 def _drops_its_cache(model: nn.Module) -> bool:
@@ -83,22 +90,24 @@ def _drops_its_cache(model: nn.Module) -> bool:
     return own is not GenerationMixin.prepare_inputs_for_generation and hasattr(getattr(model, "config", None), _NEAR_LIMIT)
 
 
-def _near_and_far(module: nn.Module) -> tuple[int, Tensor, Tensor] | None:
+def _near_and_far(module: nn.Module, layer_type: str | None) -> tuple[int, Tensor, Tensor] | None:
     """Up to which length a sequence has which frequencies, and those beyond; None where the module turns otherwise.
 
     It is asked: for sequences as long as the limit, and one longer, back and forth, it returns what the operator does. Nothing is compiled
     beyond the limit of those that grow: it is the model's.
     """
     config: Any = module.config
-    is_long, twin, found = module.rope_type == _LONG, _apart(module), list[Tensor]()
-    limit = int(config.rope_parameters[_NEAR_LIMIT] if is_long else config.max_position_embeddings)
+    is_long, twin, found, (name, scaling) = _kind_of(module, layer_type) == _LONG, _apart(module), list[Tensor](), _names(layer_type)
+    said = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    limit = int(said[_NEAR_LIMIT] if is_long else config.max_position_embeddings)
     for length in (limit, limit + 1, limit, limit + 7, 1) if is_long else (limit, limit // 2, 1):
-        had: Any = twin.inv_freq
+        had: Any = getattr(twin, name)
         positions, x = torch.tensor([[0, length // 3, length - 1]], device=had.device), torch.zeros(1, 3, 2 * len(had), device=had.device)
-        got, used = type(module).forward(twin, x, positions), getattr(twin, _PREFIX).detach().clone()
+        got = type(module).forward(twin, *((x, positions) if layer_type is None else (x, positions, layer_type)))
+        used = getattr(twin, name).detach().clone()
         found.append(used)
-        want = _table(positions, used, float(twin.attention_scaling), x.dtype, _Style.HALF)  # type: ignore[arg-type]
-        if not all(torch.equal(g, w) for g, w in zip(got, want, strict=True)):
+        wanted = [_table(positions, used, float(getattr(twin, scaling)), x.dtype, style) for style in (_Style.HALF, _Style.INTERLEAVED)]
+        if not any(all(torch.equal(g, w) for g, w in zip(got, want, strict=True)) for want in wanted):
             return None
     near, far = found[:2]
     same = all(torch.equal(one, near if index % 2 == 0 else far) for index, one in enumerate(found)) and (is_long or torch.equal(near, far))
@@ -134,7 +143,7 @@ def _names(layer_type: str | None) -> tuple[str, str]:
 
 def _qualifies(module: nn.Module, style: _Style) -> bool:
     layer_types = _layer_types(module)
-    if not layer_types or (_depends_on_length(module) and layer_types != [None]):
+    if not layer_types:
         return False
     return all(_agrees(module, layer_type, style) for layer_type in layer_types)
 
@@ -142,8 +151,8 @@ def _qualifies(module: nn.Module, style: _Style) -> bool:
 def _agrees(module: nn.Module, layer_type: str | None, style: _Style, grids: bool = False) -> bool:
     """Whether the module returns what the operator does; with ``grids`` for three times the same positions."""
     twin = copy.copy(module)
-    if _depends_on_length(module):  # which frequencies it takes is another question, see ``frequencies_of``
-        twin.rope_type = "default"  # type: ignore[assignment]
+    if _kinds(module) & {_LONG, _GROWING}:  # which frequencies it takes is another question, see ``frequencies_of``
+        twin.rope_type = "default" if layer_type is None else {layer_type: "default"}  # type: ignore[assignment]
     frequencies, scaling = _names(layer_type)
     half = getattr(module, frequencies).shape[0]
     # A plain dict entry instead of a registered buffer: the twin shares nothing that a write could reach.
