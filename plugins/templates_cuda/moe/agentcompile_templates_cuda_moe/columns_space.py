@@ -1,12 +1,14 @@
-"""Schedules of experts_columns.cu: how much of a row a block reads, by how many lanes, warps and rows in flight."""
+"""Schedules of experts_columns.cu: how much of a row a block reads, by how many lanes, warps, rows in flight and blocks of a tile."""
 
 import math
 
-from agentcompile_core.plugin_api import Schedule, Target
+from agentcompile_core.plugin_api import Feature, Schedule, Target
 
 from .space import STATIC_SHARED_BYTES, WARP_SIZE, Shape
 
 IN_FLIGHT_BYTES_PER_SM = 48 << 10
+SPLITS = (1, 2, 4, 8)
+MOST_POINTS = 96
 
 
 def width_of(shape: Shape, interleaved: bool) -> int:
@@ -20,9 +22,9 @@ def tile_of(shape: Shape, schedule: Schedule) -> int:
 
 
 def shared_bytes(shape: Shape, schedule: Schedule, interleaved: bool) -> int:
-    """Dynamic shared memory: a sum per slot, warp and element of the tile."""
-    streams = 2 if shape.pair == 2 and not interleaved else 1
-    return 4 * shape.slots_of_block * schedule.integer("warps") * streams * tile_of(shape, schedule)
+    """Dynamic shared memory: a sum per slot, warp and element of the tile, and where it is split one per slot, block and element."""
+    streams, split = 2 if shape.pair == 2 and not interleaved else 1, schedule.integer("split")
+    return 4 * shape.slots_of_block * (schedule.integer("warps") + (split if split > 1 else 0)) * streams * tile_of(shape, schedule)
 
 
 def is_vectorized(shape: Shape) -> bool:
@@ -32,10 +34,12 @@ def is_vectorized(shape: Shape) -> bool:
 
 def schedules(shape: Shape, interleaved: bool, target: Target) -> tuple[Schedule, ...]:
     """All legal schedules, best guess first."""
-    found = [Schedule({"lanes": lanes, "warps": warps, "unroll": unroll})
-             for lanes in (32, 16, 8, 4) for warps in (8, 16, 4) for unroll in (4, 2, 8, 1)]
-    legal = [point for point in found if _is_legal(shape, point, interleaved)] or [Schedule({"lanes": 4, "warps": 4, "unroll": 1})]
-    return tuple(sorted(legal, key=lambda point: _badness(shape, point, interleaved, target)))
+    found = [Schedule({"lanes": lanes, "warps": warps, "unroll": unroll, "split": split})
+             for lanes in (32, 16, 8, 4) for warps in (8, 16, 4) for unroll in (4, 2, 8, 1)
+             for split in (SPLITS if target.has(Feature.CLUSTER) else SPLITS[:1])]
+    least = Schedule({"lanes": 4, "warps": 4, "unroll": 1, "split": 1})
+    legal = [point for point in found if _is_legal(shape, point, interleaved)] or [least]
+    return tuple(sorted(legal, key=lambda point: _badness(shape, point, interleaved, target))[:MOST_POINTS])
 
 
 def _is_legal(shape: Shape, point: Schedule, interleaved: bool) -> bool:
@@ -43,16 +47,18 @@ def _is_legal(shape: Shape, point: Schedule, interleaved: bool) -> bool:
     threads = point.integer("warps") * WARP_SIZE
     finished = tile_of(shape, point) <= threads * (2 if interleaved else 1)
     held = point.integer("unroll") * streams <= 8 and shared_bytes(shape, point, interleaved) + STATIC_SHARED_BYTES <= 48 << 10
-    return finished and held
+    rows = shape.k // point.integer("split") >= threads // point.integer("lanes") * point.integer("unroll")
+    return finished and held and (rows or point.integer("split") == 1)
 
 
 def _badness(shape: Shape, point: Schedule, interleaved: bool, target: Target) -> float:
-    """Enough blocks for every SM and enough in flight; whole segments of memory; tiles that end where the row ends."""
+    """Enough in flight on every SM, and as much to read for each; whole segments of memory; tiles that end where the row ends."""
     tile, threads = tile_of(shape, point), point.integer("warps") * WARP_SIZE
     tiles = -(-width_of(shape, interleaved) // tile)
-    blocks = tiles * (1 if shape.summed else shape.slots)
-    resident = min(blocks / target.sm_count, 2048 / threads / 2)
-    flight = max(resident, 0.01) * threads * point.integer("unroll") * 16
+    blocks = tiles * point.integer("split") * (1 if shape.summed else shape.slots)
+    at_once = max(1, target.threads_per_sm // threads // 2)  # under programmatic dependent launch those of the next kernel wait beside
+    flight = min(at_once, blocks / target.sm_count) * threads * point.integer("unroll") * 16
+    share = blocks / target.sm_count
+    uneven = math.ceil(share) / share - 1.0 if share <= at_once else math.ceil(share / at_once) / (share / at_once) - 1.0
     badness = abs(math.log2(flight / IN_FLIGHT_BYTES_PER_SM)) + 2.0 * (tiles * tile / width_of(shape, interleaved) - 1.0)
-    idle = max(0.0, 1.0 - blocks / target.sm_count)
-    return badness + 3.0 * idle + (0.0 if point.integer("lanes") >= 8 else 0.5)
+    return badness + min(2.0 * uneven, 3.0) + (0.0 if point.integer("lanes") >= 8 else 0.5) + 0.05 * point.integer("split")

@@ -50,7 +50,7 @@ class ExpertsFamily(TemplateFamily):
     """``expert_linear`` matches: gate and up with their activation, or down with the weighted sum over the slots."""
 
     name = "experts"
-    version = 1
+    version = 2
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for matrices in float16, bfloat16 or float32, row by row or column by column, and at most 32 slots."""
@@ -93,9 +93,11 @@ class ExpertsFamily(TemplateFamily):
         chosen = _chosen(match, shape, schedule, target)
         threads = (schedule.integer("warps") + chosen.producers) * WARP_SIZE
         sizes = (i32("n", shape.n), i32("k", shape.k), i32("slots", shape.slots))
-        launch = Launch(entry="experts_kernel", grid=chosen.grid, block=(threads, 1, 1), pdl=pdl, shared_bytes=chosen.shared_bytes,
+        launch = Launch(entry="experts_kernel", grid=chosen.grid, block=(threads, 1, 1), cluster=chosen.cluster, pdl=pdl,
+                        shared_bytes=chosen.shared_bytes,
                         arguments=(*(operand_pointer(match, name) for name in POINTERS), *sizes))
         features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * chosen.producers
+        features += [Feature.CLUSTER] * (chosen.cluster > 1)
         plan = {"pdl": pdl, "threads": threads, **chosen.plan, **_types(match), **_facts(match, shape)}
         return make_source(FOLDER / chosen.template, plan=plan, launches=(launch,), features=features,
                            epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)), reduction_depth=chosen.depth)
@@ -111,6 +113,7 @@ class _Chosen:
     plan: dict[str, bool | int]
     depth: int
     producers: int = 0  # warps that only fill the ring
+    cluster: int = 1  # blocks that send each other sums
 
 
 def _taking_turns(streams: Sequence[Schedule], others: Sequence[Schedule], first: bool) -> tuple[Schedule, ...]:
@@ -157,12 +160,12 @@ def _rows(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
 
 def _columns(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
     interleaved, tile = match.flag("interleaved"), columns_space.tile_of(shape, schedule)
-    groups = schedule.integer("warps") * WARP_SIZE // schedule.integer("lanes")
-    grid = (-(-columns_space.width_of(shape, interleaved) // tile), 1 if shape.summed else shape.slots, 1)
-    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("lanes", "unroll")}
+    groups, split = schedule.integer("warps") * WARP_SIZE // schedule.integer("lanes"), schedule.integer("split")
+    grid = (-(-columns_space.width_of(shape, interleaved) // tile) * split, 1 if shape.summed else shape.slots, 1)
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("lanes", "unroll", "split")}
     return _Chosen(template="experts_columns.cu", grid=grid, shared_bytes=columns_space.shared_bytes(shape, schedule, interleaved),
                    plan={**plan, "tile": tile, "vectors": columns_space.is_vectorized(shape)},
-                   depth=shape.slots_of_block * -(-shape.k // groups) + 5 + schedule.integer("warps"))
+                   depth=shape.slots_of_block * -(-shape.k // (groups * split)) + 5 + schedule.integer("warps") + split, cluster=split)
 
 
 def _types(match: Match) -> dict[str, str]:

@@ -2,9 +2,11 @@
 // other operands: see experts.cu; element c of a row of the matrix belongs to output c, or to part c / n of output c % n, or, if
 // Plan::interleaved, to part c % 2 of output c / 2.
 //
-// Grid (tiles of Plan::tile elements of a row, of either half of a pair; slots, 1 if summed). Plan::lanes neighbouring lanes read that
-// part of a row, 16 bytes each, and every lane keeps the sums of its own elements; groups of lanes take rows by turns, Plan::unroll of
-// them in flight. Sums over groups meet by shuffles and then through shared memory, where the slots are added up in their order.
+// Grid (tiles of Plan::tile elements of a row, of either half of a pair, Plan::split blocks for each; slots, 1 if summed). Plan::lanes
+// neighbouring lanes read that part of a row, 16 bytes each, and every lane keeps the sums of its own elements; groups of lanes take rows
+// by turns, Plan::unroll of them in flight. Sums over groups meet by shuffles and then through shared memory, where the slots are added
+// up in their order. The blocks of a tile are a cluster that deals the rows out; the first one gets the sums of all, and adds them up in
+// their order. They win where whole tiles are too few, or too few more than fit at once, to keep every SM busy: a sum over slots.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -35,14 +37,17 @@ struct Operands {
   int width;  // of a row of the matrix
 };
 
-// What a block computes: elements [begin, begin + count) of each stream, of the slots [slot, slot + slots).
+// What a block computes: elements [begin, begin + count) of each stream, of the slots [slot, slot + slots), over rows [row, rows).
 struct Part {
   int begin;
   int count;
   int slot;
   int slots;
+  int row;
+  int rows;
   const long long* chosen;  // of these slots
   float* sums;              // [slots, warps, streams, tile]
+  float* blocks;            // [split, slots, streams, tile], if it is split: in the first block, what each block has
 };
 
 template <class Vector> __device__ __forceinline__ Vector load_row(const Element* address) {
@@ -58,14 +63,14 @@ template <class Vector>
 __device__ __forceinline__ void add_slot(const Operands& operands, const Part& part, int slot, int first, float (&sums)[streams][Vector::size]) {
   const Element* matrix = operands.weight + part.chosen[slot] * operands.k * operands.width + part.begin + first;
   const Element* x = operands.x + (Plan::shared ? 0 : static_cast<long long>(part.slot + slot) * operands.k);
-  for (int row = threadIdx.x / Plan::lanes; row < operands.k; row += groups * Plan::unroll) {
+  for (int row = part.row + threadIdx.x / Plan::lanes; row < part.rows; row += groups * Plan::unroll) {
     Vector weights[Plan::unroll][streams];
     float given[Plan::unroll];
 #pragma unroll
     for (int u = 0; u < Plan::unroll; ++u) {
       const int at = row + u * groups;
-      const bool exists = at < operands.k && first < part.count;
-      given[u] = at < operands.k ? ac::to_float(x[at]) : 0.0f;
+      const bool exists = at < part.rows && first < part.count;
+      given[u] = at < part.rows ? ac::to_float(x[at]) : 0.0f;
 #pragma unroll
       for (int part_of = 0; part_of < streams; ++part_of) {
         const Element* address = matrix + static_cast<long long>(at) * operands.width + part_of * operands.n;
@@ -107,10 +112,32 @@ template <class Vector> __device__ __forceinline__ void run_layer(const Operands
   }
 }
 
-// Sum of element `index` of a stream of the part over the warps, in one of its slots, with the bias.
-__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int slot, int stream, int index) {
+// Sum of element `index` of a stream of the part over the warps, in one of its slots.
+__device__ __forceinline__ float over_warps(const Part& part, int slot, int stream, int index) {
   float sum = 0.0f;
   for (int warp = 0; warp < warps; ++warp) sum += part.sums[((slot * warps + warp) * streams + stream) * Plan::tile + index];
+  return sum;
+}
+
+// Every block sends its sums to the first one of its cluster, all of whose blocks have started.
+__device__ __forceinline__ void send(const Part& part) {
+  const int cells = part.slots * streams * Plan::tile;
+  for (int cell = threadIdx.x; cell < cells; cell += Plan::threads) {
+    const int stream = cell / Plan::tile % streams;
+    const float sum = over_warps(part, cell / (streams * Plan::tile), stream, cell % Plan::tile);
+    ac::store_to_cluster(&part.blocks[ac::cluster_rank() * cells + cell], 0, sum);
+  }
+}
+
+// Sum over all rows, with the bias.
+__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int slot, int stream, int index) {
+  float sum = 0.0f;
+  if constexpr (Plan::split > 1) {
+    const int cells = part.slots * streams * Plan::tile;
+    for (int block = 0; block < Plan::split; ++block) sum += part.blocks[block * cells + (slot * streams + stream) * Plan::tile + index];
+  } else {
+    sum = over_warps(part, slot, stream, index);
+  }
   if (!Plan::has_bias) return sum;
   return sum + ac::to_float(operands.bias[part.chosen[slot] * operands.width + part.begin + index + stream * operands.n]);
 }
@@ -147,12 +174,17 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   AC_DYNAMIC_SHARED(float, sums);
   static_assert(Plan::tile <= Plan::threads * (Plan::interleaved ? 2 : 1), "a thread finishes one output at most");
   if constexpr (Plan::pdl) ac::launch_dependents();
+  if constexpr (Plan::split > 1) ac::cluster_arrive_relaxed();
   ac::grid_dependency_wait();
 
   const Operands operands{x, weight, bias, scale, aux0, aux1, out, n, k, Plan::pair * n};
-  const int begin = blockIdx.x * Plan::tile;
+  const int begin = blockIdx.x / Plan::split * Plan::tile;
   const int end = Plan::interleaved ? 2 * n : n;
-  const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), Plan::summed ? slots : 1, chosen, sums};
+  const int span = (k + Plan::split - 1) / Plan::split;
+  const int row = blockIdx.x % Plan::split * span;
+  const int computed = Plan::summed ? slots : 1;
+  const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), computed, row, min(row + span, k), chosen, sums,
+                  sums + computed * warps * streams * Plan::tile};
   if (threadIdx.x < part.slots) chosen[threadIdx.x] = experts[part.slot + threadIdx.x];
   __syncthreads();
   if (Plan::vectors && ac::is_aligned16(weight)) {
@@ -161,5 +193,12 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
     run_layer<ac::Vec1<Element>>(operands, part);
   }
   __syncthreads();
+  if constexpr (Plan::split > 1) {
+    ac::cluster_wait();
+    send(part);
+    ac::cluster_arrive_release();
+    ac::cluster_wait();
+    if (ac::cluster_rank() != 0) return;
+  }
   finish(operands, part);
 }

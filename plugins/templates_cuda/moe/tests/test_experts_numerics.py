@@ -29,8 +29,8 @@ def point(warps: int, rows: int, unroll: int, turns: int) -> Schedule:
 
 
 VECTORS, ODD = (8, 264, 520, 1032), (1, 7, 33, 255)
-def columns(lanes: int, warps: int, unroll: int) -> Schedule:
-    return Schedule({"lanes": lanes, "warps": warps, "unroll": unroll})
+def columns(lanes: int, warps: int, unroll: int, split: int = 1) -> Schedule:
+    return Schedule({"lanes": lanes, "warps": warps, "unroll": unroll, "split": split})
 
 
 CASES: dict[str, tuple[Schedule, dict[str, Any], tuple[int, ...]]] = {  # schedule, form, and lengths of rows that one build serves
@@ -44,6 +44,9 @@ CASES: dict[str, tuple[Schedule, dict[str, Any], tuple[int, ...]]] = {  # schedu
     "columns, gate": (columns(8, 4, 2), {"lies": ("columns",)}, ODD),
     "columns, gate row by row": (columns(4, 8, 4), {"lies": ("columns", "interleaved"), "bias": True, "dtype": DType.BF16}, ODD),
     "columns, sum": (columns(16, 4, 1), {"lies": ("columns",), "down": True, "wide": True, "bias": True}, ODD),
+    "columns, gate, split": (columns(8, 4, 2, 2), {"lies": ("columns",), "bias": True}, ODD),
+    "columns, gate row by row, split": (columns(4, 8, 1, 4), {"lies": ("columns", "interleaved"), "bias": True, "dtype": DType.BF16}, ODD),
+    "columns, sum, split": (columns(16, 4, 1, 8), {"lies": ("columns",), "down": True, "wide": True, "bias": True}, ODD),
     "columns, alone, f32": (columns(32, 4, 2), {"lies": ("columns",), "activation": "", "bias": True, "dtype": DType.F32}, ODD),
 }
 
@@ -67,7 +70,7 @@ def test_within_budget(name: str, data: st.DataObject) -> None:
     assert budget_use(match, graph, tensors) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["alone, single elements", "sum"])
+@pytest.mark.parametrize("name", ["alone, single elements", "sum", "columns, sum, split"])
 def test_integers_are_exact_and_orders_of_threads_change_no_bit(name: str) -> None:
     schedule, said, lengths = CASES[name]
     match, _ = case(name, (5, 3, 45), lengths[2])
@@ -75,7 +78,9 @@ def test_integers_are_exact_and_orders_of_threads_change_no_bit(name: str) -> No
     source = FAMILY.lower(match, schedule, H200)
     ran(source, match, exact)
     chosen = exact["experts"].flatten()
-    products = torch.einsum("snk,sk->sn", exact["weight"].double()[chosen], exact["x"].double()[0].expand(3, -1))
+    matrices = exact["weight"].double()[chosen]
+    matrices = matrices.mT if match.flag("transposed") else matrices
+    products = torch.einsum("snk,sk->sn", matrices, exact["x"].double()[0].expand(3, -1))
     if said.get("bias"):
         products = products + exact["bias"].double()[chosen]
     want = (products * exact["scale"].double()[0]).sum(0) + exact["aux0"].double()[0, 0] if match.flag("summed") else products
@@ -120,8 +125,13 @@ WRONG = {  # what is wrong: text, with what it is replaced, case
     "rows behind the last are written": ("if (row < part.count) part.sums", "part.sums", "gate, row by row"),
     "the last slot is left out": ("slot < part.slots; ++slot", "slot < part.slots - 1; ++slot", "sum"),
     "columns: weights of slots are left out": ("ac::to_float(operands.scale[slot])", "1.0f", "columns, sum"),
-    "columns: rows behind the last count": ("at < operands.k ? ac", "true ? ac", "columns, gate"),
+    "columns: rows behind the last count": ("at < part.rows ? ac", "true ? ac", "columns, gate"),
     "columns: a warp's sums are left out": ("; ++warp) sum +=", "; warp += 2) sum +=", "columns, gate"),
+    "columns: a block's sums are left out": ("int block = 0;", "int block = 1;", "columns, sum, split"),
+    "columns: a block's rows are read twice": ("::split * span;", "::split * 0;", "columns, gate, split"),
+    "columns: nobody waits for what blocks send": ("    ac::cluster_arrive_release();\n    ac::cluster_wait();\n", "",
+                                                   "columns, sum, split"),
+    "columns: blocks send before the others have started": ("    ac::cluster_wait();\n    send", "    send", "columns, sum, split"),
     "the dependency is not waited for": ("  ac::grid_dependency_wait();\n", "", "gate"),
 }
 
