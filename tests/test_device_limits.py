@@ -169,3 +169,43 @@ def test_generation_to_the_context_limit_is_hugging_faces(tiny: tuple[Any, Any],
     with pytest.raises(UsageError, match=f"exceed the context of {CONTEXT}"):
         session.generate(prompt_of(length), CONTEXT - length + 1)
     assert torch.equal(session.generate(prompt_of(length), CONTEXT - length).cpu(), whole), "a refusal changes nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sequences_grow_over_the_limit_of_their_frequencies(dtype: torch.dtype) -> None:
+    """Captured graphs read frequencies where the session writes them; what is read again goes through the same chunks. In half precision
+    tokens are those of a session on the framework's operators, or near ties."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    import agentcompile_core as ac
+    from agentcompile_core.configuration import Config
+    from agentcompile_core.store import Store
+
+    limit, positions = 300, 640
+    config = Phi3Config(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+                        num_key_value_heads=2, max_position_embeddings=positions, original_max_position_embeddings=limit, pad_token_id=0,
+                        bos_token_id=1, eos_token_id=2, sliding_window=None,
+                        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": limit,
+                                         "short_factor": [1.0 + 0.01 * i for i in range(32)],
+                                         "long_factor": [1.0 + 0.5 * i for i in range(32)]})
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.device("cuda"):
+        module = Phi3ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    wide = Phi3ForCausalLM(config).cuda().eval()
+    wide.load_state_dict({name: value.float() for name, value in module.state_dict().items()}, strict=False)
+    model = ac.compile(module, dtype=str(dtype).removeprefix("torch."), config=Config(budget_plans=40, budget_s=20.0, rounds=1),
+                       store=Store(None))
+    model.context.close()
+    assert [f.limit for f in model.graphs.frequencies] == [limit] and model.session._steps["decode"].captured and not model.notes
+    near = NEAR_TIE if dtype is torch.float32 else 0.1
+    for steps in (1, 4):
+        model.session.steps_per_graph = steps
+        for length, count in ((290, 40), (limit - 1, 3), (limit, 5), (limit + 1, 5), (20, 20), (500, 100), (5, 600), (8, 9)):
+            found = model.generate(prompt_of(length) % 500 + 3, count, eos_token_id=None).cuda()
+            every = range(length, length + count) if count <= 40 else (length, limit - 1, limit, limit + 1, length + count - 1)
+            for end in (end for end in every if end >= length):
+                with torch.inference_mode():
+                    logits = wide(found[:, :end], use_cache=False).logits[0, -1]
+                behind = float((logits.max() - logits[found[0, end]]) / logits.std())
+                assert behind <= near, f"{length} + {count}: token {end} is {behind:.2e} behind the best"
