@@ -10,7 +10,7 @@ from ..errors import VerificationError
 
 @frozen(kw_only=True)
 class Frequencies:
-    """What a buffer of frequencies holds, by how long a sequence is: up to ``limit`` positions ``near``, beyond them ``far``; float32.
+    """What a buffer of frequencies holds, by how long a sequence is: up to ``limit`` positions ``near``, beyond them ``far``.
 
     All positions of a sequence are turned by the same ones. ``rereads``: one that grows beyond the limit is read again from its first
     token; else what is cached stays as it was turned.
@@ -29,7 +29,7 @@ def near_of(several: Sequence[Frequencies]) -> int:
 
 
 def verify_frequencies(several: tuple[Frequencies, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """``shapes``: of the float32 buffers that graphs read, by their names.
+    """``shapes``: of the buffers that graphs read, by their names.
 
     Raises:
         VerificationError: a buffer is none of these, or has another shape, a number is not finite, or limits differ.

@@ -346,5 +346,5 @@ class GraphSet:
             raise VerificationError(f"two graphs are called {next(n for n in names if names.count(n) > 1)!r}")
         if len(self.of_kind(GraphKind.DECODE)) > 1:
             raise VerificationError(f"{', '.join(g.name for g in self.of_kind(GraphKind.DECODE))} are all decode steps; a model has one")
-        verify_frequencies(self.frequencies, {v.source: v.spec.shape for g in self.graphs for v in g.values if v.spec.dtype is DType.F32})
+        verify_frequencies(self.frequencies, {v.source: v.spec.shape for g in self.graphs for v in g.values if v.kind is ValueKind.CONSTANT})
         return self

@@ -208,7 +208,7 @@ def tensors_among(value: Any) -> list[Tensor]:
 
 def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model: nn.Module, wide: torch.dtype | None) -> Iterator[Call]:
     prepared, tensors, trials = dict[str, Prepared](), weights_of(model), plan(graphs, model, chunks, draw)
-    tensors |= {one.source: torch.tensor(one.near, device=tensors[one.source].device) for one in graphs.frequencies}
+    tensors |= {one.source: tensors[one.source].new_tensor(one.near) for one in graphs.frequencies}
     rows = prompt_rows(model, [trial for trial in trials if not trial.steps])
     for trial in trials:
         wanted = torch.stack(reference(model, trial)) if trial.steps else rows[trial.first]

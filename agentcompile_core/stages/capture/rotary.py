@@ -111,6 +111,7 @@ def _near_and_far(module: nn.Module, layer_type: str | None) -> tuple[int, Tenso
             return None
     near, far = found[:2]
     same = all(torch.equal(one, near if index % 2 == 0 else far) for index, one in enumerate(found)) and (is_long or torch.equal(near, far))
+    same = same and torch.equal(far.to(near.dtype).float(), far.float())  # a buffer in half precision may get far ones that it cannot hold
     return (limit, near.float().cpu(), far.float().cpu()) if same else None
 
 
