@@ -63,18 +63,25 @@ class Bench:
     def knows(self, entry: Asked) -> bool:
         return entry in self.done
 
-    def run(self, tried: dict[Any, int] | None = None, most: int = 10**6, again: tuple[str, ...] = ()) -> list[str]:
+    def run(self, tried: dict[Any, int] | None = None, most: int = 10**6, again: tuple[str, ...] = (), late: int = 0) -> list[str]:
+        """The order; results are known ``late`` by so many candidates."""
         places = frozenset((SIGNATURE, name) for name in again)
+        asked: list[Asked] = []
         for entry in Turns(self.entries, self.ordered, self, TARGET, Counter(tried or {}), places):
-            made = self.made[entry.match]
-            self.done.append(entry)
-            self.seconds[entry.place] = made.seconds
-            self.baselines[entry.place] = SimpleNamespace(measurement=SimpleNamespace(us=made.baseline_us))
-            if made.us:
-                self.best_us[entry.place] = made.us
-            if len(self.done) == most:
+            asked.append(entry)
+            if len(asked) > late:
+                self._evaluate(asked[-1 - late])
+            if len(asked) == most:
                 break
-        return [entry.match for entry in self.done]
+        return [entry.match for entry in asked]
+
+    def _evaluate(self, entry: Asked) -> None:
+        made = self.made[entry.match]
+        self.done.append(entry)
+        self.seconds[entry.place] = made.seconds
+        self.baselines[entry.place] = SimpleNamespace(measurement=SimpleNamespace(us=made.baseline_us))
+        if made.us:
+            self.best_us[entry.place] = made.us
 
 
 @st.composite
@@ -98,7 +105,7 @@ def test_everyone_has_one_turn_in_the_order_of_its_match(bench: Bench) -> None:
 
 @given(benches())
 def test_the_favourite_cover_comes_first_as_long_as_nothing_is_better(bench: Bench) -> None:
-    bench.made = {name: evolve(match, us=0.0) for name, match in bench.made.items()}
+    bench.made = {name: evolve(match, us=1e6) for name, match in bench.made.items()}
     order, primary = bench.run(), set(bench.ordered[0].primary)
     second = [name for name in primary if bench.made[name].count > 1]
     assert set(order[: len(primary)]) == primary
@@ -114,6 +121,15 @@ def test_what_is_judged_again_at_later_positions_has_five_turns_before_all_else(
     order = Bench((attention, *layers), names, (names,)).run(most=2 * len(names) + 3, again=("attention",))
     assert Counter(order) == {**{layer.name: 2 for layer in layers}, "attention": 5}
     assert set(order[: len(names)]) == set(names) and Counter(Bench((attention, *layers), names, (names,)).run(most=40))["attention"] == 2
+
+
+@given(st.integers(2, 6), st.floats(1.0, 100.0))
+def test_what_is_judged_again_and_fails_keeps_nobody_waiting_for_a_second_turn(others: int, seconds: float) -> None:
+    attention = Made(name="attention", nbytes=10**9, count=9, us=0.0, baseline_us=900.0, seconds=seconds)
+    layers = tuple(Made(name=f"linear{i}", nbytes=10**8, count=99, us=3 * TARGET.floor_us(10**8), baseline_us=900.0) for i in range(others))
+    names = tuple(m.name for m in (attention, *layers))
+    order = Bench((attention, *layers), names, (names,)).run(most=2 * len(names), again=("attention",))
+    assert order[len(names)] == "attention" and sorted(order[len(names) + 1:]) == sorted(names[1:])
 
 
 @given(st.integers(2, 30), st.floats(1.5, 20.0))
@@ -175,6 +191,50 @@ def test_where_the_favourite_fails_the_others_are_tried_at_once(instances: int) 
     other = Made(name="other", nbytes=10**8, count=30, us=1.5 * TARGET.floor_us(10**8), baseline_us=300.0)
     found = Bench((broken, other), ("broken",), (("broken",), ("other",)), instances).run(most=6)
     assert found[:2] == ["broken"] * 2 and "other" in found[2:4]
+
+
+@given(benches())
+def test_every_match_of_the_favourite_cover_has_one_turn_before_anything_has_two(bench: Bench) -> None:
+    """Whatever passes or fails: the first turns are the favourite cover's, each match once."""
+    primary = set(bench.ordered[0].primary)
+    order = bench.run(most=len(primary))
+    assert sorted(order) == sorted(primary)
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(0, 8), st.integers(1, 36))
+def test_what_stands_in_for_a_match_that_fails_comes_before_third_turns(others: int, count: int, late: int, instances: int) -> None:
+    """All candidates of a fused match fail; the cover with its parts has a kernel of each of them as soon as the failures are known."""
+    fused = Made(name="fused", nbytes=10**7, count=count, us=0.0, baseline_us=90.0, nodes=("a", "b"))
+    parts = tuple(Made(name=name, nbytes=10**7, count=count, us=9.0, baseline_us=45.0, nodes=(name,)) for name in "ab")
+    rest = tuple(Made(name=f"rest{i}", nbytes=10**9, count=99, us=5 * TARGET.floor_us(10**9), baseline_us=10**5, nodes=(f"r{i}",))
+                 for i in range(others))
+    names = tuple(match.name for match in rest)
+    bench = Bench((fused, *parts, *rest), ("fused", *names), (("fused", *names), ("a", "b", *names)), instances)
+    order = bench.run(most=2 * len(names) + 4 + late, late=late)
+    assert {"a", "b"} <= set(order)
+    assert not {"a", "b"} & set(order[: 1 + len(names)])
+    if not late:  # its second turn is the first of the second ones, and behind it come those that stand in for it
+        assert order[1 + len(names)] == "fused" or count == 1
+        assert set(order[len(names) + 1 + (count > 1):][:2]) == {"a", "b"}
+
+
+@given(benches())
+def test_nothing_stands_in_where_everything_passes(bench: Bench) -> None:
+    """Then the first turns are the favourite's, twice each, as long as it is the best cover."""
+    bench.made = {name: evolve(match, us=1e6) for name, match in bench.made.items()}
+    primary = set(bench.ordered[0].primary)
+    first = sum(min(2, bench.made[name].count) for name in primary)
+    assert set(bench.run(most=first)) == primary
+
+
+@given(st.integers(2, 9))
+def test_a_cover_that_fails_as_well_is_stood_in_for_by_the_next(count: int) -> None:
+    whole, half, other = (Made(name=name, nbytes=10**8, count=count, us=0.0, baseline_us=90.0, nodes=nodes)
+                          for name, nodes in (("whole", ("a", "b")), ("half", ("a",)), ("other", ("b",))))
+    parts = tuple(Made(name=name, nbytes=10**8, count=9, us=50.0, baseline_us=90.0, nodes=(name,)) for name in "ab")
+    covers = (("whole",), ("half", "other"), ("a", "b"))
+    order = Bench((whole, half, other, *parts), ("whole",), covers).run(most=7)
+    assert order == ["whole", "whole", "half", "other", "half", "a", "b"]
 
 
 def test_what_earlier_rounds_tried_counts() -> None:
