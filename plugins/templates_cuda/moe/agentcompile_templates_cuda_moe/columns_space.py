@@ -6,7 +6,9 @@ from agentcompile_core.plugin_api import Feature, Schedule, Target
 
 from .space import STATIC_SHARED_BYTES, WARP_SIZE, Shape
 
-IN_FLIGHT_BYTES_PER_SM = 48 << 10
+IN_FLIGHT_BYTES_PER_SM = 64 << 10
+REGISTERS = 72  # of a thread that loads four vectors at once, measured with nvcc 13
+MOST_LOADED = 4  # vectors that a thread loads at once, while as many are added up: two times eight do not fit its registers
 SPLITS = (1, 2, 4, 8)
 MOST_POINTS = 96
 
@@ -22,9 +24,9 @@ def tile_of(shape: Shape, schedule: Schedule) -> int:
 
 
 def shared_bytes(shape: Shape, schedule: Schedule, interleaved: bool) -> int:
-    """Dynamic shared memory: a sum per slot, warp and element of the tile, and where it is split one per slot, block and element."""
+    """Dynamic shared memory: a sum per warp and element of the tile, and where it is split one per block and element."""
     streams, split = 2 if shape.pair == 2 and not interleaved else 1, schedule.integer("split")
-    return 4 * shape.slots_of_block * (schedule.integer("warps") + (split if split > 1 else 0)) * streams * tile_of(shape, schedule)
+    return 4 * (schedule.integer("warps") + (split if split > 1 else 0)) * streams * tile_of(shape, schedule)
 
 
 def is_vectorized(shape: Shape) -> bool:
@@ -35,7 +37,7 @@ def is_vectorized(shape: Shape) -> bool:
 def schedules(shape: Shape, interleaved: bool, target: Target) -> tuple[Schedule, ...]:
     """All legal schedules, best guess first."""
     found = [Schedule({"lanes": lanes, "warps": warps, "unroll": unroll, "split": split})
-             for lanes in (32, 16, 8, 4) for warps in (8, 16, 4) for unroll in (4, 2, 8, 1)
+             for lanes in (32, 16, 8, 4) for warps in (8, 16, 4) for unroll in (4, 2, 1)
              for split in (SPLITS if target.has(Feature.CLUSTER) else SPLITS[:1])]
     least = Schedule({"lanes": 4, "warps": 4, "unroll": 1, "split": 1})
     legal = [point for point in found if _is_legal(shape, point, interleaved)] or [least]
@@ -46,8 +48,8 @@ def _is_legal(shape: Shape, point: Schedule, interleaved: bool) -> bool:
     streams = 2 if shape.pair == 2 and not interleaved else 1
     threads = point.integer("warps") * WARP_SIZE
     finished = tile_of(shape, point) <= threads * (2 if interleaved else 1)
-    held = point.integer("unroll") * streams <= 8 and shared_bytes(shape, point, interleaved) + STATIC_SHARED_BYTES <= 48 << 10
-    rows = shape.k // point.integer("split") >= threads // point.integer("lanes") * point.integer("unroll")
+    held = point.integer("unroll") * streams <= MOST_LOADED and shared_bytes(shape, point, interleaved) + STATIC_SHARED_BYTES <= 48 << 10
+    rows = shape.slots_of_block * (shape.k // point.integer("split")) >= threads // point.integer("lanes") * point.integer("unroll")
     return finished and held and (rows or point.integer("split") == 1)
 
 
@@ -56,8 +58,9 @@ def _badness(shape: Shape, point: Schedule, interleaved: bool, target: Target) -
     tile, threads = tile_of(shape, point), point.integer("warps") * WARP_SIZE
     tiles = -(-width_of(shape, interleaved) // tile)
     blocks = tiles * point.integer("split") * (1 if shape.summed else shape.slots)
-    at_once = max(1, target.threads_per_sm // threads // 2)  # under programmatic dependent launch those of the next kernel wait beside
-    flight = min(at_once, blocks / target.sm_count) * threads * point.integer("unroll") * 16
+    held = min(target.threads_per_sm // threads, target.registers_per_sm // (threads * REGISTERS))
+    at_once = max(1, held // 2 if target.has(Feature.GRIDDEPCONTROL) else held)  # under it those of the next kernel wait beside
+    flight = min(at_once, blocks / target.sm_count) * threads * point.integer("unroll") * 2 * 16
     share = blocks / target.sm_count
     uneven = math.ceil(share) / share - 1.0 if share <= at_once else math.ceil(share / at_once) / (share / at_once) - 1.0
     badness = abs(math.log2(flight / IN_FLIGHT_BYTES_PER_SM)) + 2.0 * (tiles * tile / width_of(shape, interleaved) - 1.0)

@@ -165,7 +165,7 @@ def _columns(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
     plan: dict[str, bool | int] = {name: schedule.integer(name) for name in ("lanes", "unroll", "split")}
     return _Chosen(template="experts_columns.cu", grid=grid, shared_bytes=columns_space.shared_bytes(shape, schedule, interleaved),
                    plan={**plan, "tile": tile, "vectors": columns_space.is_vectorized(shape)},
-                   depth=shape.slots_of_block * -(-shape.k // (groups * split)) + 5 + schedule.integer("warps") + split, cluster=split)
+                   depth=-(-shape.slots_of_block * shape.k // (groups * split)) + 6 + schedule.integer("warps") + split, cluster=split)
 
 
 def _types(match: Match) -> dict[str, str]:

@@ -4,9 +4,10 @@
 //
 // Grid (tiles of Plan::tile elements of a row, of either half of a pair, Plan::split blocks for each; slots, 1 if summed). Plan::lanes
 // neighbouring lanes read that part of a row, 16 bytes each, and every lane keeps the sums of its own elements; groups of lanes take rows
-// by turns, Plan::unroll of them in flight. Sums over groups meet by shuffles and then through shared memory, where the slots are added
-// up in their order. The blocks of a tile are a cluster that deals the rows out; the first one gets the sums of all, and adds them up in
-// their order. They win where whole tiles are too few, or too few more than fit at once, to keep every SM busy: a sum over slots.
+// by turns, of all slots of a sum one after the other, each weighed as it is read. Plan::unroll rows are loaded while as many are added
+// up. Sums over groups meet by shuffles and then through shared memory. The blocks of a tile are a cluster that deals the rows out; the
+// first one gets the sums of all, and adds them up in their order. They win where whole tiles are too few, or too few more than fit at
+// once, to keep every SM busy: a sum over slots.
 #include <agentcompile/activation.cuh>
 #include <agentcompile/dtype.cuh>
 #include <agentcompile/ptx.cuh>
@@ -46,8 +47,24 @@ struct Part {
   int row;
   int rows;
   const long long* chosen;  // of these slots
-  float* sums;              // [slots, warps, streams, tile]
-  float* blocks;            // [split, slots, streams, tile], if it is split: in the first block, what each block has
+  float* sums;              // [warps, streams, tile]
+  float* blocks;            // [split, streams, tile], if it is split: in the first block, what each block has
+};
+
+// A row of the part, in one of its slots; behind the last one there is no slot any more.
+struct Place {
+  int slot;
+  int row;
+
+  __device__ __forceinline__ void advance(const Part& part) {
+    for (row += groups; row >= part.rows && slot < part.slots; ++slot) row -= part.rows - part.row;
+  }
+};
+
+// Rows in flight: their weights, and what these are multiplied with.
+template <class Vector> struct Batch {
+  Vector weights[Plan::unroll][streams];
+  float given[Plan::unroll];
 };
 
 template <class Vector> __device__ __forceinline__ Vector load_row(const Element* address) {
@@ -58,88 +75,108 @@ template <class Vector> __device__ __forceinline__ Vector load_row(const Element
   }
 }
 
-// Elements [first, first + Vector::size) of the part, in both streams, of all rows of one slot that are this group's turn.
+// Elements [first, first + Vector::size) of the part, in both streams, of the next rows that are this group's turn.
 template <class Vector>
-__device__ __forceinline__ void add_slot(const Operands& operands, const Part& part, int slot, int first, float (&sums)[streams][Vector::size]) {
-  const Element* matrix = operands.weight + part.chosen[slot] * operands.k * operands.width + part.begin + first;
-  const Element* x = operands.x + (Plan::shared ? 0 : static_cast<long long>(part.slot + slot) * operands.k);
-  for (int row = part.row + threadIdx.x / Plan::lanes; row < part.rows; row += groups * Plan::unroll) {
-    Vector weights[Plan::unroll][streams];
-    float given[Plan::unroll];
+__device__ __forceinline__ void load(const Operands& operands, const Part& part, Place& place, int first, Batch<Vector>& batch) {
 #pragma unroll
-    for (int u = 0; u < Plan::unroll; ++u) {
-      const int at = row + u * groups;
-      const bool exists = at < part.rows && first < part.count;
-      given[u] = at < part.rows ? ac::to_float(x[at]) : 0.0f;
+  for (int u = 0; u < Plan::unroll; ++u) {
+    const bool exists = place.slot < part.slots;
+    const int slot = exists ? place.slot : 0;
+    const long long row = part.chosen[slot] * operands.k + place.row;
+    const long long of_x = (Plan::shared ? 0 : static_cast<long long>(part.slot + slot) * operands.k) + place.row;
+    batch.given[u] = exists ? ac::to_float(operands.x[of_x]) : 0.0f;
+    if constexpr (Plan::summed) batch.given[u] *= ac::to_float(operands.scale[slot]);
 #pragma unroll
-      for (int part_of = 0; part_of < streams; ++part_of) {
-        const Element* address = matrix + static_cast<long long>(at) * operands.width + part_of * operands.n;
-        weights[u][part_of] = exists ? load_row<Vector>(address) : Vector::zero();
+    for (int part_of = 0; part_of < streams; ++part_of) {
+      const Element* address = operands.weight + row * operands.width + part.begin + first + part_of * operands.n;
+      batch.weights[u][part_of] = exists && first < part.count ? load_row<Vector>(address) : Vector::zero();
+    }
+    place.advance(part);
+  }
+}
+
+template <class Vector> __device__ __forceinline__ void add(const Batch<Vector>& batch, float (&sums)[streams][Vector::size]) {
+#pragma unroll
+  for (int u = 0; u < Plan::unroll; ++u) {
+#pragma unroll
+    for (int part_of = 0; part_of < streams; ++part_of) {
+      float w[Vector::size];
+      batch.weights[u][part_of].unpack(w);
+#pragma unroll
+      for (int element = 0; element < Vector::size; ++element) {
+        sums[part_of][element] = fmaf(w[element], batch.given[u], sums[part_of][element]);
       }
     }
-#pragma unroll
-    for (int u = 0; u < Plan::unroll; ++u) {
-#pragma unroll
-      for (int part_of = 0; part_of < streams; ++part_of) {
-        float w[Vector::size];
-        weights[u][part_of].unpack(w);
-#pragma unroll
-        for (int element = 0; element < Vector::size; ++element) sums[part_of][element] = fmaf(w[element], given[u], sums[part_of][element]);
-      }
-    }
+  }
+}
+
+// The sums of a group over its rows; the next ones are loaded while some are added up.
+template <class Vector>
+__device__ __forceinline__ void add_rows(const Operands& operands, const Part& part, int first, float (&sums)[streams][Vector::size]) {
+  const int rounds = (part.slots * (part.rows - part.row) + groups * Plan::unroll - 1) / (groups * Plan::unroll);
+  Place place{0, part.row + static_cast<int>(threadIdx.x) / Plan::lanes - groups};
+  place.advance(part);
+  Batch<Vector> even, odd;
+  load(operands, part, place, first, even);
+  for (int round = 0; round < rounds; round += 2) {
+    load(operands, part, place, first, odd);
+    add(even, sums);
+    load(operands, part, place, first, even);
+    add(odd, sums);
   }
 }
 
 template <class Vector> __device__ __forceinline__ void run_layer(const Operands& operands, const Part& part) {
   const int warp = threadIdx.x / ac::warp_size;
   const int lane = threadIdx.x % ac::warp_size;
-  for (int slot = 0; slot < part.slots; ++slot) {
-    for (int start = 0; start < Plan::tile; start += Plan::lanes * Vector::size) {
-      const int first = start + lane % Plan::lanes * Vector::size;
-      float sums[streams][Vector::size] = {};
-      add_slot<Vector>(operands, part, slot, first, sums);
+  for (int start = 0; start < Plan::tile; start += Plan::lanes * Vector::size) {
+    const int first = start + lane % Plan::lanes * Vector::size;
+    float sums[streams][Vector::size] = {};
+    add_rows<Vector>(operands, part, first, sums);
 #pragma unroll
-      for (int part_of = 0; part_of < streams; ++part_of) {
+    for (int part_of = 0; part_of < streams; ++part_of) {
 #pragma unroll
-        for (int element = 0; element < Vector::size; ++element) {
-          float sum = sums[part_of][element];
+      for (int element = 0; element < Vector::size; ++element) {
+        float sum = sums[part_of][element];
 #pragma unroll
-          for (int offset = ac::warp_size / 2; offset >= Plan::lanes; offset /= 2) sum += __shfl_xor_sync(ac::full_warp, sum, offset);
-          if (lane < Plan::lanes) part.sums[((slot * warps + warp) * streams + part_of) * Plan::tile + first + element] = sum;
-        }
+        for (int offset = ac::warp_size / 2; offset >= Plan::lanes; offset /= 2) sum += __shfl_xor_sync(ac::full_warp, sum, offset);
+        if (lane < Plan::lanes) part.sums[(warp * streams + part_of) * Plan::tile + first + element] = sum;
       }
     }
   }
 }
 
-// Sum of element `index` of a stream of the part over the warps, in one of its slots.
-__device__ __forceinline__ float over_warps(const Part& part, int slot, int stream, int index) {
+// Sum of element `index` of a stream of the part over the warps.
+__device__ __forceinline__ float over_warps(const Part& part, int stream, int index) {
   float sum = 0.0f;
-  for (int warp = 0; warp < warps; ++warp) sum += part.sums[((slot * warps + warp) * streams + stream) * Plan::tile + index];
+  for (int warp = 0; warp < warps; ++warp) sum += part.sums[(warp * streams + stream) * Plan::tile + index];
   return sum;
 }
 
 // Every block sends its sums to the first one of its cluster, all of whose blocks have started.
 __device__ __forceinline__ void send(const Part& part) {
-  const int cells = part.slots * streams * Plan::tile;
+  constexpr int cells = streams * Plan::tile;
   for (int cell = threadIdx.x; cell < cells; cell += Plan::threads) {
-    const int stream = cell / Plan::tile % streams;
-    const float sum = over_warps(part, cell / (streams * Plan::tile), stream, cell % Plan::tile);
+    const float sum = over_warps(part, cell / Plan::tile, cell % Plan::tile);
     ac::store_to_cluster(&part.blocks[ac::cluster_rank() * cells + cell], 0, sum);
   }
 }
 
-// Sum over all rows, with the bias.
-__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int slot, int stream, int index) {
+// Sum over all rows, with the biases.
+__device__ __forceinline__ float layer_of(const Operands& operands, const Part& part, int stream, int index) {
   float sum = 0.0f;
   if constexpr (Plan::split > 1) {
-    const int cells = part.slots * streams * Plan::tile;
-    for (int block = 0; block < Plan::split; ++block) sum += part.blocks[block * cells + (slot * streams + stream) * Plan::tile + index];
+    for (int block = 0; block < Plan::split; ++block) sum += part.blocks[(block * streams + stream) * Plan::tile + index];
   } else {
-    sum = over_warps(part, slot, stream, index);
+    sum = over_warps(part, stream, index);
   }
-  if (!Plan::has_bias) return sum;
-  return sum + ac::to_float(operands.bias[part.chosen[slot] * operands.width + part.begin + index + stream * operands.n]);
+  if constexpr (Plan::has_bias) {
+    for (int slot = 0; slot < part.slots; ++slot) {
+      const float bias = ac::to_float(operands.bias[part.chosen[slot] * operands.width + part.begin + index + stream * operands.n]);
+      sum = Plan::summed ? fmaf(ac::to_float(operands.scale[slot]), bias, sum) : sum + bias;
+    }
+  }
+  return sum;
 }
 
 // A thread per output: no tile has more of them than a block has threads.
@@ -150,15 +187,9 @@ __device__ __forceinline__ void finish(const Operands& operands, const Part& par
   const int output = (part.begin + index) / each;
   float acc[Plan::pair] = {};
   float aux[2] = {};
-  if constexpr (Plan::summed) {
-    for (int slot = 0; slot < part.slots; ++slot) {
-      acc[0] = fmaf(ac::to_float(operands.scale[slot]), layer_of(operands, part, slot, 0, index), acc[0]);
-    }
-  } else {
 #pragma unroll
-    for (int pair = 0; pair < Plan::pair; ++pair) {
-      acc[pair] = layer_of(operands, part, 0, Plan::interleaved ? 0 : pair, Plan::interleaved ? index + pair : index);
-    }
+  for (int pair = 0; pair < Plan::pair; ++pair) {
+    acc[pair] = layer_of(operands, part, Plan::interleaved ? 0 : pair, Plan::interleaved ? index + pair : index);
   }
   if (Plan::has_aux0) aux[0] = ac::to_float(operands.aux0[output]);
   if (Plan::has_aux1) aux[1] = ac::to_float(operands.aux1[output]);
@@ -184,7 +215,7 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   const int row = blockIdx.x % Plan::split * span;
   const int computed = Plan::summed ? slots : 1;
   const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), computed, row, min(row + span, k), chosen, sums,
-                  sums + computed * warps * streams * Plan::tile};
+                  sums + warps * streams * Plan::tile};
   if (threadIdx.x < part.slots) chosen[threadIdx.x] = experts[part.slot + threadIdx.x];
   __syncthreads();
   if (Plan::vectors && ac::is_aligned16(weight)) {
