@@ -175,7 +175,7 @@ def test_generation_to_the_context_limit_is_hugging_faces(tiny: tuple[Any, Any],
 def test_sequences_grow_over_the_limit_of_their_frequencies(dtype: torch.dtype) -> None:
     """Captured graphs read frequencies where the session writes them; what is read again goes through the same chunks. In half precision
     tokens are those of a session on the framework's operators, or near ties."""
-    from transformers import Phi3Config, Phi3ForCausalLM
+    from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
     import agentcompile_core as ac
     from agentcompile_core.configuration import Config
@@ -190,8 +190,8 @@ def test_sequences_grow_over_the_limit_of_their_frequencies(dtype: torch.dtype) 
                                          "long_factor": [1.0 + 0.5 * i for i in range(32)]})
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-    with torch.device("cuda"):
-        module = Phi3ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    with torch.device("cuda"):  # a conversion of the whole module would convert its frequencies
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
     wide = Phi3ForCausalLM(config).cuda().eval()
     wide.load_state_dict({name: value.float() for name, value in module.state_dict().items()}, strict=False)
     model = ac.compile(module, dtype=str(dtype).removeprefix("torch."), config=Config(budget_plans=40, budget_s=20.0, rounds=1),

@@ -184,7 +184,12 @@ def mean(x: Bounded, dims: list[int], keepdim: bool, depth: int, divide: bool = 
     error = torch.minimum(spread, x.error.sum(dims, keepdim)) / scale
     absolute = x.value.abs().sum(dims, keepdim)
     size = sum_size(value * scale, absolute, x.value.pow(2).sum(dims, keepdim))
-    return Bounded(value, overflowing(error + SPREAD * in_blocks(depth, ROOTS) ** 0.5 * U32 * size / scale, absolute))
+    made = Bounded(value, overflowing(error + SPREAD * in_blocks(depth, ROOTS) ** 0.5 * U32 * size / scale, absolute))
+    # Of an infinity beside an element of which nothing is known, nothing is known either: that one may be the other infinity.
+    unknown = (x.value.isfinite() & ~x.error.isfinite()).sum(dims, keepdim).bool() & value.isinf()
+    if not bool(unknown.any()):
+        return made
+    return Bounded(torch.where(unknown, 0.0, made.value), torch.where(unknown, torch.inf, made.error))
 
 
 def larger(a: Bounded, b: Bounded) -> Bounded:

@@ -70,7 +70,8 @@ def linear(x: Bounded, weight: Tensor, bias: Bounded | None, depth: int, element
         if single or (integers and bool((w == w.round()).all())):
             error = torch.where((size < EXACT_SUM) & representable(value, DType.F32), 0.0, error)
         if noisy:
-            error = torch.hypot(error, torch.minimum(TAIL * ((errors**2) @ (w**2).T).sqrt(), errors @ w.abs().T))
+            among = worst_among(rows.shape[0] * n)  # each result adds up the same errors by other weights: the worst of many is farther off
+            error = torch.hypot(error, torch.minimum(among * TAIL * ((errors**2) @ (w**2).T).sqrt(), errors @ w.abs().T))
         values.append(value)
         bounds.append(error)
     shape = (*x.value.shape[:-1], n)

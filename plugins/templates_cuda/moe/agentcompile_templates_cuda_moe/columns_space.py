@@ -6,7 +6,7 @@ from agentcompile_core.plugin_api import Feature, Schedule, Target
 
 from .space import STATIC_SHARED_BYTES, WARP_SIZE, Shape
 
-IN_FLIGHT_BYTES_PER_SM = 64 << 10
+IN_FLIGHT_BYTES_PER_SM = 88 << 10
 REGISTERS = 72  # of a thread that loads four vectors at once, measured with nvcc 13
 MOST_LOADED = 4  # vectors that a thread loads at once, while as many are added up: two times eight do not fit its registers
 SPLITS = (1, 2, 4, 8)
@@ -54,14 +54,18 @@ def _is_legal(shape: Shape, point: Schedule, interleaved: bool) -> bool:
 
 
 def _badness(shape: Shape, point: Schedule, interleaved: bool, target: Target) -> float:
-    """Enough in flight on every SM, and as much to read for each; whole segments of memory; tiles that end where the row ends."""
+    """All blocks at once, as many as fit, and enough in flight; whole segments of memory; tiles that end where the row ends.
+
+    Measured on an H100 with gpt-oss's layers: 360 blocks of 256 threads, of which three fit on an SM, win for both; one wave more costs a
+    twentieth of the longer one, and half of the blocks a third of the shorter one.
+    """
     tile, threads = tile_of(shape, point), point.integer("warps") * WARP_SIZE
     tiles = -(-width_of(shape, interleaved) // tile)
-    blocks = tiles * point.integer("split") * (1 if shape.summed else shape.slots)
-    held = min(target.threads_per_sm // threads, target.registers_per_sm // (threads * REGISTERS))
-    at_once = max(1, held // 2 if target.has(Feature.GRIDDEPCONTROL) else held)  # under it those of the next kernel wait beside
-    flight = min(at_once, blocks / target.sm_count) * threads * point.integer("unroll") * 2 * 16
-    share = blocks / target.sm_count
-    uneven = math.ceil(share) / share - 1.0 if share <= at_once else math.ceil(share / at_once) / (share / at_once) - 1.0
-    badness = abs(math.log2(flight / IN_FLIGHT_BYTES_PER_SM)) + 2.0 * (tiles * tile / width_of(shape, interleaved) - 1.0)
-    return badness + min(2.0 * uneven, 3.0) + (0.0 if point.integer("lanes") >= 8 else 0.5) + 0.05 * point.integer("split")
+    share = tiles * point.integer("split") * (1 if shape.summed else shape.slots) / target.sm_count
+    held = max(1, min(target.threads_per_sm // threads, target.registers_per_sm // (threads * REGISTERS)))
+    waves = share / held
+    unused = 1.0 - waves if waves <= 1.0 else 0.5 + math.ceil(waves) / waves - 1.0
+    flight = min(held, share) * threads * point.integer("unroll") * 2 * 16
+    padded = tiles * tile / width_of(shape, interleaved) - 1.0
+    badness = 2.0 * unused + 0.5 * abs(math.log2(flight / IN_FLIGHT_BYTES_PER_SM)) + 2.0 * padded
+    return badness + (0.0 if point.integer("lanes") >= 8 else 0.5) + 0.02 * point.integer("split")
