@@ -202,7 +202,8 @@ def test_frequencies_that_grow_beyond_the_models_limit_are_one_kind_up_to_it() -
 
 
 @pytest.mark.parametrize("change", [
-    {"source": "model.embed_tokens.weight"}, {"source": "model.norm.weight"}, {"source": "none"}, {"source": "session.position"}, {"near": (1.0,)}, {"far": ()},
+    {"source": "model.embed_tokens.weight"}, {"source": "model.norm.weight"}, {"source": "none"}, {"source": "session.position"},
+    {"near": (1.0,)}, {"far": ()},
     {"limit": 0}, {"limit": -3}, {"far": (float("nan"),) * 8}, {"near": (float("inf"),) * 8}], ids=str)
 def test_frequencies_that_fit_no_graph_are_refused(phi: tuple[Any, Any], change: dict[str, Any]) -> None:
     graphs = phi[1].graphs

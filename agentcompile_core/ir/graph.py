@@ -336,15 +336,13 @@ class GraphSet:
         return self.states | {v.source: v.spec for graph in self.graphs for v in graph.values if v.source == OFFSET}
 
     def verify(self) -> "GraphSet":
-        """Verify every graph; return self.
-
-        Raises:
-            VerificationError: a graph is not well formed, two have one name or make tokens, or frequencies are of no buffer.
-        """
+        """Verify every graph; return self. Raises VerificationError: a graph is not well formed, two have one name or make tokens, or
+        frequencies are of no buffer."""
         names = [graph.verify().name for graph in self.graphs]
         if len(set(names)) < len(names):
             raise VerificationError(f"two graphs are called {next(n for n in names if names.count(n) > 1)!r}")
         if len(self.of_kind(GraphKind.DECODE)) > 1:
             raise VerificationError(f"{', '.join(g.name for g in self.of_kind(GraphKind.DECODE))} are all decode steps; a model has one")
-        verify_frequencies(self.frequencies, {v.source: v.spec.shape for g in self.graphs for v in g.values if v.kind is ValueKind.CONSTANT})
+        shapes = {v.source: v.spec.shape for graph in self.graphs for v in graph.values if v.kind is ValueKind.CONSTANT}
+        verify_frequencies(self.frequencies, shapes)
         return self
