@@ -34,13 +34,13 @@ def without_torn(graph: Graph, regions: tuple[Region, ...]) -> tuple[Region, ...
     for groups in found.values():
         seen.setdefault(groups, len(seen))
     for place, groups in sorted(found.items(), key=lambda item: (-max(map(len, item[1]), default=0), seen[item[1]])):
-        mine = [(parameter, (place, group)) for group in groups for parameter in group]
-        others = [(parameter, one) for parameter, _ in mine for one in kept[parameter]]
-        if any(differ(place, group, *one) for parameter, (_, group) in mine for name, one in (*others, *mine) if name == parameter):
+        mine = {(parameter, group) for group in groups for parameter in group}
+        twice = len({parameter for parameter, _ in mine}) < len(mine)  # in two places of the match itself
+        if twice or any(differ(place, group, *one) for parameter, group in mine for one in kept[parameter]):
             torn.add(place)
             continue
-        for parameter, one in mine:
-            kept[parameter].append(one)
+        for parameter, group in mine:
+            kept[parameter].append((place, group))
     return tuple(evolve(region, matches=tuple(m for m in region.matches if (region.signature, m.id) not in torn)) for region in regions)
 
 
