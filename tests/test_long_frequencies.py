@@ -5,14 +5,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import agentcompile_core as ac
-from agentcompile_core.errors import UsageError, VerificationError
-from agentcompile_core.ir.frequencies import Frequencies
+from agentcompile_core.errors import UsageError
 from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.store import Store
 
@@ -110,18 +108,57 @@ def test_processors_see_what_was_read_again(phi: tuple[Any, Any]) -> None:
         assert torch.equal(found, read_as_a_whole(model, prompt_of(length), count))
 
 
-def test_what_steps_do_not_follow_runs_on_hugging_faces_loop_and_says_so(llama: tuple[Any, Any]) -> None:
+def driven(model: Any, input_ids: torch.Tensor, logits_processor: Any = None, stopping_criteria: Any = None, generation_config: Any = None,
+           **others: Any) -> torch.Tensor:
+    """A decoding method of somebody's own, as ``custom_generate`` takes it: one token after the other."""
+    past, ids, last = None, input_ids, input_ids
+    while ids.shape[1] < generation_config.max_length:
+        out = model(input_ids=last, past_key_values=past, use_cache=True, logits_to_keep=1)
+        past, last = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        ids = torch.cat([ids, last], dim=1)
+    return ids
+
+
+OTHERS: list[tuple[dict[str, Any], int]] = [
+    ({"num_beams": 3}, 1), ({}, 2), ({"num_beams": 2}, 2), ({"custom_generate": driven}, 1), ({"guidance_scale": 1.5}, 1),
+    ({"return_dict_in_generate": True}, 1), ({"do_sample": True, "num_return_sequences": 2}, 1)]
+
+
+@pytest.mark.parametrize("options, rows", OTHERS, ids=lambda given: "-".join(given) or "rows" if isinstance(given, dict) else str(given))
+def test_what_steps_do_not_follow_runs_on_hugging_faces_loop(llama: tuple[Any, Any], options: dict[str, Any], rows: int) -> None:
     model, mine = llama
     said: list[str] = []
-    for options, rows in (({"num_beams": 3}, 1), ({}, 2), ({"num_beams": 2}, 2)):
-        for length, count, is_short in ((30, 30, False), (50, 9, False), (9, 9, True)):
-            ids = prompt_of(length, rows)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(mine), "_say", lambda self, line: said.append(line))
-                said.clear()
-                found = mine.generate(ids, max_new_tokens=count, min_new_tokens=count, eos_token_id=None, **options)
-            assert torch.equal(found, by_hugging_face(model, ids, count, **options))
-            assert any("turned otherwise" in line for line in said) is not is_short
+    for length, count, is_short in ((30, 30, False), (50, 9, False), (9, 9, True)):
+        given: dict[str, Any] = {"max_new_tokens": count, "min_new_tokens": count, "eos_token_id": None, "do_sample": False, **options}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(mine), "_say", lambda self, line: said.append(line))
+            said.clear()
+            found = []
+            for one in (model, mine):
+                torch.manual_seed(8)
+                made = one.generate(prompt_of(length, rows), **given)
+                found.append(made if isinstance(made, torch.Tensor) else made.sequences)
+        assert torch.equal(*found), (length, count)
+        assert any("turned otherwise" in line for line in said) is not is_short
+
+
+def test_over_the_session_no_step_grows_over_the_limit(llama: tuple[Any, Any]) -> None:
+    """HuggingFace's model with the session's loop as its ``custom_generate``, and a prompt whose positions do not count its tokens."""
+    model, mine = llama
+    for length, count in ((9, 20), (30, 30), (50, 9)):
+        found = model.generate(prompt_of(length), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None,
+                               custom_generate=mine.custom_generate)
+        assert torch.equal(found, by_hugging_face(model, prompt_of(length), count))
+    def placed(length: int, **options: Any) -> torch.Tensor:
+        positions = torch.arange(length)[None].clone()
+        positions[:, 1] = 0
+        found = model.generate(prompt_of(length), position_ids=positions, min_new_tokens=9, do_sample=False, eos_token_id=None, **options)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    assert torch.equal(placed(5, max_new_tokens=9, custom_generate=mine.custom_generate), placed(5, max_new_tokens=9))
+    with pytest.raises(UsageError, match="beyond 40 positions"):
+        placed(30, max_new_tokens=30, custom_generate=mine.custom_generate)
 
 
 def test_a_step_of_hugging_faces_own_model_between_two_requests_changes_nothing(phi: tuple[Any, Any]) -> None:
@@ -201,19 +238,6 @@ def test_frequencies_that_grow_beyond_the_models_limit_are_one_kind_up_to_it() -
     assert torch.equal(mine.generate(prompt_of(5), 9, eos_token_id=None), by_hugging_face(model, prompt_of(5), 9))
 
 
-@pytest.mark.parametrize("change", [
-    {"source": "model.embed_tokens.weight"}, {"source": "model.norm.weight"}, {"source": "none"}, {"source": "session.position"},
-    {"near": (1.0,)}, {"far": ()},
-    {"limit": 0}, {"limit": -3}, {"far": (float("nan"),) * 8}, {"near": (float("inf"),) * 8}], ids=str)
-def test_frequencies_that_fit_no_graph_are_refused(phi: tuple[Any, Any], change: dict[str, Any]) -> None:
-    graphs = phi[1].graphs
-    one: Frequencies = graphs.frequencies[0]
-    with pytest.raises(VerificationError, match="frequencies of"):
-        evolve(graphs, frequencies=(evolve(one, **change),)).verify()
-    with pytest.raises(VerificationError, match="frequencies of"):
-        evolve(graphs, frequencies=(one, one)).verify()
-
-
 ROTATIONS: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 2.0}, "yarn": {"factor": 4.0, "original_max_position_embeddings": LIMIT},
     "longrope": {"original_max_position_embeddings": LIMIT, "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0] * 8,
@@ -240,20 +264,3 @@ def test_rotations_of_all_kinds_and_forms(name: str, rotation: str) -> None:
     assert mine.graphs.kv is not None, mine.notes
     for length, count in ((9, 20), (60, 20), (9, 50), (LIMIT + 1, 5)):
         assert torch.equal(mine.generate(prompt_of(length), count, eos_token_id=None), by_hugging_face(model, prompt_of(length), count))
-
-
-def test_another_rule_than_one_limit_is_left_to_the_framework() -> None:
-    """A module that changes its frequencies once more, further on: what it was asked for does not fit one limit."""
-    model = tiny("phi3")
-    kind = type(model.model.rotary_emb)
-
-    class Third(kind):  # type: ignore[misc, valid-type]
-        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-            cos, sin = super().forward(x, position_ids)
-            return (cos * 0.5, sin) if int(position_ids.max()) > LIMIT + 3 else (cos, sin)
-
-    Third.__name__ = kind.__name__
-    model.model.rotary_emb.__class__ = Third
-    mine = compiled(model)
-    assert mine.graphs.kv is None and any("otherwise than by one limit" in note or "computes" in note or "branches" in note
-                                           for note in mine.notes), mine.notes

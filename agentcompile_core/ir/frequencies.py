@@ -22,10 +22,26 @@ class Frequencies:
     far: tuple[float, ...] = field(repr=False)
     rereads: bool
 
+    @property
+    def changes(self) -> bool:
+        """Whether there are others beyond the limit; else it is the model's own, beyond which nothing is compiled."""
+        return self.near != self.far
+
 
 def near_of(several: Sequence[Frequencies]) -> int:
-    """Positions of the longest sequence that is turned by the ``near`` ones of all; 0: there are none."""
-    return min((one.limit for one in several), default=0)
+    """Positions of the longest sequence that is turned by the ``near`` ones of all; 0: there are no others."""
+    return min((one.limit for one in several if one.changes), default=0)
+
+
+def unlike(several: Sequence[Frequencies], others: Sequence[Frequencies]) -> str:
+    """One clause on how two models turn long sequences otherwise; empty: alike, but for the last bits of what devices compute."""
+    def facts(one: Frequencies) -> tuple[object, ...]:
+        return one.source, one.limit, one.rereads, len(one.near), len(one.far)
+
+    if list(map(facts, several)) != list(map(facts, others)):
+        return "it turns long sequences otherwise: by other limits, or other buffers"
+    numbers = [(x, y) for one, other in zip(several, others, strict=True) for x, y in zip((*one.near, *one.far), (*other.near, *other.far))]
+    return "" if all(math.isclose(x, y, rel_tol=1e-5) for x, y in numbers) else "it turns long sequences by other frequencies"
 
 
 def verify_frequencies(several: tuple[Frequencies, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -37,7 +53,7 @@ def verify_frequencies(several: tuple[Frequencies, ...], shapes: Mapping[str, tu
     for one in several:
         if not shapes.get(one.source) == (len(one.near),) == (len(one.far),):
             raise VerificationError(f"frequencies of {one.source!r} are those of no buffer of this shape that a graph reads")
-        if one.limit < 1 or one.limit != near_of(several) or not all(map(math.isfinite, (*one.near, *one.far))):
+        if one.limit < 1 or (one.changes and one.limit != near_of(several)) or not all(map(math.isfinite, (*one.near, *one.far))):
             raise VerificationError(f"frequencies of {one.source!r} hold up to {one.limit} positions; one limit for all of at least 1 is "
                                     "allowed, and finite numbers")
     if len({one.source for one in several}) < len(several) or len({one.rereads for one in several}) > 1:

@@ -90,7 +90,7 @@ def request(module: Any, asked: Asked, graphs: GraphSet) -> Request:
     mode = mode_of(config, arguments.get("assistant_model"))
     greedy = mode == "greedy_search" and not (effective(config) or _effective(arguments))
     why = ((not greedy and _own_loop(module)) or _beyond(module, mode, config, arguments, prompts) or _taken_back(mode, graphs)
-           or _turned_again(mode, arguments, prompts, length + count, near_of(graphs.frequencies)))
+           or (length + count > near_of(graphs.frequencies) > 0 and _turned_again(mode, config, arguments, prompts)) or "")
     runs: Runner = "framework" if why else "device" if greedy and prompts is not None and prompts.is_one else "session"
     if not why and (more := of_the_prompt(arguments)):
         runs, why = "module prompt", f"{more[0]} is given"
@@ -161,14 +161,14 @@ def _beside(mode: str, prompts: Prompts | None) -> str:
     return "" if prompts is not None and prompts.is_one else "several prompts or padding"
 
 
-def _turned_again(mode: str, arguments: Mapping[str, Any], prompts: Prompts | None, positions: int, near: int) -> str:
-    """Why a session cannot serve a request for ``positions`` beyond ``near``, where all of a sequence turns by other frequencies; empty:
-    it can, or 0: there are no others."""
-    if positions <= near or not near:
+def _turned_again(mode: str, config: Any, arguments: Mapping[str, Any], prompts: Prompts | None) -> str:
+    """Why a session cannot serve a request that may grow so long that all of it is turned by other frequencies; empty: it can."""
+    is_one = mode in _ONE_BY_ONE and prompts is not None and prompts.is_one and config.num_return_sequences in (None, 1)
+    beside = (config.return_dict_in_generate, config.is_assistant, config.guidance_scale not in (None, 1, 1.0),
+              arguments.get("custom_generate") is not None, of_the_prompt(arguments))
+    if is_one and not any(beside):
         return ""
-    if mode in _ONE_BY_ONE and prompts is not None and prompts.is_one and not of_the_prompt(arguments):
-        return ""
-    return f"beyond {near} positions all that is cached is turned otherwise, which compiled steps follow for one prompt of tokens alone"
+    return "all of a long sequence is turned otherwise, which compiled steps follow for one prompt of tokens alone, and no outputs beside"
 
 
 def of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:

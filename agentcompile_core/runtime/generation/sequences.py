@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ...ir.frequencies import near_of
 from ..holding import hold
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Sequences:
         if len(wanted) > session.kv.capacity:
             raise UsageError(f"a sequence of {len(wanted)} tokens exceeds the context of {session.kv.capacity}; "
                              "compile with a larger context")
+        if 0 < near_of(session.graphs.frequencies) < len(wanted):  # rows at their own lengths would need frequencies of their own
+            raise UsageError(f"a sequence grows beyond {near_of(session.graphs.frequencies)} tokens, where all of it is turned otherwise; "
+                             "compiled steps follow for one prompt of tokens alone: call generate of the compiled model")
         with torch.inference_mode():
             self._bring(row)
             have = self._shared(wanted, len(wanted) - keep)

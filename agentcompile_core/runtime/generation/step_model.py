@@ -89,9 +89,10 @@ class StepModel(GenerationMixin):
                 streamer: Any = None, **others: Any) -> Any:
         """Greedy search and sampling: by the session where it can alone."""
         why = self.beyond_the_session(input_ids, generation_config, others.get("attention_mask"))
-        if why and 0 < near_of(self.session.graphs.frequencies) < int(generation_config.max_length or 0):
-            raise UsageError(f"beyond {near_of(self.session.graphs.frequencies)} positions compiled steps serve one prompt at a time, "
-                             f"and this request asks for {why}; call generate of the compiled model")
+        near = near_of(self.session.graphs.frequencies)
+        if (why or self._read is not None) and 0 < near < int(generation_config.max_length or 0):
+            raise UsageError(f"beyond {near} positions compiled steps serve one prompt of tokens alone, and this request asks for "
+                             f"{why or 'more'}; call generate of the compiled model")
         is_plain = not (generation_config.do_sample or len(logits_processor) or self._beyond_length_and_end(stopping_criteria))
         if is_plain and not generation_config.return_dict_in_generate and (streamer is None or len(input_ids) == 1):
             return self._each_row(input_ids, others.get("attention_mask"), stopping_criteria, generation_config, streamer)

@@ -52,12 +52,13 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     graphs = of_graphs(_captured(loaded, workload, ctx, frontend), info)
     why = _unreadable(graphs)
     if why:
-        return evolve(graphs, graphs=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}", notes=(*graphs.notes, *notes))
+        return evolve(graphs, graphs=(), frequencies=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}",
+                      notes=(*graphs.notes, *notes))
     graphs, why, agreed = _compared(graphs, loaded)
     if why:
         graphs = _without_graphs(graphs, why, ctx)
     elif graphs.graphs and (why := dependence(loaded)):
-        graphs = evolve(graphs, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
+        graphs = evolve(graphs, graphs=(), frequencies=(), eager_reason=f"{info.name} runs on the framework: {why}")
     elif key is not None:
         with uncollected():
             text = serial.dumps(graphs)
@@ -143,7 +144,7 @@ def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:
     name = graphs.model.name
     reason = f"{name} runs on the framework: its graphs compute something else than its own forward ({why})"
     _record(name, f"its graphs compute something else than its own forward: {why}", ctx)
-    return evolve(graphs, graphs=(), kv=None, eager_reason=reason)
+    return evolve(graphs, graphs=(), frequencies=(), kv=None, eager_reason=reason)
 
 
 def _record(name: str, message: str, ctx: Context) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...garbage import uncollected
+from ...ir.frequencies import unlike
 from ...ir.graph import STATE_PREFIX, Graph, GraphKind, GraphSet
 from ...ir.weight_source import transposed
 from ...ops.agreement import disagreement, is_by_rounding
@@ -35,6 +36,7 @@ from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call
 from .comparison_run import HALVES, GraphRun, plan, prompt_rows, reference
 from .export import evaluating
 from .left_behind import ALONE, undisturbed
+from .rotary import frequencies_of
 
 WIDENED_BYTES = 1 << 30  # on the CPU; on an accelerator half of what is free
 SEED = 20240229
@@ -65,9 +67,17 @@ def difference(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed | None = No
     apart = as_captured() if graphs.kv is not None else nullcontext()
     with ALONE, apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
-            return _compared(graphs, loaded, agreed or Agreed())
+            return _turned_otherwise(graphs, loaded.module) or _compared(graphs, loaded, agreed or Agreed())
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
             return f"they could not be compared ({type(exc).__name__}: {' '.join(str(exc).split())[:200]})"
+
+
+def _turned_otherwise(graphs: GraphSet, module: nn.Module) -> str:
+    """How the module turns long sequences, which no few tokens show, otherwise than graphs say; empty: as they say."""
+    if graphs.kv is None:
+        return ""
+    found = frequencies_of(module, {value.source for graph in graphs.graphs for value in graph.values})
+    return unlike(found, graphs.frequencies)
 
 
 def _compared(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed) -> str:

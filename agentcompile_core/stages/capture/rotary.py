@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import inspect
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from .unsupported import Unsupported
 
 _PREFIX = "inv_freq"
 _LONG, _GROWING = "longrope", "dynamic"  # two sets of frequencies; one that changes with every position beyond the model's own limit
+_PREPARE = "prepare_inputs_for_generation"
 _NEAR_LIMIT = "original_max_position_embeddings"  # of a configuration, and of what it says of rotations
 _GRIDS = 3
 _CLOSE = 2.0**-22  # of cos and sin, computed by two functions
@@ -56,20 +58,25 @@ def semantic_rotary(model: nn.Module) -> Iterator[None]:
 def frequencies_of(model: nn.Module, sources: Collection[str]) -> tuple[Frequencies, ...]:
     """What those of ``sources`` hold that are buffers of modules whose frequencies depend on how long a sequence is.
 
+    A buffer is one under all of its names.
+
     Raises:
-        Unsupported: they are chosen otherwise than by one limit.
+        Unsupported: they are chosen otherwise than by one limit for all.
     """
-    found = []
+    found, rereads = [], _drops_its_cache(model)
+    names = [(name, buffer) for name, buffer in model.named_buffers(remove_duplicate=False) if name in sources]
     for path, module in model.named_modules():
-        for layer_type in _layer_types(module) if _kinds(module) else []:
-            source = f"{path}.{_names(layer_type)[0]}"
-            if source in sources and _kind_of(module, layer_type) in (_LONG, _GROWING):
+        for layer_type in _layer_types(module) if _kinds(module) & {_LONG, _GROWING} else []:
+            mine = [name for name, buffer in names if buffer is getattr(module, _names(layer_type)[0])]
+            if mine and _kind_of(module, layer_type) in (_LONG, _GROWING):
                 pair = _near_and_far(module, layer_type)
                 if pair is None:
                     raise Unsupported(f"the frequencies of {path} depend on the length of a sequence otherwise than by one limit")
                 limit, near, far = pair
-                found.append(Frequencies(source=source, limit=limit, near=tuple(near.tolist()), far=tuple(far.tolist()),
-                                         rereads=_drops_its_cache(model)))
+                found += [Frequencies(source=name, limit=limit, near=tuple(near.tolist()), far=tuple(far.tolist()), rereads=rereads)
+                          for name in mine]
+    if len({one.limit for one in found if one.changes}) > 1:
+        raise Unsupported("the frequencies of its layers depend on the length of a sequence by several limits")
     return tuple(found)
 
 
@@ -85,9 +92,9 @@ def _kind_of(module: nn.Module, layer_type: str | None) -> str:
 
 
 def _drops_its_cache(model: nn.Module) -> bool:
-    """Whether generation reads a sequence again that grows beyond the limit: Phi's models say so where they prepare a step."""
-    own = getattr(type(model), "prepare_inputs_for_generation", None)
-    return own is not GenerationMixin.prepare_inputs_for_generation and hasattr(getattr(model, "config", None), _NEAR_LIMIT)
+    """Whether generation reads a sequence again that grows beyond the limit: Phi's models ask for the limit where they prepare a step."""
+    own = [vars(kind)[_PREPARE] for kind in type(model).__mro__ if _PREPARE in vars(kind) and kind is not GenerationMixin]
+    return any(_NEAR_LIMIT in inspect.unwrap(one).__code__.co_names for one in own)
 
 
 def _near_and_far(module: nn.Module, layer_type: str | None) -> tuple[int, Tensor, Tensor] | None:
@@ -103,7 +110,10 @@ def _near_and_far(module: nn.Module, layer_type: str | None) -> tuple[int, Tenso
     for length in (limit, limit + 1, limit, limit + 7, 1) if is_long else (limit, limit // 2, 1):
         had: Any = getattr(twin, name)
         positions, x = torch.tensor([[0, length // 3, length - 1]], device=had.device), torch.zeros(1, 3, 2 * len(had), device=had.device)
-        got = type(module).forward(twin, *((x, positions) if layer_type is None else (x, positions, layer_type)))
+        try:
+            got = type(module).forward(twin, *((x, positions) if layer_type is None else (x, positions, layer_type)))
+        except Exception:  # transformers 5.17 fails for layers of several types that turn a second long sequence
+            return None
         used = getattr(twin, name).detach().clone()
         found.append(used)
         wanted = [_table(positions, used, float(getattr(twin, scaling)), x.dtype, style) for style in (_Style.HALF, _Style.INTERLEAVED)]
@@ -156,14 +166,15 @@ def _agrees(module: nn.Module, layer_type: str | None, style: _Style, grids: boo
         twin.rope_type = "default" if layer_type is None else {layer_type: "default"}  # type: ignore[assignment]
     frequencies, scaling = _names(layer_type)
     half = getattr(module, frequencies).shape[0]
+    made_up = torch.linspace(1.0, 0.01, half)
     # A plain dict entry instead of a registered buffer: the twin shares nothing that a write could reach.
-    twin._buffers = {**module._buffers, frequencies: torch.linspace(1.0, 0.01, half)}
+    twin._buffers = {**module._buffers, frequencies: made_up.clone()}
     x, positions = torch.zeros(1, 5, 2 * half), torch.tensor([[0, 1, 7, 100, 5000]])
     given = positions.expand(_GRIDS, *positions.shape) if grids else positions
     arguments: tuple[Any, ...] = (x, given) if layer_type is None else (x, given, layer_type)
     try:
         got = type(module).forward(twin, *arguments)
-        want = _table(positions, getattr(twin, frequencies), float(getattr(twin, scaling)), x.dtype, style)
+        want = _table(positions, made_up, float(getattr(twin, scaling)), x.dtype, style)  # whatever it wrote to its own
     except Exception:  # any surprise means: capture the module as it is
         return False
     if isinstance(want, Tensor):
