@@ -173,3 +173,18 @@ def test_candidates_of_one_match_share_the_references_of_long_caches(monkeypatch
     assert len(made) == len(set(cases)), "a candidate made again what the one before it had made"
     for one, other in zip(*found, strict=True):
         assert all(same_bits(one[name].value, other[name].value) for name in one)
+
+
+def test_references_are_shared_on_one_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie where they were made: a worker that emulates and launches had those of the processor compared with results of the device."""
+    match, graph = attention_case(heads=(4, 2), head_dim=64, capacity=64)
+    kind, oracles, made = CATALOG.kind(match.kind), Oracles(), list[Any]()
+    reference = Execution._reference
+    monkeypatch.setattr(Execution, "_reference", lambda self, case, *of: made.append(self.device) or reference(self, case, *of))
+    cases = cases_for(match, kind, "seed")[:2]
+    trial = Trial(match=match, graph=graph, source=doubles.fake_source("honest", 1.0), target=preset("h200"), cases=cases)
+    for device in ("cpu", "another", "cpu", "another"):
+        execution = Execution(trial, SimpleNamespace(device=device), None, oracles=oracles, kind=kind)  # type: ignore[arg-type]
+        for case in cases:
+            execution.expected(case, make_inputs(match, kind, case, "cpu"))
+    assert made == ["cpu", "cpu", "another", "another"]

@@ -101,7 +101,7 @@ class Execution:
         self.trial, self.backend, self.handle, self.bound = trial, backend, handle, bound
         self.kind = kind or plain_kind(trial.match.kind)
         self._oracles = oracles or Oracles()
-        self._digest = serial.digest(trial.graph, trial.match)
+        self._digest = serial.digest(trial.graph, trial.match, backend.device)  # references lie where they were made
         self._runs = 0
         self._before: tuple[Case, Buffers, dict[str, Tensor]] | None = None  # of the first run of a case, for the second
         # Made beside the run of a kernel: the reference of its operands, and the operands of the next case.
