@@ -163,10 +163,11 @@ def _beside(mode: str, prompts: Prompts | None) -> str:
 
 def _turned_again(mode: str, config: Any, arguments: Mapping[str, Any], prompts: Prompts | None) -> str:
     """Why a session cannot serve a request that may grow so long that all of it is turned by other frequencies; empty: it can."""
-    is_one = mode in _ONE_BY_ONE and prompts is not None and prompts.is_one and config.num_return_sequences in (None, 1)
-    beside = (config.return_dict_in_generate, config.is_assistant, config.guidance_scale not in (None, 1, 1.0),
-              arguments.get("custom_generate") is not None, of_the_prompt(arguments))
-    if is_one and not any(beside):
+    from .step_model import StepModel
+
+    alone = mode in _ONE_BY_ONE and prompts is not None and prompts.is_one and config.num_return_sequences in (None, 1)
+    others = arguments.get("custom_generate") is not None or of_the_prompt(arguments)
+    if alone and prompts is not None and not others and not StepModel.beyond_the_session(prompts.ids, config, prompts.mask):
         return ""
     return "all of a long sequence is turned otherwise, which compiled steps follow for one prompt of tokens alone, and no outputs beside"
 
