@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from full_models import accuracy_row, add_options, check_captured, compiled_model, kept_or_passing
+from full_models import accuracy_row, add_options, check_captured, compiled_model, context_of, kept_or_passing
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import accounting, step_bytes
@@ -32,11 +32,13 @@ def decode_rows(name: str, model: Any, options: argparse.Namespace, ceiling_gbps
     rows = bench.compare(model, prompt=options.input, new_tokens=options.output, repetitions=options.repetitions, baselines=baselines)
     middle = options.input + options.output // 2
     moved = step_bytes(model.graphs, middle)
-    generated = accounting(model.compilation.programs["decode"])["share"].get("generated", 0.0)
+    who = accounting(model.compilation.programs["decode"])
+    of_ours = {"generated_share": who["share"].get("generated", 0.0), "generated_calls": who["calls"].get("generated", 0),
+               "framework_operators": who["framework_operators"]}
     for row in rows:
         row |= {"model": name, "dtype": model.graphs.kv.dtype.value, "workload": f"{options.input}/{options.output}", "estimated": False,
                 "floor_step_ms": moved / ceiling_gbps / 1e6, "bandwidth_share": moved / (row["step_ms"] * ceiling_gbps * 1e6)}
-        row |= {"generated_share": generated} if row["system"] == "agentcompile" else {}
+        row |= of_ours if row["system"] == "agentcompile" else {}
     return rows
 
 
@@ -76,6 +78,7 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="compile once more from the store, and time it")
     options = parser.parse_args()
     options.out = options.out or harness.gpu_folder()
+    options.context = context_of(options.model, options.context)
     ceiling = harness.read_ceiling_gbps()
     torch.cuda.empty_cache()
     empty = harness.used_bytes()  # what measuring the ceiling leaves with the driver is not the model's

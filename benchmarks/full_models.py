@@ -10,6 +10,7 @@ from typing import Any
 
 import harness
 import torch
+from transformers import AutoConfig
 
 from agentcompile_core import api
 from agentcompile_core.cli.progress import Progress
@@ -37,6 +38,12 @@ def kept_or_passing(options: argparse.Namespace) -> Iterator[Store]:
     """The store that ``--cache`` names, or one that is removed afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
         yield Store(options.cache or Path(scratch))
+
+
+def context_of(name: str, asked: int) -> int:
+    """``asked`` positions, or as many as the model of this name has."""
+    config = AutoConfig.from_pretrained(harness.CONFIGS / name).get_text_config()
+    return min(asked, getattr(config, "max_position_embeddings", None) or asked)
 
 
 def compiled_model(name: str, options: argparse.Namespace, store: Store) -> tuple[Any, float]:

@@ -20,9 +20,8 @@ from checkout import commit as commit  # noqa: E402
 
 CONFIGS = ROOT / "configs"
 RESULTS = ROOT / "results"
-MODELS = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b", "olmo2-1b", "starcoder2-3b", "gemma-2-2b",
-          "granite-3.3-2b", "llama-3.1-8b", "qwen3-30b-a3b", "lfm2-1.2b", "deepseek-v2-lite", "mamba2-2.7b", "mamba-2.8b", "gemma-3-4b",
-          "qwen2.5-vl-3b", "qwen3-vl-4b")
+_TUNED = ("qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "llama-3.2-3b")  # the models of the sweep come first in tables
+MODELS = (*_TUNED, *sorted(found.name for found in CONFIGS.iterdir() if found.name not in _TUNED))
 PACKAGES = ("torch", "transformers", "triton", "cuda-bindings", "cuda-core", "vllm", "flash-attn")
 
 
