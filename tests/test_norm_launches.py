@@ -18,19 +18,13 @@ from test_half_precision import BY_NAME
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import DType, Workload
-from agentcompile_core.ops.dtypes import torch_dtype
-from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.ops.reference import oracle
-from agentcompile_core.plugin_api import compare
 from agentcompile_core.stages.capture.language_model import capture_language_model
 from agentcompile_core.stages.capture.modules import capture_module, load_module
-from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.testing.matching import matched
-from agentcompile_core.worker.operands import graph_values, make_inputs
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_templates_cuda_norm import NormFamily
-from agentcompile_validator_emulation.testing import Emulated
+from emulated_cases import within_its_budget
 
 H200 = preset("h200")
 SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -112,19 +106,4 @@ def test_a_norm_and_what_is_around_it_is_one_kernel_within_its_budget(
     (whole,) = capture_module(loaded, Workload(dtype=DType.F32, max_context=1)).graphs
     match, graph = matched(NormRule(), whole)
     assert len(graph.nodes) == len(whole.nodes)
-    family = NormFamily()
-    assert family.accepts(match, H200) is True
-    kernel = Emulated(family.lower(match, family.space(match, H200).points[seed % 2], H200), match, H200)
-    for case in cases_for(match, BY_NAME["norm"], f"seed {seed}", emulated=True):
-        tensors = make_inputs(match, BY_NAME["norm"], case, "cpu")
-        values = graph_values(match, graph, tensors)
-        expected = oracle(graph, values)
-        honest = compile_nodes(graph, device="cpu").run({name: tensor.clone() for name, tensor in values.items()})
-        outputs = [operand for operand in match.operands if operand.access.value != "read"]
-        tensors |= {operand.name: torch.full(operand.spec.shape, torch.nan, dtype=torch_dtype(operand.spec.dtype)) for operand in outputs}
-        kernel.run(tensors)
-        for written in outputs:
-            (name,) = written.values
-            for made in (honest[name], tensors[written.name].reshape(honest[name].shape)):
-                verdict = compare(made, expected[name])
-                assert verdict.ok, (case.family, name, verdict)
+    within_its_budget(NormFamily(), BY_NAME["norm"], match, graph, H200, point=seed % 2, seed=seed)

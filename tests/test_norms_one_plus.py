@@ -18,21 +18,14 @@ from torch import Tensor, nn
 import agentcompile_core as ac
 from agentcompile_core.configuration import Config
 from agentcompile_core.ir.graph import DType, Graph, Workload
-from agentcompile_core.ir.region import Match
-from agentcompile_core.ops.dtypes import torch_dtype
-from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.ops.reference import oracle
-from agentcompile_core.plugin_api import compare
 from agentcompile_core.report.accounting import accounting
 from agentcompile_core.stages.capture.modules import capture_module, load_module
-from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.store import Store
 from agentcompile_core.testing.matching import matched
-from agentcompile_core.worker.operands import graph_values, make_inputs
 
 pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_templates_cuda_norm import NormFamily
-from agentcompile_validator_emulation.testing import Emulated
+from emulated_cases import within_its_budget
 
 H200 = preset("h200")
 Sum = Callable[[Tensor], Tensor]
@@ -79,26 +72,6 @@ def captured(module: nn.Module, dtype: torch.dtype, rows: int = 2, width: int = 
     return graph
 
 
-def check(match: Match, graph: Graph, point: int) -> None:
-    """In every case that a candidate is tried on, of what the framework computes and of what the kernel does, emulated."""
-    family = NormFamily()
-    assert family.accepts(match, H200) is True
-    kernel = Emulated(family.lower(match, family.space(match, H200).points[point], H200), match, H200)
-    for case in cases_for(match, BY_NAME["norm"], f"seed {point}", emulated=True):
-        tensors = make_inputs(match, BY_NAME["norm"], case, "cpu")
-        values = graph_values(match, graph, tensors)
-        expected = oracle(graph, values)
-        honest = compile_nodes(graph, device="cpu").run({name: tensor.clone() for name, tensor in values.items()})
-        outputs = [operand for operand in match.operands if operand.access.value != "read"]
-        tensors |= {operand.name: torch.full(operand.spec.shape, torch.nan, dtype=torch_dtype(operand.spec.dtype)) for operand in outputs}
-        kernel.run(tensors)
-        for written in outputs:
-            (name,) = written.values
-            for made in (honest[name], tensors[written.name].reshape(honest[name].shape)):
-                verdict = compare(made, expected[name])
-                assert verdict.ok, (case.family, name, verdict)
-
-
 @settings(max_examples=24, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
           suppress_health_check=list(HealthCheck))
 @given(sum_of=st.sampled_from(sorted(SUMS)), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), bias=st.booleans(),
@@ -113,7 +86,7 @@ def test_a_norm_with_one_plus_its_weight_is_one_kernel_within_its_budget(
     assert len(graph.nodes) == len(whole.nodes) and match.text("norm") == "layer_one_plus"
     assert {operand.values for operand in match.operands if operand.role.value == "weight"} == {
         (value.name,) for value in whole.values if value.kind.value == "weight"}
-    check(match, graph, point)
+    within_its_budget(NormFamily(), BY_NAME["norm"], match, graph, H200, point=point, seed=point)
 
 
 @pytest.mark.parametrize("sum_of", OTHERS)

@@ -76,7 +76,7 @@ def _turned_otherwise(graphs: GraphSet, module: nn.Module) -> str:
     """How the module turns long sequences, which no few tokens show, otherwise than graphs say; empty: as they say."""
     if graphs.kv is None:
         return ""
-    found = frequencies_of(module, {value.source for graph in graphs.graphs for value in graph.values})
+    found = frequencies_of(module, graphs.graphs)
     return unlike(found, graphs.frequencies)
 
 

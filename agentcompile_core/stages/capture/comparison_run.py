@@ -46,7 +46,7 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
     Where chunks take no padding: two whole ones of the smallest size and steps, steps alone, and one of each other size, without steps:
     these are beginnings of one prompt, for the model's own forward of which a scan may take gigabytes and seconds.
     """
-    context = min(graphs.workload.max_context, near_of(graphs.frequencies) or graphs.workload.max_context)
+    context = _longest(graphs)
     if graphs.whole_chunks:
         smallest, *others = [chunk for chunk in chunks if chunk < context] or [0]
         handed = [(smallest, smallest if 2 * smallest < context else 0, (smallest,))] if smallest else []
@@ -61,9 +61,13 @@ def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int 
     return (_trial(graphs, model, draw, first, second, chunks),)
 
 
+def _longest(graphs: GraphSet) -> int:
+    """Tokens of the longest trial: of the context, as far as all of it is turned by the frequencies that graphs are run with."""
+    return min(graphs.workload.max_context, near_of(graphs.frequencies) or graphs.workload.max_context)
+
+
 def _trial(graphs: GraphSet, model: nn.Module, draw: int, first: int, second: int, chunks: tuple[int, ...], *, steps: int = STEPS) -> Trial:
-    longest = min(graphs.workload.max_context, near_of(graphs.frequencies) or graphs.workload.max_context)
-    steps, device = min(steps, longest - first - second), next(model.parameters()).device
+    steps, device = min(steps, _longest(graphs) - first - second), next(model.parameters()).device
     generator = torch.Generator().manual_seed(SEED + draw)
     tokens = torch.randint(graphs.model.vocab_size or 2, (1, first + second + steps), generator=generator).to(device)
     return Trial(tokens=tokens, first=first, second=second, steps=steps, chunks=chunks, device=device, at_once=bool(graphs.states),

@@ -59,7 +59,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
                 held = held_by(model)
             kv, graphs, held = _captured(model, workload, held)
         graphs = rows_where_read(graphs)
-        frequencies = frequencies_of(model, {value.source for graph in graphs for value in graph.values})
+        frequencies = frequencies_of(model, graphs)
         if held.whole_chunks:
             notes = _notes_on_prompts(info.model_type, graphs, workload)
     except Exception as exc:  # whatever transformers or torch.export raise, the model still runs

@@ -3,7 +3,7 @@
 import copy
 import enum
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from ...ir.frequencies import Frequencies
+from ...ir.graph import Graph
 from ...ops import operators as ops  # noqa: F401  # registers them
 from .unsupported import Unsupported
 
@@ -55,18 +56,21 @@ def semantic_rotary(model: nn.Module) -> Iterator[None]:
             del module.forward
 
 
-def frequencies_of(model: nn.Module, sources: Collection[str]) -> tuple[Frequencies, ...]:
-    """What those of ``sources`` hold that are buffers of modules whose frequencies depend on how long a sequence is.
+def frequencies_of(model: nn.Module, graphs: Iterable[Graph]) -> tuple[Frequencies, ...]:
+    """What those buffers hold that ``graphs`` read and that modules have whose frequencies depend on how long a sequence is.
 
     A buffer is one under all of its names.
 
     Raises:
         Unsupported: they are chosen otherwise than by one limit for all.
     """
-    found, rereads = [], _drops_its_cache(model)
+    turning = [(path, module) for path, module in model.named_modules() if _kinds(module) & {_LONG, _GROWING}]
+    if not turning:  # nearly all models: what their graphs read is not gone through
+        return ()
+    found, rereads, sources = [], _drops_its_cache(model), {value.source for graph in graphs for value in graph.values}
     names = [(name, buffer) for name, buffer in model.named_buffers(remove_duplicate=False) if name in sources]
-    for path, module in model.named_modules():
-        for layer_type in _layer_types(module) if _kinds(module) & {_LONG, _GROWING} else []:
+    for path, module in turning:
+        for layer_type in _layer_types(module):
             mine = [name for name, buffer in names if buffer is getattr(module, _names(layer_type)[0])]
             if mine and _kind_of(module, layer_type) in (_LONG, _GROWING):
                 pair = _near_and_far(module, layer_type)
