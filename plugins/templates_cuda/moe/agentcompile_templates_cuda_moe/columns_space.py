@@ -45,12 +45,18 @@ def schedules(shape: Shape, interleaved: bool, target: Target) -> tuple[Schedule
 
 
 def _is_legal(shape: Shape, point: Schedule, interleaved: bool) -> bool:
+    """Whether a thread finishes one output at most, batch and sums fit, and a row's blocks are no more than what there is to load.
+
+    A block's groups of lanes deal out the rows of all of its slots, so these count together; where a share of them is no batch for each
+    group, more blocks only add sums that they send each other.
+    """
     streams = 2 if shape.pair == 2 and not interleaved else 1
     threads = point.integer("warps") * WARP_SIZE
     finished = tile_of(shape, point) <= threads * (2 if interleaved else 1)
     held = point.integer("unroll") * streams <= MOST_LOADED and shared_bytes(shape, point, interleaved) + STATIC_SHARED_BYTES <= 48 << 10
-    rows = shape.slots_of_block * (shape.k // point.integer("split")) >= threads // point.integer("lanes") * point.integer("unroll")
-    return finished and held and (rows or point.integer("split") == 1)
+    groups, split = threads // point.integer("lanes"), point.integer("split")
+    dealt = shape.slots_of_block * (shape.k // split) >= groups * point.integer("unroll")
+    return finished and held and (dealt or split == 1)
 
 
 def _badness(shape: Shape, point: Schedule, interleaved: bool, target: Target) -> float:

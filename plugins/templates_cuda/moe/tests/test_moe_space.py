@@ -60,6 +60,14 @@ def test_first_choices_keep_the_gpu_busy(shape: str) -> None:
         assert schedule.integer("rows") * SHAPES[shape].integer("pair") * schedule.integer("unroll") >= 4
 
 
+@pytest.mark.parametrize(("slots", "clusters"), [(1, (1, 2)), (4, (1, 2, 4, 8))])
+def test_rows_of_columns_are_split_while_each_group_of_lanes_has_a_batch_of_any_slot(slots: int, clusters: tuple[int, ...]) -> None:
+    match = experts_case(sizes=(8, slots, 512, 64), lies=("columns",), down=True)[0]
+    points = [dict(point.items) for point in EXPERTS.space(match, H200).points]
+    widest = [point for point in points if (point["lanes"], point["warps"], point["unroll"]) == (8, 4, 2)]  # 16 groups, two rows at once
+    assert sorted(point["split"] for point in widest) == list(clusters)
+
+
 def _changed(match: Match, name: str, **spec: object) -> Match:
     return evolve(match, operands=tuple(evolve(o, spec=evolve(o.spec, **spec)) if o.name == name else o for o in match.operands))
 
